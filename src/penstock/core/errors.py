@@ -1,0 +1,156 @@
+"""The one error tree.
+
+    PenstockError
+    ├── RequestError            the caller's request is at fault (HTTP 4xx)
+    │   ├── InvalidParameter    one field has a value that is not accepted
+    │   ├── ContextLengthExceeded
+    │   ├── RequestTooLarge     can never fit into the KV pool
+    │   └── ModelNotFound
+    ├── StartupError            the server cannot start as configured (exit status 2)
+    │   ├── ConfigurationError  an option, or a combination of options
+    │   ├── ModelFileError      a file is missing, truncated or contradicts another
+    │   ├── UnsupportedModel    an architecture or a value in config.json that is not implemented
+    │   ├── TokenizerError      the tokenizer does not fit the model or cannot be used
+    │   ├── InsufficientMemory
+    │   └── AddressInUse
+    └── EngineError             the engine is at fault (HTTP 5xx)
+        ├── EngineUnavailable   it is starting, stopping or has died
+        └── RowFailed           the computation of one request failed; the others go on
+
+Every class has a stable `code`, an HTTP status, an exit status and says whether the same request may
+succeed if it is sent again. Messages are one sentence with the cause and what would work.
+"""
+
+from typing import ClassVar
+
+
+class PenstockError(Exception):
+    """Base of every error that Penstock raises on purpose."""
+
+    code: ClassVar[str] = "internal_error"
+    http_status: ClassVar[int] = 500
+    exit_status: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class RequestError(PenstockError):
+    """The request cannot be served as it is; sending it again changes nothing."""
+
+    code = "invalid_request"
+    http_status = 400
+    exit_status = 2
+
+
+class InvalidParameter(RequestError):
+    """One field of the request has a value that is not accepted; `param` names it."""
+
+    code = "invalid_parameter"
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}", param=param)
+
+
+class ContextLengthExceeded(RequestError):
+    """Prompt and requested output together are longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class RequestTooLarge(RequestError):
+    """The request needs more KV blocks than the whole pool has."""
+
+    code = "request_too_large"
+
+
+class ModelNotFound(RequestError):
+    """The request names a model that this server does not serve."""
+
+    code = "model_not_found"
+    http_status = 404
+
+
+class StartupError(PenstockError):
+    """The server cannot start as configured."""
+
+    code = "startup_error"
+    exit_status = 2
+
+
+class ConfigurationError(StartupError):
+    """An option has a value, or options have a combination, that cannot work."""
+
+    code = "configuration_error"
+
+
+class ModelFileError(StartupError):
+    """A model file is missing, truncated, malformed, or contradicts the configuration."""
+
+    code = "model_file_error"
+
+
+class UnsupportedModel(StartupError):
+    """The architecture, or a value in the model's configuration, is not implemented."""
+
+    code = "unsupported_model"
+
+
+class TokenizerError(StartupError):
+    """The tokenizer cannot be used with this model."""
+
+    code = "tokenizer_error"
+
+
+class InsufficientMemory(StartupError):
+    """The weights or the smallest useful KV pool do not fit into memory."""
+
+    code = "insufficient_memory"
+
+
+class AddressInUse(StartupError):
+    """The address to listen on cannot be bound."""
+
+    code = "address_in_use"
+
+
+class EngineError(PenstockError):
+    """The engine could not serve a valid request."""
+
+    code = "engine_error"
+
+
+class EngineUnavailable(EngineError):
+    """The engine is starting, stopping, or has died."""
+
+    code = "engine_unavailable"
+    http_status = 503
+    retryable = True
+
+
+class RowFailed(EngineError):
+    """The computation of this request failed; requests beside it are not affected."""
+
+    code = "row_failed"
+
+
+def error_classes() -> dict[str, type[PenstockError]]:
+    """Every class of the tree by its code, so that an error can cross a process boundary."""
+    found: dict[str, type[PenstockError]] = {}
+    pending: list[type[PenstockError]] = [PenstockError]
+    while pending:
+        cls = pending.pop()
+        found[cls.code] = cls
+        pending.extend(cls.__subclasses__())
+    return found
+
+
+def rebuild_error(code: str, message: str, param: str | None = None) -> PenstockError:
+    """The error that `code` names, with `message` as it was on the other side of the boundary."""
+    cls = error_classes().get(code, PenstockError)
+    error = cls.__new__(cls)
+    PenstockError.__init__(error, message, param=param)
+    return error

@@ -1,0 +1,55 @@
+"""What the engine yields: outputs of requests, and facts about what it did."""
+
+import msgspec
+
+from penstock.core.plan import FinishReason, TokenLogprobs
+
+
+class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
+    """New tokens of one sample of one request, and how it ended if it did. The only kind of output event.
+
+    Attributes:
+        request_id, sample_index: whose.
+        tokens: new verified ids, in order; may be empty where the event only ends the sample.
+        finish: set exactly once for each sample, on its last event.
+        stop_reason: the stop string or token id that ended it.
+        logprobs: one entry per token where asked for.
+        cached_tokens: on a sample's first event, how many prompt tokens came from the prefix cache.
+        error: the cause where `finish` is "error".
+    """
+
+    request_id: int
+    sample_index: int
+    tokens: list[int]
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int | None = None
+    error: str | None = None
+
+
+class RequestTimings(msgspec.Struct, frozen=True):
+    """Seconds on the monotonic clock of the process that reports them; None where it did not happen."""
+
+    arrived: float
+    first_token: float | None
+    finished: float | None
+
+
+class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    """State and running totals of the engine after a step. Totals only grow within one run of the engine."""
+
+    step: int = 0
+    running: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    blocks_total: int = 0
+    blocks_used: int = 0
+    blocks_cached: int = 0
+    blocks_free: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0

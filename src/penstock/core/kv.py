@@ -1,0 +1,96 @@
+"""Geometry of the KV cache: what a model's layers need to store, and how it is cut into blocks.
+
+Layers that see the same positions form a group (all of them: full attention; the last `window`: sliding window), and
+each group has a block table of its own. All groups take blocks from one pool, so every group holds the same number of
+layers; where the counts do not divide, the last group of a kind leaves a slot of its blocks unused.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from penstock.core.errors import UnsupportedModel
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
+
+
+class LayerKV(msgspec.Struct, frozen=True):
+    """What one attention layer stores for each token, and how far back it looks (`window` tokens, None: all)."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+
+class Plane(msgspec.Struct, frozen=True):
+    """A named array stored for each token, block or sequence of a layer; `shape` is that of one entry."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    granularity: Literal["token", "block", "sequence"] = "token"
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one entry."""
+        size = DTYPE_BYTES[self.dtype]
+        for extent in self.shape:
+            size *= extent
+        return size
+
+
+class GroupSpec(msgspec.Struct, frozen=True):
+    """Layers that share a block table; `layers` are indices into the model, `window` is None for full attention."""
+
+    layers: tuple[int, ...]
+    window: int | None = None
+
+
+class KVSpec(msgspec.Struct, frozen=True):
+    """The cache's geometry; a block holds `block_size` tokens of `layers_per_block` layers."""
+
+    block_size: int
+    planes: tuple[Plane, ...]
+    groups: tuple[GroupSpec, ...]
+    layers_per_block: int
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all planes."""
+        per_layer = sum(
+            plane.entry_bytes * (self.block_size if plane.granularity == "token" else 1)
+            for plane in self.planes
+            if plane.granularity != "sequence"
+        )
+        return per_layer * self.layers_per_block
+
+    def blocks_for(self, tokens: int, chunk: int) -> int:
+        """Most blocks that one sequence of `tokens` tokens holds at a time, computed in chunks of at most `chunk`."""
+        total = 0
+        for group in self.groups:
+            held = tokens if group.window is None else min(tokens, group.window - 1 + chunk + self.block_size - 1)
+            total += -(-held // self.block_size)
+        return total
+
+
+def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16) -> KVSpec:
+    """Group `layers` by window and choose how many layers share a block.
+
+    A group has as many layers as the rarest kind, since hybrid models have few layers of full attention and each group
+    costs a block table. Raises UnsupportedModel where layers differ in their heads.
+    """
+    if len({(layer.kv_heads, layer.head_dim) for layer in layers}) != 1:
+        raise UnsupportedModel("Layers with different numbers or sizes of KV heads are not supported.")
+    kinds: dict[int | None, list[int]] = {}
+    for index, layer in enumerate(layers):
+        kinds.setdefault(layer.window, []).append(index)
+    size = min(len(members) for members in kinds.values())
+    groups = tuple(
+        GroupSpec(layers=tuple(members[first : first + size]), window=window)
+        for window, members in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
+        for first in range(0, len(members), size)
+    )
+    shape = (layers[0].kv_heads, layers[0].head_dim)
+    planes = (Plane("key", shape, dtype), Plane("value", shape, dtype))
+    return KVSpec(block_size=block_size, planes=planes, groups=groups, layers_per_block=size)

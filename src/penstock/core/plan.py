@@ -1,0 +1,134 @@
+"""One step as data: what the scheduler plans and what an executor answers.
+
+Plans are numbered deltas, committed in order. An executor keeps one row for each sequence, from the plan that begins
+it to the plan that ends it; a row keeps whatever is a function of its token values (penalty counts, stop matching) and
+survives preemption. The scheduler keeps counters, blocks, budgets and order. Both messages serialize with msgspec, so
+that a step can be recorded, replayed and compared.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from penstock.core.sampling import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class BeginRow(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence that the executor has not seen before.
+
+    Attributes:
+        sequence: the scheduler's handle, never reused.
+        sample_index: which of the request's `n` samples it is.
+        prompt_token_ids: for penalties, and as the history of proposers.
+        sampling, eos_token_ids: as in the request.
+        forked_from: the sequence whose prompt it shares; its own prompt list is then empty and the executor takes
+            the other row's.
+    """
+
+    sequence: int
+    sample_index: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...]
+    forked_from: int | None = None
+
+
+class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
+    """Copy a whole KV block of every layer, before anything of the step is computed (copy on write)."""
+
+    source: int
+    target: int
+
+
+class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
+    """Entries of one row's block table in one KV group: `blocks` replace those from index `first` on.
+
+    Entries before the group's window are released and hold -1.
+    """
+
+    group: int
+    first: int
+    blocks: list[int]
+
+
+class RowPlan(msgspec.Struct, frozen=True, array_like=True):
+    """What one row computes in this step: positions `start` to `start + count - 1`.
+
+    Attributes:
+        sequence: whose row.
+        start: position of the first token computed, equal to the track's valid KV length when the step runs.
+        count: how many positions are computed.
+        tokens: literal ids of the first `len(tokens)` positions. Where it is shorter than `count`, the rest come from
+            the row of the same sequence in the outstanding plan `source`.
+        source: number of the outstanding plan that yields the missing tokens, None where all are literals.
+        samples: sequences that receive a token from the last position's logits. Empty while more of the prompt is to
+            come; more than one where `n` samples fork at their first token.
+        blocks: changes of the row's block tables.
+        draft_depth: how many tokens a proposer may draft after this row's token (0: no speculation).
+    """
+
+    sequence: int
+    start: int
+    count: int
+    tokens: list[int]
+    source: int | None
+    samples: tuple[int, ...]
+    blocks: tuple[BlockUpdate, ...]
+    draft_depth: int = 0
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """Everything an executor needs for one step. Order of effects: end rows, begin rows, copy blocks, compute rows."""
+
+    number: int
+    rows: tuple[RowPlan, ...]
+    begin: tuple[BeginRow, ...] = ()
+    end: tuple[int, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions computed in the step."""
+        return sum(row.count for row in self.rows)
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log probabilities at one output position: natural logarithms of the model's own distribution.
+
+    They are taken after penalties, biases and masks, before temperature and truncation.
+    """
+
+    token: int
+    logprob: float
+    top_tokens: list[int]
+    top_logprobs: list[float]
+
+
+class SampleResult(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence got in one step.
+
+    Attributes:
+        sequence: which one.
+        tokens: verified tokens in order, one without speculation.
+        finish: "stop" where the last token ended the output, "error" where the row failed, else None. Running out of
+            `max_tokens` is the scheduler's to see.
+        stop_reason: the stop string or stop token id that ended it; None at end-of-sequence.
+        logprobs: one entry per token where asked for.
+        error: what went wrong, where `finish` is "error".
+    """
+
+    sequence: int
+    tokens: list[int]
+    finish: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+
+class StepResult(msgspec.Struct, frozen=True):
+    """The executor's answer to the plan of the same number, one entry for every sequence in a row's `samples`."""
+
+    number: int
+    samples: tuple[SampleResult, ...]

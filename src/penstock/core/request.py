@@ -1,0 +1,25 @@
+"""A request as the engine accepts it: tokens and resolved parameters, nothing left to default."""
+
+import msgspec
+
+from penstock.core.sampling import SamplingParams
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One admitted request. The prompt is token ids; text never reaches the engine.
+
+    Attributes:
+        request_id: unique handle within one run of the engine (`generation`).
+        prompt_token_ids: at least one id, each below the model's vocabulary size.
+        sampling: with `seed` and `max_tokens` resolved (never None).
+        eos_token_ids: ids that end the output unless `sampling.ignore_eos`.
+        priority: lower runs first; first come, first served within one priority.
+        cache_salt: requests share cached prefixes only within one salt.
+    """
+
+    request_id: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    cache_salt: str = ""

@@ -1,0 +1,44 @@
+"""The tensors of one step, as the runtime gathers them and operations read them."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """Where one KV group's tokens are.
+
+    Attributes:
+        slots: int64 [tokens]; this step's keys and values go to these slots (block · block_size + offset).
+        block_tables: int32 [rows, blocks]; block of each absolute block index, in the order of the rows. Entries that
+            are released (before the window) or past the context hold 0 and must not be attended to.
+    """
+
+    slots: Tensor
+    block_tables: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepBatch:
+    """A ragged batch: each row adds `query_lengths[i]` tokens to a context of `context_lengths[i]` tokens in all.
+
+    Rows with one token come first (`num_decodes` of them), then longer chunks. Tokens of a row are adjacent.
+
+    Attributes:
+        token_ids, positions: int64 [tokens].
+        query_lengths, context_lengths: per row; the context includes this step's tokens.
+        num_decodes: how many leading rows have exactly one token.
+        logit_rows: int64, indices into the tokens whose logits are wanted.
+        groups: one entry per KV group of the model.
+        block_size: tokens in a block.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    query_lengths: list[int]
+    context_lengths: list[int]
+    num_decodes: int
+    logit_rows: Tensor
+    groups: tuple[GroupBatch, ...]
+    block_size: int
