@@ -1,0 +1,149 @@
+"""The block pool: every block is free, used, cached or retiring, and free + used + cached + retiring = total."""
+
+import heapq
+
+from penstock.cache.eviction import BlockUse, EvictionKey, least_recently_used
+from penstock.cache.prefix import PrefixIndex
+
+
+class BlockPool:
+    """Reference-counted blocks, numbered 0 to `num_blocks - 1`.
+
+    - *used*: at least one sequence holds it.
+    - *cached*: nobody holds it, its content is published in the prefix index, it may be evicted at any time.
+    - *retiring*: nobody holds it, but a plan that has not committed yet may still read or write it.
+    - *free*: the rest.
+    """
+
+    def __init__(self, num_blocks: int, index: PrefixIndex, eviction_key: EvictionKey = least_recently_used) -> None:
+        self.num_blocks = num_blocks
+        self._index = index
+        self._eviction_key = eviction_key
+        # Low ids are given out first, so that a lightly used pool touches little memory.
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._references = [0] * num_blocks
+        self._use = [BlockUse() for _ in range(num_blocks)]
+        self._retiring: dict[int, int] = {}
+        self._cached: dict[int, tuple[int, ...]] = {}
+        self._eviction_heap: list[tuple[tuple[int, ...], int]] = []
+        self._clock = 0
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that hold nothing."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and whose content can still be hit."""
+        return len(self._cached)
+
+    @property
+    def num_retiring(self) -> int:
+        """Blocks that wait for outstanding plans."""
+        return len(self._retiring)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks held by at least one sequence."""
+        return self.num_blocks - len(self._free) - len(self._cached) - len(self._retiring)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation could have now: free and cached ones."""
+        return len(self._free) + len(self._cached)
+
+    def references(self, block: int) -> int:
+        """How many block tables hold `block`."""
+        return self._references[block]
+
+    def is_writable(self, block: int) -> bool:
+        """Whether its one holder may write: shared and published blocks are never written."""
+        return self._references[block] == 1 and not self._index.is_published(block)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks with one reference each, evicting cached ones as needed; None, and no change, if too few."""
+        if count > self.num_available:
+            return None
+        return [self._take() for _ in range(count)]
+
+    def _take(self) -> int:
+        block = self._free.pop() if self._free else self._evict()
+        self._references[block] = 1
+        return block
+
+    def _evict(self) -> int:
+        while True:
+            key, block = heapq.heappop(self._eviction_heap)
+            # An entry is stale where the block was hit, or cached again, after it was pushed.
+            if self._cached.get(block) == key:
+                del self._cached[block]
+                self._index.withdraw(block)
+                return block
+
+    def share(self, block: int) -> None:
+        """Add a reference to a block that is used, or whose published content was hit."""
+        if self._references[block] == 0:
+            if block in self._cached:
+                del self._cached[block]
+            elif block in self._retiring and self._index.is_published(block):
+                del self._retiring[block]
+            else:
+                raise RuntimeError(f"block {block} is shared but nobody holds it and it is not published")
+            self._use[block].hits += 1
+        self._references[block] += 1
+
+    def release(self, block: int, *, depth: int = 0, until: int | None = None) -> None:
+        """Give back one reference. The last one makes the block cached, free, or retiring.
+
+        `depth` is its index in the sequence that lets go; `until` the number of the newest outstanding plan that may
+        touch it, None if there is none.
+        """
+        if self._references[block] <= 0:
+            raise RuntimeError(f"block {block} is released but nobody holds it")
+        self._references[block] -= 1
+        if self._references[block]:
+            return
+        use = self._use[block]
+        self._clock += 1
+        use.last_used, use.depth = self._clock, depth
+        if until is None:
+            self._settle(block)
+        else:
+            self._retiring[block] = until
+
+    def retire(self, committed: int) -> None:
+        """Settle the blocks that waited for plans up to and including `committed`."""
+        if not self._retiring:
+            return
+        for block in [block for block, until in self._retiring.items() if until <= committed]:
+            del self._retiring[block]
+            self._settle(block)
+
+    def _settle(self, block: int) -> None:
+        if self._index.is_published(block):
+            key = self._eviction_key(self._use[block])
+            self._cached[block] = key
+            heapq.heappush(self._eviction_heap, (key, block))
+            if len(self._eviction_heap) > 2 * len(self._cached) + 64:
+                self._eviction_heap = [(key, block) for block, key in self._cached.items()]
+                heapq.heapify(self._eviction_heap)
+        else:
+            self._free.append(block)
+
+    def check(self, table_references: dict[int, int]) -> None:
+        """Raise RuntimeError unless the pool agrees with `table_references`, references per block over all tables."""
+        if len(set(self._free)) != len(self._free):
+            raise RuntimeError("a block is twice in the free list")
+        idle = [set(self._free), set(self._cached), set(self._retiring)]
+        if sum(map(len, idle)) != len(set().union(*idle)):
+            raise RuntimeError("a block is in two states at once")
+        for block in range(self.num_blocks):
+            expected = table_references.get(block, 0)
+            if self._references[block] != expected:
+                raise RuntimeError(f"block {block} has {self._references[block]} references, tables hold {expected}")
+            if (expected == 0) != any(block in state for state in idle):
+                raise RuntimeError(f"block {block} with {expected} references is in the wrong state")
+        for block in self._free:
+            if self._index.is_published(block):
+                raise RuntimeError(f"block {block} is free but published")

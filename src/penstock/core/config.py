@@ -1,0 +1,288 @@
+"""Configuration: what a user may set, what it resolves to, and why."""
+
+from typing import Literal
+
+import msgspec
+
+from penstock.core.errors import ConfigurationError, InsufficientMemory
+from penstock.core.kv import DTYPE_BYTES, KVSpec, LayerKV, build_kv_spec
+
+LoadFormat = Literal["auto", "dummy"]
+COMPUTE_DTYPES = ("bfloat16", "float32")
+BLOCK_SIZE = 16
+WORKSPACE_BYTES = 512 << 20
+KV_SHARE_OF_FREE_MEMORY = 0.8
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_BATCHED_TOKENS = 2048
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Engine options as the user gave them; None means: choose, and say why.
+
+    Attributes:
+        model: a directory in Hugging Face's layout, or a hub name.
+        tokenizer: a directory to take the tokenizer from instead of the model's.
+        dtype: what the model computes in: "auto" (the checkpoint's own), "bfloat16" or "float32".
+        max_model_len: most tokens of prompt and output together.
+        max_num_seqs: sequences that run at a time.
+        max_num_batched_tokens: positions computed in one step.
+        kv_cache_memory: bytes of the KV pool.
+        enable_prefix_caching: share the KV of equal prefixes between requests.
+        static_batching: the baseline that continuous batching is compared with.
+        load_format: "dummy" makes random weights from the configuration alone.
+        threads: threads of the computation.
+    """
+
+    model: str
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_cache_memory: int | None = None
+    enable_prefix_caching: bool = True
+    static_batching: bool = False
+    load_format: LoadFormat = "auto"
+    threads: int | None = None
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True):
+    """What bounds a step.
+
+    Attributes:
+        max_num_seqs: sequences that run at a time.
+        max_num_batched_tokens: positions computed in one step, over prefill and decode.
+        max_model_len: most tokens of prompt and output together.
+        max_outstanding: plans that may be made before the oldest has committed.
+        static_batching: fill a batch, run it until its last sequence ends, then fill the next. For comparison only.
+        max_prefix_waits: plans for which a request stands back because its next prompt block is being computed.
+    """
+
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
+    max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    max_model_len: int = 8192
+    max_outstanding: int = 1
+    static_batching: bool = False
+    max_prefix_waits: int = 64
+
+
+class CacheConfig(msgspec.Struct, frozen=True):
+    """The KV pool: its geometry, its size in blocks, and whether prefixes are shared."""
+
+    spec: KVSpec
+    num_blocks: int
+    prefix_caching: bool = True
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """Which model is loaded, and how.
+
+    Attributes:
+        path: its directory.
+        tokenizer: the tokenizer's directory.
+        dtype: what it computes in.
+        load_format: see EngineOptions.
+    """
+
+    path: str
+    tokenizer: str
+    dtype: str
+    load_format: LoadFormat = "auto"
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """Everything an engine needs, with nothing left to choose."""
+
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    threads: int
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What a checkpoint says of itself.
+
+    Attributes:
+        path: its directory.
+        stored_dtype: of most of its weights.
+        num_parameters: over all tensors that are loaded.
+        max_position_embeddings: the longest context it was made for.
+        vocab_size: rows of its embedding.
+        kv_layers: what its attention layers store.
+    """
+
+    path: str
+    stored_dtype: str
+    num_parameters: int
+    max_position_embeddings: int
+    vocab_size: int
+    kv_layers: tuple[LayerKV, ...]
+
+
+class MachineFacts(msgspec.Struct, frozen=True):
+    """What this process may use: bytes of memory that are free now, and processor cores."""
+
+    available_memory: int
+    cores: int
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """One resolved setting and why it has its value."""
+
+    setting: str
+    value: str
+    why: str
+
+
+class _Resolver:
+    """Collects values with their reasons."""
+
+    def __init__(self) -> None:
+        self.reasons: list[Reason] = []
+
+    def note(self, setting: str, value: object, why: str) -> None:
+        self.reasons.append(Reason(setting, str(value), why))
+
+
+def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) -> tuple[EngineConfig, list[Reason]]:
+    """The configuration that `options` mean for this model on this machine, with a reason for every value.
+
+    Pure: the same arguments give the same answer. Raises ConfigurationError where options contradict each other or
+    the model, InsufficientMemory where weights and the smallest useful pool do not fit.
+    """
+    out = _Resolver()
+    dtype = _resolve_dtype(options, model, out)
+    threads = options.threads or machine.cores
+    out.note("threads", threads, "as asked" if options.threads else f"all {machine.cores} cores this process may use")
+    _positive("threads", options.threads)
+    max_num_seqs, batched = _resolve_batch(options, out)
+    spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
+    num_blocks, max_model_len = _resolve_memory(options, model, machine, spec, dtype, (max_num_seqs, batched), out)
+    out.note("prefix caching", options.enable_prefix_caching, "shares the KV of equal prefixes")
+    config = EngineConfig(
+        model=ModelConfig(model.path, options.tokenizer or model.path, dtype, options.load_format),
+        cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=batched,
+            max_model_len=max_model_len,
+            static_batching=options.static_batching,
+        ),
+        threads=threads,
+    )
+    return config, out.reasons
+
+
+def _positive(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+
+
+def _resolve_dtype(options: EngineOptions, model: ModelFacts, out: _Resolver) -> str:
+    if options.dtype != "auto":
+        if options.dtype not in COMPUTE_DTYPES:
+            raise ConfigurationError(f"--dtype {options.dtype} is not one of auto, {', '.join(COMPUTE_DTYPES)}.")
+        out.note("dtype", options.dtype, "as asked")
+        return options.dtype
+    if model.stored_dtype in COMPUTE_DTYPES:
+        out.note("dtype", model.stored_dtype, "the checkpoint's own")
+        return model.stored_dtype
+    out.note(
+        "dtype",
+        "float32",
+        f"the checkpoint is {model.stored_dtype}, which bfloat16 would round; --dtype bfloat16 halves the memory",
+    )
+    return "float32"
+
+
+def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
+    _positive("max_num_seqs", options.max_num_seqs)
+    _positive("max_num_batched_tokens", options.max_num_batched_tokens)
+    batched = options.max_num_batched_tokens
+    max_num_seqs = options.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, batched or DEFAULT_BATCHED_TOKENS)
+    out.note("max num seqs", max_num_seqs, "as asked" if options.max_num_seqs else "sequences that run at a time")
+    if batched is None:
+        batched = max(DEFAULT_BATCHED_TOKENS, max_num_seqs)
+        out.note("max num batched tokens", batched, "bounds how long one step, and so a running stream, can take")
+    else:
+        out.note("max num batched tokens", batched, "as asked")
+    if batched < max_num_seqs:
+        raise ConfigurationError(
+            f"--max-num-batched-tokens {batched} is less than --max-num-seqs {max_num_seqs}: every running sequence "
+            "needs one token of each step; raise the first or lower the second."
+        )
+    return max_num_seqs, batched
+
+
+def _resolve_memory(
+    options: EngineOptions,
+    model: ModelFacts,
+    machine: MachineFacts,
+    spec: KVSpec,
+    dtype: str,
+    batch: tuple[int, int],
+    out: _Resolver,
+) -> tuple[int, int]:
+    """Blocks of the pool and the longest context, which must fit into the pool."""
+    _positive("max_model_len", options.max_model_len)
+    _positive("kv_cache_memory", options.kv_cache_memory)
+    longest = options.max_model_len or model.max_position_embeddings
+    if longest > model.max_position_embeddings:
+        raise ConfigurationError(
+            f"--max-model-len {longest} is beyond the {model.max_position_embeddings} positions that the model was "
+            "made for (max_position_embeddings)."
+        )
+    max_num_seqs, chunk = batch
+    weights = model.num_parameters * DTYPE_BYTES[dtype]
+    free = machine.available_memory - weights - WORKSPACE_BYTES
+    smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * spec.block_bytes
+    if free < smallest:
+        raise InsufficientMemory(
+            f"The weights take {_gib(weights)} and {_gib(WORKSPACE_BYTES)} are kept for the computation, but only "
+            f"{_gib(machine.available_memory)} of memory are available: free some, or use a smaller model or dtype."
+        )
+    largest_use = max_num_seqs * spec.blocks_for(longest, chunk) * spec.block_bytes
+    if options.kv_cache_memory is not None:
+        memory, why = options.kv_cache_memory, "as asked"
+        if memory > free:
+            raise InsufficientMemory(
+                f"--kv-cache-memory {_gib(memory)} does not fit: of {_gib(machine.available_memory)} available, the "
+                f"weights take {_gib(weights)} and {_gib(WORKSPACE_BYTES)} are kept free; at most {_gib(max(free, 0))} "
+                "are left."
+            )
+    elif largest_use <= KV_SHARE_OF_FREE_MEMORY * free:
+        memory, why = largest_use, f"all that {max_num_seqs} sequences of {longest} tokens can use"
+    else:
+        memory = int(KV_SHARE_OF_FREE_MEMORY * free)
+        why = (
+            f"{KV_SHARE_OF_FREE_MEMORY:.0%} of what is left of {_gib(machine.available_memory)} available after "
+            f"{_gib(weights)} of weights and {_gib(WORKSPACE_BYTES)} of working space"
+        )
+    num_blocks = memory // spec.block_bytes
+    out.note("kv cache memory", f"{_gib(memory)} ({num_blocks} blocks of {spec.block_size} tokens)", why)
+    return num_blocks, _fit_context(options, longest, spec, num_blocks, chunk, out)
+
+
+def _fit_context(
+    options: EngineOptions, longest: int, spec: KVSpec, num_blocks: int, chunk: int, out: _Resolver
+) -> int:
+    """The longest context of which at least one sequence fits into the pool."""
+    if spec.blocks_for(longest, chunk) <= num_blocks:
+        out.note("max model len", longest, "as asked" if options.max_model_len else "max_position_embeddings")
+        return longest
+    low, high = 0, longest
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if spec.blocks_for(middle, chunk) <= num_blocks else (low, middle - 1)
+    if low < 2 or options.max_model_len is not None:
+        raise InsufficientMemory(
+            f"The KV pool has {num_blocks} blocks and one sequence of {longest} tokens needs "
+            f"{spec.blocks_for(longest, chunk)}: raise --kv-cache-memory"
+            + (f" or lower --max-model-len to at most {low}." if low >= 2 else ".")
+        )
+    out.note("max model len", low, f"what the KV pool holds; the model was made for {longest}")
+    return low
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -1,0 +1,62 @@
+"""Makes valid requests of what users ask for, before anything reaches the engine."""
+
+import itertools
+import secrets
+
+import msgspec
+
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
+from penstock.scheduler.admission import Limits, check_request
+
+
+class Intake:
+    """Resolves what a request left open and refuses what the engine could never serve.
+
+    A missing seed is drawn here, so that it can be reported; a missing `max_tokens` becomes what the context leaves.
+    """
+
+    def __init__(self, limits: Limits, vocab_size: int, eos_token_ids: tuple[int, ...], *, has_text: bool) -> None:
+        self._limits = limits
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._has_text = has_text
+        self._ids = itertools.count()
+
+    def request(self, prompt: list[int], params: SamplingParams, *, priority: int, cache_salt: str) -> Request:
+        """The request to submit. Raises RequestError."""
+        self._check_tokens("prompt", prompt)
+        self._check_tokens("stop_token_ids", params.stop_token_ids)
+        self._check_tokens("logit_bias", params.logit_bias or ())
+        if params.stop and not self._has_text:
+            raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
+        room = self._limits.max_model_len - len(prompt)
+        if room < 1:
+            raise ContextLengthExceeded(
+                f"The prompt has {len(prompt)} tokens, which leaves no room for output in this server's context of "
+                f"{self._limits.max_model_len} tokens (max_model_len).",
+                param="prompt",
+            )
+        seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
+        resolved = msgspec.structs.replace(
+            params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens
+        )
+        request = Request(
+            request_id=next(self._ids),
+            prompt_token_ids=prompt,
+            sampling=resolved,
+            eos_token_ids=self._eos_token_ids,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        check_request(request, self._limits)
+        return request
+
+    def _check_tokens(self, name: str, tokens: "list[int] | tuple[int, ...] | dict[int, float]") -> None:
+        if not tokens:
+            return
+        lowest, highest = min(tokens), max(tokens)
+        if lowest < 0 or highest >= self._vocab_size:
+            wrong = lowest if lowest < 0 else highest
+            raise InvalidParameter(name, f"token id {wrong} is outside this model's vocabulary, 0..{self._vocab_size - 1}.")

@@ -1,0 +1,80 @@
+"""What the server sees of an engine: one protocol, its outputs and what it says of the model."""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import msgspec
+
+from penstock.core.events import LoadSnapshot
+from penstock.core.plan import FinishReason, TokenLogprobs
+from penstock.core.sampling import SamplingParams
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """The served model, as users need to know it.
+
+    Attributes:
+        name: the name under which it is served; `aliases` are accepted too.
+        max_model_len: most tokens of prompt and output together.
+        vocab_size: ids below it are valid.
+        eos_token_ids: ids that end an output.
+        created: Unix time at which serving began, in seconds.
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    aliases: tuple[str, ...] = ()
+    created: int = 0
+
+
+class SampleDelta(msgspec.Struct):
+    """What one sample gained since the last output: text that may be shown now, and the ids behind it.
+
+    Text lags behind ids where a character or a possible stop string is not complete. `finish_reason` is set on the
+    sample's last delta, and only there.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+class RequestOutput(msgspec.Struct):
+    """One message about a request: deltas of at least one sample."""
+
+    request_id: int
+    deltas: list[SampleDelta]
+    prompt_tokens: int
+    cached_tokens: int
+    seed: int
+    finished: bool
+
+
+class EngineClient(Protocol):
+    """An engine as its users hold it, in this process or another."""
+
+    @property
+    def model(self) -> ModelInfo:
+        """The model that is served."""
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """The newest snapshot of the engine's load."""
+
+    def check_ready(self) -> None:
+        """Raise EngineUnavailable with the cause unless requests can be served now."""
+
+    def generate(
+        self, prompt_token_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> AsyncGenerator[RequestOutput]:
+        """Submit a request and yield its outputs until all samples have finished.
+
+        Raises RequestError at once where the request can never be served, EngineUnavailable where the engine is not
+        there. Closing the generator, or cancelling the task that awaits it, aborts the request.
+        """

@@ -1,0 +1,201 @@
+"""What crosses the process boundary: msgpack of typed messages, each frame led by its length.
+
+The first message in each direction carries the version; a peer that speaks another is refused.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from penstock.core.config import EngineConfig
+from penstock.core.errors import EngineError
+from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.plan import FinishReason, TokenLogprobs
+from penstock.core.request import Request
+from penstock.scheduler.admission import Limits
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 1 << 30
+_LENGTH = struct.Struct("<I")
+
+
+class Start(msgspec.Struct, frozen=True, tag="start"):
+    """To the engine, first: build yourself from this configuration."""
+
+    version: int
+    config: EngineConfig
+
+
+class Submit(msgspec.Struct, frozen=True, tag="submit"):
+    """To the engine: a request, checked against the engine's limits by the sender."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """To the engine: nobody waits for this request any more."""
+
+    request_id: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """From the engine while it starts: bytes of weights in place, of all."""
+
+    done: int
+    total: int
+
+
+class StageTime(msgspec.Struct, frozen=True):
+    """One line of the start-up budget."""
+
+    stage: str
+    seconds: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """From the engine: it can serve.
+
+    Attributes:
+        limits: what no request may exceed.
+        vocab_size: token ids are below it.
+        stages: what took how long, from the start of its process.
+        notes: what users should know of how the model runs.
+    """
+
+    version: int
+    limits: Limits
+    vocab_size: int
+    stages: list[StageTime]
+    notes: list[str]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """From the engine: it cannot start or go on; an error of the tree, as its code and message."""
+
+    code: str
+    message: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """From the engine: a submitted request that it could not accept."""
+
+    request_id: int
+    code: str
+    message: str
+
+
+class SampleTail(msgspec.Struct, frozen=True, array_like=True):
+    """What only some outputs of a step have; `index` is the place of the output in the columns."""
+
+    index: int
+    finish: FinishReason | None
+    stop_reason: int | str | None
+    logprobs: list[TokenLogprobs] | None
+    cached_tokens: int | None
+    error: str | None
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
+    """From the engine, once a step: all rows' tokens in columns, and the load.
+
+    Attributes:
+        request_ids, sample_indices, counts: one entry for each output.
+        tokens: the outputs' tokens one after another, `counts` of them each.
+        tails: the rarer parts.
+        load: the engine's state after the step.
+    """
+
+    request_ids: list[int]
+    sample_indices: list[int]
+    counts: list[int]
+    tokens: list[int]
+    tails: list[SampleTail]
+    load: LoadSnapshot
+
+
+ToEngine = Start | Submit | Abort
+FromEngine = Progress | Ready | Failed | Refused | StepOutputs
+
+_encoder = msgspec.msgpack.Encoder()
+to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
+from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
+
+
+def encode_frame(message: ToEngine | FromEngine) -> bytes:
+    """The message with its length before it."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME_BYTES:
+        raise EngineError(f"A message of {len(body)} bytes is longer than the {MAX_FRAME_BYTES} that are accepted.")
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameBuffer:
+    """Cuts a byte stream into the bodies of frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take the next bytes; yields every body that is complete. Raises EngineError for an impossible length."""
+        self._data += data
+        start = 0
+        while len(self._data) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._data, start)
+            if length > MAX_FRAME_BYTES:
+                raise EngineError(f"A frame claims {length} bytes; at most {MAX_FRAME_BYTES} are accepted.")
+            end = start + _LENGTH.size + length
+            if len(self._data) < end:
+                break
+            yield bytes(self._data[start + _LENGTH.size : end])
+            start = end
+        del self._data[:start]
+
+
+def pack_outputs(outputs: Sequence[SampleOutput], load: LoadSnapshot) -> StepOutputs:
+    """The outputs of a step as columns."""
+    tokens: list[int] = []
+    for output in outputs:
+        tokens += output.tokens
+    tails = [
+        SampleTail(index, item.finish, item.stop_reason, item.logprobs, item.cached_tokens, item.error)
+        for index, item in enumerate(outputs)
+        if item.finish is not None or item.logprobs is not None or item.cached_tokens is not None
+    ]
+    return StepOutputs(
+        request_ids=[output.request_id for output in outputs],
+        sample_indices=[output.sample_index for output in outputs],
+        counts=[len(output.tokens) for output in outputs],
+        tokens=tokens,
+        tails=tails,
+        load=load,
+    )
+
+
+def unpack_outputs(message: StepOutputs) -> list[SampleOutput]:
+    """The outputs behind the columns, in order."""
+    tails = {tail.index: tail for tail in message.tails}
+    outputs = []
+    start = 0
+    for index, (request_id, sample_index, count) in enumerate(
+        zip(message.request_ids, message.sample_indices, message.counts, strict=True)
+    ):
+        tokens = message.tokens[start : start + count]
+        start += count
+        tail = tails.get(index)
+        if tail is None:
+            outputs.append(SampleOutput(request_id, sample_index, tokens))
+        else:
+            outputs.append(
+                SampleOutput(
+                    request_id,
+                    sample_index,
+                    tokens,
+                    tail.finish,
+                    tail.stop_reason,
+                    tail.logprobs,
+                    tail.cached_tokens,
+                    tail.error,
+                )
+            )
+    return outputs

@@ -1,0 +1,125 @@
+"""The engine process: a loop over one unix socket and one engine core."""
+
+import select
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.core.config import EngineConfig
+from penstock.core.errors import EngineError, PenstockError
+from penstock.engine.core import EngineCore
+from penstock.engine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Failed,
+    FrameBuffer,
+    FromEngine,
+    Progress,
+    Ready,
+    Refused,
+    StageTime,
+    Start,
+    Submit,
+    ToEngine,
+    encode_frame,
+    pack_outputs,
+    to_engine_decoder,
+)
+
+RECEIVE_BYTES = 1 << 20
+PROGRESS_INTERVAL = 0.05
+
+
+@dataclass(frozen=True)
+class BuiltEngine:
+    """An engine core and what its users must know of it."""
+
+    core: EngineCore
+    vocab_size: int
+    stages: list[StageTime]
+    notes: list[str]
+
+
+EngineBuilder = Callable[[EngineConfig, Callable[[int, int], None]], BuiltEngine]
+
+
+class Connection:
+    """The engine's end of the socket. Closing the other end ends the engine."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._socket.setblocking(True)
+        self._frames = FrameBuffer()
+        self._poll = select.poll()
+        self._poll.register(end, select.POLLIN)
+
+    def receive(self, *, wait: bool) -> list[ToEngine]:
+        """The messages that have arrived; waits for some if asked. Raises EOFError where the other end is closed."""
+        messages: list[ToEngine] = []
+        while self._poll.poll(None if wait and not messages else 0):
+            data = self._socket.recv(RECEIVE_BYTES)
+            if not data:
+                raise EOFError
+            messages.extend(to_engine_decoder.decode(body) for body in self._frames.feed(data))
+        return messages
+
+    def send(self, message: FromEngine) -> None:
+        """Send one message, waiting for the reader where it is behind."""
+        self._socket.sendall(encode_frame(message))
+
+
+def run_worker(end: socket.socket, build: EngineBuilder) -> int:
+    """Build an engine from the first message and serve until the other end closes; returns an exit status."""
+    connection = Connection(end)
+    try:
+        core = _start(connection, build)
+        _serve(connection, core)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 0
+    except PenstockError as error:
+        connection.send(Failed(error.code, error.message))
+        return error.exit_status
+    except Exception as error:
+        # Whatever it was, users must see the cause and not only that a process is gone.
+        traceback.print_exc()
+        connection.send(Failed(EngineError.code, f"The engine failed: {type(error).__name__}: {error}"))
+        return 1
+
+
+def _start(connection: Connection, build: EngineBuilder) -> EngineCore:
+    first = connection.receive(wait=True)[0]
+    if not isinstance(first, Start) or first.version != PROTOCOL_VERSION:
+        raise EngineError("The engine was started by another version of Penstock; start both from one installation.")
+    last_sent = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal last_sent
+        now = time.monotonic()
+        if done == total or now - last_sent > PROGRESS_INTERVAL:
+            last_sent = now
+            connection.send(Progress(done, total))
+
+    built = build(first.config, report)
+    connection.send(
+        Ready(PROTOCOL_VERSION, built.core.scheduler.limits, built.vocab_size, built.stages, built.notes)
+    )
+    return built.core
+
+
+def _serve(connection: Connection, core: EngineCore) -> None:
+    """Take messages, compute a step, send what came of it; sleep in the socket while there is nothing to do."""
+    while True:
+        outputs = []
+        for message in connection.receive(wait=not core.has_work):
+            if isinstance(message, Submit):
+                try:
+                    core.add(message.request)
+                except PenstockError as error:
+                    connection.send(Refused(message.request.request_id, error.code, error.message))
+            elif isinstance(message, Abort):
+                outputs += core.abort(message.request_id)
+        if core.has_work:
+            outputs += core.step(time.monotonic())
+        connection.send(pack_outputs(outputs, core.snapshot()))

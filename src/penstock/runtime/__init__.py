@@ -1,0 +1,1 @@
+"""Executes plans: request rows, gathering of inputs, KV storage."""

@@ -1,0 +1,105 @@
+"""The executor that computes plans with a model: `execute(plan)` → tokens."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
+from penstock.kernels.batch import StepBatch
+from penstock.runtime.gather import gather_batch, order_rows
+from penstock.runtime.storage import KVStorage
+from penstock.runtime.tables import BlockTables
+from penstock.sampling.row import RowState, TokenBytes
+from penstock.sampling.sampler import Sampler
+from penstock.text.stops import StopMatcher
+
+
+class Model(Protocol):
+    """A compiled model: a ragged batch in, logits [logit rows, vocabulary] out."""
+
+    def run(self, batch: StepBatch) -> Tensor:
+        """Compute one step; writes this step's keys and values into the KV storage."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """What the executor keeps for a sequence, from the plan that begins it to the plan that ends it."""
+
+    table: int
+    prompt: list[int]
+    state: RowState
+    last_token: int = -1
+
+
+class CompletedStep:
+    """The handle of a step that was computed before `execute` returned."""
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        """The step's answer, at once."""
+        return self._result
+
+
+class ModelExecutor:
+    """Owns everything that is a function of token values: sampling state, block table arrays, KV memory."""
+
+    def __init__(self, model: Model, storage: KVStorage, sampler: Sampler, token_bytes: TokenBytes | None) -> None:
+        self._model = model
+        self._storage = storage
+        self._sampler = sampler
+        self._token_bytes = token_bytes
+        self._tables = BlockTables(len(storage.spec.groups), storage.spec.block_size)
+        self._rows: dict[int, _Row] = {}
+
+    def execute(self, plan: StepPlan) -> CompletedStep:
+        """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
+        for sequence in plan.end:
+            self._tables.close_row(self._rows.pop(sequence).table)
+        for begin in plan.begin:
+            self._begin(begin)
+        self._storage.copy_blocks(plan.copies)
+        return CompletedStep(StepResult(plan.number, tuple(self._compute(plan))))
+
+    def _begin(self, begin: BeginRow) -> None:
+        prompt = begin.prompt_token_ids
+        if begin.forked_from is not None:
+            prompt = self._rows[begin.forked_from].prompt
+        state = RowState(begin, prompt, make_matcher=StopMatcher, table=self._token_bytes)
+        self._rows[begin.sequence] = _Row(self._tables.open_row(), prompt, state)
+
+    def _compute(self, plan: StepPlan) -> list[SampleResult]:
+        rows = order_rows(plan.rows)
+        tokens: list[int] = []
+        for planned in rows:
+            row = self._rows[planned.sequence]
+            if planned.blocks:
+                self._tables.update(row.table, planned.blocks)
+            tokens.extend(planned.tokens)
+            if planned.source is not None:
+                tokens.append(row.last_token)
+        table_rows = [self._rows[planned.sequence].table for planned in rows]
+        batch = gather_batch(rows, tokens, table_rows, self._tables, len(self._storage.spec.groups))
+        with torch.inference_mode():
+            logits = self._model.run(batch)
+            return self._sample(rows, logits)
+
+    def _sample(self, rows: list[RowPlan], logits: Tensor) -> list[SampleResult]:
+        states: list[RowState] = []
+        logit_index: list[int] = []
+        index = 0
+        for planned in rows:
+            if planned.samples:
+                states.extend(self._rows[sequence].state for sequence in planned.samples)
+                logit_index.extend([index] * len(planned.samples))
+                index += 1
+        if not states:
+            return []
+        results = self._sampler.sample(logits, states, logit_index)
+        for result in results:
+            if result.tokens:
+                self._rows[result.sequence].last_token = result.tokens[-1]
+        return results

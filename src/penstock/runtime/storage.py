@@ -1,0 +1,54 @@
+"""KV storage: the tensors behind the blocks."""
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import InsufficientMemory
+from penstock.core.kv import KVSpec
+from penstock.core.plan import BlockCopy
+
+TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class KVStorage:
+    """Planes of all blocks, one array per plane and layer of a group: [num_blocks · block_size, kv_heads, head_dim].
+
+    The layers at the same place of different groups share an array, since groups share block ids. Memory is zeroed
+    lazily by the operating system, so a pool costs what has been used of it.
+    """
+
+    def __init__(self, spec: KVSpec, num_blocks: int) -> None:
+        self.spec = spec
+        self._group_of: dict[int, tuple[int, int]] = {
+            layer: (group, place)
+            for group, members in enumerate(spec.groups)
+            for place, layer in enumerate(members.layers)
+        }
+        slots = num_blocks * spec.block_size
+        try:
+            self._planes = [
+                tuple(torch.zeros((slots, *plane.shape), dtype=TORCH_DTYPES[plane.dtype]) for plane in spec.planes)
+                for _ in range(spec.layers_per_block)
+            ]
+        except RuntimeError as error:
+            raise InsufficientMemory(
+                f"The KV pool of {num_blocks * spec.block_bytes / 2**30:.2f} GiB could not be allocated; "
+                "lower --kv-cache-memory."
+            ) from error
+
+    def planes(self, layer: int) -> tuple[Tensor, ...]:
+        """Key and value slots of one layer of the model."""
+        return self._planes[self._group_of[layer][1]]
+
+    def group_of(self, layer: int) -> int:
+        """The KV group whose block tables the layer uses."""
+        return self._group_of[layer][0]
+
+    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Copy whole blocks of all layers, in order."""
+        size = self.spec.block_size
+        for copy in copies:
+            source, target = copy.source * size, copy.target * size
+            for planes in self._planes:
+                for plane in planes:
+                    plane[target : target + size] = plane[source : source + size]

@@ -1,0 +1,50 @@
+"""Block tables of all rows as arrays, and the slots of a step's tokens computed from them."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.core.plan import BlockUpdate
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+
+
+class BlockTables:
+    """One table of block ids per KV group, [rows, blocks]; rows are added as needed and used again."""
+
+    def __init__(self, num_groups: int, block_size: int) -> None:
+        self.block_size = block_size
+        self._tables: list[Int32] = [np.zeros((16, 16), dtype=np.int32) for _ in range(num_groups)]
+        self._free: list[int] = list(range(15, -1, -1))
+
+    def open_row(self) -> int:
+        """A row that nobody uses."""
+        if not self._free:
+            rows = len(self._tables[0])
+            self._tables = [np.concatenate((table, np.zeros_like(table))) for table in self._tables]
+            self._free = list(range(2 * rows - 1, rows - 1, -1))
+        return self._free.pop()
+
+    def close_row(self, row: int) -> None:
+        """Give a row back."""
+        self._free.append(row)
+
+    def update(self, row: int, updates: tuple[BlockUpdate, ...]) -> None:
+        """Apply a plan's changes to one row. Released entries become 0, which operations never attend to."""
+        for change in updates:
+            end = change.first + len(change.blocks)
+            table = self._tables[change.group]
+            if end > table.shape[1]:
+                width = max(end, 2 * table.shape[1])
+                self._tables[change.group] = table = np.pad(table, ((0, 0), (0, width - table.shape[1])))
+            np.maximum(change.blocks, 0, out=table[row, change.first : end], casting="unsafe")
+
+    def rows_of(self, group: int, rows: Int64, blocks: int) -> Int32:
+        """The first `blocks` entries of `rows`, [len(rows), blocks]."""
+        return self._tables[group][rows, :blocks]
+
+    def slots(self, group: int, rows: Int64, positions: Int64) -> Int64:
+        """The slot of each token, given the row and the position of each."""
+        block = self._tables[group][rows, positions // self.block_size].astype(np.int64)
+        slots: Int64 = block * self.block_size + positions % self.block_size
+        return slots

@@ -1,0 +1,447 @@
+"""The scheduler: `plan` says what the next step computes, `commit` takes in what came of it.
+
+Iteration-level (continuous) batching as in Orca (Yu et al., OSDI 2022, section 3.1) over paged KV blocks as in
+PagedAttention (Kwon et al., SOSP 2023, section 4), with chunked prefill mixed into decode steps as in Sarathi-Serve
+(Agrawal et al., OSDI 2024, section 4).
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from penstock.cache.manager import KVCache
+from penstock.core.config import SchedulerConfig
+from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.plan import BeginRow, FinishReason, RowPlan, SampleResult, StepPlan, StepResult
+from penstock.core.request import Request
+from penstock.scheduler.admission import Limits, check_request
+from penstock.scheduler.sequence import OrderedQueue, Sequence
+
+
+@dataclass(slots=True)
+class _Row:
+    """A planned row, as its commit needs it."""
+
+    sequence: Sequence
+    epoch: int
+    end: int
+    samples: tuple[Sequence, ...]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A plan in the making."""
+
+    number: int
+    budget: int
+    rows: list[RowPlan] = field(default_factory=list)
+    begin: list[BeginRow] = field(default_factory=list)
+    committed_by: list[_Row] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Totals:
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    prefix_queried_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+
+
+class Scheduler:
+    """Owns counters, blocks, budgets and order of all sequences.
+
+    Progress: the first running sequence in the total order can have every block that later ones hold, and the pool is
+    larger than any one request, so it always computes something; it ends, and the next is first.
+    """
+
+    def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
+        if config.max_num_batched_tokens < config.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs, so that every sequence can decode")
+        self.config = config
+        self.cache = cache
+        self.limits = Limits(
+            spec=cache.spec,
+            num_blocks=cache.pool.num_blocks,
+            max_model_len=config.max_model_len,
+            max_chunk=config.max_num_batched_tokens,
+        )
+        self._sequences: dict[int, Sequence] = {}
+        self._requests: dict[int, list[Sequence]] = {}
+        self._waiting = OrderedQueue()
+        self._running = OrderedQueue()
+        self._outstanding: deque[tuple[int, list[_Row]]] = deque()
+        self._ended: list[int] = []
+        self._next_sequence = 0
+        self._next_stamp = 0
+        self._next_plan = 0
+        self._totals = _Totals()
+
+    # Requests come and go.
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises RequestError, and changes nothing, where it could never be served."""
+        check_request(request, self.limits)
+        if request.request_id in self._requests:
+            raise ValueError(f"request {request.request_id} exists already")
+        sequence = self._new_sequence(request, 0, (request.priority, self._next_stamp, 0))
+        self._next_stamp += 1
+        sequence.tokens = list(request.prompt_token_ids)
+        self._requests[request.request_id] = [sequence]
+        self._waiting.add(sequence)
+
+    def _new_sequence(self, request: Request, sample_index: int, order: tuple[int, int, int]) -> Sequence:
+        sequence = Sequence(
+            id=self._next_sequence,
+            request=request,
+            sample_index=sample_index,
+            order=order,
+            tokens=[],
+            prompt_length=len(request.prompt_token_ids),
+            blocks=self.cache.open(self._next_sequence, request.cache_salt),
+        )
+        self._next_sequence += 1
+        self._sequences[sequence.id] = sequence
+        return sequence
+
+    def abort(self, request_id: int) -> list[SampleOutput]:
+        """End all samples of a request now, wherever they are; its blocks are free once outstanding plans commit."""
+        members = self._requests.get(request_id, [])
+        return [self._finish(sequence, "abort") for sequence in members.copy() if not sequence.finished]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request has not ended, or any plan has not committed."""
+        return bool(self._requests or self._outstanding)
+
+    @property
+    def num_outstanding(self) -> int:
+        """Plans that were made and not committed."""
+        return len(self._outstanding)
+
+    # Plan.
+
+    def plan(self, now: float) -> StepPlan | None:
+        """The next step, or None where nothing can be computed before an outstanding plan commits."""
+        if len(self._outstanding) >= self.config.max_outstanding:
+            raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
+        draft = _Draft(self._next_plan, self.config.max_num_batched_tokens)
+        self._yield_to_priority()
+        self._plan_running(draft)
+        self._admit(draft)
+        if not draft.rows:
+            return None
+        self._next_plan += 1
+        self._outstanding.append((draft.number, draft.committed_by))
+        ended, self._ended = tuple(self._ended), []
+        return StepPlan(
+            number=draft.number,
+            rows=tuple(draft.rows),
+            begin=tuple(draft.begin),
+            end=ended,
+            copies=self.cache.take_copies(),
+        )
+
+    def _plan_running(self, draft: _Draft) -> None:
+        """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
+        decodes_left = sum(1 for sequence in self._running if sequence.pending == 1)
+        for sequence in self._running.snapshot():
+            pending = sequence.pending
+            if pending == 1:
+                decodes_left -= 1
+            if pending == 0 or not sequence.running:
+                continue
+            count = 1 if pending == 1 else min(pending, draft.budget - decodes_left)
+            if count > 0 and self._reserve_or_preempt(sequence, count, draft):
+                self._add_row(sequence, count, draft)
+
+    def _reserve_or_preempt(self, sequence: Sequence, count: int, draft: _Draft) -> bool:
+        """Reserve slots, taking blocks from later sequences if need be. False: it stands still for this step."""
+        while True:
+            missing = self._reserve(sequence, count, draft)
+            if missing == 0:
+                return True
+            # Blocks of outstanding plans come back by themselves: wait for them instead of preempting for more.
+            if missing <= self.cache.pool.num_retiring:
+                return False
+            victim = self._running.last()
+            if victim is sequence:
+                return False
+            self._preempt(victim)
+
+    def _reserve(self, sequence: Sequence, count: int, draft: _Draft) -> int:
+        start = sequence.reserved
+        return self.cache.reserve(
+            sequence.blocks, start, start + count, plan=draft.number, until=sequence.last_plan
+        )
+
+    def _preempt(self, victim: Sequence) -> None:
+        """Take all blocks from a running sequence; it goes back to its old place and recomputes its KV later."""
+        self._running.remove(victim)
+        victim.running = False
+        self.cache.free(victim.blocks, until=victim.last_plan)
+        victim.computed = victim.reserved = 0
+        victim.epoch += 1
+        victim.waits = 0
+        self._waiting.add(victim)
+        self._totals.preemptions += 1
+
+    def _add_row(self, sequence: Sequence, count: int, draft: _Draft) -> None:
+        start = sequence.reserved
+        end = start + count
+        self.cache.announce(sequence.blocks, start, end)
+        samples: tuple[Sequence, ...] = ()
+        if end == len(sequence.tokens) + sequence.in_flight:
+            samples = self._samples_of(sequence, draft)
+        draft.rows.append(
+            RowPlan(
+                sequence=sequence.id,
+                start=start,
+                count=count,
+                tokens=sequence.tokens[start:end],
+                source=sequence.last_plan if end > len(sequence.tokens) else None,
+                samples=tuple(sample.id for sample in samples),
+                blocks=self.cache.take_updates(sequence.blocks),
+            )
+        )
+        draft.committed_by.append(_Row(sequence, sequence.epoch, end, samples))
+        draft.budget -= count
+        sequence.reserved = end
+        sequence.last_plan = draft.number
+        for sample in samples:
+            sample.in_flight += 1
+
+    def _samples_of(self, sequence: Sequence, draft: _Draft) -> tuple[Sequence, ...]:
+        """Who gets a token from the row's last position: the sequence, and all its forks at their first token."""
+        request = sequence.request
+        members = self._requests[request.request_id]
+        if request.sampling.n == 1 or len(members) > 1:
+            return (sequence,)
+        for sample_index in range(1, request.sampling.n):
+            fork = self._new_sequence(request, sample_index, (*sequence.order[:2], sample_index))
+            fork.tokens = sequence.tokens.copy()
+            fork.begun = True
+            fork.cached_tokens = sequence.cached_tokens
+            fork.reported = True
+            members.append(fork)
+            draft.begin.append(
+                BeginRow(fork.id, sample_index, [], request.sampling, request.eos_token_ids, forked_from=sequence.id)
+            )
+        return tuple(members)
+
+    # Admission.
+
+    def _yield_to_priority(self) -> None:
+        """Preempt running sequences of lower priority than the first waiting one, if that lets it in."""
+        if not self._waiting or not self._running:
+            return
+        head = self._waiting.first()
+        outranked = [sequence for sequence in self._running if sequence.order[0] > head.order[0]]
+        pool = self.cache.pool
+        needed = self._blocks_to_admit(head, running=len(self._running) - len(outranked))
+        reclaimable = sum(self.cache.exclusive_blocks(sequence.blocks) for sequence in outranked)
+        if needed > pool.num_available + pool.num_retiring + reclaimable:
+            return
+        for victim in reversed(outranked):
+            room = len(self._running) < self.config.max_num_seqs
+            if room and self._blocks_to_admit(head, len(self._running)) <= pool.num_available + pool.num_retiring:
+                return
+            self._preempt(victim)
+
+    def _blocks_to_admit(self, sequence: Sequence, running: int) -> int:
+        """Blocks for all known tokens, and one to spare for each running sequence and group, so that they can go on."""
+        needed = self.cache.blocks_needed(
+            sequence.blocks, len(sequence.tokens), self.config.max_num_batched_tokens
+        )
+        return needed + running * len(self.cache.spec.groups)
+
+    def _admit(self, draft: _Draft) -> None:
+        """Let waiting sequences in, in total order, while rows, budget and blocks last."""
+        if self.config.static_batching and any(sequence.output_length for sequence in self._running):
+            return
+        if not self._waiting or len(self._running) >= self.config.max_num_seqs:
+            return
+        for sequence in self._waiting.snapshot():
+            if len(self._running) >= self.config.max_num_seqs or draft.budget <= 0:
+                return
+            # One that was preempted while a plan was outstanding still has to receive its token.
+            if sequence.last_plan is not None:
+                continue
+            hit = self.cache.longest_hit(sequence.blocks, sequence.tokens)
+            if self._stands_back(sequence, hit):
+                continue
+            cached = self._attach_if_it_fits(sequence, hit)
+            if cached is None:
+                return
+            self._start(sequence, cached, draft)
+
+    def _stands_back(self, sequence: Sequence, hit: int) -> bool:
+        """Whether to wait for a block that another sequence is computing; bounded, so that it cannot wait for ever."""
+        if sequence.waits >= self.config.max_prefix_waits or not self.cache.next_is_pending(sequence.blocks, hit):
+            return False
+        sequence.waits += 1
+        return True
+
+    def _attach_if_it_fits(self, sequence: Sequence, hit: int) -> int | None:
+        """Hold the cached prefix and return its tokens; None, holding nothing, where all known tokens don't fit."""
+        known = len(sequence.tokens)
+        # A block that is hit but for its last token costs a copy; in a full pool it is computed again instead.
+        whole_blocks = (known - 1) // self.cache.spec.block_size
+        for length in dict.fromkeys((hit, min(hit, whole_blocks))):
+            if length != hit:
+                length = self.cache.shorten_hit(sequence.blocks, length)
+            cached = self.cache.attach_prefix(sequence.blocks, length, known)
+            if self._blocks_to_admit(sequence, len(self._running)) <= self.cache.pool.num_available:
+                return cached
+            self.cache.free(sequence.blocks, until=None)
+        return None
+
+    def _start(self, sequence: Sequence, cached: int, draft: _Draft) -> None:
+        """Move a waiting sequence into the batch with its first chunk."""
+        sequence.computed = sequence.reserved = cached
+        count = min(sequence.pending, draft.budget)
+        if self._reserve(sequence, count, draft):
+            raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
+        self._waiting.remove(sequence)
+        self._running.add(sequence)
+        sequence.running = True
+        if sequence.cached_tokens is None:
+            sequence.cached_tokens = cached
+            self._totals.prefix_queried_tokens += len(sequence.tokens)
+            self._totals.prefix_hit_tokens += cached
+        if not sequence.begun:
+            sequence.begun = True
+            request = sequence.request
+            draft.begin.append(
+                BeginRow(sequence.id, 0, request.prompt_token_ids, request.sampling, request.eos_token_ids)
+            )
+        self._add_row(sequence, count, draft)
+
+    # Commit.
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[SampleOutput]:
+        """Take in the result of the oldest outstanding plan; returns what requests gained by it."""
+        if not self._outstanding or self._outstanding[0][0] != plan.number or result.number != plan.number:
+            raise RuntimeError(f"plan {plan.number} is committed with result {result.number} out of order")
+        _, rows = self._outstanding.popleft()
+        answers = {answer.sequence: answer for answer in result.samples}
+        outputs: list[SampleOutput] = []
+        for row in rows:
+            self._advance(row)
+            self._place_forks(row)
+            for sequence in row.samples:
+                sequence.in_flight -= 1
+            for sequence in row.samples or (row.sequence,):
+                answer = answers.get(sequence.id)
+                if answer is not None and not sequence.finished:
+                    outputs.append(self._take(sequence, answer))
+        for row in rows:
+            if row.sequence.last_plan == plan.number:
+                row.sequence.last_plan = None
+        self.cache.pool.retire(plan.number)
+        self._totals.steps += 1
+        return outputs
+
+    def _advance(self, row: _Row) -> None:
+        """The row's KV is valid now, unless its sequence ended or lost its blocks since it was planned."""
+        sequence = row.sequence
+        if sequence.finished or sequence.epoch != row.epoch:
+            return
+        fresh = max(0, row.end - max(sequence.computed, sequence.computed_once))
+        self._totals.recomputed_tokens += row.end - sequence.computed - fresh
+        self._totals.prefill_tokens += max(0, min(row.end, sequence.prompt_length) - (row.end - fresh))
+        sequence.computed = row.end
+        sequence.computed_once = max(sequence.computed_once, row.end)
+        self.cache.settle(sequence.blocks)
+        self.cache.publish(sequence.blocks, sequence.tokens, row.end)
+
+    def _place_forks(self, row: _Row) -> None:
+        """Let forks share the prompt's blocks; where the batch is full, they queue and hit them in the prefix cache."""
+        parent = row.sequence
+        for fork in row.samples[1:]:
+            if fork.finished:
+                continue
+            fork.computed_once = row.end
+            alive = parent.running and parent.epoch == row.epoch and not parent.finished
+            if alive and len(self._running) < self.config.max_num_seqs:
+                fork.blocks = self.cache.fork(parent.blocks, fork.id)
+                fork.computed = fork.reserved = row.end
+                fork.running = True
+                self._running.add(fork)
+            else:
+                self._waiting.add(fork)
+
+    def _take(self, sequence: Sequence, answer: SampleResult) -> SampleOutput:
+        """Append a sequence's new tokens and end it where they, its length or an error say so."""
+        sequence.tokens.extend(answer.tokens)
+        self._totals.decode_tokens += len(answer.tokens)
+        finish = answer.finish
+        if finish is None and sequence.output_length >= sequence.max_tokens:
+            finish = "length"
+        if finish is not None:
+            return self._finish(sequence, finish, answer)
+        return self._output(sequence, None, answer)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason, answer: SampleResult | None = None) -> SampleOutput:
+        """End a sequence wherever it is: out of its queue, blocks given back, its row at the executor ended."""
+        if sequence.running:
+            self._running.remove(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        sequence.running = False
+        sequence.finished = True
+        self.cache.free(sequence.blocks, until=sequence.last_plan)
+        if sequence.begun:
+            self._ended.append(sequence.id)
+        del self._sequences[sequence.id]
+        if all(member.finished for member in self._requests[sequence.request.request_id]):
+            del self._requests[sequence.request.request_id]
+        return self._output(sequence, reason, answer)
+
+    def _output(self, sequence: Sequence, finish: FinishReason | None, answer: SampleResult | None) -> SampleOutput:
+        cached = None if sequence.reported else sequence.cached_tokens
+        sequence.reported = True
+        return SampleOutput(
+            request_id=sequence.request.request_id,
+            sample_index=sequence.sample_index,
+            tokens=answer.tokens if answer else [],
+            finish=finish,
+            stop_reason=answer.stop_reason if answer else None,
+            logprobs=answer.logprobs if answer else None,
+            cached_tokens=cached,
+            error=answer.error if answer else None,
+        )
+
+    # What others may know.
+
+    def snapshot(self) -> LoadSnapshot:
+        """State and totals after the newest commit."""
+        pool, totals = self.cache.pool, self._totals
+        return LoadSnapshot(
+            step=totals.steps,
+            running=len(self._running),
+            waiting=len(self._waiting),
+            waiting_tokens=sum(len(sequence.tokens) for sequence in self._waiting),
+            blocks_total=pool.num_blocks,
+            blocks_used=pool.num_used + pool.num_retiring,
+            blocks_cached=pool.num_cached,
+            blocks_free=pool.num_free,
+            prefill_tokens=totals.prefill_tokens,
+            decode_tokens=totals.decode_tokens,
+            prefix_queried_tokens=totals.prefix_queried_tokens,
+            prefix_hit_tokens=totals.prefix_hit_tokens,
+            preemptions=totals.preemptions,
+            recomputed_tokens=totals.recomputed_tokens,
+        )
+
+    def check(self) -> None:
+        """Raise RuntimeError where an invariant is broken; for tests and for the idle engine."""
+        self.cache.check(sequence.blocks for sequence in self._sequences.values())
+        for sequence in self._sequences.values():
+            if not sequence.computed <= sequence.reserved <= len(sequence.tokens) + sequence.in_flight:
+                raise RuntimeError(f"sequence {sequence.id}: computed, reserved and known tokens are out of order")
+            if not sequence.running and any(sequence.blocks.tables):
+                raise RuntimeError(f"sequence {sequence.id} waits but holds blocks")
+        if not self.has_work and self.cache.pool.num_used:
+            raise RuntimeError("blocks are in use although nothing runs")

@@ -1,0 +1,110 @@
+"""A sequence is counters, not phases.
+
+`computed` (positions whose KV was valid at the last commit) catches up with `tokens` (known ids) within each step's
+budget. Prefill, decode, chunks and recomputation after preemption are this one rule. `reserved` is what `computed` will
+be if every outstanding plan succeeds.
+"""
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.cache.manager import SequenceBlocks
+from penstock.core.request import Request
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sample of one request.
+
+    Attributes:
+        id: the handle that plans use.
+        request, sample_index: whose.
+        order: (priority, admission stamp, sample index), the frozen total order of admission and preemption.
+        tokens: known ids, prompt and output.
+        prompt_length: how many of them are the prompt.
+        computed, reserved: see above.
+        computed_once: most positions that were ever computed, to tell recomputation from work.
+        in_flight: samples that outstanding plans will yield.
+        last_plan: newest outstanding plan with a row of this sequence, None if there is none.
+        blocks: its block tables.
+        running: whether it holds a row of the batch (and may hold blocks).
+        begun: whether the executor has a row for it.
+        finished: whether it has had its terminal event.
+        epoch: rises with every preemption, so that a plan made before is recognised at its commit.
+        waits: plans for which it stood back because its next block was being computed by another.
+        cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
+        reported: whether `cached_tokens` was part of an event.
+    """
+
+    id: int
+    request: Request
+    sample_index: int
+    order: tuple[int, int, int]
+    tokens: list[int]
+    prompt_length: int
+    blocks: SequenceBlocks
+    computed: int = 0
+    reserved: int = 0
+    computed_once: int = 0
+    in_flight: int = 0
+    last_plan: int | None = None
+    running: bool = False
+    begun: bool = False
+    finished: bool = False
+    epoch: int = 0
+    waits: int = 0
+    cached_tokens: int | None = None
+    reported: bool = False
+    max_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        limit = self.request.sampling.max_tokens
+        if limit is None:
+            raise ValueError("max_tokens must be resolved before a request reaches the scheduler")
+        self.max_tokens = limit
+
+    @property
+    def output_length(self) -> int:
+        """Tokens generated so far."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def pending(self) -> int:
+        """Positions left to compute once all outstanding plans have succeeded; 1 for a sequence that decodes."""
+        if self.output_length + self.in_flight >= self.max_tokens:
+            return 0
+        return len(self.tokens) + self.in_flight - self.reserved
+
+
+class OrderedQueue:
+    """Sequences in total order (priority, stamp, sample); a preempted one returns to its old place."""
+
+    def __init__(self) -> None:
+        self._sequences: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        """Insert at its place."""
+        insort(self._sequences, sequence, key=lambda member: member.order)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take it out, wherever it is."""
+        self._sequences.remove(sequence)
+
+    def first(self) -> Sequence:
+        """The one that comes before everybody else."""
+        return self._sequences[0]
+
+    def last(self) -> Sequence:
+        """The one that everybody else comes before."""
+        return self._sequences[-1]
+
+    def snapshot(self) -> list[Sequence]:
+        """A copy to iterate over while the queue changes."""
+        return self._sequences.copy()
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences)
