@@ -75,7 +75,7 @@ def _weights(vocabulary: int) -> dict[str, NDArray[np.float32]]:
     generator = np.random.default_rng(0)
 
     def random(*shape: int) -> NDArray[np.float32]:
-        return (generator.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32)
+        return generator.standard_normal(shape, dtype=np.float32) * np.float32(shape[-1] ** -0.5)
 
     tensors = {
         "model.embed_tokens.weight": random(vocabulary, WIDTH),

@@ -70,7 +70,7 @@ class KVCache:
         """Empty tables for a new sequence; requests with different salts never share blocks."""
         root = self._key_of(self._namespace, salt.encode())
         groups = len(self._policies)
-        chain = PrefixChain(root, self.spec.block_size, self._key_of)
+        chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of)
         return SequenceBlocks(sequence, chain, [[] for _ in range(groups)], [0] * groups, [0] * groups)
 
     def longest_hit(self, blocks: SequenceBlocks, known: list[int]) -> int:
@@ -200,9 +200,18 @@ class KVCache:
                     self.index.publish(group, blocks.chain, index, table[index])
         blocks.published = full
 
-    def fork(self, blocks: SequenceBlocks, sequence: int) -> SequenceBlocks:
-        """Tables for `sequence`, which shares every block; whoever writes first into a shared one gets a copy."""
-        tables = [table.copy() for table in blocks.tables]
+    def can_fork(self, blocks: SequenceBlocks, tokens: int) -> bool:
+        """Whether everything that a fork after `tokens` tokens attends to is still held."""
+        kept = zip(self._policies, blocks.kept_from, strict=True)
+        return all(first <= policy.first_needed(tokens) for policy, first in kept)
+
+    def fork(self, blocks: SequenceBlocks, sequence: int, tokens: int) -> SequenceBlocks:
+        """Tables for `sequence`, which shares the blocks of the first `tokens` tokens.
+
+        Whoever writes first into a shared block gets a copy.
+        """
+        size = self.spec.block_size
+        tables = [table[: -(-tokens // size)] for table in blocks.tables]
         for table in tables:
             for block in table:
                 if block != RELEASED:
@@ -214,7 +223,7 @@ class KVCache:
             tables,
             blocks.kept_from.copy(),
             [0] * len(tables),
-            blocks.published,
+            min(blocks.published, tokens // size),
             shares=True,
         )
 
@@ -255,9 +264,7 @@ class KVCache:
 
     def exclusive_blocks(self, blocks: SequenceBlocks) -> int:
         """How many blocks would become available if this sequence gave back everything."""
-        return sum(
-            self.pool.references(block) == 1 for table in blocks.tables for block in table if block != RELEASED
-        )
+        return sum(self.pool.references(block) == 1 for table in blocks.tables for block in table if block != RELEASED)
 
     def check(self, sequences: Iterable[SequenceBlocks]) -> None:
         """Raise RuntimeError unless pool and tables agree: every reference is in a table, every block in one state."""

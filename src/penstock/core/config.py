@@ -26,6 +26,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_model_len: most tokens of prompt and output together.
         max_num_seqs: sequences that run at a time.
         max_num_batched_tokens: positions computed in one step.
+        long_prefill_token_threshold: most prompt tokens of one request in one step; None leaves it to the budget.
         kv_cache_memory: bytes of the KV pool.
         enable_prefix_caching: share the KV of equal prefixes between requests.
         static_batching: the baseline that continuous batching is compared with.
@@ -39,6 +40,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int | None = None
     kv_cache_memory: int | None = None
     enable_prefix_caching: bool = True
     static_batching: bool = False
@@ -52,6 +54,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     Attributes:
         max_num_seqs: sequences that run at a time.
         max_num_batched_tokens: positions computed in one step, over prefill and decode.
+        max_chunk: most positions that one sequence computes in one step; None leaves it to the budget.
         max_model_len: most tokens of prompt and output together.
         max_outstanding: plans that may be made before the oldest has committed.
         static_batching: fill a batch, run it until its last sequence ends, then fill the next. For comparison only.
@@ -60,6 +63,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     max_num_batched_tokens: int = DEFAULT_BATCHED_TOKENS
+    max_chunk: int | None = None
     max_model_len: int = 8192
     max_outstanding: int = 1
     static_batching: bool = False
@@ -155,6 +159,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     threads = options.threads or machine.cores
     out.note("threads", threads, "as asked" if options.threads else f"all {machine.cores} cores this process may use")
     _positive("threads", options.threads)
+    _positive("long_prefill_token_threshold", options.long_prefill_token_threshold)
     max_num_seqs, batched = _resolve_batch(options, out)
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
     num_blocks, max_model_len = _resolve_memory(options, model, machine, spec, dtype, (max_num_seqs, batched), out)
@@ -165,6 +170,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,
+            max_chunk=options.long_prefill_token_threshold,
             max_model_len=max_model_len,
             static_batching=options.static_batching,
         ),
@@ -241,7 +247,8 @@ def _resolve_memory(
             f"The weights take {_gib(weights)} and {_gib(WORKSPACE_BYTES)} are kept for the computation, but only "
             f"{_gib(machine.available_memory)} of memory are available: free some, or use a smaller model or dtype."
         )
-    largest_use = max_num_seqs * spec.blocks_for(longest, chunk) * spec.block_bytes
+    # Blocks that a window has passed are still worth keeping: the prefix cache can hit them.
+    largest_use = max_num_seqs * len(spec.groups) * -(-longest // spec.block_size) * spec.block_bytes
     if options.kv_cache_memory is not None:
         memory, why = options.kv_cache_memory, "as asked"
         if memory > free:
@@ -251,7 +258,7 @@ def _resolve_memory(
                 "are left."
             )
     elif largest_use <= KV_SHARE_OF_FREE_MEMORY * free:
-        memory, why = largest_use, f"all that {max_num_seqs} sequences of {longest} tokens can use"
+        memory, why = largest_use, f"all that {max_num_seqs} sequences of {longest} tokens can fill"
     else:
         memory = int(KV_SHARE_OF_FREE_MEMORY * free)
         why = (

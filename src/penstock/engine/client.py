@@ -5,6 +5,7 @@ import socket
 import subprocess
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import cast
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
@@ -166,8 +167,8 @@ class EngineProcess(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport), "unix sockets give stream transports"
-        self._transport = transport
+        # A socket pair gives a stream transport; uvloop's does not derive from asyncio's class.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         """Take in what the engine sent."""

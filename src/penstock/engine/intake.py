@@ -59,4 +59,6 @@ class Intake:
         lowest, highest = min(tokens), max(tokens)
         if lowest < 0 or highest >= self._vocab_size:
             wrong = lowest if lowest < 0 else highest
-            raise InvalidParameter(name, f"token id {wrong} is outside this model's vocabulary, 0..{self._vocab_size - 1}.")
+            raise InvalidParameter(
+                name, f"token id {wrong} is outside this model's vocabulary, 0..{self._vocab_size - 1}."
+            )

@@ -3,7 +3,6 @@
 import time
 
 from penstock.core.events import RequestTimings, SampleOutput
-from penstock.core.plan import TokenLogprobs
 from penstock.core.request import Request
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.text.detokenizer import Detokenizer
@@ -13,22 +12,21 @@ from penstock.text.table import TokenTable
 class _SampleState:
     """One sample: its detokenizer and what has come since the last delta was taken."""
 
-    __slots__ = ("_detokenizer", "_include_stop", "delta", "finished", "index")
+    __slots__ = ("_detokenizer", "delta", "index")
 
     def __init__(self, index: int, request: Request, table: TokenTable | None) -> None:
         params = request.sampling
         self.index = index
-        self.finished = False
         self.delta: SampleDelta | None = None
-        self._include_stop = params.include_stop_str_in_output
         self._detokenizer = (
             None
             if table is None
             else Detokenizer(
                 table,
-                stop=params.stop,
-                include_stop=params.include_stop_str_in_output,
-                skip_special=params.skip_special_tokens,
+                params.stop,
+                params.include_stop_str_in_output,
+                params.skip_special_tokens,
+                params.min_tokens,
             )
         )
 
@@ -38,25 +36,13 @@ class _SampleState:
             self.delta = delta = SampleDelta(self.index, "", [])
         delta.token_ids += event.tokens
         if event.logprobs is not None:
-            delta.logprobs = (delta.logprobs or []) + list[TokenLogprobs](event.logprobs)
+            delta.logprobs = (delta.logprobs or []) + event.logprobs
         if self._detokenizer is not None:
-            delta.text += self._text(self._detokenizer, event)
+            delta.text += self._detokenizer.advance(event.tokens, event.finish, event.stop_reason)
         if event.finish is not None:
-            self.finished = True
             delta.finish_reason = event.finish
             delta.stop_reason = event.stop_reason
             delta.error = event.error
-
-    def _text(self, detokenizer: Detokenizer, event: SampleOutput) -> str:
-        tokens = event.tokens
-        # A token that ends the output is not part of its text, whether or not the tokenizer calls it special.
-        ended_by_token = event.finish == "stop" and not isinstance(event.stop_reason, str)
-        if ended_by_token and not self._include_stop:
-            tokens = tokens[:-1]
-        text = detokenizer.push(tokens)
-        if event.finish is not None:
-            text += detokenizer.finish(stopped=isinstance(event.stop_reason, str))
-        return text
 
 
 class RequestState:
@@ -84,16 +70,14 @@ class RequestState:
     def push(self, event: SampleOutput) -> None:
         """Take in one event of the engine."""
         sample = self._samples[event.sample_index]
-        if sample.finished:
-            return
         if event.cached_tokens is not None:
             self._cached_tokens = event.cached_tokens
         if self.first_token is None and event.tokens:
             self.first_token = time.monotonic()
         sample.push(event)
-        if sample.finished:
+        if event.finish is not None:
             self._unfinished -= 1
-            if self._unfinished == 0:
+            if self.finished:
                 self.finished_at = time.monotonic()
 
     @property

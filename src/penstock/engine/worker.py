@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, PenstockError
@@ -102,14 +103,15 @@ def _start(connection: Connection, build: EngineBuilder) -> EngineCore:
             connection.send(Progress(done, total))
 
     built = build(first.config, report)
-    connection.send(
-        Ready(PROTOCOL_VERSION, built.core.scheduler.limits, built.vocab_size, built.stages, built.notes)
-    )
+    connection.send(Ready(PROTOCOL_VERSION, built.core.scheduler.limits, built.vocab_size, built.stages, built.notes))
     return built.core
 
 
-def _serve(connection: Connection, core: EngineCore) -> None:
-    """Take messages, compute a step, send what came of it; sleep in the socket while there is nothing to do."""
+def _serve(connection: Connection, core: EngineCore) -> NoReturn:
+    """Take messages, compute a step, send what came of it; sleep in the socket while there is nothing to do.
+
+    Ends with EOFError or a broken pipe when the other end closes.
+    """
     while True:
         outputs = []
         for message in connection.receive(wait=not core.has_work):

@@ -3,17 +3,18 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
+from penstock.core.sampling import SamplingParams
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
-from penstock.sampling.row import RowState, TokenBytes
+from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.text.stops import StopMatcher
+from penstock.text.table import TokenStream, TokenTable
 
 
 class Model(Protocol):
@@ -33,6 +34,18 @@ class _Row:
     last_token: int = -1
 
 
+class _StopSearch:
+    """Looks for a row's stop strings in its text, with the bytes and the matcher that the detokenizer uses too."""
+
+    def __init__(self, table: TokenTable, params: SamplingParams) -> None:
+        self._stream = TokenStream(table, params.skip_special_tokens)
+        self._matcher = StopMatcher(params.stop, params.min_tokens)
+
+    def find(self, token: int) -> str | None:
+        """Take the next token; the stop string that it completes, if any."""
+        return self._matcher.feed(self._stream.next(token))
+
+
 class CompletedStep:
     """The handle of a step that was computed before `execute` returned."""
 
@@ -47,11 +60,11 @@ class CompletedStep:
 class ModelExecutor:
     """Owns everything that is a function of token values: sampling state, block table arrays, KV memory."""
 
-    def __init__(self, model: Model, storage: KVStorage, sampler: Sampler, token_bytes: TokenBytes | None) -> None:
+    def __init__(self, model: Model, storage: KVStorage, sampler: Sampler, table: TokenTable | None) -> None:
         self._model = model
         self._storage = storage
         self._sampler = sampler
-        self._token_bytes = token_bytes
+        self._table = table
         self._tables = BlockTables(len(storage.spec.groups), storage.spec.block_size)
         self._rows: dict[int, _Row] = {}
 
@@ -64,11 +77,21 @@ class ModelExecutor:
         self._storage.copy_blocks(plan.copies)
         return CompletedStep(StepResult(plan.number, tuple(self._compute(plan))))
 
+    def warm_up(self) -> None:
+        """Compute one token into a block that nobody holds yet, so that the first request need not pay for it."""
+        row = RowPlan(0, 0, 1, [0], None, (0,), ())
+        batch = gather_batch([row], [0], [0], self._tables, len(self._storage.spec.groups))
+        self._model.run(batch)
+
     def _begin(self, begin: BeginRow) -> None:
         prompt = begin.prompt_token_ids
         if begin.forked_from is not None:
             prompt = self._rows[begin.forked_from].prompt
-        state = RowState(begin, prompt, make_matcher=StopMatcher, table=self._token_bytes)
+        params = begin.sampling
+        stops = None
+        if params.stop and self._table is not None:
+            stops = _StopSearch(self._table, params)
+        state = RowState(begin, prompt, stops=stops)
         self._rows[begin.sequence] = _Row(self._tables.open_row(), prompt, state)
 
     def _compute(self, plan: StepPlan) -> list[SampleResult]:
@@ -83,9 +106,7 @@ class ModelExecutor:
                 tokens.append(row.last_token)
         table_rows = [self._rows[planned.sequence].table for planned in rows]
         batch = gather_batch(rows, tokens, table_rows, self._tables, len(self._storage.spec.groups))
-        with torch.inference_mode():
-            logits = self._model.run(batch)
-            return self._sample(rows, logits)
+        return self._sample(rows, self._model.run(batch))
 
     def _sample(self, rows: list[RowPlan], logits: Tensor) -> list[SampleResult]:
         states: list[RowState] = []

@@ -1,5 +1,8 @@
 """KV storage: the tensors behind the blocks."""
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -8,6 +11,12 @@ from penstock.core.kv import KVSpec
 from penstock.core.plan import BlockCopy
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def _lazy_zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
+    # numpy asks for zeroed pages, which cost nothing until they are touched; torch.zeros would write them all.
+    size = math.prod(shape) * TORCH_DTYPES[dtype].itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(TORCH_DTYPES[dtype]).view(shape)
 
 
 class KVStorage:
@@ -19,6 +28,7 @@ class KVStorage:
 
     def __init__(self, spec: KVSpec, num_blocks: int) -> None:
         self.spec = spec
+        self.block_size = spec.block_size
         self._group_of: dict[int, tuple[int, int]] = {
             layer: (group, place)
             for group, members in enumerate(spec.groups)
@@ -27,18 +37,19 @@ class KVStorage:
         slots = num_blocks * spec.block_size
         try:
             self._planes = [
-                tuple(torch.zeros((slots, *plane.shape), dtype=TORCH_DTYPES[plane.dtype]) for plane in spec.planes)
+                tuple(_lazy_zeros((slots, *plane.shape), plane.dtype) for plane in spec.planes)
                 for _ in range(spec.layers_per_block)
             ]
-        except RuntimeError as error:
+        except MemoryError as error:
             raise InsufficientMemory(
                 f"The KV pool of {num_blocks * spec.block_bytes / 2**30:.2f} GiB could not be allocated; "
                 "lower --kv-cache-memory."
             ) from error
 
-    def planes(self, layer: int) -> tuple[Tensor, ...]:
+    def planes(self, layer: int) -> tuple[Tensor, Tensor]:
         """Key and value slots of one layer of the model."""
-        return self._planes[self._group_of[layer][1]]
+        key, value = self._planes[self._group_of[layer][1]]
+        return key, value
 
     def group_of(self, layer: int) -> int:
         """The KV group whose block tables the layer uses."""

@@ -61,6 +61,7 @@ class Scheduler:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs, so that every sequence can decode")
         self.config = config
         self.cache = cache
+        self._max_chunk = config.max_chunk or config.max_num_batched_tokens
         self.limits = Limits(
             spec=cache.spec,
             num_blocks=cache.pool.num_blocks,
@@ -152,7 +153,7 @@ class Scheduler:
                 decodes_left -= 1
             if pending == 0 or not sequence.running:
                 continue
-            count = 1 if pending == 1 else min(pending, draft.budget - decodes_left)
+            count = 1 if pending == 1 else min(pending, draft.budget - decodes_left, self._max_chunk)
             if count > 0 and self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
 
@@ -167,14 +168,16 @@ class Scheduler:
                 return False
             victim = self._running.last()
             if victim is sequence:
+                # Alone and with nothing to wait for, it holds a published block that it has to write and cannot copy.
+                # It starts again from the prefix cache, where admission sees to that.
+                if len(self._running) == 1 and not self._outstanding:
+                    self._preempt(sequence)
                 return False
             self._preempt(victim)
 
     def _reserve(self, sequence: Sequence, count: int, draft: _Draft) -> int:
         start = sequence.reserved
-        return self.cache.reserve(
-            sequence.blocks, start, start + count, plan=draft.number, until=sequence.last_plan
-        )
+        return self.cache.reserve(sequence.blocks, start, start + count, plan=draft.number, until=sequence.last_plan)
 
     def _preempt(self, victim: Sequence) -> None:
         """Take all blocks from a running sequence; it goes back to its old place and recomputes its KV later."""
@@ -251,9 +254,7 @@ class Scheduler:
 
     def _blocks_to_admit(self, sequence: Sequence, running: int) -> int:
         """Blocks for all known tokens, and one to spare for each running sequence and group, so that they can go on."""
-        needed = self.cache.blocks_needed(
-            sequence.blocks, len(sequence.tokens), self.config.max_num_batched_tokens
-        )
+        needed = self.cache.blocks_needed(sequence.blocks, len(sequence.tokens), self.config.max_num_batched_tokens)
         return needed + running * len(self.cache.spec.groups)
 
     def _admit(self, draft: _Draft) -> None:
@@ -300,7 +301,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, cached: int, draft: _Draft) -> None:
         """Move a waiting sequence into the batch with its first chunk."""
         sequence.computed = sequence.reserved = cached
-        count = min(sequence.pending, draft.budget)
+        count = min(sequence.pending, draft.budget, self._max_chunk)
         if self._reserve(sequence, count, draft):
             raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
         self._waiting.remove(sequence)
@@ -363,9 +364,9 @@ class Scheduler:
             if fork.finished:
                 continue
             fork.computed_once = row.end
-            alive = parent.running and parent.epoch == row.epoch and not parent.finished
+            alive = parent.running and parent.epoch == row.epoch and self.cache.can_fork(parent.blocks, row.end)
             if alive and len(self._running) < self.config.max_num_seqs:
-                fork.blocks = self.cache.fork(parent.blocks, fork.id)
+                fork.blocks = self.cache.fork(parent.blocks, fork.id, row.end)
                 fork.computed = fork.reserved = row.end
                 fork.running = True
                 self._running.add(fork)

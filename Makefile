@@ -1,0 +1,45 @@
+# `make serve` and `make test` are all that a fresh checkout needs. The environment in .venv is built by the first of
+# them and again only when pyproject.toml, constraints.txt or the installer change.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py
+
+.PHONY: serve test lint soak bench clean
+
+serve: $(VENV)/.serve
+	$(BIN)/penstock serve $(ARGS)
+
+test: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+# The random tests, for far longer than `make test` gives them: WORKLOADS seeded workloads from FIRST_SEED on.
+WORKLOADS ?= 20000
+FIRST_SEED ?= 1000
+soak: $(VENV)/.test
+	$(BIN)/python -m pytest tests/cache tests/scheduler --workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
+		--hypothesis-profile soak $(ARGS)
+
+bench: $(VENV)/.serve
+	$(BIN)/penstock bench engine $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
+
+$(VENV)/.serve: $(INSTALL_INPUTS)
+	$(PYTHON) scripts/install.py $(VENV)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve $(INSTALL_INPUTS)
+	$(PYTHON) scripts/install.py $(VENV) --extra dev
+	@touch $@

@@ -1,0 +1,111 @@
+"""How much of the KV cache's memory is allocated but unused, and how many sequences fit because of it.
+
+Runs the scheduler and the block manager, without a model, over the lengths of a trace, all requests being queued at
+once. After each step's allocation, the slots of all blocks in use are compared with the tokens whose KV is in them.
+The same pool cut into slots of the longest request's length, as without paging, is what it is compared with.
+"""
+
+import argparse
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import reporting
+from traces import SAMPLE, Lengths, read_lengths
+
+from penstock.cache.manager import KVCache
+from penstock.core.config import SchedulerConfig
+from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.plan import SampleResult, StepPlan, StepResult
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
+from penstock.scheduler.scheduler import Scheduler
+
+VOCABULARY = 32000
+
+
+def answer(plan: StepPlan) -> StepResult:
+    """Some token for every sequence that wants one: lengths are all that matters here."""
+    samples = tuple(SampleResult(sequence, [0]) for row in plan.rows for sequence in row.samples)
+    return StepResult(plan.number, samples)
+
+
+def run(requests: Sequence[Lengths], blocks: int, arguments: argparse.Namespace) -> tuple[list[float], int]:
+    """Serve all requests from a pool of `blocks` blocks: unused share of allocated slots by step, and preemptions."""
+    spec = build_kv_spec([LayerKV(kv_heads=1, head_dim=1)], "bfloat16", arguments.block_size)
+    config = SchedulerConfig(
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        max_model_len=max(request.total for request in requests),
+    )
+    scheduler = Scheduler(config, KVCache(spec, blocks, prefix_caching=False))
+    generator = random.Random(0)
+    for index, request in enumerate(requests):
+        prompt = generator.choices(range(VOCABULARY), k=request.prompt)
+        sampling = SamplingParams(max_tokens=request.output, seed=0)
+        scheduler.add(Request(request_id=index, prompt_token_ids=prompt, sampling=sampling))
+    waste: list[float] = []
+    while scheduler.has_work:
+        plan = scheduler.plan(0.0)
+        assert plan is not None
+        load = scheduler.snapshot()
+        # A running sequence without a row in this step counts as unused, which only makes the figure worse.
+        used = sum(row.start + row.count for row in plan.rows)
+        waste.append(1 - used / (load.blocks_used * spec.block_size))
+        scheduler.commit(plan, answer(plan), 0.0)
+    return waste, scheduler.snapshot().preemptions
+
+
+def fitting(requests: Sequence[Lengths], blocks: int, block_size: int) -> float:
+    """How many successive requests fit into `blocks` at their full length, in the mean over the first of them."""
+    needs = [-(-request.total // block_size) for request in requests]
+    counts = []
+    for first in range(len(needs)):
+        left, count = blocks, 0
+        while count < len(needs) and (need := needs[(first + count) % len(needs)]) <= left:
+            left -= need
+            count += 1
+        counts.append(count)
+    return statistics.fmean(counts)
+
+
+def main() -> None:
+    parser = reporting.parser(__doc__)
+    parser.add_argument("--trace", type=Path, default=SAMPLE, help="CSV with ContextTokens and GeneratedTokens")
+    parser.add_argument("--requests", type=int, default=200, help="how many of its first requests (default 200)")
+    parser.add_argument("--divisor", type=int, default=4, help="what lengths are divided by (default 4)")
+    parser.add_argument("--pool-tokens", type=int, default=32768, help="slots in the pool (default 32768)")
+    parser.add_argument("--block-size", type=int, default=16, help="tokens in a block (default 16)")
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="sequences that run at a time (default 256)")
+    parser.add_argument("--max-num-batched-tokens", type=int, default=2048, help="positions in a step (default 2048)")
+    arguments = parser.parse_args()
+
+    requests = read_lengths(arguments.trace, arguments.requests, arguments.divisor)
+    blocks = arguments.pool_tokens // arguments.block_size
+    waste, preemptions = run(requests, blocks, arguments)
+    longest = max(request.total for request in requests)
+    slots = blocks * arguments.block_size // longest
+    pages = fitting(requests, blocks, arguments.block_size)
+    rows = [
+        ("KV waste, mean over steps", f"{statistics.fmean(waste):.2%}"),
+        ("KV waste, worst step", f"{max(waste):.2%}"),
+        ("preemptions", preemptions),
+        (f"sequences that fit, in slots of {longest:,} tokens", slots),
+        ("sequences that fit, in blocks", pages),
+    ]
+    notes = f"Paged, the pool holds {pages / slots:.1f} times as many sequences."
+    prompt, output = (
+        statistics.fmean(lengths) for lengths in zip(*((r.prompt, r.output) for r in requests), strict=True)
+    )
+    reporting.report(
+        f"{len(requests)} requests, {prompt:.0f} prompt and {output:.0f} output tokens in the mean, "
+        f"pool of {blocks:,} blocks of {arguments.block_size}",
+        ("figure", "value"),
+        rows,
+        notes,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""Write synthetic checkpoints with random weights, in the formats that Penstock and its peers read.
+
+Speed does not depend on what weights say, so random ones measure it; quality needs trained ones.
+
+`bf16` has 1.24 billion parameters in the shape of Llama 3.2 1B, `toy` 6 layers of width 256, which shows what an engine
+costs by itself. The quantized kinds are made from `bf16` by rounding to nearest, so they need it in the same folder.
+Needs torch, transformers, tokenizers and safetensors; the GGUF kinds need the gguf package.
+"""
+
+import argparse
+import glob
+import json
+import sysconfig
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+LARGE = {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+}
+TOY = {
+    "vocab_size": 32000,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 2048,
+}
+COMMON = {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2}
+GPTQ_GROUP = 128
+
+
+def main() -> None:
+    makers: dict[str, Callable[[Path], None]] = {
+        "bf16": lambda out: write_random(out / "bf16", LARGE),
+        "toy": lambda out: write_random(out / "toy", TOY),
+        "w8a8": write_w8a8,
+        "gptq": write_gptq,
+        "gguf-bf16": lambda out: write_gguf(out, "bf16"),
+        "gguf-q8_0": lambda out: write_gguf(out, "q8_0"),
+        "gguf-q4_0": lambda out: write_gguf(out, "q4_0"),
+        "gguf-q4_k_m": write_q4_k_m,
+    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder in which a checkpoint named after its kind is written")
+    parser.add_argument("kinds", nargs="+", choices=list(makers), metavar="kind", help=f"any of {', '.join(makers)}")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for kind in arguments.kinds:
+        makers[kind](arguments.out)
+        print(f"{kind}: written to {arguments.out}")
+
+
+def write_random(directory: Path, shape: dict[str, Any]) -> None:
+    """A Llama checkpoint in Hugging Face's layout: bfloat16, normal weights of deviation 0.02."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(LlamaConfig(**shape, **COMMON))
+    model = model.to(torch.bfloat16).to_empty(device="cpu")
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data.fill_(1.0)
+        else:
+            parameter.data.normal_(0, 0.02)
+    model.tie_weights()
+    model.save_pretrained(directory)
+    write_tokenizer(directory)
+
+
+def write_tokenizer(directory: Path) -> None:
+    """A byte-level BPE tokenizer of 32,000 tokens, trained on Python's standard library."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=32000,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train(sorted(glob.glob(f"{sysconfig.get_path('stdlib')}/*.py"))[:200], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    fast.chat_template = (
+        "{% for message in messages %}<s>{{ message['role'] }}: {{ message['content'] }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<s>assistant: {% endif %}"
+    )
+    fast.save_pretrained(directory)
+
+
+def base_tensors(out: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of the `bf16` checkpoint."""
+    source = out / "bf16" / "model.safetensors"
+    if not source.exists():
+        raise SystemExit(f"{source} is missing: make the kind bf16 first.")
+    with safe_open(source, "pt") as file:
+        for name in file.keys():  # noqa: SIM118 - safetensors' handle is not iterable
+            yield name, file.get_tensor(name)
+
+
+def write_derived(
+    out: Path, kind: str, convert: Callable[[str, Tensor], dict[str, Tensor]], quantization: dict[str, Any]
+) -> None:
+    """The `bf16` checkpoint with every projection converted; embeddings and norms stay."""
+    directory = out / kind
+    directory.mkdir(exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    for name, tensor in base_tensors(out):
+        tensors.update(convert(name, tensor.float()) if "proj" in name else {name: tensor})
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((out / "bf16" / "config.json").read_text())
+    config["quantization_config"] = quantization
+    (directory / "config.json").write_text(json.dumps(config, indent=1))
+    write_tokenizer(directory)
+
+
+def write_w8a8(out: Path) -> None:
+    """compressed-tensors: int8 weights with a scale for each channel, int8 activations with one for each token."""
+
+    def convert(name: str, weight: Tensor) -> dict[str, Tensor]:
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        quantized = torch.round(weight / scale).clamp(-127, 127).to(torch.int8)
+        return {name: quantized, f"{name}_scale": scale.bfloat16()}
+
+    scheme = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None, "block_structure": None}
+    group = {
+        "targets": ["Linear"],
+        "output_activations": None,
+        "weights": {**scheme, "strategy": "channel", "dynamic": False, "observer": "minmax"},
+        "input_activations": {**scheme, "strategy": "token", "dynamic": True, "observer": "memoryless"},
+    }
+    quantization = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
+    write_derived(out, "w8a8", convert, quantization)
+
+
+def write_gptq(out: Path) -> None:
+    """GPTQ's storage format: symmetric 4-bit weights in groups of 128, eight to an int32, without act-order."""
+
+    def convert(name: str, weight: Tensor) -> dict[str, Tensor]:
+        rows, columns = weight.shape
+        grouped = weight.view(rows, columns // GPTQ_GROUP, GPTQ_GROUP)
+        scale = grouped.abs().amax(2) / 7
+        levels = (torch.round(grouped / scale[..., None]).clamp(-8, 7) + 8).to(torch.int32)
+        transposed = levels.view(rows, columns).t().contiguous()
+        packed = torch.zeros(columns // 8, rows, dtype=torch.int32)
+        for index in range(8):
+            packed |= transposed[index::8] << (4 * index)
+        base = name.removesuffix(".weight")
+        return {
+            f"{base}.qweight": packed,
+            f"{base}.scales": scale.t().contiguous().half(),
+            f"{base}.qzeros": torch.full((columns // GPTQ_GROUP, rows // 8), 0x77777777, dtype=torch.int32),
+            f"{base}.g_idx": (torch.arange(columns) // GPTQ_GROUP).to(torch.int32),
+        }
+
+    quantization = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": GPTQ_GROUP,
+        "desc_act": False,
+        "sym": True,
+        "lm_head": False,
+        "checkpoint_format": "gptq",
+    }
+    write_derived(out, "gptq", convert, quantization)
+
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def write_gguf(out: Path, kind: str) -> None:
+    """One GGUF file without a vocabulary, its matrices in the type `kind`."""
+    import gguf
+
+    types = gguf.GGMLQuantizationType
+    target = {"bf16": types.BF16, "q8_0": types.Q8_0, "q4_0": types.Q4_0}[kind]
+    writer = gguf.GGUFWriter(str(out / f"{kind}.gguf"), "llama")
+    writer.add_block_count(LARGE["num_hidden_layers"])
+    writer.add_context_length(LARGE["max_position_embeddings"])
+    writer.add_embedding_length(LARGE["hidden_size"])
+    writer.add_feed_forward_length(LARGE["intermediate_size"])
+    writer.add_head_count(LARGE["num_attention_heads"])
+    writer.add_head_count_kv(LARGE["num_key_value_heads"])
+    writer.add_rope_freq_base(LARGE["rope_theta"])
+    writer.add_layer_norm_rms_eps(LARGE["rms_norm_eps"])
+    writer.add_vocab_size(LARGE["vocab_size"])
+    writer.add_rope_dimension_count(LARGE["head_dim"])
+    writer.add_tokenizer_model("no_vocab")
+    for name, tensor in base_tensors(out):
+        base, array = name.removesuffix(".weight"), tensor.float().numpy()
+        if base in GGUF_NAMES:
+            renamed = GGUF_NAMES[base]
+        else:
+            _, _, layer, rest = base.split(".", 3)
+            renamed = f"blk.{layer}.{GGUF_NAMES[rest]}"
+        if array.ndim == 1:
+            writer.add_tensor(f"{renamed}.weight", array)
+        else:
+            writer.add_tensor(f"{renamed}.weight", gguf.quants.quantize(array, target), raw_dtype=target)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_q4_k_m(out: Path) -> None:
+    """llama.cpp's own mix of 4- and 6-bit types, made by its library from the GGUF kind bf16."""
+    import llama_cpp
+
+    parameters = llama_cpp.llama_model_quantize_default_params()
+    parameters.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_M
+    source, target = str(out / "bf16.gguf").encode(), str(out / "q4_k_m.gguf").encode()
+    if llama_cpp.llama_model_quantize(source, target, parameters):
+        raise SystemExit("llama.cpp could not quantize bf16.gguf: make the kind gguf-bf16 first.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""How benchmarks report: the machine first, then tables in Markdown."""
+
+import argparse
+import math
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """An argument parser that shows a script's docstring as it is written."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def machine() -> str:
+    """CPU model, cores that this process may use, and the Python version."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    return f"{model}, {cores()} cores, Python {platform.python_version()}"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def report(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], notes: str = "") -> None:
+    """Print a title, the machine, a Markdown table and notes."""
+    print(f"\n## {title}\n\n{machine()}\n")
+    print("| " + " | ".join(header) + " |")
+    print("|" + "---|" * len(header))
+    for row in rows:
+        print("| " + " | ".join(_cell(value) for value in row) + " |")
+    if notes:
+        print(f"\n{notes}")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def median(values: Sequence[float]) -> float | None:
+    """The median, None where nothing was measured."""
+    return statistics.median(values) if values else None
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least `share` of all do not exceed (nearest rank), None where there is none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None

@@ -1,0 +1,27 @@
+"""Penstock serves large language models: an inference engine and an OpenAI-compatible server.
+
+The names below are imported when they are first used, so that `import penstock` stays fast and needs no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.core.sampling import SamplingParams
+    from penstock.llm import LLM, AsyncEngine
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
+
+_HOMES = {"LLM": "penstock.llm", "AsyncEngine": "penstock.llm", "SamplingParams": "penstock.core.sampling"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

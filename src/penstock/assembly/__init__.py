@@ -1,0 +1,1 @@
+"""Puts an engine together from its rooms: for the command line and for `penstock.llm`, and for nobody else."""

@@ -1,0 +1,98 @@
+"""Builds an engine from its configuration: weights, KV storage, program, scheduler."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from penstock.cache.manager import KVCache
+from penstock.cache.prefix import keyed_hash
+from penstock.core.config import EngineConfig
+from penstock.engine.core import EngineCore
+from penstock.engine.messages import StageTime
+from penstock.engine.worker import BuiltEngine
+from penstock.kernels.cpu_torch import IMPLEMENTATIONS
+from penstock.kernels.dispatch import Dispatcher
+from penstock.kernels.program import Program, compile_program
+from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.weights import dummy_weights, load_weights
+from penstock.models.registry import declare
+from penstock.runtime.executor import ModelExecutor
+from penstock.runtime.storage import TORCH_DTYPES, KVStorage
+from penstock.sampling.sampler import Sampler
+from penstock.scheduler.scheduler import Scheduler
+from penstock.text.table import TokenTable
+from penstock.text.tokenizer import load_tokenizer
+
+DUMMY_SEED = 0
+PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
+PROMISE_OPEN = (
+    "Tokens can differ in near ties with the batch around a request, since these operations are not row functions: "
+)
+
+
+class _Budget:
+    """Times the stages of a start one after another."""
+
+    def __init__(self, started: float) -> None:
+        self.stages: list[StageTime] = []
+        self._last = started
+
+    def done(self, stage: str) -> None:
+        now = time.monotonic()
+        self.stages.append(StageTime(stage, now - self._last))
+        self._last = now
+
+
+def build_engine(
+    config: EngineConfig, progress: Callable[[int, int], None], started: float | None = None
+) -> BuiltEngine:
+    """Load the model and put the engine together; `progress` gets bytes of weights done and in all.
+
+    `started` is when the process began, on the monotonic clock, for the start-up budget. Raises StartupError.
+    """
+    budget = _Budget(time.monotonic() if started is None else started)
+    budget.done("start Python and import torch")
+    torch.set_num_threads(config.threads)
+    dtype = TORCH_DTYPES[config.model.dtype]
+    checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
+    declaration = declare(checkpoint.config)
+    if config.model.load_format == "dummy":
+        weights = dummy_weights(declaration, dtype, DUMMY_SEED)
+    else:
+        weights = load_weights(checkpoint, declaration, dtype, progress)
+    budget.done("load and pack weights")
+    table = _token_table(Path(config.model.tokenizer), declaration.vocab_size)
+    budget.done("load tokenizer")
+    storage = KVStorage(config.cache.spec, config.cache.num_blocks)
+    program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
+    executor = ModelExecutor(program, storage, Sampler(declaration.vocab_size), table)
+    executor.warm_up()
+    budget.done("allocate the KV pool, warm up")
+    namespace = f"{config.model.path}\0{config.model.dtype}\0{config.cache.spec}".encode()
+    cache = KVCache(
+        config.cache.spec,
+        config.cache.num_blocks,
+        namespace=namespace,
+        key_of=keyed_hash(os.urandom(32)),
+        prefix_caching=config.cache.prefix_caching,
+    )
+    core = EngineCore(Scheduler(config.scheduler, cache), executor)
+    return BuiltEngine(core, declaration.vocab_size, budget.stages, [*declaration.notes, _promise(program)])
+
+
+def _token_table(directory: Path, vocab_size: int) -> TokenTable | None:
+    """Bytes of the tokens, for stop strings; None where there is no tokenizer and requests are token ids."""
+    if not (directory / "tokenizer.json").exists():
+        return None
+    tokenizer = load_tokenizer(directory)
+    tokenizer.check_against(vocab_size)
+    return tokenizer.table
+
+
+def _promise(program: Program) -> str:
+    """Whether results are independent of the batch in this configuration, and which operations are in the way."""
+    others = sorted({choice.implementation for choice in program.choices if not choice.row_function})
+    return PROMISE_HOLDS if not others else PROMISE_OPEN + ", ".join(others) + "."

@@ -1,0 +1,96 @@
+"""Everything that is decided before an engine is built. Reads headers only; needs no torch."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason, resolve
+from penstock.core.errors import TokenizerError
+from penstock.engine.interface import ModelInfo
+from penstock.loading.checkpoint import Checkpoint, open_checkpoint
+from penstock.loading.hub import resolve_model
+from penstock.models.declaration import ModelDeclaration
+from penstock.models.registry import declare
+from penstock.runtime.machine import machine_facts
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that was found and understood, and the configuration to run it with.
+
+    Attributes:
+        options: as the user gave them.
+        config: what they resolved to, and `reasons` why.
+        checkpoint, declaration: the model's files and its meaning.
+    """
+
+    options: EngineOptions
+    config: EngineConfig
+    reasons: list[Reason]
+    checkpoint: Checkpoint
+    declaration: ModelDeclaration
+
+    def load_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, checked against the model; None where the model's directory has none.
+
+        Raises TokenizerError where it cannot be used, or where a directory that was asked for has none.
+        """
+        directory = Path(self.config.model.tokenizer)
+        if not (directory / "tokenizer.json").exists() and self.options.tokenizer is None:
+            return None
+        tokenizer = load_tokenizer(directory)
+        tokenizer.check_against(self.declaration.vocab_size)
+        return tokenizer
+
+    def eos_token_ids(self, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+        """What ends an output: as generation_config.json says, else config.json, else the tokenizer."""
+        for source in (self.checkpoint.generation_config, self.checkpoint.config):
+            value = source.get("eos_token_id")
+            if value is not None:
+                return tuple(value) if isinstance(value, list) else (int(value),)
+        if tokenizer is not None and tokenizer.eos_token_id is not None:
+            return (tokenizer.eos_token_id,)
+        return ()
+
+    def model_info(self, tokenizer: Tokenizer | None, names: tuple[str, ...] = ()) -> ModelInfo:
+        """The model as its users know it; `names` are those under which it is served."""
+        names = names or (_served_name(self.options.model),)
+        return ModelInfo(
+            name=names[0],
+            aliases=names[1:],
+            max_model_len=self.config.scheduler.max_model_len,
+            vocab_size=self.declaration.vocab_size,
+            eos_token_ids=self.eos_token_ids(tokenizer),
+            created=int(time.time()),
+        )
+
+
+def _served_name(model: str) -> str:
+    """A hub name as it is, a directory by its last part: clients have no use for this machine's paths."""
+    path = Path(model).expanduser()
+    return path.resolve().name if path.is_dir() else model
+
+
+def prepare(options: EngineOptions) -> Prepared:
+    """Find the model, read its headers, and resolve the configuration. Raises StartupError."""
+    path = resolve_model(options.model)
+    checkpoint = open_checkpoint(path, weights=options.load_format != "dummy")
+    declaration = declare(checkpoint.config)
+    facts = ModelFacts(
+        path=str(path),
+        stored_dtype=declaration.dtype,
+        num_parameters=declaration.num_parameters,
+        max_position_embeddings=declaration.max_position_embeddings,
+        vocab_size=declaration.vocab_size,
+        kv_layers=declaration.kv_layers,
+    )
+    if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
+        raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
+    config, reasons = resolve(options, facts, machine_facts())
+    return Prepared(options, config, reasons, checkpoint, declaration)
+
+
+def engine_command(python: str) -> list[str]:
+    """The command of an engine process, to which the descriptor of its socket is appended."""
+    return [python, "-m", "penstock.assembly"]

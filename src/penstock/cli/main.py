@@ -1,0 +1,158 @@
+"""`penstock`: the command that users type."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import __version__
+from penstock.cli import options
+from penstock.core.errors import PenstockError
+
+app = typer.Typer(
+    help="Serve large language models.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+bench = typer.Typer(help="Measure what this machine reaches.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def serve(
+    model: options.Model = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.", min=0, max=65535)] = 8000,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="Name in the API instead of MODEL; may be given several times.")
+    ] = None,
+    explain_config: Annotated[
+        bool, typer.Option("--explain-config", help="Print every setting and why it has its value, and exit.")
+    ] = False,
+    tokenizer: options.Tokenizer = None,
+    dtype: options.Dtype = "auto",
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: options.MaxNumSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    enable_prefix_caching: options.PrefixCaching = True,
+    load_format: options.LoadFormat = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Serve a model over an OpenAI-compatible API."""
+    from penstock.cli.serve import run_serve
+
+    engine = options.engine_options(
+        options.model_or_default(model),
+        tokenizer=tokenizer,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory=kv_cache_memory,
+        enable_prefix_caching=enable_prefix_caching,
+        load_format=load_format,
+        threads=threads,
+    )
+    raise typer.Exit(run_serve(engine, host, port, tuple(served_model_name or ()), explain_only=explain_config))
+
+
+@app.command()
+def run(
+    model: options.Model = None,
+    prompt: Annotated[str | None, typer.Argument(help="Ask this one thing; without it, chat.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message that begins the conversation.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
+    tokenizer: options.Tokenizer = None,
+    dtype: options.Dtype = "auto",
+    max_model_len: options.MaxModelLen = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    load_format: options.LoadFormat = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Chat with a model in the terminal."""
+    from penstock.cli.chat import run_chat
+
+    engine = options.engine_options(
+        options.model_or_default(model),
+        tokenizer=tokenizer,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=None,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory=kv_cache_memory,
+        enable_prefix_caching=True,
+        load_format=load_format,
+        threads=threads,
+    )
+    raise typer.Exit(run_chat(engine, prompt, system, max_tokens, temperature, seed))
+
+
+@bench.command("engine")
+def bench_engine(
+    model: options.Model = None,
+    input_len: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 128,
+    output_len: Annotated[int, typer.Option(help="Output tokens after the first.", min=1)] = 64,
+    batch_size: Annotated[str, typer.Option(help="Prompts at a time; several separated by commas.")] = "1,4,16,32",
+    static: Annotated[bool, typer.Option("--static", help="Static batching, for comparison.")] = False,
+    repeat: Annotated[int, typer.Option(help="Runs of which the median counts.", min=1)] = 3,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    tokenizer: options.Tokenizer = None,
+    dtype: options.Dtype = "auto",
+    max_model_len: options.MaxModelLen = None,
+    max_num_seqs: options.MaxNumSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    kv_cache_memory: options.KvCacheMemory = None,
+    enable_prefix_caching: options.PrefixCaching = False,
+    load_format: options.LoadFormat = "auto",
+    threads: options.Threads = None,
+) -> None:
+    """Prefill and decode speed of the engine by itself, on random prompts."""
+    from penstock.cli.bench import run_bench_engine
+
+    engine = options.engine_options(
+        options.model_or_default(model),
+        tokenizer=tokenizer,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_memory=kv_cache_memory,
+        enable_prefix_caching=enable_prefix_caching,
+        load_format=load_format,
+        threads=threads,
+    )
+    engine["static_batching"] = static
+    run_bench_engine(engine, input_len, output_len, options.parse_batch_sizes(batch_size), repeat, json_file)
+
+
+def main() -> None:
+    """Run a command; an error on purpose is one sentence and its exit status."""
+    _exit_with_cause(app)
+
+
+def _exit_with_cause(command: Callable[[], None]) -> None:
+    try:
+        command()
+    except PenstockError as error:
+        typer.echo(f"penstock: {error.message}", err=True)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

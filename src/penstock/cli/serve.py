@@ -1,0 +1,137 @@
+"""`penstock serve`: the API process, with the engine in a process of its own."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from penstock.assembly.prepare import Prepared, engine_command, prepare
+from penstock.core.config import EngineOptions, Reason
+from penstock.core.errors import EngineUnavailable
+from penstock.engine.client import EngineProcess
+from penstock.engine.messages import Ready, StageTime
+from penstock.server.app import create_app
+from penstock.server.resolve import SamplingDefaults
+from penstock.server.serve import bind, run_loop, serve
+from penstock.text.tokenizer import Tokenizer
+
+console = Console(stderr=True, highlight=False)
+
+
+def run_serve(options: dict[str, Any], host: str, port: int, names: tuple[str, ...], *, explain_only: bool) -> int:
+    """Serve until a signal ends it; returns the exit status."""
+    started = time.monotonic()
+    if explain_only:
+        Console().print(_reasons_table(prepare(EngineOptions(**options)).reasons))
+        return 0
+    # The port is taken first: if it is in use, nothing needs to be loaded to say so.
+    listener = bind(host, port)
+    with contextlib.closing(listener):
+        prepared = prepare(EngineOptions(**options))
+        return run_loop(_serve(prepared, listener, names, started))
+
+
+async def _serve(prepared: Prepared, listener: socket.socket, names: tuple[str, ...], started: float) -> int:
+    with _LoadProgress() as progress:
+        engine = await EngineProcess.start(engine_command(sys.executable), prepared.config, progress.update)
+        try:
+            before = time.monotonic()
+            tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
+            tokenizer_seconds = time.monotonic() - before
+            defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
+            app = create_app(engine, tokenizer, defaults=defaults)
+            serving = asyncio.ensure_future(serve(app, listener))
+            ready = asyncio.ensure_future(
+                engine.ready(prepared.model_info(tokenizer, names), tokenizer.table if tokenizer else None)
+            )
+            # A signal while the model loads ends the server, and with it the wait.
+            await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                ready.cancel()
+                return 0
+            message = ready.result()
+        except BaseException:
+            await engine.close()
+            raise
+    _print_budget(message, tokenizer_seconds, time.monotonic() - started)
+    _print_notes(prepared, tokenizer, message)
+    host, port = listener.getsockname()[:2]
+    console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on http://{host}:{port}/v1")
+    try:
+        return await _until_end(serving, engine)
+    finally:
+        await engine.close()
+
+
+async def _until_end(serving: "asyncio.Future[None]", engine: EngineProcess) -> int:
+    """Wait for a signal (0), or for the engine's death, which raises its cause."""
+    died = asyncio.ensure_future(engine.wait_closed())
+    await asyncio.wait((serving, died), return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        died.cancel()
+        serving.result()
+        return 0
+    serving.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await serving
+    engine.check_ready()
+    raise EngineUnavailable("The engine process ended.")
+
+
+class _LoadProgress:
+    """A bar while weights load, where somebody watches."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("loading weights"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=console
+        )
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> "_LoadProgress":
+        if console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        if console.is_terminal:
+            self._bar.stop()
+
+    def update(self, done: int, total: int) -> None:
+        """Take in how many bytes of weights are in place."""
+        if self._task is None:
+            self._task = self._bar.add_task("weights", total=total)
+        self._bar.update(self._task, completed=done)
+
+
+def _reasons_table(reasons: list[Reason]) -> Table:
+    table = Table("setting", "value", "why", box=None, pad_edge=False, header_style="bold")
+    for reason in reasons:
+        table.add_row(escape(reason.setting), escape(reason.value), escape(reason.why))
+    return table
+
+
+def _print_budget(ready: Ready, tokenizer_seconds: float, total: float) -> None:
+    stages = [*ready.stages, StageTime("load tokenizer (beside it)", tokenizer_seconds)]
+    width = max(len(stage.stage) for stage in stages)
+    console.print("Start-up budget:")
+    for stage in stages:
+        console.print(f"  {stage.stage:<{width}}  {stage.seconds:6.2f} s")
+    console.print(f"  {'ready after':<{width}}  {total:6.2f} s")
+
+
+def _print_notes(prepared: Prepared, tokenizer: Tokenizer | None, ready: Ready) -> None:
+    notes = list(ready.notes)
+    if tokenizer is None:
+        notes.append("The model has no tokenizer.json: prompts must be token ids, and outputs are ids without text.")
+    else:
+        notes += tokenizer.check_against(prepared.declaration.vocab_size)
+    for note in notes:
+        console.print(f"[dim]{escape(note)}[/dim]")
+    console.print(_reasons_table(prepared.reasons))

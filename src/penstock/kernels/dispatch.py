@@ -1,0 +1,143 @@
+"""Which implementation carries out an operation: the first that fits, with the reasons why others do not."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ConfigurationError
+from penstock.kernels.batch import StepBatch
+from penstock.kernels.packing import PackedLinear, Weight
+from penstock.kernels.rope import RopeTable
+from penstock.kernels.signature import Operation, RopeSpec, WeightRef
+
+
+class KVStorage(Protocol):
+    """Where keys and values are kept; the runtime owns it."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        ...
+
+    def planes(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of `layer`, each [num_blocks · block_size, kv_heads, head_dim]."""
+        ...
+
+    def group_of(self, layer: int) -> int:
+        """Index of the layer's KV group, and so of its entry in `StepBatch.groups`."""
+        ...
+
+
+class StepState:
+    """One step as operations see it: the batch, and what is computed once a step for all layers in `memo`."""
+
+    __slots__ = ("batch", "memo")
+
+    def __init__(self, batch: StepBatch) -> None:
+        self.batch = batch
+        self.memo: dict[object, Any] = {}
+
+
+Kernel = Callable[..., Any]
+"""(StepState, input tensors …) → the output tensor, a tuple of them where there are several, None where none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binding:
+    """What an operation is bound to when a program is compiled.
+
+    Attributes:
+        weights: every weight of the model by name.
+        kv: storage of keys and values.
+        dtype: type of values and of cos and sin.
+        reusable: for each input, whether nothing reads it afterwards, so that it may be overwritten.
+        rope_tables: tables made so far; layers with the same frequencies share one.
+    """
+
+    weights: Mapping[str, Weight]
+    kv: KVStorage
+    dtype: torch.dtype
+    reusable: tuple[bool, ...] = ()
+    rope_tables: dict[RopeSpec, RopeTable] = field(default_factory=dict)
+
+    def weight(self, ref: WeightRef) -> Weight:
+        """The weight that `ref` names, packed or not."""
+        return self.weights[ref.name]
+
+    def tensor(self, ref: WeightRef) -> Tensor:
+        """The weight that `ref` names, which must not be packed."""
+        weight = self.weights[ref.name]
+        if isinstance(weight, PackedLinear):
+            raise TypeError(f"{ref.name} is packed, but a plain tensor is needed.")
+        return weight
+
+    def rope_table(self, spec: RopeSpec) -> RopeTable:
+        """The table of cosines and sines for `spec`."""
+        if spec not in self.rope_tables:
+            self.rope_tables[spec] = RopeTable(spec, self.dtype)
+        return self.rope_tables[spec]
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """One way to carry out one operation.
+
+    Attributes:
+        name: unique among those of the operation.
+        operation: the signature's class.
+        row_function: whether each row's result depends on that row alone, bit for bit.
+        supports: (operation, binding) → None where it fits, else the reason why not.
+        prepare: (operation, binding) → the function that runs each step.
+    """
+
+    name: str
+    operation: type[Operation]
+    row_function: bool
+    supports: Callable[[Any, Binding], str | None]
+    prepare: Callable[[Any, Binding], Kernel]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen for `count` operations of one kind, and why those before it in the order were not."""
+
+    operation: str
+    implementation: str
+    row_function: bool
+    rejected: tuple[tuple[str, str], ...]
+    count: int
+
+
+def fits_always(_operation: Operation, _binding: Binding) -> str | None:
+    """`supports` of an implementation without conditions."""
+    return None
+
+
+class Dispatcher:
+    """Takes the first implementation that fits, in the order given, and remembers what it took and why."""
+
+    def __init__(self, implementations: Sequence[Implementation]) -> None:
+        self._implementations = tuple(implementations)
+        self._choices: dict[tuple[str, str, bool, tuple[tuple[str, str], ...]], int] = {}
+
+    def choose(self, operation: Operation, binding: Binding) -> Implementation:
+        """The implementation for `operation`; raises ConfigurationError where none fits."""
+        rejected: list[tuple[str, str]] = []
+        for candidate in self._implementations:
+            if candidate.operation is not type(operation):
+                continue
+            reason = candidate.supports(operation, binding)
+            if reason is None:
+                key = (operation.op, candidate.name, candidate.row_function, tuple(rejected))
+                self._choices[key] = self._choices.get(key, 0) + 1
+                return candidate
+            rejected.append((candidate.name, reason))
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected) or "there is no implementation"
+        raise ConfigurationError(f"No kernel carries out {operation} here ({reasons}).")
+
+    def report(self) -> tuple[Choice, ...]:
+        """Every choice made so far, in the order of first use."""
+        return tuple(Choice(*key, count) for key, count in self._choices.items())

@@ -1,0 +1,217 @@
+"""Obviously right implementations of every operation in torch, which the others are tested against."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.kernels.batch import StepBatch
+from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always
+from penstock.kernels.packing import PackedLinear
+from penstock.kernels.rope import inverse_frequencies
+from penstock.kernels.signature import (
+    AddRmsNorm,
+    Attention,
+    Embedding,
+    GatedActivation,
+    HeadLayout,
+    HeadNorm,
+    Linear,
+    RmsNorm,
+    Rotary,
+    Scale,
+    SelectRows,
+    SoftCap,
+    WriteKV,
+)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, unit_offset: bool) -> Tensor:
+    """RmsNorm over the last dimension, in float32."""
+    wide = x.float()
+    quotient = wide / torch.sqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if unit_offset:
+        return (quotient * (1.0 + weight.float())).to(x.dtype)
+    return weight * quotient.to(x.dtype)
+
+
+def split_heads(qkv: Tensor, heads: HeadLayout) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of the query, key and value heads, each [tokens, heads, head_dim]."""
+    query, key, value = qkv.split((heads.query_width, heads.kv_width, heads.kv_width), dim=1)
+    return (
+        query.unflatten(1, (heads.query_heads, heads.head_dim)),
+        key.unflatten(1, (heads.kv_heads, heads.head_dim)),
+        value.unflatten(1, (heads.kv_heads, heads.head_dim)),
+    )
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [tokens, heads, head_dim] turned by angles whose cos and sin are [tokens, head_dim / 2]."""
+    low, high = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, position: int, first: int, op: Attention) -> Tensor:
+    """One token's attention: query [query_heads, head_dim], keys and values [context, kv_heads, head_dim].
+
+    `position` is the query's, `first` that of the first key. Sums are in float32.
+    """
+    share = op.heads.query_heads // op.heads.kv_heads
+    keys = keys.float().repeat_interleave(share, dim=1)
+    values = values.float().repeat_interleave(share, dim=1)
+    scores = torch.einsum("hd,lhd->hl", query.float(), keys) * op.scale
+    if op.softcap is not None:
+        scores = op.softcap * torch.tanh(scores / op.softcap)
+    positions = torch.arange(first, first + keys.shape[0])
+    visible = positions <= position
+    if op.window is not None:
+        visible &= positions > position - op.window
+    scores = scores.masked_fill(~visible, -math.inf)
+    return torch.einsum("hl,lhd->hd", torch.softmax(scores, dim=-1), values).to(query.dtype)
+
+
+def _embedding(op: Embedding, binding: Binding) -> Kernel:
+    table = binding.tensor(op.weight)
+    return lambda step: table[step.batch.token_ids]
+
+
+def _linear(op: Linear, binding: Binding) -> Kernel:
+    weight = binding.tensor(op.weight)
+    bias = None if op.bias is None else binding.tensor(op.bias)
+    return lambda _step, x: F.linear(x, weight, bias)
+
+
+def _linear_supports(op: Linear, binding: Binding) -> str | None:
+    return "the weight is packed" if isinstance(binding.weight(op.weight), PackedLinear) else None
+
+
+def _rms_norm(op: RmsNorm, binding: Binding) -> Kernel:
+    weight = binding.tensor(op.weight)
+    return lambda _step, x: rms_norm(x, weight, op.eps, op.unit_offset)
+
+
+def _add_rms_norm(op: AddRmsNorm, binding: Binding) -> Kernel:
+    weight = binding.tensor(op.weight)
+
+    def run(_step: StepState, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        return rms_norm(total, weight, op.eps, op.unit_offset), total
+
+    return run
+
+
+def _head_norm(op: HeadNorm, binding: Binding) -> Kernel:
+    query_weight, key_weight = binding.tensor(op.query_weight), binding.tensor(op.key_weight)
+
+    def run(_step: StepState, qkv: Tensor) -> Tensor:
+        query, key, value = split_heads(qkv, op.heads)
+        query = rms_norm(query, query_weight, op.eps, op.unit_offset)
+        key = rms_norm(key, key_weight, op.eps, op.unit_offset)
+        return torch.cat((query.flatten(1), key.flatten(1), value.flatten(1)), dim=1)
+
+    return run
+
+
+def _rotary(op: Rotary, _binding: Binding) -> Kernel:
+    frequencies = inverse_frequencies(op.rope)
+
+    def run(step: StepState, qkv: Tensor) -> Tensor:
+        query, key, value = split_heads(qkv, op.heads)
+        angles = step.batch.positions[:, None].float() * frequencies
+        cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        return torch.cat((query.flatten(1), key.flatten(1), value.flatten(1)), dim=1)
+
+    return run
+
+
+def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
+    key_plane, value_plane = binding.kv.planes(op.layer)
+    group = binding.kv.group_of(op.layer)
+
+    def run(step: StepState, qkv: Tensor) -> None:
+        _, key, value = split_heads(qkv, op.heads)
+        slots = step.batch.groups[group].slots
+        key_plane[slots] = key.to(key_plane.dtype)
+        value_plane[slots] = value.to(value_plane.dtype)
+
+    return run
+
+
+def context_slots(batch: StepBatch, group: int, row: int) -> Tensor:
+    """int64 [context]: the slot of every position of `row`."""
+    positions = torch.arange(batch.context_lengths[row])
+    blocks = batch.groups[group].block_tables[row].long()[positions // batch.block_size]
+    return blocks * batch.block_size + positions % batch.block_size
+
+
+def _attention(op: Attention, binding: Binding) -> Kernel:
+    key_plane, value_plane = binding.kv.planes(op.layer)
+    group = binding.kv.group_of(op.layer)
+
+    def run(step: StepState, qkv: Tensor) -> Tensor:
+        batch = step.batch
+        query, _, _ = split_heads(qkv, op.heads)
+        output = torch.empty_like(query)
+        token = 0
+        for row, (added, context) in enumerate(zip(batch.query_lengths, batch.context_lengths, strict=True)):
+            slots = context_slots(batch, group, row)
+            for position in range(context - added, context):
+                # Released blocks before the window must not even be read: they may hold another sequence's NaN.
+                first = 0 if op.window is None else max(0, position - op.window + 1)
+                seen = slots[first : position + 1]
+                output[token] = attend(query[token], key_plane[seen], value_plane[seen], position, first, op)
+                token += 1
+        return output.flatten(1)
+
+    return run
+
+
+def activate(x: Tensor, activation: str) -> Tensor:
+    """The named activation, elementwise."""
+    return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")
+
+
+def _gated_activation(op: GatedActivation, _binding: Binding) -> Kernel:
+    def run(_step: StepState, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return activate(gate, op.activation) * up
+
+    return run
+
+
+def _scale(op: Scale, binding: Binding) -> Kernel:
+    factor = torch.tensor(op.factor, dtype=binding.dtype)
+    return lambda _step, x: x * factor
+
+
+def _soft_cap(op: SoftCap, _binding: Binding) -> Kernel:
+    return lambda _step, x: op.cap * torch.tanh(x / op.cap)
+
+
+def _select_rows(_op: SelectRows, _binding: Binding) -> Kernel:
+    return lambda step, x: x[step.batch.logit_rows]
+
+
+def _reference(operation: Any, prepare: Any, supports: Any = fits_always, row_function: bool = True) -> Implementation:
+    return Implementation("reference", operation, row_function, supports, prepare)
+
+
+REFERENCE: tuple[Implementation, ...] = (
+    _reference(Embedding, _embedding),
+    # Matrix products of torch choose their inner loops by the number of rows.
+    _reference(Linear, _linear, _linear_supports, row_function=False),
+    _reference(RmsNorm, _rms_norm),
+    _reference(AddRmsNorm, _add_rms_norm),
+    _reference(HeadNorm, _head_norm),
+    _reference(Rotary, _rotary),
+    _reference(WriteKV, _write_kv),
+    _reference(Attention, _attention),
+    _reference(GatedActivation, _gated_activation),
+    _reference(Scale, _scale),
+    _reference(SoftCap, _soft_cap),
+    _reference(SelectRows, _select_rows),
+)

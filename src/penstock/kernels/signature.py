@@ -1,0 +1,228 @@
+"""The operation table: what a model may ask for, as frozen data with named attributes.
+
+Every value is a matrix [rows, width]; rows are the tokens of the step or, after SelectRows, those whose logits are
+wanted. An operation names its weights; tensors appear only when a program is compiled. Every implementation must give
+each row a result within rounding of the torch reference in `kernels.reference`.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+ActivationName = Literal["silu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRef:
+    """A handle to a weight; the tensor behind it is looked up when a program is compiled."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """How a row of the fused projection is cut: query heads, then key heads, then value heads, all of `head_dim`."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def query_width(self) -> int:
+        """Columns of all query heads."""
+        return self.query_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of all key heads; the value heads have as many."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def fused_width(self) -> int:
+        """Columns of a whole row."""
+        return self.query_width + 2 * self.kv_width
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRope:
+    """Positions divided by `factor` (Chen et al., Position Interpolation, 2023)."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, a ramp between.
+
+    A wavelength is long above original_context / low_factor and short below original_context / high_factor.
+    """
+
+    factor: float
+    low_factor: float
+    high_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """Rotary position embedding of one kind of layer: pair i of a head turns at theta^(-2i / head_dim), scaled.
+
+    Pair i is columns i and i + head_dim / 2 of a head.
+    """
+
+    head_dim: int
+    theta: float
+    scaling: LinearRope | Llama3Rope | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """→ [tokens, width]: the rows of `weight` that the step's token ids name."""
+
+    op: ClassVar[str] = "embedding"
+    weight: WeightRef
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x → x · weightᵀ + bias; the weight is [outputs, inputs]."""
+
+    op: ClassVar[str] = "linear"
+    weight: WeightRef
+    bias: WeightRef | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """x → x / sqrt(mean(x²) + eps) · w, computed in float32.
+
+    `unit_offset` multiplies by 1 + w and rounds once at the end; otherwise the quotient is rounded to x's type first.
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+    """
+
+    op: ClassVar[str] = "rms_norm"
+    weight: WeightRef
+    eps: float
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AddRmsNorm:
+    """x, residual → (RmsNorm(x + residual), x + residual)."""
+
+    op: ClassVar[str] = "add_rms_norm"
+    weight: WeightRef
+    eps: float
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorm:
+    """fused QKV → fused QKV with RmsNorm over each query and key head; values are left as they are."""
+
+    op: ClassVar[str] = "head_norm"
+    heads: HeadLayout
+    query_weight: WeightRef
+    key_weight: WeightRef
+    eps: float
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """fused QKV → fused QKV with query and key heads rotated by the tokens' positions.
+
+    Angles are position · frequency in float32; cosine and sine are rounded to the value's type before they multiply.
+    Source: Su et al., RoFormer, 2021, in the arrangement of halves that Hugging Face checkpoints use.
+    """
+
+    op: ClassVar[str] = "rotary"
+    heads: HeadLayout
+    rope: RopeSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WriteKV:
+    """fused QKV → nothing: stores the key and value heads of every token in the slots of layer `layer`."""
+
+    op: ClassVar[str] = "write_kv"
+    heads: HeadLayout
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """fused QKV → [tokens, query_width]: softmax(scale · q · kᵀ) · v over the row's own context in layer `layer`.
+
+    Keys and values are those stored, this step's included. A token at position p sees positions 0..p, with `window`
+    only those above p - window. With `softcap` c, a score s becomes c · tanh(s / c) before the mask. Query head h reads
+    key head h · kv_heads // query_heads.
+    """
+
+    op: ClassVar[str] = "attention"
+    heads: HeadLayout
+    layer: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedActivation:
+    """[gate | up] → activation(gate) · up, half as wide."""
+
+    op: ClassVar[str] = "gated_activation"
+    activation: ActivationName
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """x → x · factor, the factor being rounded to x's type first."""
+
+    op: ClassVar[str] = "scale"
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class SoftCap:
+    """x → cap · tanh(x / cap)."""
+
+    op: ClassVar[str] = "soft_cap"
+    cap: float
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRows:
+    """[tokens, width] → [logit rows, width]: the rows whose logits are wanted, in the batch's order."""
+
+    op: ClassVar[str] = "select_rows"
+
+
+Operation = (
+    Embedding
+    | Linear
+    | RmsNorm
+    | AddRmsNorm
+    | HeadNorm
+    | Rotary
+    | WriteKV
+    | Attention
+    | GatedActivation
+    | Scale
+    | SoftCap
+    | SelectRows
+)
+
+OPERATIONS: tuple[type[Operation], ...] = (
+    Embedding,
+    Linear,
+    RmsNorm,
+    AddRmsNorm,
+    HeadNorm,
+    Rotary,
+    WriteKV,
+    Attention,
+    GatedActivation,
+    Scale,
+    SoftCap,
+    SelectRows,
+)

@@ -1,0 +1,170 @@
+"""A model recorded once as a list of operations in single-assignment form; torch is not needed to record it."""
+
+from dataclasses import dataclass
+
+from penstock.kernels.signature import (
+    ActivationName,
+    AddRmsNorm,
+    Attention,
+    Embedding,
+    GatedActivation,
+    HeadLayout,
+    HeadNorm,
+    Linear,
+    Operation,
+    RmsNorm,
+    RopeSpec,
+    Rotary,
+    Scale,
+    SelectRows,
+    SoftCap,
+    WeightRef,
+    WriteKV,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A matrix that the program computes: `index` is unique in its tape, `width` is its columns."""
+
+    index: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One recorded operation with the values it reads and makes."""
+
+    operation: Operation
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+class Tape:
+    """Records operations in order. Each method appends one and returns its result; widths are checked as it goes."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._values = 0
+        self._result: Value | None = None
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """Everything recorded so far, in order."""
+        return tuple(self._steps)
+
+    @property
+    def num_values(self) -> int:
+        """How many values the steps make."""
+        return self._values
+
+    @property
+    def result(self) -> Value:
+        """The value that the program returns; raises ValueError where none was set."""
+        if self._result is None:
+            raise ValueError("The tape has no result; call finish() with the logits.")
+        return self._result
+
+    def finish(self, result: Value) -> None:
+        """Make `result` what the program returns."""
+        self._result = result
+
+    def last_uses(self) -> tuple[tuple[int, ...], ...]:
+        """For each step, the indices of the values that nothing after it reads; the result is never among them."""
+        dying: list[tuple[int, ...]] = []
+        later = {self.result.index}
+        for step in reversed(self._steps):
+            touched = dict.fromkeys(value.index for value in (*step.inputs, *step.outputs))
+            dying.append(tuple(index for index in touched if index not in later))
+            later.update(touched)
+        return tuple(reversed(dying))
+
+    def embedding(self, weight: WeightRef, width: int) -> Value:
+        """Rows of an embedding matrix of `width` columns for the step's tokens."""
+        return self._append(Embedding(weight), (), width)
+
+    def linear(self, x: Value, weight: WeightRef, width: int, bias: WeightRef | None = None) -> Value:
+        """A projection to `width` columns."""
+        return self._append(Linear(weight, bias), (x,), width)
+
+    def rms_norm(self, x: Value, weight: WeightRef, eps: float, *, unit_offset: bool = False) -> Value:
+        """Normalise each row."""
+        return self._append(RmsNorm(weight, eps, unit_offset), (x,), x.width)
+
+    def add_rms_norm(
+        self, x: Value, residual: Value, weight: WeightRef, eps: float, *, unit_offset: bool = False
+    ) -> tuple[Value, Value]:
+        """Add `x` to the residual stream and normalise: (normalised, new residual)."""
+        _same_width(x, residual)
+        normed, total = self._new(x.width), self._new(x.width)
+        self._steps.append(Step(AddRmsNorm(weight, eps, unit_offset), (x, residual), (normed, total)))
+        return normed, total
+
+    def head_norm(
+        self, qkv: Value, heads: HeadLayout, query: WeightRef, key: WeightRef, eps: float, *, unit_offset: bool = False
+    ) -> Value:
+        """Normalise each query and key head."""
+        _expect_width(qkv, heads.fused_width)
+        return self._append(HeadNorm(heads, query, key, eps, unit_offset), (qkv,), qkv.width)
+
+    def rotary(self, qkv: Value, heads: HeadLayout, rope: RopeSpec) -> Value:
+        """Rotate query and key heads by position."""
+        _expect_width(qkv, heads.fused_width)
+        return self._append(Rotary(heads, rope), (qkv,), qkv.width)
+
+    def write_kv(self, qkv: Value, heads: HeadLayout, layer: int) -> None:
+        """Store this step's keys and values of layer `layer`."""
+        _expect_width(qkv, heads.fused_width)
+        self._steps.append(Step(WriteKV(heads, layer), (qkv,), ()))
+
+    def attention(
+        self,
+        qkv: Value,
+        heads: HeadLayout,
+        layer: int,
+        scale: float,
+        *,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Value:
+        """Attend over the stored context; this step's keys and values must have been written before."""
+        _expect_width(qkv, heads.fused_width)
+        return self._append(Attention(heads, layer, scale, window, softcap), (qkv,), heads.query_width)
+
+    def gated_activation(self, gate_up: Value, activation: ActivationName) -> Value:
+        """activation(gate) · up of a fused [gate | up]."""
+        if gate_up.width % 2:
+            raise ValueError(f"A fused gate and up of {gate_up.width} columns cannot be halved.")
+        return self._append(GatedActivation(activation), (gate_up,), gate_up.width // 2)
+
+    def scale(self, x: Value, factor: float) -> Value:
+        """Multiply by a constant."""
+        return self._append(Scale(factor), (x,), x.width)
+
+    def soft_cap(self, x: Value, cap: float) -> Value:
+        """Bound smoothly to (-cap, cap)."""
+        return self._append(SoftCap(cap), (x,), x.width)
+
+    def select_rows(self, x: Value) -> Value:
+        """Keep the rows whose logits are wanted."""
+        return self._append(SelectRows(), (x,), x.width)
+
+    def _append(self, operation: Operation, inputs: tuple[Value, ...], width: int) -> Value:
+        output = self._new(width)
+        self._steps.append(Step(operation, inputs, (output,)))
+        return output
+
+    def _new(self, width: int) -> Value:
+        value = Value(self._values, width)
+        self._values += 1
+        return value
+
+
+def _same_width(left: Value, right: Value) -> None:
+    if left.width != right.width:
+        raise ValueError(f"Values of {left.width} and {right.width} columns cannot be added.")
+
+
+def _expect_width(value: Value, width: int) -> None:
+    if value.width != width:
+        raise ValueError(f"A fused projection of {width} columns is needed here, not of {value.width}.")

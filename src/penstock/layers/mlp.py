@@ -1,0 +1,40 @@
+"""The gated feed-forward layer."""
+
+from dataclasses import dataclass
+
+from penstock.kernels.signature import ActivationName
+from penstock.kernels.tape import Tape, Value
+from penstock.layers.linear import Linear
+from penstock.layers.weights import WeightSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMlp:
+    """down(activation(gate(x)) · up(x)); gate and up are one matrix product (Shazeer, GLU variants, 2020)."""
+
+    name: str
+    width: int
+    inner_width: int
+    activation: ActivationName
+    bias: bool = False
+
+    @property
+    def gate_up(self) -> Linear:
+        """Gate and up, fused."""
+        parts = ((f"{self.name}.gate_proj", self.inner_width), (f"{self.name}.up_proj", self.inner_width))
+        return Linear(f"{self.name}.gate_up_proj", self.width, parts, self.bias)
+
+    @property
+    def down(self) -> Linear:
+        """Back to the width of the model."""
+        name = f"{self.name}.down_proj"
+        return Linear(name, self.inner_width, ((name, self.width),), self.bias)
+
+    @property
+    def weights(self) -> tuple[WeightSpec, ...]:
+        """Everything the layer reads."""
+        return (*self.gate_up.weights, *self.down.weights)
+
+    def record(self, tape: Tape, x: Value) -> Value:
+        """x [rows, width] → [rows, width]."""
+        return self.down.record(tape, tape.gated_activation(self.gate_up.record(tape, x), self.activation))

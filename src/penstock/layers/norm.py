@@ -1,0 +1,30 @@
+"""Root mean square normalisation."""
+
+from dataclasses import dataclass
+
+from penstock.kernels.tape import Tape, Value
+from penstock.layers.weights import WeightPart, WeightSpec
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """RMS norm over `width` columns; `unit_offset` where the stored weight is the distance from one."""
+
+    name: str
+    width: int
+    eps: float
+    unit_offset: bool = False
+
+    @property
+    def weight(self) -> WeightSpec:
+        """The vector [width]."""
+        part = WeightPart(f"{self.name}.weight", (self.width,))
+        return WeightSpec(part.tensor, (part,), "norm", neutral=0.0 if self.unit_offset else 1.0)
+
+    def record(self, tape: Tape, x: Value) -> Value:
+        """Normalise x [rows, width]."""
+        return tape.rms_norm(x, self.weight.ref, self.eps, unit_offset=self.unit_offset)
+
+    def record_add(self, tape: Tape, x: Value, residual: Value) -> tuple[Value, Value]:
+        """Add x to the residual stream, then normalise: (normalised, new residual)."""
+        return tape.add_rms_norm(x, residual, self.weight.ref, self.eps, unit_offset=self.unit_offset)

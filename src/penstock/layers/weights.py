@@ -1,0 +1,48 @@
+"""What a layer needs from a checkpoint, as data: names, shapes, and which tensors are fused into one weight."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.kernels.signature import WeightRef
+
+WeightRole = Literal["linear", "embedding", "norm", "bias"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPart:
+    """One tensor of the checkpoint that makes up a weight, or a part of it."""
+
+    tensor: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSpec:
+    """A weight of the model: its parts are stacked along the first dimension in order.
+
+    Attributes:
+        name: what operations call it.
+        role: "linear" weights may be repacked, others stay as they are in the file.
+        neutral: for norms and biases, the value that changes nothing; None for matrices.
+    """
+
+    name: str
+    parts: tuple[WeightPart, ...]
+    role: WeightRole
+    neutral: float | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole weight."""
+        return (sum(part.shape[0] for part in self.parts), *self.parts[0].shape[1:])
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def ref(self) -> WeightRef:
+        """The handle that operations use."""
+        return WeightRef(self.name)

@@ -1,0 +1,299 @@
+"""The Python interface: `LLM` for batches of prompts in this process, `AsyncEngine` for a service of one's own."""
+
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.assembly.prepare import Prepared, engine_command, prepare
+from penstock.core.config import EngineOptions
+from penstock.core.errors import EngineError, InvalidParameter
+from penstock.core.events import LoadSnapshot, RequestTimings
+from penstock.core.plan import FinishReason, TokenLogprobs
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
+from penstock.engine.client import EngineProcess
+from penstock.engine.intake import Intake
+from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.engine.outputs import RequestState
+from penstock.text.chat_template import ChatEncoder, load_chat_template
+from penstock.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished sample of a request.
+
+    Attributes:
+        text: without special tokens and stop strings, unless asked for; empty where no tokenizer is loaded.
+        token_ids: every generated id, the one that ended the output included.
+        logprobs: one entry per token where asked for.
+        finish_reason: "stop", "length", "abort" or "error".
+        stop_reason: the stop string or stop token id; None at end-of-sequence.
+        error: the cause where finish_reason is "error".
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """All samples of one prompt, with the first one's fields at hand.
+
+    Attributes:
+        prompt_token_ids: as computed.
+        samples: `n` of them, by index.
+        seed: what the random numbers came from; drawn where none was given.
+        cached_tokens: prompt tokens that the prefix cache gave.
+        timings: seconds on this process's monotonic clock.
+    """
+
+    prompt_token_ids: list[int]
+    samples: tuple[Sample, ...]
+    seed: int
+    cached_tokens: int
+    timings: RequestTimings
+
+    @property
+    def text(self) -> str:
+        """Of the first sample."""
+        return self.samples[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the first sample."""
+        return self.samples[0].token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        """Of the first sample."""
+        return self.samples[0].logprobs
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """Of the first sample."""
+        return self.samples[0].finish_reason
+
+
+def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
+    """Ids of a prompt given as text, as ids, or as {"prompt": …} or {"prompt_token_ids": […]}."""
+    if isinstance(prompt, Mapping):
+        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+        if unknown or len(prompt) != 1:
+            raise InvalidParameter("prompt", 'a mapping must have exactly one of "prompt" and "prompt_token_ids".')
+        prompt = next(iter(prompt.values()))
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise InvalidParameter("prompt", "no tokenizer is loaded, so text cannot be read; give prompt_token_ids.")
+        return tokenizer.encode(prompt)
+    ids = [token for token in prompt if isinstance(token, int) and not isinstance(token, bool)]
+    if len(ids) != len(prompt):
+        raise InvalidParameter("prompt", "token ids must be integers.")
+    return ids
+
+
+def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder:
+    """Writes conversations as the model was trained to see them."""
+    return ChatEncoder(tokenizer, load_chat_template(tokenizer))
+
+
+class _Collected:
+    """The deltas of one request, added up."""
+
+    def __init__(self, state: RequestState) -> None:
+        self.state = state
+        self._deltas: list[list[SampleDelta]] = [[] for _ in range(state.request.sampling.n)]
+        self._cached = 0
+
+    def take(self) -> None:
+        if self.state.has_output:
+            output = self.state.take()
+            self._cached = output.cached_tokens
+            for delta in output.deltas:
+                self._deltas[delta.index].append(delta)
+
+    def completion(self) -> Completion:
+        request = self.state.request
+        return Completion(
+            prompt_token_ids=request.prompt_token_ids,
+            samples=tuple(_add_up(deltas) for deltas in self._deltas),
+            seed=request.sampling.seed or 0,
+            cached_tokens=self._cached,
+            timings=self.state.timings,
+        )
+
+
+def _add_up(deltas: list[SampleDelta]) -> Sample:
+    last = deltas[-1]
+    if last.finish_reason is None:
+        raise EngineError("A sample was collected before it had finished.")
+    logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
+    return Sample(
+        text="".join(delta.text for delta in deltas),
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        error=last.error,
+    )
+
+
+class LLM:
+    """A model loaded into this process, for batches of prompts.
+
+    Args:
+        model: a directory in Hugging Face's layout, or a hub name.
+        options: the engine options of `penstock serve`, see `EngineOptions`.
+
+    Raises StartupError where the model cannot be loaded.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        from penstock.assembly.build import build_engine
+
+        self._prepared: Prepared = prepare(EngineOptions(model=model, **options))
+        built = build_engine(self._prepared.config, lambda done, total: None)
+        self._core = built.core
+        self.tokenizer = self._prepared.load_tokenizer()
+        self._intake = Intake(
+            self._core.scheduler.limits,
+            built.vocab_size,
+            self._prepared.eos_token_ids(self.tokenizer),
+            has_text=self.tokenizer is not None,
+        )
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """State and totals of the engine: blocks, hits, preemptions, tokens."""
+        return self._core.snapshot()
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self._prepared.declaration.vocab_size
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int = 0,
+    ) -> list[Completion]:
+        """Complete prompts together; results come in the order of the prompts.
+
+        `params` is one for all or one for each. Raises RequestError, and computes nothing, where a request can never
+        be served.
+        """
+        batch = _as_batch(prompts)
+        each = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(batch):
+            raise InvalidParameter("params", f"{len(each)} given for {len(batch)} prompts; give one, or one for each.")
+        requests = [
+            self._intake.request(prompt_tokens(prompt, self.tokenizer), chosen, priority=priority, cache_salt="")
+            for prompt, chosen in zip(batch, each, strict=True)
+        ]
+        return self._run(requests)
+
+    def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
+    ) -> list[Completion]:
+        """Answer one conversation, or several, written with the model's chat template."""
+        if self.tokenizer is None:
+            raise InvalidParameter("messages", "no tokenizer is loaded, so text cannot be read; use generate with ids.")
+        encoder = chat_encoder(self.tokenizer)
+        prompts = [encoder.encode(conversation) for conversation in _as_conversations(messages)]
+        return self.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+
+    def _run(self, requests: list[Request]) -> list[Completion]:
+        table = self.tokenizer.table if self.tokenizer is not None else None
+        collected = {request.request_id: _Collected(RequestState(request, table)) for request in requests}
+        try:
+            for request in requests:
+                self._core.add(request)
+            while self._core.has_work:
+                for event in self._core.step(time.monotonic()):
+                    entry = collected[event.request_id]
+                    entry.state.push(event)
+                    entry.take()
+        except BaseException:
+            # An interrupted call must not leave its requests to the next one.
+            for request in requests:
+                self._core.abort(request.request_id)
+            raise
+        return [collected[request.request_id].completion() for request in requests]
+
+
+def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    one = [message for message in messages if isinstance(message, Mapping)]
+    many = [conversation for conversation in messages if not isinstance(conversation, Mapping)]
+    if one and many:
+        raise InvalidParameter("messages", "give one list of messages, or a list of such lists, not a mixture.")
+    return [one] if one else many
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+class AsyncEngine:
+    """An engine in a process of its own, for services: many requests at a time, each an async iterator.
+
+    async with await AsyncEngine.start("path/or/name") as engine:
+        async for output in engine.generate("…", SamplingParams(max_tokens=64)):
+            print(output.deltas[0].text, end="")
+    """
+
+    def __init__(self, process: EngineProcess, tokenizer: Tokenizer | None) -> None:
+        self._process = process
+        self.tokenizer = tokenizer
+
+    @classmethod
+    async def start(cls, model: str, **options: Any) -> Self:
+        """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
+        prepared = prepare(EngineOptions(model=model, **options))
+        process = await EngineProcess.start(engine_command(sys.executable), prepared.config, lambda done, total: None)
+        try:
+            tokenizer = prepared.load_tokenizer()
+            await process.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
+        except BaseException:
+            await process.close()
+            raise
+        return cls(process, tokenizer)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """The newest snapshot of the engine's load."""
+        return self._process.load
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
+    ) -> AsyncGenerator[RequestOutput]:
+        """Outputs of one request as they come. Closing the iterator aborts the request."""
+        ids = prompt_tokens(prompt, self.tokenizer)
+        return self._process.generate(ids, params or SamplingParams(), priority=priority, cache_salt=cache_salt)
+
+    async def close(self) -> None:
+        """End the engine's process; requests in flight end with EngineUnavailable."""
+        await self._process.close()

@@ -1,0 +1,1 @@
+"""From a directory or a hub name to weights in memory."""

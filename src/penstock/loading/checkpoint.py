@@ -1,0 +1,144 @@
+"""A checkpoint directory in Hugging Face's layout, opened by reading headers only."""
+
+import fnmatch
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.layers.weights import WeightPart
+from penstock.loading.safetensors import TensorEntry, read_header
+from penstock.models.declaration import ModelDeclaration
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+# Tables that old releases stored and every implementation computes.
+_ALWAYS_UNUSED = ("*rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
+_WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a model directory holds.
+
+    Attributes:
+        config, generation_config: contents of the JSON files; the latter is empty where there is none.
+        tensors: every tensor by its name in the files; empty where only the configuration was opened.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    tensors: Mapping[str, TensorEntry]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(entry.nbytes for entry in self.tensors.values())
+
+    def locate(self, declaration: ModelDeclaration) -> dict[str, TensorEntry]:
+        """The entry of every tensor that `declaration` needs, by its canonical name.
+
+        Raises ModelFileError where one is missing or has another shape or type, and where the files hold tensors that
+        the model does not know: the model would then not be what its files say.
+        """
+        found: dict[str, TensorEntry] = {}
+        for weight in declaration.weights:
+            for part in weight.parts:
+                found[part.tensor] = self._entry_for(part, declaration)
+        used = {entry.name for entry in found.values()}
+        tied = () if declaration.decoder.head is not None else ("lm_head.weight", "*.lm_head.weight")
+        inert = (*_ALWAYS_UNUSED, *declaration.unused_tensors, *tied)
+        extra = [
+            name
+            for name in self.tensors
+            if name not in used and not any(fnmatch.fnmatchcase(name, pattern) for pattern in inert)
+        ]
+        if extra:
+            shown = ", ".join(sorted(extra)[:3]) + (" …" if len(extra) > 3 else "")
+            raise ModelFileError(
+                f"The checkpoint has {len(extra)} tensors that {declaration.architecture} does not use ({shown}); "
+                "its config.json describes another model."
+            )
+        return found
+
+    def _entry_for(self, part: WeightPart, declaration: ModelDeclaration) -> TensorEntry:
+        names = [part.tensor]
+        for ours, theirs in declaration.tensor_prefixes:
+            if part.tensor.startswith(ours):
+                names.append(theirs + part.tensor.removeprefix(ours))
+        entry = next((self.tensors[name] for name in names if name in self.tensors), None)
+        if entry is None:
+            raise ModelFileError(f"The checkpoint lacks tensor {part.tensor}, which {declaration.architecture} needs.")
+        if entry.shape != part.shape:
+            raise ModelFileError(
+                f"Tensor {entry.name} has shape {list(entry.shape)}, but by config.json it must be {list(part.shape)}."
+            )
+        if entry.dtype not in _WEIGHT_DTYPES:
+            raise UnsupportedModel(
+                f"Tensor {entry.name} is stored as {entry.dtype}; implemented: {', '.join(_WEIGHT_DTYPES)}."
+            )
+        return entry
+
+
+def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
+    """Open the model directory `path`; with `weights` off, only its configuration, which dummy weights need.
+
+    Raises ModelFileError where it is no directory, or a file is missing, truncated or malformed.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        kind = "is a file, not a directory" if folder.exists() else "does not exist"
+        raise ModelFileError(f"{folder} {kind}; pass a directory with {CONFIG} and safetensors files.")
+    config = read_json(folder / CONFIG)
+    generation = read_json(folder / GENERATION_CONFIG) if (folder / GENERATION_CONFIG).exists() else {}
+    tensors = _read_tensors(folder) if weights else {}
+    return Checkpoint(folder, config, generation, tensors)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`; raises ModelFileError where it is missing or is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelFileError(f"{file.parent} has no {file.name}; pass a directory with a complete model.") from None
+    except OSError as error:
+        raise ModelFileError(f"{file.name} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"{file.name} is not valid JSON ({error}).") from None
+    if not isinstance(content, dict):
+        raise ModelFileError(f"{file.name} must hold a JSON object.")
+    return content
+
+
+def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
+    if (folder / INDEX).exists():
+        return _read_shards(folder)
+    if (folder / SINGLE_FILE).exists():
+        return read_header(folder / SINGLE_FILE)
+    files = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".gguf"))
+    instead = f"; {files[0]} is in a format that is not loaded" if files else ""
+    raise ModelFileError(f"{folder} has neither {SINGLE_FILE} nor {INDEX}{instead}.")
+
+
+def _read_shards(folder: Path) -> dict[str, TensorEntry]:
+    names = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
+        raise ModelFileError(f"{INDEX} has no weight_map from tensor names to files.")
+    headers: dict[str, dict[str, TensorEntry]] = {}
+    for shard in sorted(set(names.values())):
+        # A shard is a file of this directory; anything else could read whatever the server can.
+        if Path(shard).name != shard:
+            raise ModelFileError(f"{INDEX} names {shard!r}, which is not a file of the model's own directory.")
+        if not (folder / shard).exists():
+            raise ModelFileError(f"The shard {shard}, which {INDEX} names, is missing; download it.")
+        headers[shard] = read_header(folder / shard)
+    for tensor, shard in names.items():
+        if tensor not in headers[shard]:
+            raise ModelFileError(f"{INDEX} says that {shard} holds {tensor}, but it does not; download both again.")
+    return {tensor: entry for header in headers.values() for tensor, entry in header.items()}

@@ -1,0 +1,74 @@
+"""Headers of safetensors files, read and checked without touching the tensors.
+
+The format: eight bytes with the length of a JSON header, the header, then the tensors' bytes
+(https://huggingface.co/docs/safetensors).
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import ModelFileError
+
+_LONGEST_HEADER = 100_000_000
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies: `offset` and `nbytes` are in bytes from the file's beginning.
+
+    `dtype` is "float32", "float16", "bfloat16", or the format's own name for a type that weights cannot have.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    offset: int
+    nbytes: int
+
+
+def read_header(file: Path) -> dict[str, TensorEntry]:
+    """Every tensor in `file`; raises ModelFileError where the file is truncated or malformed."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            start = stream.read(8)
+            length = int.from_bytes(start, "little")
+            if len(start) < 8 or length > min(_LONGEST_HEADER, size - 8):
+                raise ModelFileError(
+                    f"{file.name} is truncated or no safetensors file: it has {size} bytes, its header would need "
+                    f"{length + 8}; download it again."
+                )
+            header = json.loads(stream.read(length))
+    except OSError as error:
+        raise ModelFileError(f"{file.name} cannot be read ({error.strerror}).") from None
+    except (ValueError, RecursionError):
+        raise ModelFileError(f"{file.name} has a malformed safetensors header; download it again.") from None
+    if not isinstance(header, dict):
+        raise ModelFileError(f"{file.name} has a malformed safetensors header; download it again.")
+    entries = {
+        name: _entry(name, fields, file, 8 + length) for name, fields in header.items() if name != "__metadata__"
+    }
+    end = max((entry.offset + entry.nbytes for entry in entries.values()), default=0)
+    if end > size:
+        raise ModelFileError(
+            f"{file.name} is truncated: its header describes {end} bytes, but it has {size}; download it again."
+        )
+    return entries
+
+
+def _entry(name: str, fields: Any, file: Path, base: int) -> TensorEntry:
+    try:
+        dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+        sound = all(type(number) is int and number >= 0 for number in (*shape, begin, end)) and begin <= end
+        width = _SIZES.get(dtype)
+    except (TypeError, KeyError, ValueError):
+        sound, width = False, None
+    if not sound or (width is not None and math.prod(shape) * width != end - begin):
+        raise ModelFileError(f"{file.name} describes tensor {name} in a way that makes no sense; download it again.")
+    return TensorEntry(name, _NAMES.get(dtype, str(dtype)), shape, file, base + begin, end - begin)

@@ -1,0 +1,105 @@
+"""Weights in memory: mapped from the files, fused, converted and packed one at a time."""
+
+import mmap
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.packing import Weight, pack_linear
+from penstock.layers.weights import WeightSpec
+from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.safetensors import TensorEntry
+from penstock.models.declaration import ModelDeclaration
+
+Progress = Callable[[int, int], None]
+"""(bytes done, bytes in all), called after each weight."""
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DUMMY_DEVIATION = 0.02
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """torch's type for "float32", "bfloat16" or "float16"."""
+    return _DTYPES[name]
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    declaration: ModelDeclaration,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    *,
+    pack: bool = True,
+) -> dict[str, Weight]:
+    """Every weight of `declaration` by name, in `dtype`; linear weights packed unless `pack` is off.
+
+    A tensor's pages of the file stay mapped as long as a weight reads from them; a packed, fused or converted weight has
+    memory of its own and is made before the next is read, so that the model is never in memory twice.
+    """
+    entries = checkpoint.locate(declaration)
+    total = sum(entries[part.tensor].nbytes for weight in declaration.weights for part in weight.parts)
+    weights: dict[str, Weight] = {}
+    done = 0
+    for spec in declaration.weights:
+        parts = [entries[part.tensor] for part in spec.parts]
+        weights[spec.name] = _finish(spec, _assemble(spec, parts, dtype), pack)
+        done += sum(entry.nbytes for entry in parts)
+        if progress is not None:
+            progress(done, total)
+    return weights
+
+
+def dummy_weights(
+    declaration: ModelDeclaration, dtype: torch.dtype, seed: int = 0, *, pack: bool = True
+) -> dict[str, Weight]:
+    """Random weights for `declaration`: normal with deviation 0.02, norms and biases neutral.
+
+    A matrix of a tied head is the embedding's. Equal seeds give equal weights.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    embedding = declaration.decoder.embedding_weight
+    weights: dict[str, Weight] = {}
+    tensors: dict[str, Tensor] = {}
+    for spec in declaration.weights:
+        if spec.neutral is not None:
+            tensor = torch.full(spec.shape, spec.neutral, dtype=dtype)
+        elif spec.parts == embedding.parts and embedding.name in tensors:
+            tensor = tensors[embedding.name]
+        else:
+            tensor = torch.empty(spec.shape, dtype=dtype).normal_(0.0, _DUMMY_DEVIATION, generator=generator)
+        if spec.name == embedding.name:
+            tensors[spec.name] = tensor
+        weights[spec.name] = _finish(spec, tensor, pack)
+    return weights
+
+
+def _mapped(entry: TensorEntry) -> Tensor:
+    """A tensor over the file's own pages, which stay mapped, privately, as long as the tensor lives."""
+    dtype = _DTYPES[entry.dtype]
+    if entry.nbytes == 0:
+        return torch.empty(entry.shape, dtype=dtype)
+    first_page = entry.offset - entry.offset % mmap.ALLOCATIONGRANULARITY
+    inset = entry.offset - first_page
+    with entry.file.open("rb") as stream:
+        pages = mmap.mmap(stream.fileno(), inset + entry.nbytes, access=mmap.ACCESS_COPY, offset=first_page)
+    count = entry.nbytes // dtype.itemsize
+    return torch.frombuffer(pages, dtype=dtype, count=count, offset=inset).view(entry.shape)
+
+
+def _assemble(spec: WeightSpec, parts: list[TensorEntry], dtype: torch.dtype) -> Tensor:
+    """The weight with its parts stacked, in `dtype`; the mapped file itself where nothing needs to be changed."""
+    if len(parts) == 1:
+        tensor = _mapped(parts[0]).to(dtype)
+        return tensor.clone() if spec.neutral is not None else tensor
+    fused = torch.empty(spec.shape, dtype=dtype)
+    first = 0
+    for entry in parts:
+        last = first + entry.shape[0]
+        fused[first:last] = _mapped(entry)
+        first = last
+    return fused
+
+
+def _finish(spec: WeightSpec, tensor: Tensor, pack: bool) -> Weight:
+    return pack_linear(tensor) if pack and spec.role == "linear" else tensor

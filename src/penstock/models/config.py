@@ -1,0 +1,207 @@
+"""Reading config.json: every key is understood, known to change nothing, or refused by name.
+
+Keys that no family reads are ignored where their value switches something off (null, false, empty) or where they are
+listed in INERT; any other is refused, since a value that is silently ignored gives silently wrong tokens.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.kernels.signature import ActivationName, LinearRope, Llama3Rope, RopeSpec
+
+# Metadata, training settings and generation defaults: none changes what a forward pass computes.
+INERT = frozenset(
+    """
+    _name_or_path _sliding_window_pattern attention_dropout auto_map boi_token_index bos_token_id cache_implementation
+    chunk_size_feed_forward embd_pdrop eoi_token_index eos_token_id finetuning_task id2label image_token_index
+    initializer_range keys_to_ignore_at_inference label2id max_length mm_tokens_per_image name_or_path pad_token_id
+    prefix pretraining_tp problem_type resid_pdrop return_dict sep_token_id task_specific_params temperature
+    tokenizer_class top_k top_p torchscript transformers_version unsloth_fixed unsloth_version use_cache
+    """.split()
+)
+
+_ACTIVATIONS: dict[str, ActivationName] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_DTYPES = ("float32", "bfloat16", "float16")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+_ABSENT = object()
+
+
+class ConfigReader:
+    """Takes typed values out of a configuration and remembers which keys were asked for.
+
+    A missing key takes its default; null counts as missing except for `optional_integer` and `optional_number`.
+    Errors name the key, its value, and what is accepted.
+    """
+
+    def __init__(self, values: Mapping[str, Any], family: str, path: str = "") -> None:
+        self._values = values
+        self._family = family
+        self._path = path
+        self._read: set[str] = set()
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer; required where there is no default."""
+        value = self._take(key, default)
+        return self._positive_integer(key, value)
+
+    def optional_integer(self, key: str, default: int | None) -> int | None:
+        """A positive integer or null."""
+        value = self._take(key, _ABSENT, null_counts=True)
+        if value is _ABSENT:
+            return default
+        return None if value is None else self._positive_integer(key, value)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive finite number; required where there is no default."""
+        return self._positive_number(key, self._take(key, default))
+
+    def optional_number(self, key: str) -> float | None:
+        """A positive finite number, or None where it is missing or null."""
+        value = self._take(key, _ABSENT)
+        return None if value is _ABSENT else self._positive_number(key, value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise self._malformed(key, value, "true or false")
+        return value
+
+    def mapping(self, key: str) -> Mapping[str, Any] | None:
+        """An object, or None where it is missing or null."""
+        value = self._take(key, _ABSENT)
+        if value is _ABSENT:
+            return None
+        if not isinstance(value, Mapping):
+            raise self._malformed(key, value, "an object")
+        return value
+
+    def strings(self, key: str) -> tuple[str, ...] | None:
+        """A list of strings, or None where it is missing or null."""
+        value = self._take(key, _ABSENT)
+        if value is _ABSENT:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._malformed(key, value, "a list of strings")
+        return tuple(value)
+
+    def choice(self, key: str, accepted: Sequence[str], default: str | None = None) -> str:
+        """One of the strings that are implemented."""
+        value = self._take(key, default)
+        if not isinstance(value, str) or value not in accepted:
+            raise self.refuse(key, value, f"implemented: {', '.join(accepted)}")
+        return value
+
+    def count(self, key: str, default: int) -> int:
+        """An integer of at least 0."""
+        value = self._take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self._malformed(key, value, "an integer of at least 0")
+        return value
+
+    def ignore(self, *keys: str) -> None:
+        """Count `keys` as read: the caller knows that they change nothing here."""
+        self._read.update(keys)
+
+    def refuse_unread(self) -> None:
+        """Raise UnsupportedModel for keys that were not asked for and may change results."""
+        for key, value in self._values.items():
+            switched_off = value is None or value is False or value in ("", [], {})
+            if key in self._read or key in INERT or switched_off:
+                continue
+            raise self.refuse(key, value, "remove the key if it does not change what the model computes")
+
+    def refuse(self, key: str, value: Any, hint: str) -> UnsupportedModel:
+        """The error for a value that the code does not implement."""
+        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
+        return UnsupportedModel(
+            f"config.json has {self._path}{key} = {shown}, which is not implemented for {self._family} ({hint})."
+        )
+
+    def _take(self, key: str, default: Any, *, null_counts: bool = False) -> Any:
+        self._read.add(key)
+        value = self._values.get(key, _ABSENT)
+        if value is _ABSENT or (value is None and not null_counts):
+            value = default
+        if value is None and not null_counts:
+            raise ModelFileError(f"config.json has no {self._path}{key}, which {self._family} models need.")
+        return value
+
+    def _positive_integer(self, key: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._malformed(key, value, "an integer of at least 1")
+        return value
+
+    def _positive_number(self, key: str, value: Any) -> float:
+        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not numeric or not math.isfinite(value) or value <= 0:
+            raise self._malformed(key, value, "a number above 0")
+        return float(value)
+
+    def _malformed(self, key: str, value: Any, expected: str) -> ModelFileError:
+        return ModelFileError(f"config.json has {self._path}{key} = {value!r}, but it must be {expected}.")
+
+
+def read_dtype(reader: ConfigReader) -> str:
+    """The type of the stored weights; `torch_dtype` is the older key. float32 where neither says."""
+    older = reader.choice("torch_dtype", _DTYPES, "float32")
+    return reader.choice("dtype", _DTYPES, older)
+
+
+def read_activation(reader: ConfigReader, key: str, default: str) -> ActivationName:
+    """The gate's activation."""
+    return _ACTIVATIONS[reader.choice(key, tuple(_ACTIVATIONS), default)]
+
+
+def read_layer_types(reader: ConfigReader, layers: int) -> tuple[bool, ...] | None:
+    """For each layer whether its attention slides, or None where the configuration does not say."""
+    kinds = reader.strings("layer_types")
+    if kinds is None:
+        return None
+    if len(kinds) != layers:
+        raise ModelFileError(f"config.json has {len(kinds)} layer_types for {layers} layers (num_hidden_layers).")
+    for kind in kinds:
+        if kind not in _LAYER_TYPES:
+            raise reader.refuse("layer_types", kind, f"implemented: {', '.join(_LAYER_TYPES)}")
+    return tuple(kind == "sliding_attention" for kind in kinds)
+
+
+def read_rope(reader: ConfigReader, family: str, head_dim: int, max_positions: int) -> RopeSpec:
+    """Rotary settings of a model with one kind of them, under `rope_parameters` or the older two keys."""
+    newer, older = reader.mapping("rope_parameters"), reader.mapping("rope_scaling")
+    theta = reader.number("rope_theta", 10000.0)
+    name, scaling = ("rope_scaling", older) if older else ("rope_parameters", newer or {})
+    if newer and older:
+        theta = float(newer.get("rope_theta", theta))
+    return rope_spec(scaling, family, name, head_dim, theta, max_positions)
+
+
+def rope_spec(
+    parameters: Mapping[str, Any], family: str, name: str, head_dim: int, theta: float, max_positions: int
+) -> RopeSpec:
+    """One kind of rotary embedding from its object `name` in config.json; `theta` is used where it has none."""
+    if any(kind in parameters for kind in _LAYER_TYPES):
+        raise UnsupportedModel(f"config.json has {name} by layer type, which is not implemented for {family}.")
+    reader = ConfigReader(parameters, family, f"{name}.")
+    kinds = ("default", "linear", "llama3")
+    kind = reader.choice("rope_type", kinds, reader.choice("type", kinds, "default"))
+    theta = reader.number("rope_theta", theta)
+    turned = reader.number("partial_rotary_factor", 1.0)
+    if turned != 1.0:
+        raise reader.refuse("partial_rotary_factor", turned, "implemented: 1")
+    scaling: LinearRope | Llama3Rope | None = None
+    if kind == "linear":
+        scaling = LinearRope(reader.number("factor"))
+    elif kind == "llama3":
+        scaling = Llama3Rope(
+            reader.number("factor"),
+            reader.number("low_freq_factor"),
+            reader.number("high_freq_factor"),
+            reader.integer("original_max_position_embeddings", max_positions),
+        )
+        if scaling.high_factor <= scaling.low_factor:
+            raise reader.refuse("high_freq_factor", scaling.high_factor, "it must be above low_freq_factor")
+    reader.refuse_unread()
+    return RopeSpec(head_dim, theta, scaling)

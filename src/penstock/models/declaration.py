@@ -1,0 +1,58 @@
+"""What a family says about a model: everything the engine needs to know before a weight is read."""
+
+import math
+from dataclasses import dataclass
+
+from penstock.core.kv import LayerKV
+from penstock.kernels.tape import Tape
+from penstock.layers.decoder import Decoder
+from penstock.layers.weights import WeightSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDeclaration:
+    """A model as data.
+
+    Attributes:
+        architecture: as in config.json, e.g. "LlamaForCausalLM".
+        family: short name, e.g. "llama".
+        vocab_size: number of logits; token ids are below it.
+        max_position_embeddings: longest context it was made for, in tokens.
+        dtype: type of the stored weights: "float32", "bfloat16" or "float16".
+        decoder: its layers.
+        tensor_prefixes: (ours, checkpoint's) beginnings of tensor names that may stand for each other.
+        unused_tensors: patterns of tensors that may be in the files and are not needed.
+        notes: what the user should know, shown at start.
+    """
+
+    architecture: str
+    family: str
+    vocab_size: int
+    max_position_embeddings: int
+    dtype: str
+    decoder: Decoder
+    tensor_prefixes: tuple[tuple[str, str], ...] = ()
+    unused_tensors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def kv_layers(self) -> tuple[LayerKV, ...]:
+        """What each layer stores in the KV cache."""
+        return tuple(block.attention.kv for block in self.decoder.blocks)
+
+    @property
+    def weights(self) -> tuple[WeightSpec, ...]:
+        """Every weight that operations read."""
+        return self.decoder.weights
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of distinct parameters; a tied head counts once."""
+        tensors = {part.tensor: part.shape for weight in self.weights for part in weight.parts}
+        return sum(math.prod(shape) for shape in tensors.values())
+
+    def record(self) -> Tape:
+        """The model as a list of operations."""
+        tape = Tape()
+        self.decoder.record(tape)
+        return tape

@@ -1,0 +1,31 @@
+"""Llama 2 and 3.x."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.models.common import BlockStyle, llama_decoder, read_sizes
+from penstock.models.config import ConfigReader, read_activation, read_dtype, read_rope
+from penstock.models.declaration import ModelDeclaration
+
+FAMILY = "llama"
+ARCHITECTURE = "LlamaForCausalLM"
+
+
+def declare(config: Mapping[str, Any]) -> ModelDeclaration:
+    """Full attention in every layer; llama3 or linear scaling of rotary positions where configured."""
+    reader = ConfigReader(config, FAMILY)
+    sizes = read_sizes(reader, kv_heads=None, head_dim=None, max_positions=2048)
+    attention_bias = reader.flag("attention_bias", False)
+    style = BlockStyle(
+        activation=read_activation(reader, "hidden_act", "silu"),
+        qkv_bias=attention_bias,
+        output_bias=attention_bias,
+        mlp_bias=reader.flag("mlp_bias", False),
+    )
+    rope = read_rope(reader, FAMILY, sizes.heads.head_dim, sizes.max_positions)
+    tied = reader.flag("tie_word_embeddings", False)
+    dtype = read_dtype(reader)
+    reader.ignore("architectures", "model_type")
+    reader.refuse_unread()
+    decoder = llama_decoder(sizes, style, rope, [None] * sizes.layers, tied=tied)
+    return ModelDeclaration(ARCHITECTURE, FAMILY, sizes.vocab_size, sizes.max_positions, dtype, decoder)

@@ -1,0 +1,26 @@
+"""Log probabilities of the model's own distribution: after penalties, biases and masks, before temperature."""
+
+import numpy as np
+
+from penstock.core.plan import TokenLogprobs
+from penstock.sampling.pipeline import Floats, best, ranked
+
+
+def token_logprobs(logits: Floats, peak: float, token: int, top: int) -> TokenLogprobs:
+    """Natural log probabilities of `token` and of the `top` most likely tokens, by (probability descending, id).
+
+    `logits` is float32 [V] and `peak` its largest value. Exponentials are float32, their sum and the results float64.
+    Masked tokens have no place among the most likely, so the list is shorter where too few are left.
+    """
+    weights = np.subtract(logits, np.float32(peak))
+    np.exp(weights, out=weights)
+    total = peak + float(np.log(weights.sum(dtype=np.float64)))
+    order = ranked(logits, best(logits, top)) if top else np.empty(0, np.int64)
+    values = logits[order].astype(np.float64)
+    possible = values > -np.inf
+    return TokenLogprobs(
+        token=token,
+        logprob=float(logits[token]) - total,
+        top_tokens=order[possible].tolist(),
+        top_logprobs=(values[possible] - total).tolist(),
+    )

@@ -1,0 +1,97 @@
+"""What the executor keeps of a sequence between steps: everything that is a function of its token values."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from penstock.core.plan import BeginRow, FinishReason
+from penstock.sampling.history import TokenHistory
+from penstock.sampling.noise import PositionKey, Purpose, position_key
+from penstock.sampling.pipeline import EditingStep, NarrowingStep, build_steps
+
+
+class StopSearch(Protocol):
+    """Looks for a row's stop strings in its text, token by token."""
+
+    def find(self, token: int) -> str | None:
+        """Take the next output token; the stop string that ends the output with it, min_tokens being respected."""
+
+
+class RowState:
+    """One sequence: its parameters, random numbers, penalty counts, stop matching and output position.
+
+    It survives preemption and advances on verified tokens only.
+
+    Attributes:
+        sequence: the scheduler's handle.
+        params: as in the request, with the seed resolved.
+        position: output tokens so far, which is the index of the next one.
+        editing: pipeline steps that change logits at this position.
+        narrowing: pipeline steps that choose survivors.
+    """
+
+    __slots__ = (
+        "_begin",
+        "_endings",
+        "_eos",
+        "_history",
+        "_plain",
+        "_stops",
+        "_stop_tokens",
+        "editing",
+        "narrowing",
+        "params",
+        "position",
+        "sequence",
+    )
+
+    def __init__(self, begin: BeginRow, prompt_token_ids: Sequence[int], *, stops: StopSearch | None = None) -> None:
+        """`prompt_token_ids` are the request's, for forks too; `stops` is needed where it has stop strings."""
+        params = begin.sampling
+        if params.seed is None and not params.greedy:
+            raise ValueError("the seed must be resolved before a row begins")
+        self._begin = begin
+        self._stops = stops
+        self._eos = frozenset() if params.ignore_eos else frozenset(begin.eos_token_ids)
+        self._stop_tokens = frozenset(params.stop_token_ids)
+        self._endings = sorted({*begin.eos_token_ids, *params.stop_token_ids})
+        # A repetition penalty looks at the prompt as well, the others at the output only.
+        seen = prompt_token_ids if params.repetition_penalty != 1.0 else ()
+        self._history = TokenHistory(seen) if params.has_penalties else None
+        self._plain = self._history is None and stops is None and params.min_tokens == 0
+        self.sequence = begin.sequence
+        self.params = params
+        self.position = 0
+        self.editing: tuple[EditingStep, ...] = ()
+        self.narrowing: tuple[NarrowingStep, ...] = ()
+        self._choose_steps()
+
+    def _choose_steps(self) -> None:
+        endings = self._endings if self.position < self.params.min_tokens else ()
+        self.editing, self.narrowing = build_steps(self.params, self._history, endings)
+
+    def key(self, purpose: Purpose = Purpose.TOKEN) -> PositionKey:
+        """The key of the random numbers at the current output position; the row must not be greedy."""
+        return position_key(self.params.seed or 0, self._begin.sample_index, purpose, self.position)
+
+    def advance(self, token: int) -> tuple[FinishReason | None, int | str | None]:
+        """Take a verified output token; whether it ends the output ("stop"), and by which stop string or token id.
+
+        At end-of-sequence the second value is None. Running out of max_tokens is not seen here.
+        """
+        self.position += 1
+        if self._plain:
+            if token in self._eos:
+                return "stop", None
+            return ("stop", token) if token in self._stop_tokens else (None, None)
+        if self._history is not None:
+            self._history.add(token)
+        if self.position == self.params.min_tokens:
+            self._choose_steps()
+        if self.position >= self.params.min_tokens:
+            if token in self._eos:
+                return "stop", None
+            if token in self._stop_tokens:
+                return "stop", token
+        # The search sees text before min_tokens too: a stop string that begins there may be completed later.
+        found = None if self._stops is None else self._stops.find(token)
+        return (None, None) if found is None else ("stop", found)

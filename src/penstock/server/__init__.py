@@ -1,0 +1,1 @@
+"""HTTP: requests parsed into valid types, routes, streaming, error bodies."""

@@ -1,0 +1,172 @@
+"""The HTTP application: routes over an engine client.
+
+It is Starlette, with bodies parsed by msgspec: strict types, unknown fields refused by name, and no validation layer
+between a token and its socket.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.core.errors import PenstockError
+from penstock.engine.interface import EngineClient, ModelInfo
+from penstock.observability.metrics import Endpoint, Metrics
+from penstock.server.body import read_json_body
+from penstock.server.errors import as_penstock_error, error_response, on_error, on_method_not_allowed, on_not_found
+from penstock.server.generation import GenerationResponse
+from penstock.server.resolve import Job, Resolver, SamplingDefaults, check_model_name
+from penstock.server.schema import parse_chat, parse_completion
+from penstock.server.writer import CHAT, COMPLETION, ResponseWriter, Shape
+from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
+from penstock.text.tokenizer import Tokenizer
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+# Shorter bodies are tokenized on the event loop: it takes less time than handing them to a thread.
+INLINE_BODY_BYTES = 8 * 1024
+TOKENIZER_THREADS = 2
+
+Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
+
+
+def create_app(
+    engine: EngineClient,
+    tokenizer: Tokenizer | None,
+    *,
+    template: ChatTemplate | None = None,
+    defaults: SamplingDefaults | None = None,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    lifespan: Lifespan | None = None,
+) -> Starlette:
+    """The ASGI application that serves `engine`.
+
+    Args:
+        engine: where requests go.
+        tokenizer: None serves token-id prompts only.
+        template: the chat template; the model's own by default.
+        defaults: sampling parameters where a request is silent.
+        max_body_bytes: longer bodies are refused with 413.
+        lifespan: an async context manager entered before the first request and left after the last.
+
+    Raises TokenizerError where the model's chat template cannot be used.
+    """
+    chat = None
+    if tokenizer is not None:
+        chat = ChatEncoder(tokenizer, template if template is not None else load_chat_template(tokenizer))
+    resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults())
+    api = _Api(engine, tokenizer, resolver, max_body_bytes)
+    return Starlette(
+        routes=[
+            Route("/v1/completions", api.completions, methods=["POST"]),
+            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/v1/models", api.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
+            Route("/health/live", api.live, methods=["GET"]),
+            Route("/health/ready", api.ready, methods=["GET"]),
+            Route("/metrics", api.metrics, methods=["GET"]),
+        ],
+        exception_handlers={
+            404: on_not_found,
+            405: on_method_not_allowed,
+            PenstockError: on_error,
+            Exception: on_error,
+        },
+        lifespan=lifespan,
+    )
+
+
+class _Api:
+    """The endpoints."""
+
+    def __init__(
+        self, engine: EngineClient, tokenizer: Tokenizer | None, resolver: Resolver, max_body_bytes: int
+    ) -> None:
+        self._engine = engine
+        self._table = None if tokenizer is None else tokenizer.table
+        self._resolver = resolver
+        self._max_body_bytes = max_body_bytes
+        self._metrics = Metrics(lambda: engine.load)
+        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+
+    async def completions(self, request: Request) -> Response | GenerationResponse:
+        """`POST /v1/completions`"""
+        return await self._generate(
+            request,
+            "completions",
+            COMPLETION,
+            lambda body: self._resolver.completion(parse_completion(body), self._engine.model),
+        )
+
+    async def chat_completions(self, request: Request) -> Response | GenerationResponse:
+        """`POST /v1/chat/completions`"""
+        return await self._generate(
+            request, "chat", CHAT, lambda body: self._resolver.chat(parse_chat(body), self._engine.model)
+        )
+
+    async def _generate(
+        self, request: Request, endpoint: Endpoint, shape: Shape, resolve: Callable[[bytes], Job]
+    ) -> Response | GenerationResponse:
+        meter = self._metrics.begin(endpoint)
+        try:
+            body = await read_json_body(request, self._max_body_bytes)
+            if len(body) <= INLINE_BODY_BYTES:
+                job = resolve(body)
+            else:
+                job = await asyncio.get_running_loop().run_in_executor(self._threads, resolve, body)
+            self._engine.check_ready()
+        except asyncio.CancelledError:
+            meter.end("cancelled")
+            raise
+        except Exception as problem:
+            error = as_penstock_error(problem)
+            meter.end("failed" if error.http_status >= 500 else "rejected")
+            return error_response(error)
+        meter.accepted(job.prompt_tokens)
+        writer = ResponseWriter(shape, job, self._engine.model.name, self._table)
+        return GenerationResponse(self._engine, job, writer, meter)
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`"""
+        model = self._engine.model
+        return _json({"object": "list", "data": [_model_card(model, name) for name in (model.name, *model.aliases)]})
+
+    async def one_model(self, request: Request) -> Response:
+        """`GET /v1/models/{name}`"""
+        model, name = self._engine.model, request.path_params["name"]
+        check_model_name(name, model)
+        return _json(_model_card(model, name))
+
+    async def live(self, request: Request) -> Response:
+        """`GET /health/live`: this process answers; whether the engine does is for `ready` to say."""
+        return _json({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """`GET /health/ready`: requests can be served now; else 503 with the cause."""
+        self._engine.check_ready()
+        return _json({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`, in Prometheus' text format."""
+        return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _model_card(model: ModelInfo, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "penstock",
+        "root": model.name,
+        "max_model_len": model.max_model_len,
+    }
+
+
+def _json(content: object) -> Response:
+    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -1,0 +1,90 @@
+# ruff: noqa: N818 (errors are named after what happened, as in core.errors)
+"""Errors as OpenAI clients read them. This is the only place that writes an error body."""
+
+import logging
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.core.errors import EngineUnavailable, PenstockError, RequestError
+
+logger = logging.getLogger("penstock.server")
+
+RETRY_AFTER_SECONDS = 1
+
+
+class BodyTooLarge(RequestError):
+    """The body is longer than the server reads."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class UnsupportedMediaType(RequestError):
+    """The body is not plain JSON."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class RouteNotFound(RequestError):
+    """There is nothing at this path."""
+
+    code = "route_not_found"
+    http_status = 404
+
+
+class MethodNotAllowed(RequestError):
+    """The path does not take this method."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+def as_penstock_error(error: Exception) -> PenstockError:
+    """The error to show for `error`: itself, or one that says nothing of the server's insides, which are logged."""
+    if isinstance(error, PenstockError):
+        return error
+    logger.error("a request failed unexpectedly", exc_info=error)
+    return PenstockError("The server failed on this request; its log has the cause.")
+
+
+def error_body(error: PenstockError) -> bytes:
+    """`{"error": {"message", "type", "param", "code"}}`."""
+    kind = "invalid_request_error" if error.http_status < 500 else "server_error"
+    fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    # Messages may quote what a client sent, and so hold half of a surrogate pair.
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in error.message):
+        fields["message"] = error.message.encode("utf-8", "replace").decode()
+    return msgspec.json.encode({"error": fields})
+
+
+def error_response(error: PenstockError) -> Response:
+    """The response for an error that comes before any output."""
+    headers = {}
+    if isinstance(error, EngineUnavailable):
+        headers["retry-after"] = str(RETRY_AFTER_SECONDS)
+    if isinstance(error, BodyTooLarge):
+        # The rest of the body is not read, so the connection cannot carry another request.
+        headers["connection"] = "close"
+    return Response(error_body(error), error.http_status, headers, "application/json")
+
+
+async def on_error(request: Request, error: Exception) -> Response:
+    """Starlette's handler for every exception that an endpoint raises."""
+    return error_response(as_penstock_error(error))
+
+
+async def on_not_found(request: Request, error: Exception) -> Response:
+    """Starlette's handler for paths without a route."""
+    path = request.url.path[:200]
+    return error_response(RouteNotFound(f"There is nothing at {path!r}; the API begins at /v1."))
+
+
+async def on_method_not_allowed(request: Request, error: Exception) -> Response:
+    """Starlette's handler for routes that take other methods."""
+    response = error_response(MethodNotAllowed(f"{request.method} is not a method of {request.url.path!r}."))
+    allowed = getattr(error, "headers", None) or {}
+    response.headers.update(allowed)
+    return response

@@ -1,0 +1,168 @@
+"""One request's way from the engine to the client: whole or streamed, and what happens when either side goes away."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+
+from starlette.types import Message, Receive, Scope, Send
+
+from penstock.core.errors import PenstockError
+from penstock.engine.interface import EngineClient, RequestOutput
+from penstock.observability.metrics import Outcome, RequestMeter
+from penstock.server.errors import as_penstock_error, error_body, error_response
+from penstock.server.resolve import Job
+from penstock.server.writer import DONE, ResponseWriter
+
+logger = logging.getLogger("penstock.server")
+
+# How many outputs of a request with several prompts wait for a slow client before the engine's are merged.
+_MERGE_QUEUE = 16
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx must pass events on at once.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class GenerationResponse:
+    """An ASGI response that runs a job. When the client goes away, the engine's work on it is aborted."""
+
+    def __init__(self, engine: EngineClient, job: Job, writer: ResponseWriter, meter: RequestMeter) -> None:
+        self._engine = engine
+        self._job = job
+        self._writer = writer
+        self._meter = meter
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs until the response is complete or the client has gone."""
+        work = asyncio.ensure_future(self._run(scope, receive, send))
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            work.cancel()
+            gone.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outcome: Outcome = "cancelled"
+        outputs = outputs_of(self._engine, self._job)
+        try:
+            await (self._stream(outputs, send) if self._job.stream else self._whole(outputs, send))
+            outcome = "completed"
+        except Exception as problem:
+            error = as_penstock_error(problem)
+            outcome = "failed" if error.http_status >= 500 else "rejected"
+            await self._report(error, scope, receive, send)
+        finally:
+            # Whatever the reason to leave, closing the generator frees what the engine holds for this request.
+            await outputs.aclose()
+            self._log(outcome, self._meter.end(outcome))
+
+    async def _stream(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
+        writer = self._writer
+        async for output in outputs:
+            self._measure(output)
+            events = writer.chunk(output)
+            # The status is sent with the first output, so that whatever goes wrong before it has its own.
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            if events:
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        await send({"type": "http.response.body", "body": writer.end(), "more_body": False})
+
+    async def _whole(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
+        async for output in outputs:
+            self._measure(output)
+            self._writer.add(output)
+        await _send_whole(send, self._writer.body())
+
+    async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._started:
+            event = b"data: " + error_body(error) + b"\n\n" + DONE
+            await send({"type": "http.response.body", "body": event, "more_body": False})
+        else:
+            await error_response(error)(scope, receive, send)
+
+    def _measure(self, output: RequestOutput) -> None:
+        tokens = 0
+        for delta in output.deltas:
+            tokens += len(delta.token_ids)
+            if delta.finish_reason is not None:
+                self._meter.finished(delta.finish_reason)
+        self._meter.tokens(tokens)
+
+    def _log(self, outcome: Outcome, seconds: float) -> None:
+        if logger.isEnabledFor(logging.INFO):
+            logger.info(
+                "%s %s: %d prompt tokens, %d output tokens, %.3f s%s",
+                self._writer.id,
+                outcome,
+                self._job.prompt_tokens,
+                self._writer.completion_tokens,
+                seconds,
+                "" if self._job.user is None else f", user {self._job.user!r}",
+            )
+
+
+def outputs_of(engine: EngineClient, job: Job) -> AsyncGenerator[RequestOutput]:
+    """The outputs of all prompts as they come; those of prompt p have sample indices from p·n on."""
+    sources = [
+        engine.generate(prompt, params, priority=job.priority, cache_salt=job.cache_salt)
+        for prompt, params in zip(job.prompts, job.params, strict=True)
+    ]
+    return sources[0] if len(sources) == 1 else _merged(sources, job.params[0].n)
+
+
+async def _merged(sources: list[AsyncGenerator[RequestOutput]], n: int) -> AsyncGenerator[RequestOutput]:
+    queue: asyncio.Queue[RequestOutput | Exception | None] = asyncio.Queue(_MERGE_QUEUE)
+    tasks = [asyncio.ensure_future(_forward(source, position * n, queue)) for position, source in enumerate(sources)]
+    running = len(tasks)
+    try:
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(
+    source: AsyncGenerator[RequestOutput], first_index: int, queue: asyncio.Queue[RequestOutput | Exception | None]
+) -> None:
+    """Puts a source's outputs into the queue, then its end: None, or the exception that ended it."""
+    try:
+        async with contextlib.aclosing(source):
+            async for output in source:
+                for delta in output.deltas:
+                    delta.index += first_index
+                await queue.put(output)
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Returns when the client has gone."""
+    message: Message = {}
+    while message.get("type") != "http.disconnect":
+        message = await receive()
+
+
+async def _send_whole(send: Send, body: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

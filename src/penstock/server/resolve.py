@@ -1,0 +1,317 @@
+"""From the fields of a request to what the engine is asked for: prompts as ids, parameters with every default."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
+from penstock.core.sampling import SamplingParams
+from penstock.engine.interface import ModelInfo
+from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, Message
+from penstock.text.chat_template import ChatEncoder
+from penstock.text.tokenizer import Tokenizer
+
+COMPLETION_MAX_TOKENS = 16
+MAX_CHOICES = 1024
+MAX_MESSAGES = 16384
+MAX_NAME_LENGTH = 512
+MAX_SALT_LENGTH = 256
+MAX_TEMPLATE_VARIABLES = 64
+_NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
+_RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What applies where a request is silent; None leaves it to `SamplingParams`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingDefaults":
+        """The sampling parameters that the authors of a model recommend in its `generation_config.json`.
+
+        Raises InvalidParameter where one is out of range.
+        """
+        chosen = {name: config[name] for name in cls.__struct_fields__ if config.get(name) is not None}
+        SamplingParams(**chosen)
+        return cls(**chosen)
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What one HTTP request asks of the engine.
+
+    Attributes:
+        prompts: token ids of each prompt.
+        params: for each prompt the parameters, `max_tokens` resolved.
+        echo: text to put before each prompt's outputs.
+        stream, include_usage, return_token_ids: how the response is written.
+    """
+
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    priority: int = 0
+    cache_salt: str = ""
+    user: str | None = None
+    echo: list[str] | None = None
+    stream: bool = False
+    include_usage: bool = False
+    return_token_ids: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(map(len, self.prompts))
+
+
+class Resolver:
+    """Checks a request against the model and resolves its defaults. Tokenizes, so long texts belong off the loop."""
+
+    def __init__(self, tokenizer: Tokenizer | None, chat: ChatEncoder | None, defaults: SamplingDefaults) -> None:
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self._defaults = defaults
+
+    def completion(self, fields: CompletionFields, model: ModelInfo) -> Job:
+        """Raises RequestError with the cause."""
+        check_model_name(fields.model, model)
+        if fields.best_of is not None and fields.best_of != (fields.n or 1):
+            raise InvalidParameter("best_of", f"must equal n ({fields.n or 1}); choosing the best is not supported.")
+        if fields.echo and fields.logprobs is not None:
+            raise InvalidParameter("echo", "log probabilities of the prompt are not supported; leave out logprobs.")
+        template = self._sampling(fields, fields.max_tokens, fields.logprobs, model)
+        texts, prompts = self._prompts(fields, model)
+        if len(prompts) * template.n > MAX_CHOICES:
+            raise InvalidParameter("n", f"{len(prompts)} prompts × {template.n} samples are more than {MAX_CHOICES}.")
+        params = [_fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
+        return self._job(fields, prompts, params, echo=texts if fields.echo else None)
+
+    def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
+        """Raises RequestError with the cause."""
+        check_model_name(fields.model, model)
+        if self._chat is None:
+            raise InvalidParameter("messages", _NO_TOKENIZER)
+        limits = {value for value in (fields.max_tokens, fields.max_completion_tokens) if value is not None}
+        if len(limits) > 1:
+            raise InvalidParameter("max_tokens", "differs from max_completion_tokens; send one of them.")
+        if fields.top_logprobs is not None and not fields.logprobs:
+            raise InvalidParameter("top_logprobs", "needs logprobs to be true.")
+        logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+        name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+        template = self._sampling(fields, next(iter(limits), None), logprobs, model, name)
+        continued = bool(fields.continue_final_message)
+        if continued and fields.add_generation_prompt:
+            raise InvalidParameter("continue_final_message", "cannot be combined with add_generation_prompt.")
+        add_prompt = not continued if fields.add_generation_prompt is None else fields.add_generation_prompt
+        prompt = self._chat.encode(
+            _conversation(fields.messages),
+            add_generation_prompt=add_prompt,
+            continue_final_message=continued,
+            add_special_tokens=bool(fields.add_special_tokens),
+            variables=_template_variables(fields.chat_template_kwargs),
+        )
+        _check_ids(prompt, model, "messages")
+        return self._job(fields, [prompt], [_fit(template, prompt, model, "messages", None)])
+
+    def _job(
+        self,
+        fields: CommonFields,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        echo: list[str] | None = None,
+    ) -> Job:
+        stream = bool(fields.stream)
+        if fields.stream_options is not None and not stream:
+            raise InvalidParameter("stream_options", "needs stream to be true.")
+        if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
+            raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
+        if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
+            raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
+        if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:
+            raise InvalidParameter("user", f"must have at most {MAX_NAME_LENGTH} characters.")
+        options = fields.stream_options
+        return Job(
+            prompts=prompts,
+            params=params,
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+            user=fields.user,
+            echo=echo,
+            stream=stream,
+            include_usage=options is not None and bool(options.include_usage),
+            return_token_ids=bool(fields.return_token_ids),
+        )
+
+    def _sampling(
+        self,
+        fields: CommonFields,
+        max_tokens: int | None,
+        logprobs: int | None,
+        model: ModelInfo,
+        max_tokens_name: str = "max_tokens",
+    ) -> SamplingParams:
+        """The request's parameters, except that `max_tokens` may still be None."""
+        values: dict[str, Any] = {
+            name: default
+            for name in SamplingDefaults.__struct_fields__
+            if (default := getattr(self._defaults, name)) is not None
+        }
+        for name in SamplingParams.__struct_fields__:
+            given = getattr(fields, name, None)
+            if given is not None and name not in ("max_tokens", "logprobs"):
+                values[name] = given
+        if max_tokens is not None and max_tokens > model.max_model_len:
+            raise ContextLengthExceeded(
+                f"{max_tokens_name}: {max_tokens} tokens of output are more than this model's context of "
+                f"{model.max_model_len} tokens.",
+                param=max_tokens_name,
+            )
+        params = SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs)
+        for name, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+            if tokens and max(tokens) >= model.vocab_size:
+                raise InvalidParameter(name, f"{max(tokens)} is not below the vocabulary size {model.vocab_size}.")
+        if params.stop and self._tokenizer is None:
+            raise InvalidParameter(
+                "stop", "this server has no tokenizer, so strings are not found; use stop_token_ids."
+            )
+        return params
+
+    def _prompts(self, fields: CompletionFields, model: ModelInfo) -> tuple[list[str], list[list[int]]]:
+        """Each prompt's text, where it is to be echoed, and its ids."""
+        given: Any = fields.prompt
+        single = isinstance(given, str) or (bool(given) and all(isinstance(item, int) for item in given))
+        prompts: Sequence[Any] = [given] if single else given
+        if not prompts:
+            raise InvalidParameter("prompt", "is empty; send at least one token.")
+        if len(prompts) > MAX_CHOICES:
+            raise InvalidParameter("prompt", f"{len(prompts)} prompts given, at most {MAX_CHOICES} are accepted.")
+        texts: list[str] = []
+        ids: list[list[int]] = []
+        for prompt in prompts:
+            if isinstance(prompt, int) or type(prompt) is not type(prompts[0]):
+                raise InvalidParameter(
+                    "prompt", "must be a string, a list of strings, of token ids, or of lists of ids."
+                )
+            tokens = self._encode(prompt, fields) if isinstance(prompt, str) else prompt
+            _check_ids(tokens, model, "prompt")
+            ids.append(tokens)
+            if fields.echo:
+                texts.append(self._text(prompt, fields))
+        return texts, ids
+
+    def _encode(self, prompt: str, fields: CompletionFields) -> list[int]:
+        if self._tokenizer is None:
+            raise InvalidParameter("prompt", _NO_TOKENIZER)
+        return self._tokenizer.encode(prompt, fields.add_special_tokens is not False)
+
+    def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        if self._tokenizer is None:
+            raise InvalidParameter("echo", "this server has no tokenizer, so token ids cannot become text.")
+        return self._tokenizer.decode(prompt, fields.skip_special_tokens is not False)
+
+
+def check_model_name(name: str | None, model: ModelInfo) -> None:
+    """Raise ModelNotFound unless a request may use this name; None stands for the only model."""
+    if name is not None and name != model.name and name not in model.aliases:
+        raise ModelNotFound(
+            f"The model {name[:MAX_NAME_LENGTH]!r} does not exist here; this server serves {model.name!r}.",
+            param="model",
+        )
+
+
+def _check_ids(ids: list[int], model: ModelInfo, param: str) -> None:
+    if not ids:
+        raise InvalidParameter(param, "is empty; send at least one token.")
+    for token in (min(ids), max(ids)):
+        if not 0 <= token < model.vocab_size:
+            raise InvalidParameter(param, f"the token id {token} is outside the vocabulary, 0..{model.vocab_size - 1}.")
+
+
+def _fit(
+    params: SamplingParams, prompt: list[int], model: ModelInfo, param: str, default_max_tokens: int | None
+) -> SamplingParams:
+    """The parameters with `max_tokens` resolved; raises ContextLengthExceeded where the context is too short."""
+    room = model.max_model_len - len(prompt)
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"The prompt has {len(prompt)} tokens, but with at least one token of output this model's context of "
+            f"{model.max_model_len} tokens takes at most {model.max_model_len - 1}; shorten the prompt.",
+            param=param,
+        )
+    if params.max_tokens is None:
+        most = room if default_max_tokens is None else min(room, max(default_max_tokens, params.min_tokens))
+        return msgspec.structs.replace(params, max_tokens=most)
+    if params.max_tokens > room:
+        raise ContextLengthExceeded(
+            f"The prompt's {len(prompt)} tokens and {params.max_tokens} tokens of output are more than this model's "
+            f"context of {model.max_model_len} tokens; shorten the prompt or ask for at most {room} tokens.",
+            param=param,
+        )
+    return params
+
+
+def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as chat templates take them: text in one string, the arguments of tool calls as objects."""
+    if not messages:
+        raise InvalidParameter("messages", "is empty; send at least one message.")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidParameter("messages", f"{len(messages)} messages given, at most {MAX_MESSAGES} are accepted.")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def _message(message: Message, path: str) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise InvalidParameter(f"{path}.role", f"{message.role[:40]!r} is not one of {', '.join(ROLES)}.")
+    if message.content is None and (message.role != "assistant" or not message.tool_calls):
+        raise InvalidParameter(f"{path}.content", "is missing.")
+    result: dict[str, Any] = {"role": message.role, "content": _content(message.content, path)}
+    if message.name is not None:
+        result["name"] = message.name
+    if message.tool_call_id is not None:
+        result["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        result["tool_calls"] = []
+        for index, call in enumerate(message.tool_calls):
+            try:
+                arguments = json.loads(call.function.arguments)
+            except (ValueError, RecursionError):
+                place = f"{path}.tool_calls[{index}].function.arguments"
+                raise InvalidParameter(place, "must be JSON, written as a string.") from None
+            function = {"name": call.function.name, "arguments": arguments}
+            result["tool_calls"].append({"id": call.id, "type": call.type, "function": function})
+    return result
+
+
+def _content(content: str | list[dict[str, Any]] | None, path: str) -> str:
+    """The text of a message; several parts become lines, as in vLLM."""
+    if not isinstance(content, list):
+        return content or ""
+    texts = []
+    for index, part in enumerate(content):
+        if part.get("type") != "text":
+            raise InvalidParameter(f"{path}.content[{index}].type", f"{str(part.get('type'))[:40]!r} is not 'text'.")
+        if not isinstance(part.get("text"), str):
+            raise InvalidParameter(f"{path}.content[{index}].text", "must be a string.")
+        if len(part) > 2:
+            other = next(name for name in part if name not in ("type", "text"))
+            raise InvalidParameter(f"{path}.content[{index}].{other[:40]}", "is not a field of a text; leave it out.")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+def _template_variables(values: dict[str, Any] | None) -> dict[str, Any]:
+    if not values:
+        return {}
+    if len(values) > MAX_TEMPLATE_VARIABLES:
+        raise InvalidParameter("chat_template_kwargs", f"at most {MAX_TEMPLATE_VARIABLES} are accepted.")
+    for name in values:
+        if name in _RESERVED_VARIABLES or name.endswith("_token") or not name.isidentifier():
+            raise InvalidParameter(f"chat_template_kwargs.{name[:40]}", "cannot be set by a request.")
+    return values

@@ -1,0 +1,232 @@
+"""Responses of completions and chats, whole or as server-sent events.
+
+Events are put together from bytes: a stream's prefix is encoded once, and a token costs the encoding of its text.
+"""
+
+import time
+import uuid
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import EngineUnavailable, RowFailed
+from penstock.core.plan import TokenLogprobs
+from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter
+from penstock.server.resolve import Job
+from penstock.text.table import TokenTable
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """Where chats and completions differ in their JSON."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+    first_text: bytes
+    text: bytes
+    after_text: bytes
+    is_chat: bool
+
+
+CHAT = Shape(
+    id_prefix="chatcmpl-",
+    whole_object="chat.completion",
+    chunk_object="chat.completion.chunk",
+    first_text=b',"delta":{"role":"assistant","content":',
+    text=b',"delta":{"content":',
+    after_text=b"}",
+    is_chat=True,
+)
+COMPLETION = Shape(
+    id_prefix="cmpl-",
+    whole_object="text_completion",
+    chunk_object="text_completion",
+    first_text=b',"text":',
+    text=b',"text":',
+    after_text=b"",
+    is_chat=False,
+)
+
+
+class _Choice:
+    """What has been written, or collected, of one sample of one prompt."""
+
+    def __init__(self, index: int, prompt: int, echo: str, logprob_writer: LogprobWriter | None) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.prefix = b""
+        self.started = False
+        self.text = [echo] if echo else []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.logprob_writer = logprob_writer
+        self.finish: str | None = None
+        self.stop_reason: int | str | None = None
+
+
+class ResponseWriter:
+    """Writes one response. Outputs of prompt p carry sample indices from p·n on.
+
+    Attributes:
+        id: the response's id.
+        completion_tokens: tokens of all choices so far.
+    """
+
+    def __init__(self, shape: Shape, job: Job, model: str, table: TokenTable | None) -> None:
+        self.id = shape.id_prefix + uuid.uuid4().hex
+        self.completion_tokens = 0
+        self._shape = shape
+        self._job = job
+        self._model = model
+        self._table = table
+        self._created = int(time.time())
+        self._cached: dict[int, int] = {}
+        self._seed: int | None = None
+        self._head = b""
+        # Ends an event without anything special, which nearly all are.
+        self._usage_field = b',"usage":null' if job.include_usage else b""
+        self._tail = b"}]" + self._usage_field + b"}\n\n"
+        self._plain_tail = shape.after_text + b',"logprobs":null,"finish_reason":null' + self._tail
+        self._choices = [
+            self._choice(prompt, sample) for prompt, params in enumerate(job.params) for sample in range(params.n)
+        ]
+
+    def chunk(self, output: RequestOutput) -> bytes:
+        """The events of one output; empty where it holds nothing to show.
+
+        Raises RowFailed or EngineUnavailable where a sample has failed.
+        """
+        if not self._head:
+            self._begin(output)
+        self._count(output)
+        events = b""
+        for delta in output.deltas:
+            events += self._event(self._choices[delta.index], delta)
+        return events
+
+    def end(self) -> bytes:
+        """What follows the last output of a stream."""
+        if not self._job.include_usage:
+            return DONE
+        return self._head + b'],"usage":' + _encode(self._usage()) + b"}\n\n" + DONE
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output for `body`. Raises RowFailed or EngineUnavailable where a sample has failed."""
+        self._seed = output.seed if self._seed is None else self._seed
+        self._count(output)
+        for delta in output.deltas:
+            _check(delta)
+            choice = self._choices[delta.index]
+            choice.text.append(delta.text)
+            choice.token_ids += delta.token_ids
+            choice.logprobs += delta.logprobs or ()
+            if delta.finish_reason is not None:
+                choice.finish, choice.stop_reason = delta.finish_reason, delta.stop_reason
+
+    def body(self) -> bytes:
+        """The whole response."""
+        response: dict[str, Any] = {
+            "id": self.id,
+            "object": self._shape.whole_object,
+            "created": self._created,
+            "model": self._model,
+            "seed": self._seed,
+            "choices": [self._whole(choice) for choice in self._choices],
+            "usage": self._usage(),
+        }
+        if self._job.return_token_ids and self._shape.is_chat:
+            response["prompt_token_ids"] = self._job.prompts[0]
+        return _encode(response)
+
+    def _choice(self, prompt: int, sample: int) -> _Choice:
+        params = self._job.params[prompt]
+        echo = self._job.echo[prompt] if self._job.echo else ""
+        writer: LogprobWriter | None = None
+        if params.logprobs is not None:
+            writer = (
+                ChatLogprobs(self._table)
+                if self._shape.is_chat
+                else CompletionLogprobs(self._table, params.skip_special_tokens, len(echo))
+            )
+        return _Choice(prompt * params.n + sample, prompt, echo, writer)
+
+    def _begin(self, output: RequestOutput) -> None:
+        head = {
+            "id": self.id,
+            "object": self._shape.chunk_object,
+            "created": self._created,
+            "model": self._model,
+            "seed": output.seed,
+        }
+        self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
+        for choice in self._choices:
+            choice.prefix = self._head + b'{"index":%d' % choice.index
+
+    def _count(self, output: RequestOutput) -> None:
+        self._cached[output.request_id] = output.cached_tokens
+        for delta in output.deltas:
+            self.completion_tokens += len(delta.token_ids)
+
+    def _event(self, choice: _Choice, delta: SampleDelta) -> bytes:
+        text, shape = delta.text, self._shape
+        if choice.started and delta.finish_reason is None and choice.logprob_writer is None:
+            if not self._job.return_token_ids:
+                # The common case, and the one that has to be cheap.
+                return choice.prefix + shape.text + _encode(text) + self._plain_tail if text else b""
+        elif delta.finish_reason is not None:
+            _check(delta)
+        opening = shape.text
+        extra = b""
+        if not choice.started:
+            opening = shape.first_text
+            text = "".join(choice.text) + text
+            choice.started = True
+            if self._job.return_token_ids:
+                extra = b',"prompt_token_ids":' + _encode(self._job.prompts[choice.prompt])
+        if self._job.return_token_ids:
+            extra += b',"token_ids":' + _encode(delta.token_ids)
+        logprobs = None
+        if choice.logprob_writer is not None and delta.logprobs:
+            logprobs = choice.logprob_writer.write(delta.logprobs)
+        if delta.finish_reason is not None:
+            extra += b',"stop_reason":' + _encode(delta.stop_reason)
+        return b"".join(
+            (choice.prefix, opening, _encode(text), shape.after_text, b',"logprobs":', _encode(logprobs))
+            + (b',"finish_reason":', _encode(delta.finish_reason), extra, self._tail)
+        )
+
+    def _whole(self, choice: _Choice) -> dict[str, Any]:
+        text = "".join(choice.text)
+        result: dict[str, Any] = {"index": choice.index}
+        if self._shape.is_chat:
+            result["message"] = {"role": "assistant", "content": text}
+        else:
+            result["text"] = text
+        writer = choice.logprob_writer
+        result["logprobs"] = None if writer is None else writer.write(choice.logprobs)
+        result |= {"finish_reason": choice.finish, "stop_reason": choice.stop_reason}
+        if self._job.return_token_ids:
+            result["token_ids"] = choice.token_ids
+            if not self._shape.is_chat:
+                result["prompt_token_ids"] = self._job.prompts[choice.prompt]
+        return result
+
+    def _usage(self) -> dict[str, Any]:
+        prompt_tokens = self._job.prompt_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+        }
+
+
+def _check(delta: SampleDelta) -> None:
+    if delta.finish_reason == "error":
+        raise RowFailed(delta.error or "The computation of this request failed.")
+    if delta.finish_reason == "abort":
+        raise EngineUnavailable("The engine stopped before this request was finished; send it again.")

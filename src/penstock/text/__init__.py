@@ -1,0 +1,1 @@
+"""Between text and token ids: tokenizer, chat template, token bytes, stop strings, incremental detokenization."""

@@ -1,0 +1,224 @@
+"""A model's tokenizer: text to ids, special tokens, and the table that leads back to bytes."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from penstock.core.errors import TokenizerError
+from penstock.text.table import TokenTable, build_table
+
+# Noncharacters of Unicode: text has no use for them, so one that a request does not contain can mark a position in it.
+_MARKERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+
+_NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """A loaded tokenizer. Safe to use from several threads.
+
+    Attributes:
+        table: id → bytes.
+        special_tokens: named special tokens ("bos_token", ...) and their text, as chat templates see them.
+        config: `tokenizer_config.json`.
+        directory: where it was loaded from.
+    """
+
+    def __init__(self, raw: tokenizers.Tokenizer, config: Mapping[str, Any], directory: Path) -> None:
+        # A tokenizer file may ask for truncation and padding, which training used; a prompt is never altered here.
+        raw.no_truncation()
+        raw.no_padding()
+        self._raw = raw
+        self.config = config
+        self.directory = directory
+        self.special_tokens = _named_tokens(config)
+        self.table: TokenTable = build_table(raw)
+        self._prefix, self._suffix = self._added_ids()
+        self._special_start = _special_start_pattern(raw)
+        self._anchor_ids = raw.encode("\n", add_special_tokens=False).ids
+
+    @property
+    def vocab_size(self) -> int:
+        """The highest id plus one, added tokens included."""
+        return len(self.table)
+
+    @property
+    def bos_token(self) -> str | None:
+        """Text of the token that begins a sequence."""
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """Text of the token that ends a sequence."""
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the token that begins a sequence."""
+        return None if self.bos_token is None else self.token_id(self.bos_token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the token that ends a sequence."""
+        return None if self.eos_token is None else self.token_id(self.eos_token)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token's text as it stands in the vocabulary."""
+        found: int | None = self._raw.token_to_id(token)
+        return found
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Special tokens written in the text count as such.
+
+        `add_special_tokens` adds what the tokenizer puts around a text (often a BOS token in front), except for what
+        the text has there already.
+        """
+        ids: list[int] = self._raw.encode(text, add_special_tokens=False).ids
+        return self.add_special_ids(ids) if add_special_tokens else ids
+
+    def add_special_ids(self, ids: list[int]) -> list[int]:
+        """Put around `ids` what the tokenizer puts around a text, except for what is there already."""
+        prefix = [] if ids[: len(self._prefix)] == self._prefix else self._prefix
+        suffix = [] if self._suffix and ids[-len(self._suffix) :] == self._suffix else self._suffix
+        return [*prefix, *ids, *suffix]
+
+    def has_special(self, text: str) -> bool:
+        """Whether the text of a special token occurs in `text`."""
+        return self._special_start.search(text) is not None
+
+    def mark_special(self, text: str, marker: str) -> str:
+        """Break every special token in `text` by a marker after its first character, for `encode_marked`."""
+        return self._special_start.sub(lambda match: match[0] + marker, text)
+
+    def encode_marked(self, text: str, marker: str) -> list[int]:
+        """Token ids of a text with broken special tokens: those become ordinary text, others count as such."""
+        first, *others = text.split(marker)
+        ids = self.encode(first, add_special_tokens=False)
+        for piece in others:
+            ids += self._encode_continuation(piece)
+        return ids
+
+    def decode(self, tokens: list[int], skip_special: bool = True) -> str:
+        """The text of a whole output."""
+        return self.table.decode(tokens, skip_special)
+
+    def check_against(self, model_vocab_size: int) -> list[str]:
+        """Notes on how the tokenizer fits a model; raises TokenizerError where it does not.
+
+        A special token beyond the model's vocabulary is tolerated, since published models have them (Gemma 3's image
+        token in its text-only sizes): a prompt that contains it is refused when it comes.
+        """
+        vocab = self._raw.get_vocab(with_added_tokens=True)
+        beyond = {token: index for token, index in vocab.items() if index >= model_vocab_size}
+        ordinary = {token: index for token, index in beyond.items() if not self.table.special[index]}
+        if ordinary:
+            token, index = max(ordinary.items(), key=lambda item: item[1])
+            raise TokenizerError(
+                f"The tokenizer in {self.directory} can produce ids up to {index} ({token!r}), but the model's "
+                f"vocabulary has only {model_vocab_size} tokens; use the tokenizer that belongs to the model."
+            )
+        notes = []
+        if beyond:
+            names = ", ".join(sorted(beyond)[:3])
+            notes.append(
+                f"{len(beyond)} special token(s) of the tokenizer ({names}) lie beyond the model's vocabulary of "
+                f"{model_vocab_size}; prompts that contain one are refused."
+            )
+        missing = model_vocab_size - len({index for index in vocab.values() if index < model_vocab_size})
+        if missing:
+            notes.append(f"{missing} of the model's {model_vocab_size} token ids have no token and yield no text.")
+        return notes
+
+    def _encode_continuation(self, piece: str) -> list[int]:
+        # Some tokenizers put a space before a text. Behind a line break they don't, and its ids can be taken off again.
+        ids: list[int] = self._raw.encode("\n" + piece, add_special_tokens=False).ids
+        count = len(self._anchor_ids)
+        return ids[count:] if ids[:count] == self._anchor_ids else self.encode(piece, add_special_tokens=False)
+
+    def _added_ids(self) -> tuple[list[int], list[int]]:
+        """Ids that the tokenizer puts before and after a text."""
+        bare = self._raw.encode("a", add_special_tokens=False).ids
+        full = self._raw.encode("a", add_special_tokens=True).ids
+        starts = [i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare]
+        if not starts:
+            raise TokenizerError(
+                f"The tokenizer in {self.directory} changes a text's tokens when it adds special tokens, which is "
+                "not supported; use a tokenizer whose post-processor only adds tokens before and after the text."
+            )
+        prefix, suffix = full[: starts[0]], full[starts[0] + len(bare) :]
+        for name, ids in (("bos", prefix), ("eos", suffix)):
+            self._apply_setting(name, ids)
+        return prefix, suffix
+
+    def _apply_setting(self, name: str, ids: list[int]) -> None:
+        """Let `add_bos_token` and `add_eos_token`, where the configuration sets them, add or remove that token."""
+        wanted = self.config.get(f"add_{name}_token")
+        text = self.special_tokens.get(f"{name}_token")
+        token = None if text is None else self.token_id(text)
+        if token is None or not isinstance(wanted, bool):
+            return
+        if wanted and token not in ids:
+            ids.insert(0 if name == "bos" else len(ids), token)
+        elif not wanted and token in ids:
+            ids.remove(token)
+
+
+def load_tokenizer(directory: str | Path) -> Tokenizer:
+    """Load `tokenizer.json` with its companions `tokenizer_config.json` and `special_tokens_map.json`.
+
+    Raises TokenizerError where the file is missing or cannot be used.
+    """
+    folder = Path(directory)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (folder / name).is_file()]
+        found = f" ({', '.join(others)} cannot be read; convert it with transformers)" if others else ""
+        raise TokenizerError(
+            f"No tokenizer.json in {folder}{found}; put the model's there, or send prompts as token ids."
+        )
+    try:
+        raw = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"{path} cannot be read as a tokenizer: {error}.") from error
+    names = read_json(folder / "special_tokens_map.json")
+    config = {**names, **read_json(folder / "tokenizer_config.json")}
+    return Tokenizer(raw, config, folder)
+
+
+def unused_marker(texts: list[str]) -> str | None:
+    """A character that occurs in none of `texts`; None where they use up all candidates."""
+    return next((marker for marker in _MARKERS if not any(marker in text for text in texts)), None)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file, empty where there is no such file; raises TokenizerError where it is malformed."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path} is not valid JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} must hold a JSON object.")
+    return content
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    named = {}
+    for name in _NAMED_TOKENS:
+        value = config.get(name)
+        # Older files describe a token by an object.
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            named[name] = text
+    return named
+
+
+def _special_start_pattern(raw: tokenizers.Tokenizer) -> re.Pattern[str]:
+    """Matches the first character of every special token in a text; overlapping ones count each."""
+    texts = [token.content for token in raw.get_added_tokens_decoder().values() if token.special]
+    alternatives = "|".join(re.escape(text) for text in sorted(texts) if len(text) > 1)
+    return re.compile(f"(?s)(?=(?:{alternatives})).") if alternatives else re.compile(r"(?!)")

@@ -1,0 +1,183 @@
+"""The block pool: states, transactions, eviction, retirement."""
+
+import random
+
+import pytest
+
+from penstock.cache.eviction import BlockUse, least_recently_used
+from penstock.cache.pool import BlockPool
+from penstock.cache.prefix import PrefixChain, PrefixIndex, keyed_hash
+
+
+def make_pool(num_blocks: int) -> tuple[BlockPool, PrefixIndex]:
+    index = PrefixIndex(1)
+    return BlockPool(num_blocks, index), index
+
+
+def publish(index: PrefixIndex, block: int, tokens: list[int]) -> PrefixChain:
+    """Publish `block` as the only block of `tokens`."""
+    chain = PrefixChain(b"", b"root", len(tokens), keyed_hash(b""))
+    chain.extend(tokens)
+    index.publish(0, chain, 0, block)
+    return chain
+
+
+def take(pool: BlockPool, count: int) -> list[int]:
+    blocks = pool.allocate(count)
+    assert blocks is not None
+    return blocks
+
+
+def counts(pool: BlockPool) -> tuple[int, int, int, int]:
+    return pool.num_free, pool.num_used, pool.num_cached, pool.num_retiring
+
+
+def test_allocation_is_all_or_nothing() -> None:
+    pool, _ = make_pool(4)
+    first = take(pool, 3)
+    assert len(set(first)) == 3
+    assert pool.allocate(2) is None
+    assert counts(pool) == (1, 3, 0, 0)
+    assert pool.allocate(0) == []
+    second = take(pool, 1)
+    assert not set(first) & set(second)
+    pool.check(dict.fromkeys(first + second, 1))
+
+
+def test_low_blocks_are_given_out_first() -> None:
+    pool, _ = make_pool(8)
+    assert pool.allocate(3) == [0, 1, 2]
+
+
+def test_a_block_returns_with_its_last_reference() -> None:
+    pool, _ = make_pool(2)
+    block = take(pool, 1)[0]
+    pool.share(block)
+    pool.release(block)
+    assert counts(pool) == (1, 1, 0, 0)
+    pool.release(block)
+    assert counts(pool) == (2, 0, 0, 0)
+
+
+def test_double_free_is_refused() -> None:
+    pool, _ = make_pool(2)
+    block = take(pool, 1)[0]
+    pool.release(block)
+    with pytest.raises(RuntimeError, match="nobody holds it"):
+        pool.release(block)
+    assert counts(pool) == (2, 0, 0, 0)
+    pool.check({})
+
+
+def test_what_nobody_holds_cannot_be_shared() -> None:
+    pool, _ = make_pool(2)
+    with pytest.raises(RuntimeError, match="not published"):
+        pool.share(0)
+
+
+def test_published_blocks_are_cached_and_evicted_oldest_first() -> None:
+    pool, index = make_pool(3)
+    blocks = take(pool, 3)
+    for position, block in enumerate(blocks):
+        publish(index, block, [position])
+    for block in (blocks[1], blocks[2], blocks[0]):
+        pool.release(block)
+    assert counts(pool) == (0, 0, 3, 0)
+    assert pool.allocate(2) == [blocks[1], blocks[2]]
+    assert not index.is_published(blocks[1]) and index.is_published(blocks[0])
+
+
+def test_of_one_release_the_deepest_block_is_evicted_first() -> None:
+    shallow, deep = BlockUse(last_used=5, depth=0), BlockUse(last_used=5, depth=3)
+    assert least_recently_used(deep) < least_recently_used(shallow)
+
+
+def test_a_hit_saves_a_block_from_eviction() -> None:
+    pool, index = make_pool(2)
+    blocks = take(pool, 2)
+    for position, block in enumerate(blocks):
+        publish(index, block, [position])
+        pool.release(block)
+    pool.share(blocks[0])
+    assert pool.allocate(1) == [blocks[1]]
+    assert pool.allocate(1) is None
+    pool.release(blocks[0])
+    assert counts(pool) == (0, 1, 1, 0)
+
+
+def test_shared_and_published_blocks_are_not_writable() -> None:
+    pool, index = make_pool(2)
+    blocks = take(pool, 2)
+    assert pool.is_writable(blocks[0])
+    pool.share(blocks[0])
+    assert not pool.is_writable(blocks[0])
+    publish(index, blocks[1], [1])
+    assert not pool.is_writable(blocks[1])
+
+
+def test_retiring_blocks_come_back_with_their_plan() -> None:
+    pool, index = make_pool(3)
+    blocks = take(pool, 3)
+    publish(index, blocks[2], [1])
+    pool.release(blocks[0], until=4)
+    pool.release(blocks[1], until=5)
+    pool.release(blocks[2], until=5)
+    assert counts(pool) == (0, 0, 0, 3)
+    assert pool.allocate(1) is None
+    pool.retire(4)
+    assert counts(pool) == (1, 0, 0, 2)
+    pool.retire(5)
+    assert counts(pool) == (2, 0, 1, 0)
+
+
+def test_a_published_block_can_be_hit_while_it_retires() -> None:
+    pool, index = make_pool(1)
+    block = take(pool, 1)[0]
+    publish(index, block, [1])
+    pool.release(block, until=4)
+    pool.share(block)
+    pool.retire(4)
+    assert counts(pool) == (0, 1, 0, 0)
+
+
+def test_checks_find_what_is_wrong() -> None:
+    pool, _ = make_pool(3)
+    block = take(pool, 1)[0]
+    pool.check({block: 1})
+    with pytest.raises(RuntimeError, match="references"):
+        pool.check({})
+    with pytest.raises(RuntimeError, match="references"):
+        pool.check({block: 2})
+    pool._free.append(pool._free[0])
+    with pytest.raises(RuntimeError, match="twice"):
+        pool.check({block: 1})
+    pool._free.pop()
+    pool._free.append(block)
+    with pytest.raises(RuntimeError, match="wrong state"):
+        pool.check({block: 1})
+
+
+def test_the_eviction_order_survives_much_churn() -> None:
+    rng = random.Random(1)
+    pool, index = make_pool(8)
+    held: list[int] = []
+    order: list[int] = []
+    for step in range(3000):
+        if held and rng.random() < 0.5:
+            block = held.pop(rng.randrange(len(held)))
+            if not index.is_published(block):
+                publish(index, block, [step])
+            pool.release(block)
+            order.append(block)
+        elif order and rng.random() < 0.3:
+            block = order.pop(rng.randrange(len(order)))
+            pool.share(block)
+            held.append(block)
+        elif pool.num_available:
+            evicts = pool.num_free == 0
+            block = take(pool, 1)[0]
+            if evicts:
+                assert block == order.pop(0)
+            held.append(block)
+        pool.check(dict.fromkeys(held, 1))
+        assert len(pool._eviction_heap) <= 2 * 8 + 65

@@ -1,0 +1,310 @@
+"""The KV cache against a naive model, under random operations in random order.
+
+The model keeps the content of every slot. A sequence must read its own KV through its block tables at any time, nobody
+may write what another can read, and blocks that an outstanding plan touches are not given to anybody else.
+"""
+
+import hashlib
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+
+from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.cache.prefix import PrefixNode
+from support.scripted import RELEASED, History, first_visible, kv_spec
+
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
+
+
+def short_hash(parent: bytes, tokens: bytes) -> bytes:
+    """Two bits: everything collides with something."""
+    return bytes([hashlib.blake2b(parent + tokens, digest_size=1).digest()[0] & 3])
+
+
+@dataclass(eq=False)
+class Modelled:
+    """A sequence as the model knows it."""
+
+    blocks: SequenceBlocks
+    salt: str
+    history: History
+    computed: int = 0
+    last_plan: int | None = None
+    epoch: int = 0
+    alive: bool = True
+    tables: list[list[int]] = field(default_factory=list)
+
+
+@dataclass
+class Outstanding:
+    """A plan that has not committed: what to publish then, and the blocks it touches."""
+
+    number: int
+    sequence: Modelled
+    epoch: int
+    end: int
+    touched: set[int]
+
+
+class CacheMachine(RuleBasedStateMachine):
+    """Allocate, append, fork, free, evict, abort, preempt and publish."""
+
+    sequences = Bundle("sequences")
+
+    @initialize(
+        block_size=st.sampled_from([1, 2, 4]),
+        windows=st.sampled_from([(None,), (3,), (None, 5), (2, None, 7)]),
+        num_blocks=st.integers(2, 40),
+        collide=st.booleans(),
+        caching=st.sampled_from([True, True, True, False]),
+    )
+    def start(
+        self, block_size: int, windows: tuple[int | None, ...], num_blocks: int, collide: bool, caching: bool
+    ) -> None:
+        self.spec = kv_spec(block_size, windows)
+        self.cache = KVCache(self.spec, num_blocks, key_of=short_hash if collide else None, prefix_caching=caching)
+        self.memory: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
+        self.alive: list[Modelled] = []
+        self.outstanding: deque[Outstanding] = deque()
+        self.next_sequence = 0
+        self.next_plan = 0
+
+    # What happens to sequences.
+
+    @rule(target=sequences, prompt=TOKENS, salt=st.sampled_from(["", "", "salt"]))
+    def open(self, prompt: list[int], salt: str) -> Modelled:
+        history = History(len(self.spec.groups))
+        history.extend(prompt)
+        sequence = Modelled(self.cache.open(self.next_sequence, salt), salt, history)
+        self.next_sequence += 1
+        self.forget_table(sequence)
+        self.alive.append(sequence)
+        return sequence
+
+    @rule(sequence=sequences, shorter=st.booleans())
+    def attach(self, sequence: Modelled, shorter: bool) -> None:
+        if not sequence.alive or sequence.computed or sequence.last_plan is not None or any(sequence.blocks.tables):
+            return
+        known = sequence.history.tokens
+        hit = self.cache.longest_hit(sequence.blocks, known)
+        if shorter:
+            hit = self.cache.shorten_hit(sequence.blocks, max(0, hit - 1))
+        free = self.cache.pool.num_free
+        cached = self.cache.attach_prefix(sequence.blocks, hit, len(known))
+        assert cached == min(hit * self.spec.block_size, len(known) - 1)
+        assert self.cache.pool.num_free == free, "a hit takes no new blocks"
+        sequence.computed = cached
+
+    @rule(sequence=sequences, tokens=st.lists(st.integers(0, 1), max_size=3), count=st.integers(1, 9))
+    def append(self, sequence: Modelled, tokens: list[int], count: int) -> None:
+        """Compute up to `count` more positions of a sequence that learns `tokens`; the plan stays outstanding."""
+        if not sequence.alive:
+            return
+        sequence.history.extend(tokens)
+        start = sequence.computed
+        end = min(start + count, len(sequence.history.tokens))
+        if start == end:
+            return
+        before = [table.copy() for table in sequence.blocks.tables]
+        references = self.references()
+        available = self.cache.pool.num_available
+        number = self.next_plan
+        missing = self.cache.reserve(sequence.blocks, start, end, plan=number, until=sequence.last_plan)
+        if missing:
+            assert missing > 0
+            self.assert_rolled_back(sequence, before, references, available)
+            return
+        self.next_plan += 1
+        self.assert_untouched(self.new_blocks(sequence, before))
+        copies = self.cache.take_copies()
+        for copy in copies:
+            self.memory[copy.target] = self.memory[copy.source].copy()
+        self.update_table(sequence)
+        self.cache.announce(sequence.blocks, start, end)
+        self.write(sequence, start, end)
+        sequence.computed = end
+        sequence.last_plan = number
+        touched = {block for table in sequence.blocks.tables for block in table if block != RELEASED}
+        touched |= {copy.source for copy in copies}
+        self.outstanding.append(Outstanding(number, sequence, sequence.epoch, end, touched))
+
+    @rule()
+    def commit(self) -> None:
+        if not self.outstanding:
+            return
+        plan = self.outstanding.popleft()
+        sequence = plan.sequence
+        if sequence.alive and sequence.epoch == plan.epoch:
+            self.cache.settle(sequence.blocks)
+            self.cache.publish(sequence.blocks, sequence.history.tokens, plan.end)
+        for other in self.alive:
+            # Forks wait for the plans of their origin.
+            if other.last_plan == plan.number:
+                other.last_plan = None
+        self.cache.pool.retire(plan.number)
+
+    @rule(target=sequences, parent=sequences)
+    def fork(self, parent: Modelled) -> object:
+        tokens = parent.computed
+        if not parent.alive or not tokens or not self.cache.can_fork(parent.blocks, tokens):
+            return multiple()
+        child = Modelled(
+            self.cache.fork(parent.blocks, self.next_sequence, tokens),
+            parent.salt,
+            parent.history.copy(),
+            computed=tokens,
+            last_plan=parent.last_plan,
+        )
+        self.next_sequence += 1
+        self.forget_table(child)
+        self.alive.append(child)
+        return child
+
+    @rule(sequence=sequences, back=st.integers(1, 5))
+    def roll_back(self, sequence: Modelled, back: int) -> None:
+        """Drafts in the last positions were not accepted; what was published is never rolled back."""
+        floor = max(sequence.blocks.published * self.spec.block_size, self.first_kept(sequence), 1)
+        tokens = sequence.computed - back
+        if not sequence.alive or sequence.last_plan is not None or tokens < floor:
+            return
+        self.cache.roll_back(sequence.blocks, tokens, until=None)
+        sequence.computed = tokens
+
+    @rule(sequence=sequences)
+    def preempt(self, sequence: Modelled) -> None:
+        if not sequence.alive:
+            return
+        self.cache.free(sequence.blocks, until=sequence.last_plan)
+        sequence.computed = 0
+        sequence.epoch += 1
+        self.forget_table(sequence)
+
+    @rule(sequence=consumes(sequences))
+    def abort(self, sequence: Modelled) -> None:
+        self.preempt(sequence)
+        sequence.alive = False
+        if sequence in self.alive:
+            self.alive.remove(sequence)
+
+    @rule(block=st.integers(0, 39))
+    def release_what_nobody_holds(self, block: int) -> None:
+        pool = self.cache.pool
+        if block < pool.num_blocks and pool.references(block) == 0:
+            with pytest.raises(RuntimeError, match="nobody holds it"):
+                pool.release(block)
+
+    # What must hold after every rule.
+
+    @invariant()
+    def blocks_are_accounted_for(self) -> None:
+        pool = self.cache.pool
+        self.cache.check([sequence.blocks for sequence in self.alive])
+        references = self.references()
+        assert pool.num_used == len(references)
+        assert pool.num_free + len(references) + pool.num_cached + pool.num_retiring == pool.num_blocks
+        assert all(pool.references(block) == count for block, count in references.items())
+        if not self.outstanding:
+            assert pool.num_retiring == 0
+            assert not self.cache.index._pending
+            if not references:
+                assert pool.num_cached == len(self.cache.index)
+
+    @invariant()
+    def sequences_read_their_own_kv(self) -> None:
+        for sequence in self.alive:
+            for group, spec in enumerate(self.spec.groups):
+                first = first_visible(sequence.computed, spec.window)
+                for position in range(first, sequence.computed):
+                    assert self.read(sequence.blocks.tables[group], position) == sequence.history.slots[group][position]
+
+    @invariant()
+    def published_blocks_hold_what_they_say(self) -> None:
+        size = self.spec.block_size
+        for group, entries in enumerate(self.cache.index._entries):
+            for entry in entries.values():
+                history = self.history_of(entry.node)
+                assert self.memory[entry.block] == history.slots[group][-size:]
+
+    # The model.
+
+    def history_of(self, node: PrefixNode) -> History:
+        contents: list[bytes] = []
+        walk: PrefixNode | None = node
+        while walk is not None and walk.parent is not None:
+            contents.append(walk.tokens)
+            walk = walk.parent
+        history = History(len(self.spec.groups))
+        for content in reversed(contents):
+            history.extend(memoryview(content).cast("I").tolist())
+        return history
+
+    def read(self, table: list[int], position: int) -> int | None:
+        block = table[position // self.spec.block_size]
+        assert block != RELEASED, "what can be seen is held"
+        return self.memory[block][position % self.spec.block_size]
+
+    def write(self, sequence: Modelled, start: int, end: int) -> None:
+        size = self.spec.block_size
+        for group, table in enumerate(sequence.tables):
+            for position in range(start, end):
+                block = table[position // size]
+                assert self.cache.pool.is_writable(block), "shared and published blocks are never written"
+                self.memory[block][position % size] = sequence.history.slots[group][position]
+
+    def update_table(self, sequence: Modelled) -> None:
+        """Apply the updates as an executor does; what it sees must then be what the cache meant."""
+        for update in self.cache.take_updates(sequence.blocks):
+            table = sequence.tables[update.group]
+            assert update.first <= len(table)
+            table[update.first :] = update.blocks
+        for seen, meant in zip(sequence.tables, sequence.blocks.tables, strict=True):
+            assert len(seen) == len(meant)
+            assert all(ours in (theirs, RELEASED) for theirs, ours in zip(seen, meant, strict=True))
+
+    def forget_table(self, sequence: Modelled) -> None:
+        sequence.tables = [[] for _ in self.spec.groups]
+
+    def first_kept(self, sequence: Modelled) -> int:
+        """Fewest tokens that may be left without needing blocks that were released."""
+        return max(kept * self.spec.block_size + (group.window or 1) for kept, group in self.kept(sequence))
+
+    def kept(self, sequence: Modelled) -> list[tuple[int, object]]:
+        return list(zip(sequence.blocks.kept_from, self.spec.groups, strict=True))
+
+    def references(self) -> dict[int, int]:
+        held: dict[int, int] = {}
+        for sequence in self.alive:
+            for table in sequence.blocks.tables:
+                for block in table:
+                    if block != RELEASED:
+                        held[block] = held.get(block, 0) + 1
+        return held
+
+    def new_blocks(self, sequence: Modelled, before: list[list[int]]) -> set[int]:
+        now = {block for table in sequence.blocks.tables for block in table if block != RELEASED}
+        return now - {block for table in before for block in table}
+
+    def assert_untouched(self, blocks: set[int]) -> None:
+        for plan in self.outstanding:
+            assert not blocks & plan.touched, "a block is given away while an outstanding plan may use it"
+
+    def assert_rolled_back(
+        self, sequence: Modelled, before: list[list[int]], references: dict[int, int], available: int
+    ) -> None:
+        """A reservation that failed took nothing; all it may have done is to release what lies before the window."""
+        assert not self.cache.take_copies()
+        released = 0
+        for old, new in zip(before, sequence.blocks.tables, strict=True):
+            assert len(old) == len(new)
+            assert all(now in (was, RELEASED) for was, now in zip(old, new, strict=True))
+            released += sum(1 for was, now in zip(old, new, strict=True) if was != now)
+        assert sum(self.references().values()) == sum(references.values()) - released
+        assert available <= self.cache.pool.num_available <= available + released
+
+
+TestCacheMachine = CacheMachine.TestCase
+TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40)

@@ -1,0 +1,18 @@
+"""Settings of the whole test suite."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# The machine may be busy with something else, so no example has a deadline.
+COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+settings.register_profile("developer", **COMMON)
+settings.register_profile("ci", derandomize=True, print_blob=True, **COMMON)
+settings.register_profile("soak", max_examples=5000, stateful_step_count=100, **COMMON)
+settings.load_profile("ci" if os.environ.get("CI") else "developer")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--workloads", type=int, default=200, help="how many random workloads the scheduler is tested on")
+    parser.addoption("--first-seed", type=int, default=0, help="seed of the first random workload")

@@ -1,0 +1,85 @@
+"""The whole engine against transformers: greedy tokens of every family, however they were scheduled."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock import LLM, SamplingParams
+from penstock.llm import Completion
+from support.checkpoints import FAMILIES, VOCAB_SIZE, load_reference, make, reference_logits
+
+LENGTHS = (1, 2, 15, 16, 17, 33, 100, 300)
+OUTPUT = 64
+TIE = 1e-4
+
+SETTINGS = {
+    "chunks of 1": {"long_prefill_token_threshold": 1},
+    "chunks of 16": {"long_prefill_token_threshold": 16},
+    "unlimited": {},
+    "a budget of 20": {"max_num_batched_tokens": 20, "max_num_seqs": 8},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def prompts(seed: int = 0) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(4, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
+
+
+def count_excused(path: Path, completions: list[Completion]) -> int:
+    """Every token must be the reference's best one; returns how many were not, but within a tie."""
+    reference = load_reference(path)
+    excused = 0
+    for completion in completions:
+        ids = completion.prompt_token_ids + completion.token_ids
+        assert len(completion.token_ids) == OUTPUT
+        logits = reference_logits(reference, ids[:-1])[len(completion.prompt_token_ids) - 1 :]
+        best = logits.topk(2)
+        for position, token in enumerate(completion.token_ids):
+            if token != best.indices[position, 0]:
+                gap = best.values[position, 0] - best.values[position, 1]
+                assert gap < TIE, f"token {position} after {len(completion.prompt_token_ids)} prompt tokens"
+                assert token == best.indices[position, 1]
+                excused += 1
+    return excused
+
+
+def greedy(llm: LLM, batch: list[list[int]]) -> list[Completion]:
+    return llm.generate(batch, SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_greedy_tokens_equal_transformers(checkpoint: Path, setting: str) -> None:
+    llm = LLM(str(checkpoint), threads=1, max_model_len=512, **SETTINGS[setting])
+    fresh = greedy(llm, prompts())
+    assert count_excused(checkpoint, fresh) <= 2
+    # The same prompts again are hits, and nothing may change.
+    again = greedy(llm, prompts())
+    assert sum(completion.cached_tokens for completion in again) > 300
+    assert count_excused(checkpoint, again) <= 2
+
+
+def test_greedy_tokens_survive_preemption(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), threads=1, max_model_len=400, enable_prefix_caching=False)
+    spec = llm._prepared.config.cache.spec
+    blocks = spec.blocks_for(400, 64) + 2 * len(spec.groups)
+    llm = LLM(
+        str(checkpoint),
+        threads=1,
+        max_model_len=400,
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
+        kv_cache_memory=blocks * spec.block_bytes,
+        enable_prefix_caching=False,
+    )
+    completions = greedy(llm, prompts())
+    assert llm.load.preemptions > 0
+    assert count_excused(checkpoint, completions) <= 2
+    assert llm.load.blocks_used == 0

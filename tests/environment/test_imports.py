@@ -1,0 +1,105 @@
+"""The rules between rooms, as import-linter and a look at the source see them."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "penstock"
+PURE_ROOMS = ("core", "cache", "scheduler")
+
+# All of them are arithmetic, containers or syntax: nothing here knows the time, the machine or another process.
+PURE_IMPORTS = {
+    "abc", "array", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq",
+    "itertools", "math", "msgspec", "operator", "penstock", "struct", "typing",
+}  # fmt: skip
+UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "dill", "cloudpickle", "joblib", "shelve"}
+UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}
+
+
+def imported_modules(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def unsafe_constructs(tree: ast.AST) -> list[str]:
+    """Whatever in a module could run code that came as data."""
+    found = [name for name in imported_modules(tree) if name.split(".")[0] in UNSAFE_MODULES]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            called = node.func
+            if isinstance(called, ast.Name) and called.id in UNSAFE_CALLS:
+                found.append(called.id)
+            if isinstance(called, ast.Attribute) and ast.unparse(called) in {"torch.load", "torch.save"}:
+                found.append(ast.unparse(called))
+    return found
+
+
+def source_files(*rooms: str) -> list[Path]:
+    folders = [SOURCE / room for room in rooms] if rooms else [SOURCE]
+    return sorted(path for folder in folders for path in folder.rglob("*.py"))
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    # -S and -I would hide the package; a fresh interpreter is needed because this one has imported torch.
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT / "src", check=False)
+
+
+def test_import_contracts_hold() -> None:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
+    result = subprocess.run([*command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_nothing_unpickles_or_evaluates() -> None:
+    found = {str(path): unsafe_constructs(ast.parse(path.read_text())) for path in source_files()}
+    assert {path: constructs for path, constructs in found.items() if constructs} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import pickle", "from marshal import loads", "import dill.source", "eval('1')", "exec(x)", "torch.load(path)"],
+)
+def test_unsafe_constructs_are_seen(source: str) -> None:
+    assert unsafe_constructs(ast.parse(source))
+
+
+def test_pure_rooms_import_only_what_is_listed() -> None:
+    for path in source_files(*PURE_ROOMS):
+        roots = {name.split(".")[0] for name in imported_modules(ast.parse(path.read_text()))}
+        assert roots <= PURE_IMPORTS, f"{path} imports {roots - PURE_IMPORTS}"
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    result = run_python("import penstock, sys; print(*sys.modules)")
+    assert result.returncode == 0, result.stderr
+    loaded = {name.split(".")[0] for name in result.stdout.split()}
+    assert not loaded & {"torch", "numpy", "msgspec", "fastapi", "tokenizers", "transformers"}
+
+
+@pytest.mark.parametrize("room", [*PURE_ROOMS, "layers", "models", "text", "server", "observability"])
+def test_rooms_work_without_torch(room: str) -> None:
+    code = f"""
+import importlib, pkgutil, sys
+sys.modules["torch"] = None
+package = importlib.import_module("penstock.{room}")
+for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+    importlib.import_module(module.name)
+"""
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_public_names_are_importable_lazily() -> None:
+    names = "LLM, AsyncEngine, SamplingParams"
+    result = run_python(f"from penstock import {names}; print({names})")
+    assert result.returncode == 0, result.stderr
+    result = run_python("import penstock; penstock.nothing")
+    assert "module 'penstock' has no attribute 'nothing'" in result.stderr

@@ -1,0 +1,77 @@
+import pytest
+
+from penstock.sampling.noise import Purpose
+from penstock.sampling.pipeline import MinTokens
+from penstock.text.stops import StopMatcher
+from support.sampling_rows import EOS, make_row
+
+
+class LetterSearch:
+    """Finds a stop string where token 97 is `a`, 98 `b` and so on."""
+
+    def __init__(self, stop, min_tokens=0):
+        self.stop, self.matcher = stop, StopMatcher((stop,), min_tokens)
+
+    def find(self, token):
+        return self.matcher.feed(bytes([token]))
+
+
+def advance_all(row, tokens):
+    return [row.advance(token) for token in tokens]
+
+
+GOES_ON = (None, None)
+
+
+def test_end_of_sequence_ends_without_a_reason():
+    assert advance_all(make_row(), [5, 6, EOS]) == [GOES_ON, GOES_ON, ("stop", None)]
+    assert advance_all(make_row(ignore_eos=True), [EOS]) == [GOES_ON]
+
+
+def test_stop_tokens_end_with_their_id():
+    assert advance_all(make_row(stop_token_ids=(9, 6)), [5, 6]) == [GOES_ON, ("stop", 6)]
+    assert advance_all(make_row(stop_token_ids=(EOS,), ignore_eos=True), [EOS]) == [("stop", EOS)]
+    assert advance_all(make_row(stop_token_ids=(EOS,)), [EOS]) == [("stop", None)]
+
+
+def test_stop_strings_end_where_they_are_complete():
+    row = make_row(stop=("bc",), stops=LetterSearch("bc"))
+    assert advance_all(row, b"abc") == [GOES_ON, GOES_ON, ("stop", "bc")]
+
+
+def test_nothing_ends_before_min_tokens():
+    row = make_row(stop=("b",), stop_token_ids=(9,), min_tokens=3, stops=LetterSearch("b", 3))
+    assert advance_all(row, [98, 9, 97, 9]) == [GOES_ON, GOES_ON, GOES_ON, ("stop", 9)]
+    row = make_row(stop=("ab",), min_tokens=2, stops=LetterSearch("ab", 2))
+    assert advance_all(row, b"ab") == [GOES_ON, ("stop", "ab")]
+
+
+def test_the_mask_lasts_until_min_tokens():
+    row = make_row(min_tokens=2, stop_token_ids=(9,))
+    for _ in range(2):
+        (step,) = row.editing
+        assert isinstance(step, MinTokens)
+        assert step.ids.tolist() == [EOS, 9]
+        row.advance(5)
+    assert row.editing == ()
+
+
+def test_a_row_never_samples_without_a_seed():
+    with pytest.raises(ValueError, match="seed"):
+        make_row(seed=None)
+    assert make_row(seed=None, temperature=0.0).params.greedy
+
+
+def test_only_a_repetition_penalty_looks_at_the_prompt():
+    for penalty, expected in (({"repetition_penalty": 1.2}, [4, 8, 5]), ({"presence_penalty": 1.2}, [5])):
+        row = make_row(prompt=(4, 4, 8), **penalty)
+        row.advance(5)
+        (penalties,) = row.editing
+        assert penalties.history.ids.tolist() == expected
+
+
+def test_keys_move_with_the_position_and_the_purpose():
+    row = make_row(seed=1)
+    first, draft = row.key(), row.key(Purpose.DRAFT)
+    row.advance(5)
+    assert len({first, draft, row.key()}) == 3

@@ -1,0 +1,163 @@
+"""Random workloads: whatever arrives, is aborted or fails, every request ends with the right tokens and nothing leaks.
+
+`--workloads` says how many are run, `--first-seed` from where; a failing seed replays exactly.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from penstock.core.config import SchedulerConfig
+from penstock.core.errors import RequestTooLarge
+from penstock.core.request import Request
+from support.simulation import Simulation, make_request
+
+SEEDS_PER_TEST = 25
+EOS = tuple(range(0, 997, 40))
+
+
+def colliding_hash(parent: bytes, tokens: bytes) -> bytes:
+    """So short that different prefixes often have the same key."""
+    return hashlib.blake2b(parent + tokens, digest_size=1).digest()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One seed's requests, limits and luck."""
+
+    simulation: Simulation
+    requests: list[Request]
+    arrival_rate: float
+    abort_rate: float
+    failure_rate: float
+
+
+def random_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
+    """Often a common prefix with something of its own after it, sometimes nothing but the prefix."""
+    prefix = rng.choice(prefixes)
+    prompt = prefix[: rng.choice([0, len(prefix), len(prefix), rng.randint(0, len(prefix))])]
+    own = rng.choice([0, 1, rng.randint(0, 40)])
+    return prompt + [rng.randrange(3) for _ in range(max(own, 0 if prompt else 1))]
+
+
+def random_workload(seed: int) -> Workload:
+    rng = random.Random(seed)
+    prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 3))]
+    requests = [
+        make_request(
+            index,
+            random_prompt(rng, prefixes),
+            rng.choice([1, 2, rng.randint(1, 30)]),
+            n=rng.choice([1, 1, 1, 2, 4]),
+            priority=rng.choice([0, 0, 0, 1, 2]),
+            salt=rng.choice(["", "", "other"]),
+            eos=EOS if rng.random() < 0.5 else (),
+            seed=rng.randrange(3),
+        )
+        for index in range(rng.randint(2, 16))
+    ]
+    max_num_seqs = rng.choice([1, 2, 4, 8])
+    config = SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.choice([max_num_seqs, max_num_seqs + 1, max_num_seqs + rng.randint(0, 64), 512]),
+        max_model_len=256,
+        max_outstanding=rng.choice([1, 1, 2, 3]),
+        static_batching=rng.random() < 0.1,
+        max_prefix_waits=rng.choice([0, 2, 64]),
+    )
+    block_size = rng.choice([1, 2, 4, 16])
+    windows = rng.choice([(None,), (None,), (None, 5), (3,), (9, None, 9)])
+    simulation = Simulation(1, block_size=block_size, windows=windows, config=config)
+    needs = [
+        simulation.spec.blocks_for(
+            len(request.prompt_token_ids) + (request.sampling.max_tokens or 0) - 1, config.max_num_batched_tokens
+        )
+        for request in requests
+    ]
+    num_blocks = rng.choice([max(needs) - 1, max(needs), max(needs) + 1, max(needs) * 2, sum(needs)])
+    simulation = Simulation(
+        max(1, num_blocks),
+        block_size=block_size,
+        windows=windows,
+        config=config,
+        prefix_caching=rng.random() < 0.8,
+        key_of=colliding_hash if rng.random() < 0.2 else None,
+    )
+    return Workload(
+        simulation,
+        requests,
+        arrival_rate=rng.choice([0.05, 0.5, 1.0]),
+        abort_rate=rng.choice([0.0, 0.0, 0.02, 0.2]),
+        failure_rate=rng.choice([0.0, 0.0, 0.0, 0.05]),
+    )
+
+
+def arrivals(rng: random.Random, workload: Workload) -> Iterator[list[Request]]:
+    """Requests that arrive before each step."""
+    waiting = list(reversed(workload.requests))
+    while waiting:
+        batch = []
+        while waiting and rng.random() < workload.arrival_rate:
+            batch.append(waiting.pop())
+            if rng.random() < 0.3:
+                break
+        yield batch
+
+
+def run_workload(seed: int) -> Simulation:
+    workload = random_workload(seed)
+    simulation = workload.simulation
+    rng = random.Random(seed + 1)
+    refused = 0
+    coming = arrivals(rng, workload)
+    for steps in range(20_000):
+        batch = next(coming, None)
+        for request in batch or []:
+            try:
+                simulation.submit(request)
+            except RequestTooLarge:
+                refused += 1
+        if rng.random() < workload.abort_rate and simulation.requests:
+            simulation.abort(rng.choice(list(simulation.requests)))
+        if rng.random() < workload.failure_rate and simulation.sequences():
+            simulation.executor.failing.add(rng.choice(simulation.sequences()).id)
+        # Between plan and commit, the requests of outstanding plans may be aborted as well.
+        if simulation.scheduler.num_outstanding < simulation.config.max_outstanding:
+            simulation.plan()
+            if rng.random() < workload.abort_rate and simulation.requests:
+                simulation.abort(rng.choice(list(simulation.requests)))
+        if not simulation.step() and batch is None:
+            break
+        assert steps < 10_000, "no end"
+    simulation.check_idle()
+    simulation.check_outputs()
+    assert refused + len(simulation.requests) == len(workload.requests)
+    return simulation
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first_seed" in metafunc.fixturenames:
+        first, count = metafunc.config.getoption("first_seed"), metafunc.config.getoption("workloads")
+        metafunc.parametrize("first_seed", range(first, first + count, SEEDS_PER_TEST))
+
+
+def test_random_workloads(first_seed: int, pytestconfig: pytest.Config) -> None:
+    last = pytestconfig.getoption("first_seed") + pytestconfig.getoption("workloads")
+    for seed in range(first_seed, min(first_seed + SEEDS_PER_TEST, last)):
+        try:
+            run_workload(seed)
+        except Exception as error:
+            error.add_note(f"workload of seed {seed}")
+            raise
+
+
+def test_a_seed_replays_exactly() -> None:
+    for seed in range(8):
+        assert run_workload(seed).trace() == run_workload(seed).trace()
+
+
+def test_different_seeds_make_different_plans() -> None:
+    assert len({run_workload(seed).trace() for seed in range(8)}) == 8

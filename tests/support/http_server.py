@@ -1,0 +1,42 @@
+"""A real server on a free loopback port, in a thread of the test's process."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
+import uvloop
+from starlette.types import ASGIApp
+
+from penstock.server.serve import Server, bind
+
+
+@contextlib.contextmanager
+def running(app: ASGIApp) -> Iterator[str]:
+    """Serve `app` over HTTP; yields the base address."""
+    listener = bind("127.0.0.1", 0)
+    started = threading.Event()
+    server = Server(app, on_started=started.set)
+
+    def main() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve(sockets=[listener]))
+
+    thread = threading.Thread(target=main, daemon=True)
+    thread.start()
+    try:
+        assert started.wait(20), "the server did not start"
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+        assert not thread.is_alive(), "the server did not stop"
+
+
+def free_port() -> int:
+    """A port that nothing listens on at the moment."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,270 @@
+"""The scripted executor: a model whose next token is a hash of all tokens before it, as read from its KV blocks.
+
+It simulates the memory of the KV cache. A slot holds what a transformer's would: something that depends on the whole
+prefix, on the position and on the layers that are stored there. Whatever a row may attend to is read back through the
+row's own block tables, so that a wrong block, a hit on a block that was not computed, a stale copy or a reuse that came
+too early trips an assertion or changes the output. `expected_output` says what a request yields where nothing goes
+wrong.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.core.kv import GroupSpec, KVSpec, Plane
+from penstock.core.plan import BeginRow, FinishReason, RowPlan, SampleResult, StepPlan, StepResult
+from penstock.core.sampling import SamplingParams
+
+VOCABULARY = 997
+RELEASED = -1
+
+
+def kv_spec(block_size: int = 4, windows: Sequence[int | None] = (None,)) -> KVSpec:
+    """A small geometry with one group of one layer for each of `windows`."""
+    groups = tuple(GroupSpec(layers=(index,), window=window) for index, window in enumerate(windows))
+    return KVSpec(block_size=block_size, planes=(Plane("key", (1, 1), "int8"),), groups=groups, layers_per_block=1)
+
+
+def digest(before: int, token: int, position: int) -> int:
+    """What the KV of `token` at `position` depends on; `before` is the digest of the position before it."""
+    # Tuples of integers hash the same in every process.
+    return hash((before, token, position))
+
+
+def slot_content(prefix: int, group: int) -> int:
+    """What a slot of `group` holds where the prefix up to its position has the digest `prefix`."""
+    return hash((prefix, group))
+
+
+def first_visible(position: int, window: int | None) -> int:
+    """The oldest position that the token at `position` attends to."""
+    return 0 if window is None else max(0, position - window + 1)
+
+
+def choose_token(visible: Sequence[Sequence[int]], sampling: SamplingParams, sample_index: int, position: int) -> int:
+    """The token after `position`: a hash of the slots that each group sees from there."""
+    content = hash(tuple(hash(tuple(slots)) for slots in visible))
+    return hash((content, sampling.seed or 0, sample_index, position)) % VOCABULARY
+
+
+def ends_output(token: int, sampling: SamplingParams, eos_token_ids: Sequence[int], output_length: int) -> bool:
+    """Whether `token`, the last of `output_length`, ends the output."""
+    if output_length < sampling.min_tokens:
+        return False
+    return token in sampling.stop_token_ids or (not sampling.ignore_eos and token in eos_token_ids)
+
+
+def expected_output(
+    spec: KVSpec,
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    sample_index: int = 0,
+    eos_token_ids: Sequence[int] = (),
+) -> tuple[list[int], FinishReason]:
+    """The output of one sample and why it ends: a function of the request alone."""
+    history = History(len(spec.groups))
+    history.extend(prompt)
+    output: list[int] = []
+    assert sampling.max_tokens is not None
+    while True:
+        position = len(history.tokens) - 1
+        visible = [
+            history.slots[index][first_visible(position, group.window) :] for index, group in enumerate(spec.groups)
+        ]
+        token = choose_token(visible, sampling, sample_index, position)
+        output.append(token)
+        history.extend([token])
+        if ends_output(token, sampling, eos_token_ids, len(output)):
+            return output, "stop"
+        if len(output) == sampling.max_tokens:
+            return output, "length"
+
+
+class History:
+    """Tokens, and what their slots must hold in each group."""
+
+    def __init__(self, groups: int) -> None:
+        self.tokens: list[int] = []
+        self.slots: list[list[int]] = [[] for _ in range(groups)]
+        self._digest = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._digest = digest(self._digest, token, len(self.tokens))
+            self.tokens.append(token)
+            for group, slots in enumerate(self.slots):
+                slots.append(slot_content(self._digest, group))
+
+    def copy(self) -> "History":
+        other = History(len(self.slots))
+        other.tokens = self.tokens.copy()
+        other.slots = [slots.copy() for slots in self.slots]
+        other._digest = self._digest
+        return other
+
+
+@dataclass
+class Row:
+    """What the executor keeps for a sequence."""
+
+    begin: BeginRow
+    history: History
+    prompt_length: int
+    tables: list[list[int]]
+    last_sampled_in: int | None = None
+
+
+@dataclass
+class ScriptedExecutor:
+    """Executes plans on simulated KV memory of `num_blocks` blocks.
+
+    Rows of the sequences in `failing` yield an error instead of their next token.
+    """
+
+    spec: KVSpec
+    num_blocks: int
+    failing: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.computed_tokens = 0
+        self._memory: list[list[int | None]] = [[None] * self.spec.block_size for _ in range(self.num_blocks)]
+        self._seen: set[int] = set()
+        self._next_number = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one plan, with the order of effects that a plan promises."""
+        assert plan.number == self._next_number, f"plan {plan.number} came instead of {self._next_number}"
+        self._next_number += 1
+        for sequence in plan.end:
+            assert sequence in self.rows, f"sequence {sequence} ends and has no row"
+            del self.rows[sequence]
+        for begin in plan.begin:
+            self._begin(begin)
+        for row_plan in plan.rows:
+            self._update_tables(row_plan)
+        self._copy_blocks(plan)
+        self._check_rows(plan)
+        # All contexts are read before anything is written: a step's rows can't use one another's results.
+        for row_plan in plan.rows:
+            self._check_context(row_plan)
+        for row_plan in plan.rows:
+            self._write(row_plan)
+        samples = [sample for row_plan in plan.rows for sample in self._sample(row_plan, plan.number)]
+        return StepResult(plan.number, tuple(samples))
+
+    def _begin(self, begin: BeginRow) -> None:
+        assert begin.sequence not in self._seen, f"sequence {begin.sequence} begins twice"
+        self._seen.add(begin.sequence)
+        if begin.forked_from is None:
+            assert begin.prompt_token_ids, f"sequence {begin.sequence} begins without a prompt"
+            history = History(len(self.spec.groups))
+            history.extend(begin.prompt_token_ids)
+        else:
+            assert not begin.prompt_token_ids, "a fork takes the prompt of its origin"
+            parent = self.rows[begin.forked_from]
+            assert len(parent.history.tokens) == parent.prompt_length, "a fork starts at the first token"
+            history = parent.history.copy()
+        tables: list[list[int]] = [[] for _ in self.spec.groups]
+        self.rows[begin.sequence] = Row(begin, history, len(history.tokens), tables)
+
+    def _update_tables(self, row_plan: RowPlan) -> None:
+        assert row_plan.sequence in self.rows, f"sequence {row_plan.sequence} is computed and has no row"
+        tables = self.rows[row_plan.sequence].tables
+        for update in row_plan.blocks:
+            table = tables[update.group]
+            assert update.first <= len(table), "an update leaves a gap in a block table"
+            assert update.blocks, "an update is empty"
+            assert all(RELEASED <= block < self.num_blocks for block in update.blocks)
+            table[update.first :] = update.blocks
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        targets = [copy.target for copy in plan.copies]
+        assert len(set(targets)) == len(targets), "two copies have the same target"
+        for copy in plan.copies:
+            self._memory[copy.target] = self._memory[copy.source].copy()
+
+    def _check_rows(self, plan: StepPlan) -> None:
+        sequences = [row_plan.sequence for row_plan in plan.rows]
+        assert len(set(sequences)) == len(sequences), "a sequence has two rows in one plan"
+        written: set[int] = set()
+        for row_plan in plan.rows:
+            row = self.rows[row_plan.sequence]
+            end = row_plan.start + row_plan.count
+            assert row_plan.count >= 1
+            assert end <= len(row.history.tokens), "a token is computed before it is known"
+            assert row_plan.tokens == row.history.tokens[row_plan.start : row_plan.start + len(row_plan.tokens)]
+            if len(row_plan.tokens) < row_plan.count:
+                assert row_plan.source is not None and row_plan.source == row.last_sampled_in, "tokens from nowhere"
+            else:
+                assert row_plan.source is None
+            assert bool(row_plan.samples) == (end == len(row.history.tokens)), "only a last position is sampled"
+            for block in self.blocks_written(row_plan):
+                assert block != RELEASED, "a released block is written"
+                assert block not in written, f"block {block} is written by two rows of one plan"
+                written.add(block)
+
+    def blocks_written(self, row_plan: RowPlan) -> list[int]:
+        """The blocks that a row's new positions go to, over all groups."""
+        size = self.spec.block_size
+        first, last = row_plan.start // size, (row_plan.start + row_plan.count - 1) // size
+        tables = self.rows[row_plan.sequence].tables
+        return [block for table in tables for block in table[first : last + 1]]
+
+    def _read(self, row: Row, group: int, first: int, end: int) -> list[int | None]:
+        """What the slots of positions `first` to `end - 1` hold, through the row's block table."""
+        size = self.spec.block_size
+        table = row.tables[group]
+        assert -(-end // size) <= len(table), f"sequence {row.begin.sequence} has no block for position {end - 1}"
+        content: list[int | None] = []
+        for block in table[first // size : -(-end // size)]:
+            assert block != RELEASED, f"sequence {row.begin.sequence} reads a released block of group {group}"
+            content.extend(self._memory[block])
+        return content[first % size : first % size + end - first]
+
+    def _check_context(self, row_plan: RowPlan) -> None:
+        row = self.rows[row_plan.sequence]
+        for index, group in enumerate(self.spec.groups):
+            first = first_visible(row_plan.start, group.window)
+            content = self._read(row, index, first, row_plan.start)
+            assert content == row.history.slots[index][first : row_plan.start], (
+                f"sequence {row_plan.sequence} reads something else than its own KV in group {index}, "
+                f"positions {first} to {row_plan.start - 1}"
+            )
+
+    def _write(self, row_plan: RowPlan) -> None:
+        row = self.rows[row_plan.sequence]
+        size = self.spec.block_size
+        for group, table in enumerate(row.tables):
+            for position in range(row_plan.start, row_plan.start + row_plan.count):
+                self._memory[table[position // size]][position % size] = row.history.slots[group][position]
+        self.computed_tokens += row_plan.count
+
+    def _sample(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
+        if not row_plan.samples:
+            return []
+        assert row_plan.samples[0] == row_plan.sequence, "a row samples for its own sequence first"
+        position = row_plan.start + row_plan.count - 1
+        origin = self.rows[row_plan.sequence]
+        visible = [
+            self._read(origin, index, first_visible(position, group.window), position + 1)
+            for index, group in enumerate(self.spec.groups)
+        ]
+        results = []
+        for sequence in row_plan.samples:
+            row = self.rows[sequence]
+            if sequence in self.failing:
+                # Plans that are outstanding already go on with the row; what comes of it is void.
+                row.history.extend([0])
+                row.last_sampled_in = number
+                results.append(SampleResult(sequence, [], "error", error="The scripted row failed."))
+                continue
+            sampling = row.begin.sampling
+            token = choose_token(
+                [list(map(int, slots)) for slots in visible], sampling, row.begin.sample_index, position
+            )
+            row.history.extend([token])
+            row.last_sampled_in = number
+            output_length = len(row.history.tokens) - row.prompt_length
+            stops = ends_output(token, sampling, row.begin.eos_token_ids, output_length)
+            results.append(SampleResult(sequence, [token], "stop" if stops else None))
+        return results

@@ -1,0 +1,93 @@
+"""An engine client that says what the test tells it to, in this process."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass, field
+
+from penstock.core.errors import EngineUnavailable
+from penstock.core.events import LoadSnapshot
+from penstock.core.plan import FinishReason, TokenLogprobs
+from penstock.core.sampling import SamplingParams
+from penstock.engine.interface import ModelInfo, RequestOutput, SampleDelta
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.table import TokenTable
+
+
+@dataclass
+class Call:
+    """One request as the engine got it."""
+
+    prompt: list[int]
+    params: SamplingParams
+    priority: int
+    cache_salt: str
+    closed: asyncio.Event = field(default_factory=asyncio.Event)
+    outputs: int = 0
+
+
+class ScriptedEngine:
+    """Answers every sample with `reply` (token ids), one token per output, then ends it.
+
+    Attributes:
+        calls: what was asked, in order.
+        before: called (and awaited) before each output; can raise, or wait.
+    """
+
+    def __init__(self, table: TokenTable | None, reply: Iterable[int], **model: object) -> None:
+        settings = {"name": "scripted", "max_model_len": 256, "vocab_size": 1000, "created": 1700000000, **model}
+        self.model = ModelInfo(**settings)  # type: ignore[arg-type]
+        self.load = LoadSnapshot(step=7, running=2, waiting=3, blocks_total=100, blocks_used=40, blocks_cached=5)
+        self.calls: list[Call] = []
+        self.reply = list(reply)
+        self.finish: FinishReason = "stop"
+        self.error: str | None = None
+        self.unavailable: str | None = None
+        self.before: Callable[[Call], object] | None = None
+        self._table = table
+
+    def check_ready(self) -> None:
+        if self.unavailable is not None:
+            raise EngineUnavailable(self.unavailable)
+
+    async def generate(
+        self, prompt_token_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> AsyncGenerator[RequestOutput]:
+        call = Call(prompt_token_ids, params, priority, cache_salt)
+        self.calls.append(call)
+        number = len(self.calls)
+        texts = [
+            None
+            if self._table is None
+            else Detokenizer(self._table, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
+            for _ in range(params.n)
+        ]
+        limit = params.max_tokens or len(self.reply)
+        tokens = self.reply[:limit]
+        try:
+            for position, token in enumerate(tokens):
+                last = position == len(tokens) - 1
+                await asyncio.sleep(0)
+                if self.before is not None:
+                    waiting = self.before(call)
+                    if asyncio.iscoroutine(waiting):
+                        await waiting
+                reason: FinishReason | None = None
+                if last:
+                    reason = "length" if len(tokens) < len(self.reply) else self.finish
+                deltas = []
+                for index, text in enumerate(texts):
+                    shown = (
+                        "" if text is None else text.advance([token], reason if reason != "stop" else "length", None)
+                    )
+                    deltas.append(SampleDelta(index, shown, [token], self._logprobs(token, params), reason))
+                    deltas[-1].error = self.error if last else None
+                call.outputs += 1
+                yield RequestOutput(number, deltas, len(prompt_token_ids), min(4, len(prompt_token_ids)), 42, last)
+        finally:
+            call.closed.set()
+
+    def _logprobs(self, token: int, params: SamplingParams) -> list[TokenLogprobs] | None:
+        if params.logprobs is None:
+            return None
+        tops = [token, token + 1, token + 2][: params.logprobs]
+        return [TokenLogprobs(token, -0.5, tops, [-0.5, -1.5, float("-inf")][: params.logprobs])]

@@ -1,0 +1,233 @@
+"""A scheduler and a scripted executor in one deterministic loop, checked after every plan and every commit."""
+
+import hashlib
+from collections import deque
+
+import msgspec
+
+from penstock.cache.manager import KVCache
+from penstock.cache.prefix import KeyFunction
+from penstock.core.config import SchedulerConfig
+from penstock.core.events import SampleOutput
+from penstock.core.plan import FinishReason, StepPlan
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
+from penstock.scheduler.scheduler import Scheduler
+from penstock.scheduler.sequence import Sequence
+from support.scripted import ScriptedExecutor, expected_output, kv_spec
+
+Sample = tuple[int, int]
+
+
+def make_request(
+    request_id: int,
+    prompt: list[int],
+    max_tokens: int = 8,
+    *,
+    n: int = 1,
+    priority: int = 0,
+    salt: str = "",
+    eos: tuple[int, ...] = (),
+    seed: int = 0,
+) -> Request:
+    """A request with resolved parameters."""
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        sampling=SamplingParams(n=n, max_tokens=max_tokens, seed=seed),
+        eos_token_ids=eos,
+        priority=priority,
+        cache_salt=salt,
+    )
+
+
+class Simulation:
+    """Runs requests to their end. Every method raises AssertionError where a promise is broken.
+
+    Attributes:
+        outputs: tokens by (request id, sample index), in the order of the events.
+        finishes: how each sample ended.
+        plans: every plan so far.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        *,
+        block_size: int = 4,
+        windows: tuple[int | None, ...] = (None,),
+        config: SchedulerConfig | None = None,
+        prefix_caching: bool = True,
+        key_of: KeyFunction | None = None,
+    ) -> None:
+        self.spec = kv_spec(block_size, windows)
+        self.config = config or SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=512)
+        self.cache = KVCache(self.spec, num_blocks, prefix_caching=prefix_caching, key_of=key_of)
+        self.scheduler = Scheduler(self.config, self.cache)
+        self.executor = ScriptedExecutor(self.spec, num_blocks)
+        self.requests: dict[int, Request] = {}
+        self.outputs: dict[Sample, list[int]] = {}
+        self.finishes: dict[Sample, FinishReason] = {}
+        self.cached_tokens: dict[int, int] = {}
+        self.plans: list[StepPlan] = []
+        self._outstanding: deque[StepPlan] = deque()
+        self._trace = hashlib.blake2b()
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(StepPlan)
+
+    def submit(self, *requests: Request) -> None:
+        """Add requests, in order."""
+        for request in requests:
+            self.scheduler.add(request)
+            self.requests[request.request_id] = request
+        self.check()
+
+    def abort(self, request_id: int) -> None:
+        """Abort a request, whatever its state."""
+        self._absorb(self.scheduler.abort(request_id))
+        self.check()
+
+    def plan(self) -> StepPlan | None:
+        """Make one plan; it stays outstanding."""
+        before = [(sequence, sequence.epoch) for sequence in self.running()]
+        plan = self.scheduler.plan(0.0)
+        self._check_preemptions(before, plan)
+        if plan is not None:
+            encoded = self._encoder.encode(plan)
+            self._trace.update(encoded)
+            assert self._decoder.decode(encoded) == plan, "a plan survives serialization"
+            self._check_plan(plan)
+            self._outstanding.append(plan)
+            self.plans.append(plan)
+        self.check()
+        return plan
+
+    def commit(self) -> list[SampleOutput]:
+        """Execute and commit the oldest outstanding plan."""
+        plan = self._outstanding.popleft()
+        events = self.scheduler.commit(plan, self.executor.execute(plan), 0.0)
+        self._absorb(events)
+        self.check()
+        return events
+
+    def step(self) -> bool:
+        """Plan as far ahead as allowed and commit one plan. False: there is nothing to do."""
+        while len(self._outstanding) < self.config.max_outstanding:
+            if self.plan() is None:
+                break
+        if not self._outstanding:
+            assert not self.unfinished(), "idle with work that could be done"
+            return False
+        self.commit()
+        return True
+
+    def run(self, max_steps: int = 5000) -> None:
+        """Step until everything has ended, and check what came out."""
+        steps = 0
+        while self.step():
+            steps += 1
+            assert steps <= max_steps, f"no end after {max_steps} steps"
+        self.check_idle()
+        self.check_outputs()
+
+    def running(self) -> list[Sequence]:
+        """Sequences in the batch, in total order."""
+        return sorted((s for s in self.sequences() if s.running), key=lambda sequence: sequence.order)
+
+    def sequences(self) -> list[Sequence]:
+        """All sequences that have not ended."""
+        return list(self.scheduler._sequences.values())
+
+    def unfinished(self) -> list[Sample]:
+        """Samples that still owe their final event."""
+        return [
+            (request.request_id, index)
+            for request in self.requests.values()
+            for index in range(request.sampling.n)
+            if (request.request_id, index) not in self.finishes and not self._aborted_before_fork(request, index)
+        ]
+
+    def _aborted_before_fork(self, request: Request, index: int) -> bool:
+        return index > 0 and self.finishes.get((request.request_id, 0)) == "abort" and not self._forked(request)
+
+    def _forked(self, request: Request) -> bool:
+        return bool(self.outputs.get((request.request_id, 0)))
+
+    def trace(self) -> str:
+        """A hash of all plans so far."""
+        return self._trace.hexdigest()
+
+    def _absorb(self, events: list[SampleOutput]) -> None:
+        for event in events:
+            sample = (event.request_id, event.sample_index)
+            assert event.request_id in self.requests
+            assert sample not in self.finishes, f"sample {sample} has an event after its last"
+            self.outputs.setdefault(sample, []).extend(event.tokens)
+            if event.cached_tokens is not None:
+                assert event.request_id not in self.cached_tokens or event.sample_index, "cached tokens are told once"
+                self.cached_tokens[event.request_id] = event.cached_tokens
+            if event.finish is not None:
+                self.finishes[sample] = event.finish
+
+    # What must hold.
+
+    def check(self) -> None:
+        """Block and request accounting."""
+        pool = self.cache.pool
+        self.scheduler.check()
+        used = sum(1 for block in range(pool.num_blocks) if pool.references(block) > 0)
+        assert pool.num_free + used + pool.num_cached + pool.num_retiring == pool.num_blocks
+        load = self.scheduler.snapshot()
+        assert load.blocks_used == used + pool.num_retiring
+        assert load.blocks_free + load.blocks_used + load.blocks_cached == load.blocks_total == pool.num_blocks
+        assert load.running == len(self.running()) <= self.config.max_num_seqs
+        assert {s.request.request_id for s in self.sequences()} == {request_id for request_id, _ in self.unfinished()}
+
+    def check_idle(self) -> None:
+        """Nothing is left behind."""
+        pool = self.cache.pool
+        assert not self.scheduler.has_work
+        assert not self.unfinished()
+        assert pool.num_used == pool.num_retiring == 0
+        assert pool.num_free + pool.num_cached == pool.num_blocks
+        assert len(self.cache.index) == pool.num_cached
+        load = self.scheduler.snapshot()
+        assert load.running == load.waiting == load.waiting_tokens == load.blocks_used == 0
+
+    def check_outputs(self) -> None:
+        """Every token is what the request alone determines."""
+        for (request_id, index), output in self.outputs.items():
+            request = self.requests[request_id]
+            expected, finish = expected_output(
+                self.spec, request.prompt_token_ids, request.sampling, index, request.eos_token_ids
+            )
+            reason = self.finishes.get((request_id, index))
+            if reason in ("abort", "error", None):
+                assert output == expected[: len(output)]
+            else:
+                assert (output, reason) == (expected, finish)
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert 0 < plan.num_tokens <= self.config.max_num_batched_tokens
+        assert len(plan.rows) <= self.config.max_num_seqs
+        assert plan.number == (self.plans[-1].number + 1 if self.plans else 0)
+        size = self.spec.block_size
+        by_id = {sequence.id: sequence for sequence in self.sequences()}
+        for row in plan.rows:
+            tables = by_id[row.sequence].blocks.tables
+            for table in tables:
+                for block in table[row.start // size : -(-(row.start + row.count) // size)]:
+                    assert self.cache.pool.is_writable(block), f"block {block} is written but shared or published"
+
+    def _check_preemptions(self, before: list[tuple[Sequence, int]], plan: StepPlan | None) -> None:
+        """Victims are the last in the total order, and never the first of all unfinished sequences."""
+        victims = [sequence.order for sequence, epoch in before if sequence.epoch != epoch]
+        kept = [sequence.order for sequence, epoch in before if sequence.epoch == epoch]
+        if not victims:
+            return
+        assert all(order < min(victims) for order in kept), "someone was preempted for a later request"
+        if self.config.max_outstanding == 1:
+            assert min(victims) > min(sequence.order for sequence in self.sequences()), "the head was preempted"
+            planned = {row.sequence for row in plan.rows} if plan else set()
+            gaining = [sequence.order for sequence in self.sequences() if sequence.id in planned]
+            assert gaining and min(gaining) < min(victims), "someone was preempted for nothing"

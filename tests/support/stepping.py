@@ -1,0 +1,149 @@
+"""Runs a program without a scheduler: keeps each sequence's length and block tables, in shuffled block order."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.cpu_torch import IMPLEMENTATIONS
+from penstock.kernels.dispatch import Dispatcher, Implementation
+from penstock.kernels.program import Program, compile_program
+from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.weights import load_weights
+from penstock.models.declaration import ModelDeclaration
+from penstock.models.registry import declare
+
+
+class ShuffledStorage:
+    """KV planes with block tables in random order; blocks that no row owns hold NaN, so that reading one is seen."""
+
+    def __init__(
+        self, layers: Sequence[LayerKV], dtype: torch.dtype, tokens: int, rows: int, block_size: int = 16
+    ) -> None:
+        self.block_size = block_size
+        self.spec = build_kv_spec(layers, str(dtype).removeprefix("torch."), block_size)
+        self._group = {layer: index for index, group in enumerate(self.spec.groups) for layer in group.layers}
+        per_row = -(-tokens // block_size)
+        self._num_blocks = rows * per_row + 1
+        shape = (self._num_blocks * block_size, layers[0].kv_heads, layers[0].head_dim)
+        self._planes = [tuple(torch.full(shape, torch.nan, dtype=dtype) for _ in "kv") for _ in layers]
+        order = random.Random(0)
+        self.tables = []
+        for _ in self.spec.groups:
+            blocks = list(range(1, self._num_blocks))
+            order.shuffle(blocks)
+            self.tables.append(torch.tensor(blocks, dtype=torch.int32).view(rows, per_row))
+
+    def planes(self, layer: int) -> tuple[Tensor, Tensor]:
+        return self._planes[layer]
+
+    def group_of(self, layer: int) -> int:
+        return self._group[layer]
+
+    def own(self, group: int, block: int) -> None:
+        """Clear a block when a row takes it."""
+        for layer in self.spec.groups[group].layers:
+            for plane in self._planes[layer]:
+                plane[block * self.block_size : (block + 1) * self.block_size] = 0
+
+
+@dataclass
+class Stepper:
+    """Feeds tokens of several sequences to a program and collects the logits of every position.
+
+    `lengths[row]` is how many tokens of the row have been computed.
+    """
+
+    program: Program
+    storage: ShuffledStorage
+    lengths: list[int] = field(default_factory=list)
+
+    def step(self, added: dict[int, list[int]], wanted: str = "all") -> dict[int, Tensor]:
+        """Compute `added` tokens of some rows in one batch; returns [tokens, vocab] logits of each.
+
+        `wanted` "last" asks for the last position of each row only.
+        """
+        rows = sorted(added, key=lambda row: (len(added[row]) > 1, row))
+        self.lengths += [0] * (max(rows) + 1 - len(self.lengths))
+        batch, counts = self._batch(added, rows, wanted)
+        logits = self.program.run(batch)
+        for row in rows:
+            self.lengths[row] += len(added[row])
+        return dict(zip(rows, logits.split(counts), strict=True))
+
+    def _batch(self, added: dict[int, list[int]], rows: list[int], wanted: str) -> tuple[StepBatch, list[int]]:
+        size = self.storage.block_size
+        positions, slots, logit_rows, counts = [], [[] for _ in self.storage.tables], [], []
+        for row in rows:
+            span = range(self.lengths[row], self.lengths[row] + len(added[row]))
+            first = len(positions)
+            positions.extend(span)
+            tokens = range(first, len(positions)) if wanted == "all" else range(len(positions) - 1, len(positions))
+            logit_rows.extend(tokens)
+            counts.append(len(tokens))
+            for group, table in enumerate(self.storage.tables):
+                for place in span:
+                    block = int(table[row, place // size])
+                    slots[group].append(block * size + place % size)
+                    if place % size == 0:
+                        self.storage.own(group, block)
+        contexts = [self.lengths[row] + len(added[row]) for row in rows]
+        groups = []
+        for spec, table, places in zip(self.storage.spec.groups, self.storage.tables, slots, strict=True):
+            blocks = torch.zeros((len(rows), -(-max(contexts) // size)), dtype=torch.int32)
+            for index, row in enumerate(rows):
+                held = -(-contexts[index] // size)
+                low = 0 if spec.window is None else max(0, self.lengths[row] - spec.window + 1) // size
+                blocks[index, low:held] = table[row, low:held]
+            groups.append(GroupBatch(torch.tensor(places), blocks))
+        batch = StepBatch(
+            token_ids=torch.tensor([token for row in rows for token in added[row]]),
+            positions=torch.tensor(positions),
+            query_lengths=[len(added[row]) for row in rows],
+            context_lengths=contexts,
+            num_decodes=sum(len(added[row]) == 1 for row in rows),
+            logit_rows=torch.tensor(logit_rows),
+            groups=tuple(groups),
+            block_size=size,
+        )
+        return batch, counts
+
+
+def make_stepper(
+    path: Path,
+    *,
+    declaration: ModelDeclaration | None = None,
+    dtype: torch.dtype = torch.float32,
+    rows: int = 8,
+    tokens: int = 320,
+    implementations: Sequence[Implementation] = IMPLEMENTATIONS,
+    pack: bool = True,
+) -> Stepper:
+    """A stepper for the checkpoint at `path`; `declaration` replaces the one of its config.json."""
+    checkpoint = open_checkpoint(path)
+    declaration = declaration or declare(checkpoint.config)
+    weights = load_weights(checkpoint, declaration, dtype, pack=pack)
+    storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows)
+    program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(implementations))
+    return Stepper(program, storage)
+
+
+def all_logits(stepper: Stepper, prompts: Sequence[list[int]], chunk: int | None) -> list[Tensor]:
+    """float32 [tokens, vocab] logits of every prompt, all prompts advancing `chunk` tokens a step."""
+    found: list[list[Tensor]] = [[] for _ in prompts]
+    done = [0] * len(prompts)
+    while any(first < len(prompt) for first, prompt in zip(done, prompts, strict=True)):
+        added = {
+            row: prompt[done[row] : len(prompt) if chunk is None else done[row] + chunk]
+            for row, prompt in enumerate(prompts)
+            if done[row] < len(prompt)
+        }
+        for row, logits in stepper.step(added).items():
+            found[row].append(logits.float())
+            done[row] += len(added[row])
+    return [torch.cat(parts) for parts in found]
