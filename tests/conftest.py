@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("developer", **COMMON)
 settings.register_profile("ci", derandomize=True, print_blob=True, **COMMON)
-settings.register_profile("soak", max_examples=5000, stateful_step_count=100, **COMMON)
+settings.register_profile("soak", max_examples=2000, stateful_step_count=100, **COMMON)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 

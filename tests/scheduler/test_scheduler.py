@@ -1,34 +1,15 @@
-"""The scheduler's promises one by one, on the scripted executor."""
+"""The scheduler's promises one by one, on the scripted executor: progress, order, refusal, ends."""
 
 import itertools
 
 import pytest
 
-from penstock.core.config import SchedulerConfig
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, RequestTooLarge
 from penstock.core.plan import StepResult
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from support.scripted import expected_output
-from support.simulation import Simulation, make_request
-
-
-def config(max_num_seqs: int = 8, budget: int = 32, **options: int | bool) -> SchedulerConfig:
-    limits = {"max_model_len": 4096} | options
-    return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **limits)
-
-
-def prompt(length: int, start: int = 0) -> list[int]:
-    return list(range(start, start + length))
-
-
-def rows_of(simulation: Simulation, sequence: int) -> list[tuple[int, int]]:
-    """(start, count) of every row that a sequence had, in order."""
-    return [(row.start, row.count) for plan in simulation.plans for row in plan.rows if row.sequence == sequence]
-
-
-def finish_order(simulation: Simulation) -> list[int]:
-    return [request_id for request_id, _ in simulation.finishes]
+from support.simulation import Simulation, config, finish_order, make_request, plans_of_sequences, prompt, rows_of
 
 
 class TestProgress:
@@ -92,6 +73,12 @@ class TestProgress:
             simulation.commit()
         simulation.run()
         assert simulation.scheduler.snapshot().preemptions > 0
+
+    def test_admission_leaves_a_block_for_those_that_run(self) -> None:
+        simulation = Simulation(10, config=config(4, 64), prefix_caching=False)
+        simulation.submit(make_request(0, prompt(16), 8), make_request(1, prompt(24, 50), 4))
+        simulation.run()
+        assert simulation.scheduler.snapshot().preemptions == 0
 
     def test_a_large_request_is_not_starved_by_small_ones(self) -> None:
         simulation = Simulation(20, config=config(4, 64), prefix_caching=False)
@@ -291,135 +278,6 @@ class TestEnds:
         assert simulation.finishes == {(1, 0): "error", (0, 0): "length", (2, 0): "length"}
 
 
-class TestSamples:
-    def test_samples_share_the_prompt(self) -> None:
-        simulation = Simulation(100)
-        simulation.submit(make_request(0, prompt(16), 8, n=4))
-        simulation.step()
-        assert simulation.executor.computed_tokens == 16
-        assert simulation.cache.pool.num_used == 4
-        simulation.step()
-        assert simulation.cache.pool.num_used == 8
-        simulation.run()
-        assert len({tuple(output) for output in simulation.outputs.values()}) == 4
-
-    def test_a_partly_filled_block_is_copied_by_all_but_the_last_writer(self) -> None:
-        simulation = Simulation(100)
-        simulation.submit(make_request(0, prompt(18), 8, n=4))
-        simulation.step()
-        assert simulation.cache.pool.num_used == 5
-        simulation.step()
-        assert len(simulation.plans[1].copies) == 3
-        assert simulation.cache.pool.num_used == 8
-        simulation.run()
-
-    def test_samples_begin_at_their_first_token(self) -> None:
-        simulation = Simulation(100, config=config(8, 8))
-        simulation.submit(make_request(0, prompt(18), 3, n=3))
-        simulation.run()
-        assert [len(plan.begin) for plan in simulation.plans[:3]] == [1, 0, 2]
-        assert [begin.forked_from for begin in simulation.plans[2].begin] == [0, 0]
-        assert simulation.plans[2].rows[0].samples == (0, 1, 2)
-
-    def test_more_samples_than_places(self) -> None:
-        simulation = Simulation(100, config=config(2, 32))
-        simulation.submit(make_request(0, prompt(9), 5, n=7), make_request(1, prompt(9, 50), 5))
-        simulation.run()
-        assert len(simulation.finishes) == 8
-
-
-class TestPrefixCache:
-    def test_identical_prompts_in_one_step_are_computed_once(self) -> None:
-        simulation = Simulation(400, config=config(64, 128))
-        simulation.submit(*(make_request(index, prompt(20), 4, seed=index) for index in range(64)))
-        simulation.step()
-        assert simulation.executor.computed_tokens == 20, "the others wait for the first"
-        simulation.run()
-        load = simulation.scheduler.snapshot()
-        assert load.prefill_tokens == 20 + 63
-        assert load.prefix_hit_tokens == 63 * 19
-        assert simulation.cached_tokens == {0: 0} | dict.fromkeys(range(1, 64), 19)
-
-    def test_a_common_prefix_is_computed_once(self) -> None:
-        simulation = Simulation(2000, block_size=16, config=config(100, 256))
-        requests = [make_request(index, prompt(500) + prompt(30, 1000 * index), 2) for index in range(1, 101)]
-        simulation.submit(*requests)
-        simulation.run()
-        # 31 whole blocks are shared, the 4 tokens after them are everybody's own to compute.
-        assert simulation.scheduler.snapshot().prefill_tokens == 530 + 99 * (530 - 496)
-
-    def test_a_later_duplicate_only_computes_the_last_token(self) -> None:
-        simulation = Simulation(40)
-        simulation.submit(make_request(0, prompt(16), 4))
-        simulation.run()
-        simulation.submit(make_request(1, prompt(16), 4))
-        simulation.run()
-        assert rows_of(simulation, 1)[0] == (15, 1)
-        assert simulation.outputs[0, 0] == simulation.outputs[1, 0]
-
-    def test_a_conversation_hits_its_own_output(self) -> None:
-        simulation = Simulation(40)
-        simulation.submit(make_request(0, prompt(10), 11))
-        simulation.run()
-        simulation.submit(make_request(1, prompt(10) + simulation.outputs[0, 0] + prompt(3), 4))
-        simulation.run()
-        assert simulation.cached_tokens[1] == 20
-
-    def test_salts_do_not_share(self) -> None:
-        simulation = Simulation(40)
-        simulation.submit(make_request(0, prompt(16), 4, salt="one"))
-        simulation.run()
-        simulation.submit(make_request(1, prompt(16), 4, salt="two"), make_request(2, prompt(16), 4, salt=""))
-        simulation.run()
-        assert simulation.scheduler.snapshot().prefix_hit_tokens == 0
-
-    @pytest.mark.parametrize(("max_waits", "computed"), [(0, 40), (1, 20)])
-    def test_waiting_for_another_request_is_bounded(self, max_waits: int, computed: int) -> None:
-        simulation = Simulation(400, config=config(4, 64, max_prefix_waits=max_waits))
-        simulation.submit(make_request(0, prompt(20), 4), make_request(1, prompt(20), 4))
-        simulation.step()
-        assert simulation.executor.computed_tokens == computed
-        simulation.run()
-
-    def test_waiting_ends_when_the_other_request_does(self) -> None:
-        simulation = Simulation(400, config=config(4, 8))
-        simulation.submit(make_request(0, prompt(200), 4), make_request(1, prompt(200), 4))
-        simulation.step()
-        simulation.abort(0)
-        plan = simulation.plan()
-        assert plan is not None
-        assert [row.sequence for row in plan.rows] == [1]
-        simulation.commit()
-        simulation.run()
-
-    def test_switched_off(self) -> None:
-        simulation = Simulation(40, prefix_caching=False)
-        for request_id in range(2):
-            simulation.submit(make_request(request_id, prompt(16), 4))
-            simulation.run()
-        assert simulation.scheduler.snapshot().prefix_hit_tokens == 0
-        assert simulation.cache.pool.num_cached == 0
-
-    @pytest.mark.parametrize("windows", [(6,), (None, 6), (6, None, 3)])
-    def test_hits_of_windows(self, windows: tuple[int | None, ...]) -> None:
-        simulation = Simulation(100, windows=windows)
-        simulation.submit(make_request(0, prompt(30), 4))
-        simulation.run()
-        simulation.submit(make_request(1, prompt(30) + prompt(9, 50), 4))
-        simulation.run()
-        assert simulation.cached_tokens[1] == 28
-
-
-class TestWindows:
-    def test_a_window_holds_no_more_than_it_sees(self) -> None:
-        simulation = Simulation(8, windows=(8,), config=config(1, 8), prefix_caching=False)
-        simulation.submit(make_request(0, prompt(200), 50))
-        while simulation.step():
-            # Eight positions computed, seven before them in the window, spread over at most five blocks of four.
-            assert simulation.cache.pool.num_used <= 5
-        simulation.run()
-
-
 class TestStatic:
     def test_a_batch_ends_before_the_next_begins(self) -> None:
         simulation = Simulation(400, config=config(4, 64, static_batching=True))
@@ -442,52 +300,3 @@ class TestStatic:
             simulation.run()
             steps.append(len(simulation.plans))
         assert steps[1] > 2 * steps[0]
-
-
-def plans_of_sequences(simulation: Simulation) -> dict[int, list[int]]:
-    """Numbers of the plans that each sequence had a row in."""
-    plans: dict[int, list[int]] = {}
-    for plan in simulation.plans:
-        for row in plan.rows:
-            plans.setdefault(row.sequence, []).append(plan.number)
-    return plans
-
-
-class TestOutstanding:
-    @pytest.mark.parametrize("depth", [2, 3])
-    def test_tokens_of_an_outstanding_plan_are_referred_to(self, depth: int) -> None:
-        simulation = Simulation(40, config=config(4, 32, max_outstanding=depth))
-        simulation.submit(make_request(0, prompt(6), 9), make_request(1, prompt(7, 50), 9))
-        simulation.step()
-        row = simulation.plans[1].rows[0]
-        assert (row.count, row.tokens, row.source) == (1, [], 0)
-        simulation.run()
-
-    def test_rows_after_the_end_are_void(self) -> None:
-        output, _ = expected_output(Simulation(1).spec, prompt(5), SamplingParams(max_tokens=9, seed=0))
-        simulation = Simulation(40, config=config(4, 32, max_outstanding=2))
-        simulation.submit(make_request(0, prompt(5), 9, eos=(output[2],)))
-        simulation.run()
-        assert simulation.outputs[0, 0] == output[:3]
-        assert len(simulation.plans) == 4, "one plan was made before the end was known"
-
-    def test_blocks_retire_until_outstanding_plans_commit(self) -> None:
-        simulation = Simulation(20, prefix_caching=False)
-        simulation.submit(make_request(0, prompt(20), 30))
-        simulation.plan()
-        simulation.abort(0)
-        pool = simulation.cache.pool
-        assert (pool.num_free, pool.num_retiring) == (15, 5)
-        simulation.commit()
-        assert (pool.num_free, pool.num_retiring) == (20, 0)
-
-    def test_nobody_is_preempted_for_blocks_that_retire(self) -> None:
-        simulation = Simulation(10, config=config(4, 64, max_outstanding=2), prefix_caching=False)
-        simulation.submit(make_request(0, prompt(16), 20), make_request(1, prompt(15, 50), 3))
-        simulation.plan()
-        simulation.submit(make_request(2, prompt(4, 90), 3))
-        simulation.plan()
-        simulation.abort(1)
-        simulation.commit()
-        simulation.run()
-        assert simulation.scheduler.snapshot().preemptions == 0

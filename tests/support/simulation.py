@@ -41,6 +41,17 @@ def make_request(
     )
 
 
+def config(max_num_seqs: int = 8, budget: int = 32, **options: int | bool) -> SchedulerConfig:
+    """Limits of a small scheduler."""
+    limits = {"max_model_len": 4096} | options
+    return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **limits)
+
+
+def prompt(length: int, start: int = 0) -> list[int]:
+    """`length` different tokens."""
+    return list(range(start, start + length))
+
+
 class Simulation:
     """Runs requests to their end. Every method raises AssertionError where a promise is broken.
 
@@ -175,6 +186,8 @@ class Simulation:
         """Block and request accounting."""
         pool = self.cache.pool
         self.scheduler.check()
+        if not self._outstanding:
+            assert not self.cache.index._pending, "a key is pending and nobody computes it"
         used = sum(1 for block in range(pool.num_blocks) if pool.references(block) > 0)
         assert pool.num_free + used + pool.num_cached + pool.num_retiring == pool.num_blocks
         load = self.scheduler.snapshot()
@@ -231,3 +244,22 @@ class Simulation:
             planned = {row.sequence for row in plan.rows} if plan else set()
             gaining = [sequence.order for sequence in self.sequences() if sequence.id in planned]
             assert gaining and min(gaining) < min(victims), "someone was preempted for nothing"
+
+
+def rows_of(simulation: Simulation, sequence: int) -> list[tuple[int, int]]:
+    """(start, count) of every row that a sequence had, in order."""
+    return [(row.start, row.count) for plan in simulation.plans for row in plan.rows if row.sequence == sequence]
+
+
+def plans_of_sequences(simulation: Simulation) -> dict[int, list[int]]:
+    """Numbers of the plans that each sequence had a row in."""
+    plans: dict[int, list[int]] = {}
+    for plan in simulation.plans:
+        for row in plan.rows:
+            plans.setdefault(row.sequence, []).append(plan.number)
+    return plans
+
+
+def finish_order(simulation: Simulation) -> list[int]:
+    """Request ids in the order in which their samples ended."""
+    return [request_id for request_id, _ in simulation.finishes]

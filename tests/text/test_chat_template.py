@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tokenizers_made import add_bos, make_raw, save
 from transformers import PreTrainedTokenizerFast
 
 from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
 from penstock.text import chat_template
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from support.tokenizers_made import add_bos, make_raw, save
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' "

@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tokenizers_made import KINDS, make_raw
 
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.stops import StopMatcher
 from penstock.text.table import TokenStream, TokenTable, build_table
+from support.tokenizers_made import KINDS, make_raw
 
 TABLES = {kind: build_table(make_raw(kind)) for kind in KINDS}
 # One token for every byte: every UTF-8 sequence can be split everywhere.

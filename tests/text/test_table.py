@@ -3,11 +3,11 @@
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.tokenizers_made import CORPUS, KINDS, make_raw
 from tokenizers import decoders
 
 from penstock.core.errors import TokenizerError
 from penstock.text.table import TokenTable, build_table
+from support.tokenizers_made import CORPUS, KINDS, make_raw
 
 RAW = {kind: make_raw(kind) for kind in KINDS}
 TABLES = {kind: build_table(raw) for kind, raw in RAW.items()}

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tokenizers_made import KINDS, add_bos, make_raw, save
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
 from penstock.core.errors import TokenizerError
 from penstock.text.tokenizer import Tokenizer, load_tokenizer, unused_marker
+from support.tokenizers_made import KINDS, add_bos, make_raw, save
 
 BOS, EOS = 1, 2
 

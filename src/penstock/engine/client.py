@@ -223,6 +223,8 @@ class EngineProcess(asyncio.Protocol):
             self._failure = error
         if not self._ready.done():
             self._ready.set_exception(self._failure)
+            # Nobody may be waiting any more; then this must not be reported as an exception that was lost.
+            self._ready.exception()
         for request_id in list(self._waiters):
             self._end(request_id, EngineUnavailable(self._failure.message))
 

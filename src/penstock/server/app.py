@@ -7,7 +7,6 @@ between a token and its socket.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -33,8 +32,6 @@ MAX_BODY_BYTES = 32 * 1024 * 1024
 INLINE_BODY_BYTES = 8 * 1024
 TOKENIZER_THREADS = 2
 
-Lifespan = Callable[[Starlette], AbstractAsyncContextManager[None]]
-
 
 def create_app(
     engine: EngineClient,
@@ -43,7 +40,6 @@ def create_app(
     template: ChatTemplate | None = None,
     defaults: SamplingDefaults | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
-    lifespan: Lifespan | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -53,7 +49,6 @@ def create_app(
         template: the chat template; the model's own by default.
         defaults: sampling parameters where a request is silent.
         max_body_bytes: longer bodies are refused with 413.
-        lifespan: an async context manager entered before the first request and left after the last.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -78,7 +73,6 @@ def create_app(
             PenstockError: on_error,
             Exception: on_error,
         },
-        lifespan=lifespan,
     )
 
 
@@ -115,12 +109,13 @@ class _Api:
     ) -> Response | GenerationResponse:
         meter = self._metrics.begin(endpoint)
         try:
+            # Before it is ready, an engine knows nothing of its model that a request could be checked against.
+            self._engine.check_ready()
             body = await read_json_body(request, self._max_body_bytes)
             if len(body) <= INLINE_BODY_BYTES:
                 job = resolve(body)
             else:
                 job = await asyncio.get_running_loop().run_in_executor(self._threads, resolve, body)
-            self._engine.check_ready()
         except asyncio.CancelledError:
             meter.end("cancelled")
             raise

@@ -1,4 +1,3 @@
-# ruff: noqa: N818 (errors are named after what happened, as in core.errors)
 """Errors as OpenAI clients read them. This is the only place that writes an error body."""
 
 import logging

@@ -41,13 +41,14 @@ class GenerationResponse:
         """Runs until the response is complete or the client has gone."""
         work = asyncio.ensure_future(self._run(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
-        try:
+        # Cancellation comes from a server that stops at once. This is the outermost call of ours, so it ends here, and
+        # the server closes the connection of an incomplete response.
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            work.cancel()
-            gone.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(work, gone, return_exceptions=True)
+        work.cancel()
+        gone.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(work, gone, return_exceptions=True)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome: Outcome = "cancelled"

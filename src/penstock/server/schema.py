@@ -195,7 +195,7 @@ def _convert(fields: dict[str, Any], kind: type[Fields]) -> Fields:
 def _explain(message: str) -> InvalidParameter:
     """A validation message such as "Expected `int | null`, got `str` - at `$.n`" as an error that names the field."""
     text, _, place = message.partition(" - at ")
-    path = place.removeprefix("key in ").strip("`").lstrip("$.").removesuffix("[...]")
+    path = place.removeprefix("`key` in ").strip("`").lstrip("$.").removesuffix("[...]")
     for beginning, meaning in (
         ("Object contains unknown field `", "is not a field of this request; leave it out."),
         ("Object missing required field `", "is missing."),

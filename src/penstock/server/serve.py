@@ -29,9 +29,11 @@ def bind(host: str, port: int) -> socket.socket:
 
     Raises AddressInUse where another process has the port, ConfigurationError where the address cannot be used.
     """
+    if not 0 <= port <= 65535:
+        raise ConfigurationError(f"{port} is not a port; use one from 1 to 65535, or 0 for any free one.")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except (socket.gaierror, UnicodeError, OverflowError) as error:
+    except (socket.gaierror, UnicodeError) as error:
         raise ConfigurationError(
             f"The host {host!r} cannot be resolved ({error}); use an address of this machine."
         ) from error
@@ -42,9 +44,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind(address)
         # Another process may have bound it too, without listening yet; whoever listens first has it.
         listener.listen(BACKLOG)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
+        if error.errno == errno.EADDRINUSE:
             raise AddressInUse(
                 f"Port {port} on {host} is in use; stop the other server or choose another --port."
             ) from error
@@ -62,7 +64,7 @@ class Server(uvicorn.Server):
                 loop="none",
                 http="httptools",
                 ws="none",
-                lifespan="on",
+                lifespan="off",
                 access_log=access_log,
                 log_config=None,
                 log_level=logging.INFO if access_log else logging.WARNING,

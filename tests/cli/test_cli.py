@@ -1,0 +1,162 @@
+"""The command line as a user meets it: real processes, exit statuses, one clear sentence."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from support.checkpoints import make
+
+
+def penstock(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", *arguments], input=stdin, capture_output=True, text=True, timeout=90
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("qwen3", tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    return tmp_path
+
+
+def assert_refused(result: "subprocess.CompletedProcess[str]", *says: str) -> None:
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("penstock: ")
+    for fragment in says:
+        assert fragment in line
+
+
+def test_version() -> None:
+    result = penstock("--version")
+    assert result.returncode == 0
+    assert re.fullmatch(r"penstock \d+\.\d+\.\d+\n", result.stdout)
+
+
+def test_explain_config_gives_every_setting_a_reason(checkpoint: Path) -> None:
+    result = penstock("serve", str(checkpoint), "--explain-config", "--max-num-seqs", "3")
+    assert result.returncode == 0
+    for setting in ("dtype", "threads", "max num seqs", "kv cache memory", "max model len"):
+        assert setting in result.stdout
+    assert "as asked" in result.stdout
+
+
+def test_run_answers_one_prompt(checkpoint: Path) -> None:
+    arguments = ("run", str(checkpoint), "hello", "--max-tokens", "5", "--temperature", "0", "--threads", "1")
+    first, second = penstock(*arguments), penstock(*arguments)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout.strip()
+    assert first.stdout == second.stdout
+
+
+def test_run_chats_and_goes_on_after_a_refusal(checkpoint: Path) -> None:
+    lines = "hi\n/clear\n" + "x" * 3000 + "\nhi\n/exit\n"
+    result = penstock("run", str(checkpoint), "--max-tokens", "3", "--temperature", "0", "--threads", "1", stdin=lines)
+    assert result.returncode == 0, result.stderr
+    assert "max_model_len" in result.stderr
+    answers = [line.removeprefix("> ") for line in result.stdout.splitlines()]
+    assert len([answer for answer in answers if answer.strip("> ")]) >= 2
+
+
+def test_bench_engine_writes_its_figures(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    result = penstock(
+        "bench", "engine", str(checkpoint), "--input-len", "8", "--output-len", "4", "--batch-size", "1,3",
+        "--repeat", "1", "--threads", "1", "--json", str(file),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    results = json.loads(file.read_text())["results"]
+    assert [entry["batch_size"] for entry in results] == [1, 3]
+    for entry in results:
+        assert entry["prefill_tokens_per_second"] > 0
+        assert entry["decode_tokens_per_second"] > 0
+
+
+def test_bench_engine_needs_neither_weights_nor_tokenizer(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
+    result = penstock(
+        "bench", "engine", str(tmp_path), "--load-format", "dummy", "--input-len", "4", "--output-len", "2",
+        "--batch-size", "2", "--repeat", "1", "--threads", "1", "--static",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_port_in_use(checkpoint: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        assert_refused(penstock("serve", str(checkpoint), "--port", port), f"Port {port}", "--port")
+
+
+def test_a_model_that_is_not_there() -> None:
+    assert_refused(penstock("serve", "./nowhere", "--port", "0"), "nowhere", "directory")
+
+
+def test_a_missing_weight_file(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    assert_refused(penstock("serve", str(copy), "--port", "0"), "safetensors")
+
+
+def test_a_truncated_weight_file(copy: Path) -> None:
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert_refused(penstock("serve", str(copy), "--port", "0"), "model.safetensors", "truncated")
+
+
+def test_a_tensor_of_the_wrong_shape(copy: Path) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name] = tensors[name][:, :-1].contiguous()
+    save_file(tensors, copy / "model.safetensors")
+    assert_refused(penstock("serve", str(copy), "--port", "0"), name, "95", "96")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"architectures": ["FancyForCausalLM"]}, "FancyForCausalLM"),
+        ({"hidden_act": "relu6"}, "relu6"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ],
+)
+def test_a_configuration_that_is_not_implemented(copy: Path, change: dict[str, object], says: str) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, **change}))
+    assert_refused(penstock("serve", str(copy), "--port", "0"), says)
+
+
+def test_a_tokenizer_beyond_the_vocabulary(copy: Path) -> None:
+    tokenizer = json.loads((copy / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["th!"] = 4000
+    (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert_refused(penstock("serve", str(copy), "--port", "0"), "4000", "320")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--max-model-len", "99999"), "1024"),
+        (("--max-num-seqs", "8", "--max-num-batched-tokens", "4"), "max-num-batched-tokens"),
+        (("--kv-cache-memory", "lots"), "lots"),
+        (("--kv-cache-memory", "90000GiB"), "90000.00 GiB"),
+        (("--dtype", "int3"), "int3"),
+        (("--load-format", "pickle"), "pickle"),
+        (("--tokenizer", "./nowhere"), "nowhere"),
+    ],
+)
+def test_options_that_cannot_work(checkpoint: Path, arguments: tuple[str, ...], says: str) -> None:
+    assert_refused(penstock("serve", str(checkpoint), "--port", "0", *arguments), says)

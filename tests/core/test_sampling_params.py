@@ -1,0 +1,64 @@
+"""Parameters are valid from the moment they exist."""
+
+import math
+
+import msgspec
+import pytest
+
+from penstock.core.errors import InvalidParameter
+from penstock.core.sampling import SamplingParams
+
+REFUSED = {
+    "n": [0, -1, 129, 1_000_000, True, 1.5],
+    "temperature": [-0.1, math.nan, math.inf, 101.0, "hot"],
+    "top_k": [-2, 1.5, 2**31],
+    "top_p": [0.0, -0.5, 1.01, math.nan],
+    "min_p": [-0.1, 1.1, math.nan],
+    "repetition_penalty": [0.0, -1.0, math.nan, math.inf],
+    "presence_penalty": [-2.1, 2.1, math.nan],
+    "frequency_penalty": [-2.1, 2.1, math.nan],
+    "seed": [1.5, 2**64, -(2**63) - 1],
+    "max_tokens": [0, -1, 1.5],
+    "min_tokens": [-1, 1.5],
+    "logprobs": [-1, 21, True],
+    "stop": [[""], ["x"] * 17, [5], ["x" * 1025], ["\ud800"]],
+    "stop_token_ids": [[-1], [2**31], list(range(1025)), ["a"]],
+    "logit_bias": [{1: 101.0}, {1: math.nan}, {-1: 0.0}, dict.fromkeys(range(1025), 0.0)],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in REFUSED.items() for value in values])
+def test_a_value_out_of_bounds_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+    assert caught.value.http_status == 400
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"n": 128, "temperature": 100.0, "top_k": -1, "top_p": 1.0, "min_p": 1.0},
+        {"repetition_penalty": 100.0, "presence_penalty": -2.0, "frequency_penalty": 2},
+        {"seed": -(2**63), "max_tokens": 1, "min_tokens": 1, "logprobs": 20},
+        {"seed": 2**64 - 1, "logprobs": 0, "logit_bias": {5: -100}},
+    ],
+)
+def test_bounds_are_inclusive(params: dict[str, object]) -> None:
+    chosen = SamplingParams(**params)
+    assert all(getattr(chosen, name) == value for name, value in params.items())
+
+
+def test_min_tokens_must_not_exceed_max_tokens() -> None:
+    with pytest.raises(InvalidParameter, match="min_tokens"):
+        SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_one_stop_string_is_a_list_of_one() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+
+
+def test_parameters_cross_the_wire() -> None:
+    params = SamplingParams(n=2, stop=("a",), logit_bias={5: -1.5}, seed=2**64 - 1, logprobs=3)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params

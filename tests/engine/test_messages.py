@@ -1,0 +1,70 @@
+"""The wire format: what goes in comes out, however the bytes are cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.errors import EngineError
+from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.plan import TokenLogprobs
+from penstock.engine.messages import (
+    Abort,
+    FrameBuffer,
+    StepOutputs,
+    encode_frame,
+    from_engine_decoder,
+    pack_outputs,
+    to_engine_decoder,
+    unpack_outputs,
+)
+
+token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=4)
+logprobs = st.builds(TokenLogprobs, st.integers(0, 9), st.floats(-50, 0), token_ids, st.lists(st.floats(-50, 0)))
+outputs = st.builds(
+    SampleOutput,
+    st.integers(0, 2**40),
+    st.integers(0, 127),
+    token_ids,
+    st.sampled_from([None, "stop", "length", "abort", "error"]),
+    st.none(),
+    st.none() | st.lists(logprobs, max_size=2),
+    st.none() | st.integers(0, 5000),
+    st.none(),
+)
+
+
+@given(st.lists(outputs, max_size=6))
+def test_columns_hold_every_output(events: list[SampleOutput]) -> None:
+    frame = encode_frame(pack_outputs(events, LoadSnapshot(step=3, running=2)))
+    (body,) = FrameBuffer().feed(frame)
+    message = from_engine_decoder.decode(body)
+    assert isinstance(message, StepOutputs)
+    assert message.load.running == 2
+    assert unpack_outputs(message) == events
+
+
+def test_stop_reason_and_error_cross_the_boundary() -> None:
+    events = [
+        SampleOutput(1, 0, [5], "stop", "END"),
+        SampleOutput(2, 0, [6], "stop", 17),
+        SampleOutput(3, 0, [], "error", error="it broke"),
+    ]
+    (body,) = FrameBuffer().feed(encode_frame(pack_outputs(events, LoadSnapshot())))
+    assert unpack_outputs(from_engine_decoder.decode(body)) == events
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=5), st.data())
+def test_frames_survive_every_cut(request_ids: list[int], data: st.DataObject) -> None:
+    stream = b"".join(encode_frame(Abort(request_id)) for request_id in request_ids)
+    frames = FrameBuffer()
+    seen = []
+    while stream:
+        size = data.draw(st.integers(1, len(stream)))
+        seen += [to_engine_decoder.decode(body) for body in frames.feed(stream[:size])]
+        stream = stream[size:]
+    assert seen == [Abort(request_id) for request_id in request_ids]
+
+
+def test_an_impossible_length_is_refused() -> None:
+    with pytest.raises(EngineError, match="claims"):
+        list(FrameBuffer().feed(b"\xff\xff\xff\xff"))

@@ -1,0 +1,150 @@
+"""The engine in its own process: outputs, refusals, cancellation, death."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from penstock import LLM, AsyncEngine, SamplingParams
+from penstock.core.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    InvalidParameter,
+    ModelFileError,
+    PenstockError,
+)
+from penstock.engine.interface import RequestOutput
+from support.checkpoints import make
+
+PROMPT = list(range(10, 60))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("llama"))
+
+
+def with_engine(path: Path, use: Callable[[AsyncEngine], Awaitable[None]], **options: object) -> None:
+    async def main() -> None:
+        async with await AsyncEngine.start(str(path), threads=1, max_model_len=512, **options) as engine:
+            await use(engine)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def collect(engine: AsyncEngine, params: SamplingParams, prompt: list[int] = PROMPT) -> list[RequestOutput]:
+    return [output async for output in engine.generate(prompt, params)]
+
+
+async def until_idle(engine: AsyncEngine) -> None:
+    while engine.load.blocks_used or engine.load.running:
+        await asyncio.sleep(0.005)
+
+
+def test_streams_what_the_library_gives(checkpoint: Path) -> None:
+    params = SamplingParams(temperature=0.8, seed=5, max_tokens=24, n=2, logprobs=2, ignore_eos=True)
+    (expected,) = LLM(str(checkpoint), threads=1, max_model_len=512).generate([PROMPT], params)
+
+    async def use(engine: AsyncEngine) -> None:
+        outputs = await collect(engine, params)
+        assert len(outputs) > 5, "tokens arrive as they are made"
+        for sample in expected.samples:
+            index = expected.samples.index(sample)
+            deltas = [delta for output in outputs for delta in output.deltas if delta.index == index]
+            assert [token for delta in deltas for token in delta.token_ids] == sample.token_ids
+            assert "".join(delta.text for delta in deltas) == sample.text
+            assert [delta.finish_reason for delta in deltas][-1] == sample.finish_reason == "length"
+            assert all(delta.finish_reason is None for delta in deltas[:-1])
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        assert outputs[0].seed == 5
+        await until_idle(engine)
+
+    with_engine(checkpoint, use)
+
+
+def test_closing_an_iterator_frees_its_blocks(checkpoint: Path) -> None:
+    async def use(engine: AsyncEngine) -> None:
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        streams = [engine.generate(PROMPT[index:], params) for index in range(6)]
+        for stream in streams:
+            await anext(stream)
+        assert engine.load.running == 6
+        for stream in streams:
+            await stream.aclose()
+        await until_idle(engine)
+        waiting = asyncio.ensure_future(collect(engine, params))
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await until_idle(engine)
+        assert len(await collect(engine, SamplingParams(max_tokens=1))) == 1
+
+    with_engine(checkpoint, use)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "error", "says"),
+    [
+        ([], SamplingParams(max_tokens=1), InvalidParameter, "empty"),
+        ([-1], SamplingParams(max_tokens=1), InvalidParameter, "-1"),
+        ([320], SamplingParams(max_tokens=1), InvalidParameter, "0..319"),
+        ([5] * 512, SamplingParams(), ContextLengthExceeded, "512"),
+        ([5] * 500, SamplingParams(max_tokens=13), ContextLengthExceeded, "513"),
+        ([5], SamplingParams(stop_token_ids=(4000,)), InvalidParameter, "stop_token_ids"),
+        ([5], SamplingParams(logit_bias={4000: 1.0}), InvalidParameter, "logit_bias"),
+    ],
+)
+def test_impossible_requests_are_refused_at_once(
+    checkpoint: Path, prompt: list[int], params: SamplingParams, error: type[PenstockError], says: str
+) -> None:
+    llm = LLM(str(checkpoint), threads=1, max_model_len=512)
+    with pytest.raises(error, match=says):
+        llm.generate([{"prompt_token_ids": prompt}], params)
+    assert llm.generate([[5]], SamplingParams(max_tokens=2, ignore_eos=True))[0].finish_reason == "length"
+
+
+def test_a_request_beyond_the_pool_is_refused_with_the_numbers(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), threads=1, max_model_len=64, max_num_seqs=1)
+    spec = llm._prepared.config.cache.spec
+    needed = spec.blocks_for(64, 2048)
+    small = LLM(str(checkpoint), threads=1, kv_cache_memory=(needed - 1) * spec.block_bytes)
+    assert small._prepared.config.scheduler.max_model_len == 48
+    with pytest.raises(ContextLengthExceeded, match="48"):
+        small.generate([[5] * 40], SamplingParams(max_tokens=20))
+
+
+def test_a_dead_engine_is_reported_with_its_cause(checkpoint: Path) -> None:
+    async def use(engine: AsyncEngine) -> None:
+        stream = engine.generate(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True))
+        await anext(stream)
+        os.kill(engine._process.process_id, signal.SIGKILL)
+        with pytest.raises(EngineUnavailable, match="signal 9|closed its connection"):
+            async for _ in stream:
+                pass
+        with pytest.raises(EngineUnavailable):
+            await collect(engine, SamplingParams(max_tokens=1))
+
+    with_engine(checkpoint, use)
+
+
+def test_the_engine_ends_with_its_client(checkpoint: Path) -> None:
+    async def main() -> int:
+        engine = await AsyncEngine.start(str(checkpoint), threads=1, max_model_len=512)
+        process = engine._process._process
+        await engine.close()
+        return process.wait(timeout=10)
+
+    assert asyncio.run(main()) == 0
+
+
+def test_what_keeps_an_engine_from_starting_is_raised(checkpoint: Path, tmp_path: Path) -> None:
+    for file in checkpoint.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelFileError, match="truncated"):
+        asyncio.run(AsyncEngine.start(str(tmp_path)))

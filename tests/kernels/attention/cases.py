@@ -1,0 +1,39 @@
+"""Attention on ragged batches: (tokens added, context) of each row, single tokens first."""
+
+from penstock.core.kv import LayerKV
+from penstock.kernels.signature import Attention, HeadLayout
+from support.operations import Case
+
+GROUPED = HeadLayout(6, 2, 8)
+SINGLE = HeadLayout(3, 3, 16)
+MIXED = ((1, 1), (1, 16), (1, 17), (1, 50), (1, 33), (4, 4), (17, 17), (3, 40), (16, 64), (2, 18), (33, 33))
+DECODES = tuple((1, context) for context in (1, 2, 15, 16, 17, 31, 32, 33, 100))
+EQUAL = ((1, 30), (1, 30), (1, 30))
+UNEVEN = ((1, 1500), (1, 3), (1, 700), (1, 5), (1, 1400), (1, 40))
+
+
+def _case(name: str, heads: HeadLayout, rows: tuple[tuple[int, int], ...], **options: float) -> Case:
+    operation = Attention(heads, 0, 0.4, **options)
+    return Case(name, operation, (heads.fused_width,), rows, kv=LayerKV(heads.kv_heads, heads.head_dim))
+
+
+CASES = (
+    _case("mixed", GROUPED, MIXED),
+    _case("mixed, one query head per key head", SINGLE, MIXED),
+    _case("mixed, window", GROUPED, MIXED, window=19),
+    _case("mixed, window of one", GROUPED, MIXED, window=1),
+    _case("mixed, window of a block", GROUPED, MIXED, window=16),
+    _case("mixed, soft cap", GROUPED, MIXED, softcap=1.5),
+    _case("mixed, window and soft cap", GROUPED, MIXED, window=19, softcap=1.5),
+    _case("decodes", GROUPED, DECODES),
+    _case("decodes, window", GROUPED, DECODES, window=20),
+    _case("decodes of equal length", GROUPED, EQUAL),
+    _case("decodes of equal length, window", GROUPED, EQUAL, window=9),
+    _case("one decode", GROUPED, ((1, 45),)),
+    _case("one decode, window", GROUPED, ((1, 45),), window=11),
+    _case("one decode, soft cap", GROUPED, ((1, 45),), softcap=2.0),
+    _case("decodes of very different length", GROUPED, UNEVEN),
+    _case("decodes of very different length, window", GROUPED, UNEVEN, window=1000),
+    _case("prompt much longer than the window", GROUPED, ((700, 700),), window=40),
+    _case("chunk much longer than the window", GROUPED, ((600, 650),), window=40),
+)

@@ -1,0 +1,16 @@
+"""Rotary positions, near and far, and what is stored of them."""
+
+from penstock.core.kv import LayerKV
+from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, RopeSpec, Rotary, WriteKV
+from support.operations import Case
+
+HEADS = HeadLayout(4, 2, 24)
+FAR = ((1, 5000), (1, 2), (3, 2050))
+
+CASES = (
+    Case("plain", Rotary(HEADS, RopeSpec(24, 10000.0)), (HEADS.fused_width,)),
+    Case("plain, far", Rotary(HEADS, RopeSpec(24, 10000.0)), (HEADS.fused_width,), FAR),
+    Case("linear", Rotary(HEADS, RopeSpec(24, 10000.0, LinearRope(4.0))), (HEADS.fused_width,)),
+    Case("llama3", Rotary(HEADS, RopeSpec(24, 500.0, Llama3Rope(8.0, 1.0, 4.0, 32))), (HEADS.fused_width,)),
+    Case("write", WriteKV(HEADS, 0), (HEADS.fused_width,), kv=LayerKV(2, 24)),
+)

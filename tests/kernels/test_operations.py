@@ -1,0 +1,97 @@
+"""Every implementation against the torch reference, on the same cases; and the row function where it is declared."""
+
+import pytest
+import torch
+from kernels.attention.cases import CASES as ATTENTION
+from kernels.linear.cases import CASES as LINEAR
+from kernels.norm.cases import CASES as NORM
+from kernels.rotary.cases import CASES as ROTARY
+from kernels.rows.cases import CASES as ROWS
+from support.operations import Bench, Case
+
+from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
+from penstock.kernels.dispatch import Binding, Implementation
+from penstock.kernels.packing import packing_obstacle
+from penstock.kernels.reference import REFERENCE
+from penstock.kernels.signature import OPERATIONS, HeadNorm, Linear, Rotary
+
+CASES: tuple[Case, ...] = (*ATTENTION, *LINEAR, *NORM, *ROTARY, *ROWS)
+DTYPES = (torch.float32, torch.bfloat16)
+# Relative to values of about one: a few units in the last place of the sums of each type.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
+
+
+def _pairs(implementations: tuple[Implementation, ...], tokens: int = 10**9) -> list[object]:
+    return [
+        pytest.param(case, implementation, id=f"{case.operation.op}/{implementation.name}/{case.name}")
+        for case in CASES
+        for implementation in implementations
+        if implementation.operation is type(case.operation) and sum(added for added, _ in case.rows) <= tokens
+    ]
+
+
+def _reference(case: Case) -> Implementation:
+    return next(entry for entry in REFERENCE if entry.operation is type(case.operation))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case, implementation", _pairs(CPU_TORCH))
+def test_agrees_with_reference(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
+    packs = implementation.name == "onednn_packed"
+    if packs and packing_obstacle(dtype):
+        pytest.skip(packing_obstacle(dtype))
+    bench = Bench(case, dtype)
+    expected, found = bench.run(_reference(case)), bench.run(implementation, pack=packs)
+    assert len(found.outputs) == len(expected.outputs)
+    for mine, right in zip(found.outputs, expected.outputs, strict=True):
+        assert mine.dtype is dtype and mine.shape == right.shape
+        scale = right.float().abs().amax(1, keepdim=True).clamp(min=1.0)
+        assert ((mine.float() - right.float()).abs() / scale).max() <= TOLERANCE[dtype]
+    for mine, right in zip(found.planes, expected.planes, strict=True):
+        assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize(
+    "case, implementation",
+    [pair for pair in _pairs(IMPLEMENTATIONS, tokens=200) if not isinstance(pair.values[0].operation, (HeadNorm, Rotary, Linear))],
+)
+def test_needed_inputs_are_left_alone(case: Case, implementation: Implementation) -> None:
+    bench = Bench(case, torch.float32)
+    kept, free = bench.run(implementation, reusable=False), bench.run(implementation)
+    for mine, other in zip(kept.outputs, free.outputs, strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "case, implementation",
+    # The reference computes attention token by token, so long batches show nothing new.
+    _pairs(tuple(entry for entry in IMPLEMENTATIONS if entry.row_function), tokens=200),
+)
+def test_row_function(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
+    """A row alone gives the same bits as in the batch, wherever an implementation declares that."""
+    bench = Bench(case, dtype)
+    together = bench.run(implementation)
+    tokens, selected = 0, 0
+    for row, (added, _) in enumerate(case.rows):
+        alone = bench.run(implementation, only=row)
+        for whole, part in zip(together.outputs, alone.outputs, strict=True):
+            first = selected if case.operation.op == "select_rows" else tokens
+            assert torch.equal(whole[first : first + part.shape[0]], part)
+            selected += part.shape[0]
+        tokens += added
+
+
+def test_every_operation_has_a_reference_and_cases() -> None:
+    assert {entry.operation for entry in REFERENCE} == set(OPERATIONS)
+    assert {type(case.operation) for case in CASES} == set(OPERATIONS)
+    names = [(entry.operation, entry.name) for entry in IMPLEMENTATIONS]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("implementation", [entry for entry in CPU_TORCH if entry.operation in (HeadNorm, Rotary)])
+def test_in_place_kernels_refuse_needed_inputs(implementation: Implementation) -> None:
+    case = next(case for case in CASES if type(case.operation) is implementation.operation)
+    binding = Binding({}, Bench(case, torch.float32).storage, torch.float32, (False,))
+    reason = implementation.supports(case.operation, binding)
+    assert reason is not None and "overwritten" in reason

@@ -1,0 +1,161 @@
+"""KV that requests and samples share, and KV that leaves the window."""
+
+import pytest
+
+from support.simulation import Simulation, config, make_request, prompt, rows_of
+
+
+class TestSamples:
+    def test_samples_share_the_prompt(self) -> None:
+        simulation = Simulation(100)
+        simulation.submit(make_request(0, prompt(16), 8, n=4))
+        simulation.step()
+        assert simulation.executor.computed_tokens == 16
+        assert simulation.cache.pool.num_used == 4
+        simulation.step()
+        assert simulation.cache.pool.num_used == 8
+        simulation.run()
+        assert len({tuple(output) for output in simulation.outputs.values()}) == 4
+
+    def test_a_partly_filled_block_is_copied_by_all_but_the_last_writer(self) -> None:
+        simulation = Simulation(100)
+        simulation.submit(make_request(0, prompt(18), 8, n=4))
+        simulation.step()
+        assert simulation.cache.pool.num_used == 5
+        simulation.step()
+        assert len(simulation.plans[1].copies) == 3
+        assert simulation.cache.pool.num_used == 8
+        simulation.run()
+
+    def test_samples_begin_at_their_first_token(self) -> None:
+        simulation = Simulation(100, config=config(8, 8))
+        simulation.submit(make_request(0, prompt(18), 3, n=3))
+        simulation.run()
+        assert [len(plan.begin) for plan in simulation.plans[:3]] == [1, 0, 2]
+        assert [begin.forked_from for begin in simulation.plans[2].begin] == [0, 0]
+        assert simulation.plans[2].rows[0].samples == (0, 1, 2)
+
+    def test_more_samples_than_places(self) -> None:
+        simulation = Simulation(100, config=config(2, 32))
+        simulation.submit(make_request(0, prompt(9), 5, n=7), make_request(1, prompt(9, 50), 5))
+        simulation.run()
+        assert len(simulation.finishes) == 8
+        load = simulation.scheduler.snapshot()
+        assert load.prefill_tokens == 18, "what a late sample computes again is not new work"
+        assert load.recomputed_tokens > 0
+
+
+class TestPrefixCache:
+    def test_identical_prompts_in_one_step_are_computed_once(self) -> None:
+        simulation = Simulation(400, config=config(64, 128))
+        simulation.submit(*(make_request(index, prompt(20), 4, seed=index) for index in range(64)))
+        simulation.step()
+        assert simulation.executor.computed_tokens == 20, "the others wait for the first"
+        simulation.run()
+        load = simulation.scheduler.snapshot()
+        assert load.prefill_tokens == 20 + 63
+        assert load.prefix_hit_tokens == 63 * 19
+        assert simulation.cached_tokens == {0: 0} | dict.fromkeys(range(1, 64), 19)
+
+    def test_a_common_prefix_is_computed_once(self) -> None:
+        simulation = Simulation(2000, block_size=16, config=config(100, 256))
+        requests = [make_request(index, prompt(500) + prompt(30, 1000 * index), 2) for index in range(1, 101)]
+        simulation.submit(*requests)
+        simulation.run()
+        # 31 whole blocks are shared, the 4 tokens after them are everybody's own to compute.
+        assert simulation.scheduler.snapshot().prefill_tokens == 530 + 99 * (530 - 496)
+
+    def test_a_later_duplicate_only_computes_the_last_token(self) -> None:
+        simulation = Simulation(40)
+        simulation.submit(make_request(0, prompt(16), 4))
+        simulation.run()
+        simulation.submit(make_request(1, prompt(16), 4))
+        simulation.run()
+        assert rows_of(simulation, 1)[0] == (15, 1)
+        assert simulation.outputs[0, 0] == simulation.outputs[1, 0]
+
+    def test_a_conversation_hits_its_own_output(self) -> None:
+        simulation = Simulation(40)
+        simulation.submit(make_request(0, prompt(10), 11))
+        simulation.run()
+        simulation.submit(make_request(1, prompt(10) + simulation.outputs[0, 0] + prompt(3), 4))
+        simulation.run()
+        assert simulation.cached_tokens[1] == 20
+
+    def test_salts_do_not_share(self) -> None:
+        simulation = Simulation(40)
+        simulation.submit(make_request(0, prompt(16), 4, salt="one"))
+        simulation.run()
+        simulation.submit(make_request(1, prompt(16), 4, salt="two"), make_request(2, prompt(16), 4, salt=""))
+        simulation.run()
+        assert simulation.scheduler.snapshot().prefix_hit_tokens == 0
+
+    @pytest.mark.parametrize(("max_waits", "computed"), [(0, 40), (1, 20)])
+    def test_waiting_for_another_request_is_bounded(self, max_waits: int, computed: int) -> None:
+        simulation = Simulation(400, config=config(4, 64, max_prefix_waits=max_waits))
+        simulation.submit(make_request(0, prompt(20), 4), make_request(1, prompt(20), 4))
+        simulation.step()
+        assert simulation.executor.computed_tokens == computed
+        simulation.run()
+
+    def test_waiting_ends_when_the_other_request_does(self) -> None:
+        simulation = Simulation(400, config=config(4, 8))
+        simulation.submit(make_request(0, prompt(200), 4), make_request(1, prompt(200), 4))
+        simulation.step()
+        simulation.abort(0)
+        plan = simulation.plan()
+        assert plan is not None
+        assert [row.sequence for row in plan.rows] == [1]
+        simulation.commit()
+        simulation.run()
+
+    def test_switched_off(self) -> None:
+        simulation = Simulation(40, prefix_caching=False)
+        for request_id in range(2):
+            simulation.submit(make_request(request_id, prompt(16), 4))
+            simulation.run()
+        assert simulation.scheduler.snapshot().prefix_hit_tokens == 0
+        assert simulation.cache.pool.num_cached == 0
+
+    @pytest.mark.parametrize("windows", [(6,), (None, 6), (6, None, 3)])
+    def test_hits_of_windows(self, windows: tuple[int | None, ...]) -> None:
+        simulation = Simulation(100, windows=windows)
+        simulation.submit(make_request(0, prompt(30), 4))
+        simulation.run()
+        simulation.submit(make_request(1, prompt(30) + prompt(9, 50), 4))
+        simulation.run()
+        assert simulation.cached_tokens[1] == 28
+
+
+class TestWindows:
+    def test_a_window_holds_no_more_than_it_sees(self) -> None:
+        simulation = Simulation(8, windows=(8,), config=config(1, 8), prefix_caching=False)
+        simulation.submit(make_request(0, prompt(200), 50))
+        while simulation.step():
+            # Eight positions computed, seven before them in the window, spread over at most five blocks of four.
+            assert simulation.cache.pool.num_used <= 5
+        simulation.run()
+
+
+class TestChurn:
+    @pytest.mark.parametrize("windows", [(None,), (None, 6)])
+    def test_a_pool_ten_times_too_small(self, windows: tuple[int | None, ...]) -> None:
+        """Sixty conversations of two turns; everything is evicted and preempted again and again."""
+        simulation = Simulation(40 * len(windows), windows=windows, config=config(16, 48))
+        requests = [
+            make_request(index, prompt(10 + index % 30, 10 * (index % 7)), 20, n=1 + index % 2, priority=index % 3)
+            for index in range(60)
+        ]
+        simulation.submit(*requests)
+        simulation.run()
+        turns = [
+            make_request(60 + index, request.prompt_token_ids + simulation.outputs[index, 0][:15] + [5], 10)
+            for index, request in enumerate(requests)
+        ]
+        simulation.submit(*turns)
+        simulation.run()
+        load = simulation.scheduler.snapshot()
+        assert load.preemptions > 0
+        assert load.prefix_hit_tokens > 0
+        needed = sum(simulation.spec.blocks_for(len(request.prompt_token_ids) + 19, 48) for request in requests)
+        assert needed > 10 * simulation.cache.pool.num_blocks

@@ -1,0 +1,231 @@
+"""The HTTP side: routes, bodies, health, metrics, and clients that go away."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from penstock.core.errors import TokenizerError
+from penstock.server.app import create_app
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from support.http_server import running
+from support.scripted_engine import ScriptedEngine
+from support.tokenizers_made import make_raw, save
+
+BODY_LIMIT = 200_000
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+def raw_request(url: str, request: bytes, read: int = 1 << 16) -> bytes:
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(request)
+        return connection.recv(read)
+
+
+def wait_for(condition: Any, seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def test_unknown_routes_and_methods(served: Any) -> None:
+    response = served.http.get("/nowhere")
+    assert response.status_code == 404 and response.json()["error"]["code"] == "route_not_found"
+    response = served.http.get("/v1/completions")
+    assert response.status_code == 405 and response.json()["error"]["code"] == "method_not_allowed"
+    assert "POST" in response.headers["allow"]
+
+
+def test_every_route_refuses_other_methods(served: Any) -> None:
+    app = create_app(served.engine, served.tokenizer)
+    for route in app.routes:
+        assert isinstance(route, Route)
+        response = served.http.request("DELETE", route.path.replace("{name:path}", "x"))
+        assert response.status_code == 405 and response.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_a_model_name_with_slashes(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(tokenizer.table, [5], name="org/model")
+    with running(create_app(engine, tokenizer)) as url:
+        assert httpx.get(f"{url}/v1/models/org/model").json()["id"] == "org/model"
+
+
+def test_bodies_must_be_plain_json(served: Any) -> None:
+    for headers in (
+        {"content-type": "text/plain"},
+        {},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ):
+        response = served.http.post("/v1/completions", content=b'{"prompt": "x"}', headers=headers)
+        assert response.status_code == 415 and response.json()["error"]["code"] == "unsupported_media_type"
+
+
+def test_a_declared_length_beyond_the_limit_is_refused_unread(served: Any) -> None:
+    answer = raw_request(served.url, HEAD % 9_000_000_000)
+    assert answer.startswith(b"HTTP/1.1 413") and b"body_too_large" in answer and b"connection: close" in answer.lower()
+
+
+def test_a_body_without_length_is_bounded_while_it_is_read(served: Any) -> None:
+    sent = 0
+
+    def endless() -> Any:
+        nonlocal sent
+        while sent < 50 * BODY_LIMIT:
+            sent += 50_000
+            yield b"[" * 50_000
+
+    try:
+        response = served.http.post("/v1/completions", content=endless(), headers={"content-type": "application/json"})
+        assert response.status_code == 413
+    except httpx.TransportError:
+        pass  # the server closed the connection while the client was still writing
+    assert sent < 50 * BODY_LIMIT
+    assert served.complete().status_code == 200
+
+
+def test_a_long_text_is_tokenized_beside_the_event_loop(served: Any) -> None:
+    response = served.complete(prompt="fox " * 20_000)
+    assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_health_and_readiness(served: Any) -> None:
+    assert served.http.get("/health/live").status_code == 200
+    assert served.http.get("/health/ready").status_code == 200
+    served.engine.unavailable = "The engine has died; it is being restarted."
+    assert served.http.get("/health/live").status_code == 200
+    for response in (served.http.get("/health/ready"), served.complete(), served.chat(stream=True)):
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        assert response.json()["error"] == {
+            "message": "The engine has died; it is being restarted.",
+            "type": "server_error",
+            "param": None,
+            "code": "engine_unavailable",
+        }
+
+
+@pytest.mark.parametrize("prompts", [[5], [[5], [6], [7]]])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_away_ends_its_request(served: Any, stream: bool, prompts: Any) -> None:
+    started, count = threading.Event(), 1 if prompts == [5] else 3
+
+    async def endless(call: Any) -> None:
+        started.set()
+        if call.outputs == 2:
+            await asyncio.Event().wait()
+
+    served.engine.before = endless
+    host, port = served.url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": prompts, "max_tokens": 100, "stream": stream}).encode()
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(HEAD % len(body) + body)
+        assert started.wait(10)
+        assert wait_for(lambda: sum(call.outputs for call in served.engine.calls) == 2 * count)
+        assert not any(call.closed.is_set() for call in served.engine.calls)
+    assert wait_for(lambda: all(call.closed.is_set() for call in served.engine.calls))
+    assert len(served.engine.calls) == count
+    assert wait_for(lambda: "penstock_requests_in_flight 0.0" in served.http.get("/metrics").text)
+
+
+def test_a_client_that_does_not_read_holds_the_engine_back_only_for_itself(served: Any) -> None:
+    engine = served.engine
+    reply, engine.reply = engine.reply, [5] * 60_000
+    object.__setattr__(engine, "model", type(engine.model)(name="scripted", max_model_len=100_000, vocab_size=1000))
+    try:
+        host, port = served.url.removeprefix("http://").split(":")
+        body = json.dumps({"prompt": [5], "max_tokens": 60_000, "stream": True, "return_token_ids": True}).encode()
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(HEAD % len(body) + body)
+            assert wait_for(lambda: bool(engine.calls) and engine.calls[0].outputs > 100)
+            # Another client is served meanwhile, and the slow one's stream comes to a halt.
+            assert served.complete(max_tokens=5).status_code == 200
+            seen = -1
+            while seen != engine.calls[0].outputs:
+                seen = engine.calls[0].outputs
+                time.sleep(0.3)
+            assert seen < 60_000
+        assert wait_for(engine.calls[0].closed.is_set)
+    finally:
+        engine.reply = reply
+        object.__setattr__(engine, "model", type(engine.model)(name="scripted", max_model_len=256, vocab_size=1000))
+
+
+def test_without_a_tokenizer_token_ids_are_served(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(None, [5, 6])
+    with running(create_app(engine, None)) as url, httpx.Client(base_url=url) as http:
+
+        def post(path: str, **fields: object) -> httpx.Response:
+            return http.post(path, json=fields)
+
+        choice = post("/v1/completions", prompt=[1, 2], return_token_ids=True, logprobs=1).json()["choices"][0]
+        assert (choice["text"], choice["token_ids"]) == ("", [5, 6])
+        assert choice["logprobs"]["tokens"] == ["token_id:5", "token_id:6"]
+        for fields, param in (
+            ({"prompt": "text"}, "prompt"),
+            ({"prompt": [1], "stop": "x"}, "stop"),
+            ({"prompt": [1], "echo": True}, "echo"),
+        ):
+            response = post("/v1/completions", **fields)
+            assert response.status_code == 400 and response.json()["error"]["param"] == param
+        response = post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
+        assert response.status_code == 400 and response.json()["error"]["param"] == "messages"
+
+
+def test_a_template_that_refuses_a_conversation(tmp_path: Any) -> None:
+    source = "{{ raise_exception('Roles must alternate.') }}"
+    tokenizer = load_tokenizer(save(make_raw("byte_level"), tmp_path, chat_template=source))
+    with running(create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer)) as url:
+        response = httpx.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+    assert response.status_code == 400 and "Roles must alternate." in response.json()["error"]["message"]
+    broken = load_tokenizer(save(make_raw("byte_level"), tmp_path, chat_template="{% for %}"))
+    with pytest.raises(TokenizerError):
+        create_app(ScriptedEngine(broken.table, [5]), broken)
+
+
+def test_metrics_of_requests_and_engine(served: Any) -> None:
+    def values() -> dict[str, float]:
+        lines = served.http.get("/metrics").text.splitlines()
+        return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+
+    before = values()
+    served.complete(max_tokens=3)
+    served.chat(stream=True)
+    served.complete(temperature=-1)
+    served.engine.finish = "error"
+    served.chat()
+    after = values()
+
+    def grown(name: str) -> float:
+        return after[name] - before[name]
+
+    assert grown('penstock_requests_total{endpoint="completions",outcome="completed"}') == 1
+    assert grown('penstock_requests_total{endpoint="completions",outcome="rejected"}') == 1
+    assert grown('penstock_requests_total{endpoint="chat",outcome="completed"}') == 1
+    assert grown('penstock_requests_total{endpoint="chat",outcome="failed"}') == 1
+    assert grown('penstock_samples_finished_total{reason="length"}') == 1
+    reply = len(served.engine.reply)
+    assert grown("penstock_generation_tokens_total") == 3 + 2 * reply
+    assert grown("penstock_prompt_tokens_total") == sum(len(call.prompt) for call in served.engine.calls)
+    assert grown("penstock_time_to_first_token_seconds_count") == 3
+    assert grown("penstock_inter_token_latency_seconds_count") == 2 + 2 * (reply - 1)
+    assert grown("penstock_request_duration_seconds_count") == 2
+    assert after["penstock_kv_blocks_used"] == 40 and after["penstock_requests_waiting"] == 3
+
+
+def test_names_from_clients_make_no_series(served: Any) -> None:
+    def series() -> int:
+        return served.http.get("/metrics").text.count("\n")
+
+    before = series()
+    for index in range(20):
+        served.complete(model=f"model-{index}")
+        served.complete(user=f"user-{index}", cache_salt=f"salt-{index}")
+        served.http.get(f"/path-{index}")
+    assert series() == before

@@ -1,0 +1,306 @@
+"""Every field of a request is used, or refused by a 400 that names it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.core.sampling import SamplingParams
+from penstock.server.schema import ChatFields, CompletionFields
+
+
+def refusal(response: Any, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["type"] == "invalid_request_error"
+    assert "Traceback" not in response.text and "/work" not in response.text
+    error: dict[str, Any] = body["error"]
+    return error
+
+
+SAMPLING = {
+    "n": 3,
+    "temperature": 0.25,
+    "top_p": 0.5,
+    "top_k": 7,
+    "min_p": 0.125,
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "seed": 11,
+    "min_tokens": 2,
+    "stop": ["zz", "\n\n"],
+    "stop_token_ids": [9, 10],
+    "include_stop_str_in_output": True,
+    "ignore_eos": True,
+    "skip_special_tokens": False,
+}
+
+
+@pytest.mark.parametrize("endpoint", ["complete", "chat"])
+def test_sampling_fields_reach_the_engine(served: Any, endpoint: str) -> None:
+    response = getattr(served, endpoint)(
+        **SAMPLING, logit_bias={"5": -3}, max_tokens=8, priority=-2, cache_salt="tenant", user="me"
+    )
+    assert response.status_code == 200, response.text
+    call = served.engine.calls[0]
+    expected = SamplingParams(
+        **{**SAMPLING, "stop": ("zz", "\n\n"), "stop_token_ids": (9, 10)},  # type: ignore[arg-type]
+        logit_bias={5: -3.0},
+        max_tokens=8,
+    )
+    assert call.params == expected
+    assert (call.priority, call.cache_salt) == (-2, "tenant")
+
+
+def test_defaults_are_the_models_and_then_those_of_the_api(served: Any) -> None:
+    served.http.post("/v1/completions", json={"prompt": "the fox"})
+    served.chat(temperature=1.0, top_k=None)
+    first, second = served.engine.calls
+    assert first.params == SamplingParams(temperature=0.6, top_k=20, max_tokens=16)
+    assert second.params == SamplingParams(temperature=1.0, top_k=20, max_tokens=256 - len(second.prompt))
+
+
+def test_bos_is_added_to_prompts_unless_told_not_to(served: Any) -> None:
+    served.complete(prompt="the fox")
+    served.complete(prompt="<s>the fox")
+    served.complete(prompt="the fox", add_special_tokens=False)
+    first, second, third = (call.prompt for call in served.engine.calls)
+    assert first[0] == 1 and second == first and third == first[1:]
+
+
+def test_conversations_go_through_the_template(served: Any) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two<|im_end|>"}]
+    served.chat(messages=[{"role": "developer", "content": "be"}, {"role": "user", "content": parts}])
+    served.chat(add_generation_prompt=False)
+    served.chat(messages=[{"role": "assistant", "content": "go on"}], continue_final_message=True)
+    served.chat(chat_template_kwargs={"shout": True}, add_special_tokens=True)
+    texts = [served.tokenizer.decode(call.prompt, skip_special=False) for call in served.engine.calls]
+    assert texts == [
+        "<|im_start|>developer: be<|im_end|><|im_start|>user: one\ntwo<|im_end|><|im_end|><|im_start|>assistant: ",
+        "<|im_start|>user: hi<|im_end|>",
+        "<|im_start|>assistant: go on",
+        "<s><|im_start|>user: hi<|im_end|><|im_start|>assistant: SHOUT",
+    ]
+    # The special token that the user typed is text.
+    assert served.engine.calls[0].prompt.count(served.tokenizer.token_id("<|im_end|>")) == 2
+
+
+def test_tool_messages_reach_the_template(served: Any) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "42"},
+    ]
+    assert served.chat(messages=messages).status_code == 200
+    assert "tool: 42" in served.tokenizer.decode(served.engine.calls[0].prompt)
+
+
+NEUTRAL = {
+    "tools": [],
+    "tool_choice": "none",
+    "response_format": {"type": "text"},
+    "store": False,
+    "metadata": {},
+    "modalities": ["text"],
+    "service_tier": "auto",
+    "suffix": None,
+    "function_call": None,
+    "use_beam_search": False,
+    "truncate_prompt_tokens": None,
+}
+
+
+def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
+    assert served.chat(**NEUTRAL).status_code == 200
+    everything = set(ChatFields.__struct_fields__) - {"messages"}
+    assert served.chat(**dict.fromkeys(everything)).status_code == 200
+    everything = set(CompletionFields.__struct_fields__) - {"prompt"}
+    assert served.complete(**dict.fromkeys(everything)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"store": True}, "store"),
+        ({"store": 0}, "store"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"no_such_field": None}, "no_such_field"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
+        ({"n": 1_000_000}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 10**30}, "n"),
+        ({"n": True}, "n"),
+        ({"n": "1"}, "n"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.1}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"frequency_penalty": -3}, "frequency_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"1000": 1}}, "logit_bias"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids"),
+        ({"stop_token_ids": [1000]}, "stop_token_ids"),
+        ({"seed": 2**64}, "seed"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
+        ({"priority": 2**40}, "priority"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"cache_salt": "x" * 257}, "cache_salt"),
+        ({"user": "x" * 513}, "user"),
+    ],
+)
+@pytest.mark.parametrize("endpoint", ["complete", "chat"])
+def test_refusals_name_the_field(served: Any, endpoint: str, fields: dict[str, Any], param: str) -> None:
+    error = refusal(getattr(served, endpoint)(**fields))
+    assert error["param"] == param
+    assert error["message"].startswith(param) and len(error["message"]) < 300
+    assert served.engine.calls == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": ""}, None),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [5, -1]}, "prompt"),
+        ({"prompt": [5, 1000]}, "prompt"),
+        ({"prompt": [5, 10**30]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": ["a", [1]]}, "prompt"),
+        ({"prompt": [[1.5]]}, "prompt[0][0]"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ["a"] * 2000}, "prompt"),
+        ({"prompt": ["a"] * 100, "n": 100}, "n"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"messages": []}, "messages"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens"),
+    ],
+)
+def test_refusals_of_completions(served: Any, fields: dict[str, Any], param: str | None) -> None:
+    if param is None:
+        fields, param = {**fields, "add_special_tokens": False}, "prompt"
+    assert refusal(served.complete(**fields))["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "foo": 1}]}, "messages[0].foo"),
+        ({"messages": [{"role": "user", "content": "x", "audio": {}}]}, "messages[0].audio"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]},
+            "messages[0].content[0].more",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
+        ({"chat_template_kwargs": {f"a{i}": 1 for i in range(65)}}, "chat_template_kwargs"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 1}, "best_of"),
+        ({"prompt": "x"}, "prompt"),
+    ],
+)
+def test_refusals_of_chats(served: Any, fields: dict[str, Any], param: str) -> None:
+    assert refusal(served.chat(**fields))["param"] == param
+
+
+def test_an_unknown_model_is_not_found(served: Any) -> None:
+    for response in (served.complete(model="gpt"), served.chat(model="gpt"), served.http.get("/v1/models/gpt")):
+        error = refusal(response, 404)
+        assert error["code"] == "model_not_found" and "'gpt'" in error["message"] and "'scripted'" in error["message"]
+
+
+def test_the_context_is_never_exceeded_and_the_counts_are_told(served: Any) -> None:
+    ids = [5] * 250
+    assert served.complete(prompt=ids, max_tokens=6).status_code == 200
+    error = refusal(served.complete(prompt=ids, max_tokens=7))
+    assert error["code"] == "context_length_exceeded"
+    assert "250 tokens" in error["message"] and "at most 6 tokens" in error["message"]
+    error = refusal(served.complete(prompt=[5] * 256))
+    assert error["code"] == "context_length_exceeded" and "256 tokens" in error["message"]
+    assert "257" in refusal(served.chat(max_tokens=257))["message"]
+    error = refusal(served.chat(messages=[{"role": "user", "content": "fox " * 400}]))
+    assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
+
+
+def test_default_lengths_shrink_to_the_context(served: Any) -> None:
+    served.http.post("/v1/completions", json={"prompt": [5] * 250})
+    served.http.post("/v1/completions", json={"prompt": [5], "min_tokens": 30})
+    served.http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "hi"}]})
+    first, second, third = served.engine.calls
+    assert first.params.max_tokens == 6
+    assert second.params.max_tokens == 30
+    assert third.params.max_tokens == 256 - len(third.prompt)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'"x"', "must be a JSON object"),
+        (b'{"prompt": "\xff"}', "not valid JSON"),
+        (b'{"prompt": "x", "temperature": NaN}', "temperature: NaN"),
+        (b'{"prompt": "x", "top_p": -Infinity}', "top_p: -Infinity"),
+        (b'{"prompt": "x", "temperature": 1e999}', "not valid JSON"),
+        (b'{"prompt":' + b"[" * 90_000, "not valid JSON"),
+        (b'{"a":' * 30_000, "not valid JSON"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_malformed_bodies(served: Any, path: str, body: bytes, message: str) -> None:
+    response = served.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert message in refusal(response)["message"]
+
+
+def test_half_a_surrogate_pair_is_refused_or_replaced(served: Any) -> None:
+    for fields in ({"prompt": "\ud800"}, {"prompt": "x", "stop": "\ud800"}, {"prompt": "x", "model": "\ud800"}):
+        response = served.http.post(
+            "/v1/completions", content=json.dumps(fields).encode(), headers={"content-type": "application/json"}
+        )
+        assert 400 <= response.status_code < 500

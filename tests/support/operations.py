@@ -1,0 +1,142 @@
+"""Runs one operation alone, by any of its implementations, on a batch of given shape."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from penstock.core.kv import LayerKV
+from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.dispatch import Binding, Implementation, StepState
+from penstock.kernels.packing import pack_linear
+from penstock.kernels.signature import Attention, Operation
+from support.stepping import ShuffledStorage
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation on one batch; `rows` are (tokens added, context in all) of each, single tokens first.
+
+    `widths` are the columns of its inputs, `weights` the shapes of its weights; those named in `packed` are packed for
+    implementations that take them so. `kv` says what a layer stores, for operations on the cache.
+    """
+
+    name: str
+    operation: Operation
+    widths: tuple[int, ...]
+    rows: tuple[tuple[int, int], ...] = ((1, 7), (1, 1), (1, 40), (5, 5), (3, 20))
+    weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    kv: LayerKV = LayerKV(2, 8)
+    wanted: tuple[int, ...] = (0, 2, 7)
+
+
+@dataclass
+class Run:
+    """An operation's inputs, and what it made of them and of the planes."""
+
+    outputs: tuple[Tensor, ...]
+    planes: tuple[Tensor, Tensor]
+
+
+class Bench:
+    """The inputs of a case in `dtype`, the same for every implementation."""
+
+    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+        self.case, self.dtype = case, dtype
+        generator = torch.Generator().manual_seed(len(case.name))
+        self.inputs = [self._normal((self.tokens, width), generator) for width in case.widths]
+        self.weights = {name: self._normal(shape, generator) for name, shape in case.weights.items()}
+        self.context = self._normal((sum(context for _, context in case.rows), 2, case.kv.kv_heads, case.kv.head_dim),
+                                    generator)
+        longest = max(context for _, context in case.rows)
+        self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE)
+
+    @property
+    def tokens(self) -> int:
+        return sum(added for added, _ in self.case.rows)
+
+    def run(self, implementation: Implementation, *, pack: bool = False, reusable: bool = True,
+            only: int | None = None) -> Run:
+        """Carry the operation out; with `only`, for that row of the batch alone."""
+        chosen = range(len(self.case.rows)) if only is None else [only]
+        self._fill_planes()
+        batch, tokens = self._batch(list(chosen))
+        weights = {
+            name: pack_linear(weight) if pack and weight.dim() == 2 else weight.clone()
+            for name, weight in self.weights.items()
+        }
+        reusables = (reusable,) * len(self.case.widths)
+        binding = Binding(weights, self.storage, self.dtype, reusables)
+        assert implementation.supports(self.case.operation, binding) is None
+        kernel: Callable[..., Tensor | tuple[Tensor, ...] | None] = implementation.prepare(self.case.operation, binding)
+        inputs = [value[tokens].clone() for value in self.inputs]
+        with torch.inference_mode():
+            made = kernel(StepState(batch), *inputs)
+        outputs = () if made is None else made if isinstance(made, tuple) else (made,)
+        if not reusable:
+            for value, given in zip(inputs, self.inputs, strict=True):
+                assert torch.equal(value, given[tokens]), "an input that is needed afterwards was overwritten"
+        planes = self.storage.planes(0)
+        return Run(tuple(output.clone() for output in outputs), (planes[0].clone(), planes[1].clone()))
+
+    def _normal(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(shape, generator=generator).to(self.dtype)
+
+    def _fill_planes(self) -> None:
+        """Every row's context into its blocks; what nobody owns holds NaN."""
+        keys, values = self.storage.planes(0)
+        keys.fill_(torch.nan), values.fill_(torch.nan)
+        first = 0
+        for row, (_, context) in enumerate(self.case.rows):
+            for block in self.storage.tables[0][row, : -(-context // BLOCK_SIZE)].tolist():
+                self.storage.own(0, block)
+            slots = self._slots(row, range(context))
+            keys[slots], values[slots] = self.context[first : first + context].unbind(1)
+            first += context
+        if isinstance(self.case.operation, Attention):
+            self._write_own(keys, values)
+
+    def _write_own(self, keys: Tensor, values: Tensor) -> None:
+        """The step's own keys and values, which are written before attention reads them."""
+        heads = self.case.operation.heads
+        own = self.inputs[0][:, heads.query_width :].unflatten(1, (2, heads.kv_heads, heads.head_dim))
+        first = 0
+        for row, (added, context) in enumerate(self.case.rows):
+            slots = self._slots(row, range(context - added, context))
+            keys[slots], values[slots] = own[first : first + added].unbind(1)
+            first += added
+
+    def _slots(self, row: int, positions: range) -> Tensor:
+        table = self.storage.tables[0][row].long()
+        places = torch.tensor(list(positions))
+        return table[places // BLOCK_SIZE] * BLOCK_SIZE + places % BLOCK_SIZE
+
+    def _batch(self, rows: list[int]) -> tuple[StepBatch, Tensor]:
+        firsts = [sum(added for added, _ in self.case.rows[:row]) for row in range(len(self.case.rows))]
+        positions, slots, tokens = [], [], []
+        for row in rows:
+            added, context = self.case.rows[row]
+            span = range(context - added, context)
+            positions.extend(span)
+            slots.append(self._slots(row, span))
+            tokens.extend(range(firsts[row], firsts[row] + added))
+        longest = max(self.case.rows[row][1] for row in rows)
+        tables = torch.zeros((len(rows), -(-longest // BLOCK_SIZE)), dtype=torch.int32)
+        for index, row in enumerate(rows):
+            held = -(-self.case.rows[row][1] // BLOCK_SIZE)
+            tables[index, :held] = self.storage.tables[0][row, :held]
+        batch = StepBatch(
+            token_ids=torch.tensor([random.Random(token).randrange(11) for token in tokens]),
+            positions=torch.tensor(positions),
+            query_lengths=[self.case.rows[row][0] for row in rows],
+            context_lengths=[self.case.rows[row][1] for row in rows],
+            num_decodes=sum(self.case.rows[row][0] == 1 for row in rows),
+            logit_rows=torch.tensor([index for index, token in enumerate(tokens) if token in self.case.wanted]).long(),
+            groups=(GroupBatch(torch.cat(slots), tables),),
+            block_size=BLOCK_SIZE,
+        )
+        return batch, torch.tensor(tokens)
