@@ -22,17 +22,21 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=16, help="tokens of each prompt (default 16)")
     parser.add_argument("--runs", type=int, default=1, help="runs of each kind, the best counts (default 1)")
     parser.add_argument("--dtype", default="auto", help="auto, bfloat16 or float32")
+    parser.add_argument("--threads", type=int, default=reporting.cores(), help="of the computation (default: all)")
     arguments = parser.parse_args()
 
     lengths = ([SHORT] * 7 + [LONG]) * arguments.repeats
-    prompts = [{"prompt_token_ids": [10 + (7 * index + i) % 200 for i in range(arguments.input_len)]}
-               for index in range(len(lengths))]  # fmt: skip
+    prompts = [
+        {"prompt_token_ids": [10 + (7 * index + offset) % 200 for offset in range(arguments.input_len)]}
+        for index in range(len(lengths))
+    ]
     params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
     figures: dict[bool, tuple[float, int]] = {}
     for static in (True, False):
         llm = LLM(
             arguments.model,
             dtype=arguments.dtype,
+            threads=arguments.threads,
             max_num_seqs=arguments.batch_limit,
             max_model_len=arguments.input_len + LONG,
             enable_prefix_caching=False,

@@ -95,6 +95,8 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise InvalidParameter("prompt", "no tokenizer is loaded, so text cannot be read; give prompt_token_ids.")
+        if not prompt:
+            raise InvalidParameter("prompt", "it is empty; at least one character, or one token id, is needed.")
         return tokenizer.encode(prompt)
     ids = [token for token in prompt if isinstance(token, int) and not isinstance(token, bool)]
     if len(ids) != len(prompt):

@@ -130,6 +130,19 @@ def test_retiring_blocks_come_back_with_their_plan() -> None:
     assert counts(pool) == (2, 0, 1, 0)
 
 
+def test_a_shared_block_waits_for_the_plans_of_all_who_let_go() -> None:
+    pool, _ = make_pool(2)
+    first, second = take(pool, 2)
+    for block in (first, second):
+        pool.share(block)
+        pool.release(block, until=4)
+    pool.release(first)
+    assert counts(pool) == (0, 1, 0, 1)
+    pool.retire(4)
+    pool.release(second)
+    assert counts(pool) == (2, 0, 0, 0)
+
+
 def test_a_published_block_can_be_hit_while_it_retires() -> None:
     pool, index = make_pool(1)
     block = take(pool, 1)[0]

@@ -24,6 +24,9 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._use = [BlockUse() for _ in range(num_blocks)]
         self._retiring: dict[int, int] = {}
+        # Shared blocks that an outstanding plan of a sequence that let go may touch, with that plan's number.
+        self._touched_until: dict[int, int] = {}
+        self._committed = -1
         self._cached: dict[int, tuple[int, ...]] = {}
         self._eviction_heap: list[tuple[tuple[int, ...], int]] = []
         self._clock = 0
@@ -103,17 +106,21 @@ class BlockPool:
             raise RuntimeError(f"block {block} is released but nobody holds it")
         self._references[block] -= 1
         if self._references[block]:
+            if until is not None:
+                self._touched_until[block] = max(until, self._touched_until.get(block, until))
             return
         use = self._use[block]
         self._clock += 1
         use.last_used, use.depth = self._clock, depth
-        if until is None:
+        until = max(self._touched_until.pop(block, -1), -1 if until is None else until)
+        if until <= self._committed:
             self._settle(block)
         else:
             self._retiring[block] = until
 
     def retire(self, committed: int) -> None:
         """Settle the blocks that waited for plans up to and including `committed`."""
+        self._committed = committed
         if not self._retiring:
             return
         for block in [block for block, until in self._retiring.items() if until <= committed]:

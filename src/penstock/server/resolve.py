@@ -207,6 +207,9 @@ class Resolver:
     def _encode(self, prompt: str, fields: CompletionFields) -> list[int]:
         if self._tokenizer is None:
             raise InvalidParameter("prompt", _NO_TOKENIZER)
+        # A tokenizer may make a BOS token of it; whoever wants to continue that one alone can send its id.
+        if not prompt:
+            raise InvalidParameter("prompt", "it is empty; at least one character, or one token id, is needed.")
         return self._tokenizer.encode(prompt, fields.add_special_tokens is not False)
 
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:

@@ -1,0 +1,20 @@
+"""One server for all tests of the folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.checkpoints import make
+from support.live_server import RunningServer, serving
+
+
+@pytest.fixture(scope="session")
+def served_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("models") / "tiny-llama", max_position_embeddings=2048)
+
+
+@pytest.fixture(scope="session")
+def server(served_checkpoint: Path) -> Iterator[RunningServer]:
+    with serving(served_checkpoint, "--threads", "1") as running:
+        yield running

@@ -1,0 +1,68 @@
+"""`penstock serve` in a process of its own, on a free port."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.http_server import free_port
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """Where it listens, and its process."""
+
+    base: str
+    process: "subprocess.Popen[bytes]"
+
+    def post(self, path: str, body: object) -> dict[str, object]:
+        """The JSON answer to a JSON body."""
+        request = urllib.request.Request(
+            self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        with urllib.request.urlopen(self.base + "/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+        assert values, f"there is no metric {name}"
+        return sum(map(float, values))
+
+    def wait_for(self, name: str, value: float, seconds: float = 20.0) -> None:
+        """Until a metric has a value."""
+        deadline = time.monotonic() + seconds
+        while self.metric(name) != value:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name)} and not {value}"
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def serving(model: Path, *options: str) -> Iterator[RunningServer]:
+    """Serve `model` until the block ends, and see that the server ends in order."""
+    port = free_port()
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", str(model), "--port", str(port), *options]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    running = RunningServer(f"http://127.0.0.1:{port}", process)
+    deadline = time.monotonic() + 60
+    while True:
+        assert process.poll() is None, "the server ended while it started"
+        assert time.monotonic() < deadline, "the server is not ready after 60 s"
+        try:
+            with urllib.request.urlopen(running.base + "/health/ready", timeout=5):
+                break
+        except OSError:
+            time.sleep(0.1)
+    try:
+        yield running
+    finally:
+        process.terminate()
+        assert process.wait(timeout=60) == 0
