@@ -149,6 +149,10 @@ def test_a_published_block_can_be_hit_while_it_retires() -> None:
     publish(index, block, [1])
     pool.release(block, until=4)
     pool.share(block)
+    assert counts(pool) == (0, 1, 0, 0)
+    pool.release(block)
+    assert counts(pool) == (0, 0, 0, 1), "the hit does not make it forget the plan it waits for"
+    pool.share(block)
     pool.retire(4)
     assert counts(pool) == (0, 1, 0, 0)
 

@@ -2,18 +2,18 @@
 
 import pytest
 import torch
+
 from kernels.attention.cases import CASES as ATTENTION
 from kernels.linear.cases import CASES as LINEAR
 from kernels.norm.cases import CASES as NORM
 from kernels.rotary.cases import CASES as ROTARY
 from kernels.rows.cases import CASES as ROWS
-from support.operations import Bench, Case
-
 from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.packing import packing_obstacle
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, HeadNorm, Linear, Rotary
+from support.operations import Bench, Case
 
 CASES: tuple[Case, ...] = (*ATTENTION, *LINEAR, *NORM, *ROTARY, *ROWS)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -53,7 +53,11 @@ def test_agrees_with_reference(case: Case, implementation: Implementation, dtype
 
 @pytest.mark.parametrize(
     "case, implementation",
-    [pair for pair in _pairs(IMPLEMENTATIONS, tokens=200) if not isinstance(pair.values[0].operation, (HeadNorm, Rotary, Linear))],
+    [
+        pair
+        for pair in _pairs(IMPLEMENTATIONS, tokens=200)
+        if not isinstance(pair.values[0].operation, (HeadNorm, Rotary, Linear))
+    ],
 )
 def test_needed_inputs_are_left_alone(case: Case, implementation: Implementation) -> None:
     bench = Bench(case, torch.float32)

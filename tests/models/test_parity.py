@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from support import checkpoints
-from support.stepping import Stepper, all_logits, make_stepper
 from torch import Tensor
 
 from penstock.kernels.reference import REFERENCE
@@ -19,6 +17,8 @@ from penstock.layers.decoder import DecoderBlock
 from penstock.layers.norm import RmsNorm
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
+from support import checkpoints
+from support.stepping import Stepper, all_logits, make_stepper
 
 TOLERANCE = 1e-4
 LENGTHS = (300, 1, 2, 17, 48, 64, 131, 5)
@@ -300,9 +300,7 @@ def _teacher_forced(path: Path) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
 def test_bfloat16_has_the_same_top_token(tmp_path: Path, family: str) -> None:
-    found, rounded, exact = _teacher_forced(
-        checkpoints.make(family, tmp_path, dtype=torch.bfloat16, confident=True)
-    )
+    found, rounded, exact = _teacher_forced(checkpoints.make(family, tmp_path, dtype=torch.bfloat16, confident=True))
     for reference in (rounded, exact):
         assert (found.argmax(-1) == reference.argmax(-1)).float().mean() >= 0.99
 

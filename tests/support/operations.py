@@ -50,8 +50,9 @@ class Bench:
         generator = torch.Generator().manual_seed(len(case.name))
         self.inputs = [self._normal((self.tokens, width), generator) for width in case.widths]
         self.weights = {name: self._normal(shape, generator) for name, shape in case.weights.items()}
-        self.context = self._normal((sum(context for _, context in case.rows), 2, case.kv.kv_heads, case.kv.head_dim),
-                                    generator)
+        self.context = self._normal(
+            (sum(context for _, context in case.rows), 2, case.kv.kv_heads, case.kv.head_dim), generator
+        )
         longest = max(context for _, context in case.rows)
         self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE)
 
@@ -59,8 +60,9 @@ class Bench:
     def tokens(self) -> int:
         return sum(added for added, _ in self.case.rows)
 
-    def run(self, implementation: Implementation, *, pack: bool = False, reusable: bool = True,
-            only: int | None = None) -> Run:
+    def run(
+        self, implementation: Implementation, *, pack: bool = False, reusable: bool = True, only: int | None = None
+    ) -> Run:
         """Carry the operation out; with `only`, for that row of the batch alone."""
         chosen = range(len(self.case.rows)) if only is None else [only]
         self._fill_planes()

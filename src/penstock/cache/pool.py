@@ -90,7 +90,7 @@ class BlockPool:
             if block in self._cached:
                 del self._cached[block]
             elif block in self._retiring and self._index.is_published(block):
-                del self._retiring[block]
+                self._touched_until[block] = self._retiring.pop(block)
             else:
                 raise RuntimeError(f"block {block} is shared but nobody holds it and it is not published")
             self._use[block].hits += 1

@@ -50,9 +50,7 @@ class _LayerAttention:
     """One layer's attention: its planes as blocks, and the shapes of its heads."""
 
     def __init__(self, op: Attention, kv: KVStorage) -> None:
-        self._keys, self._values = (
-            plane.view(plane.shape[0] // kv.block_size, -1) for plane in kv.planes(op.layer)
-        )
+        self._keys, self._values = (plane.view(plane.shape[0] // kv.block_size, -1) for plane in kv.planes(op.layer))
         self._heads = op.heads
         self._share = op.heads.query_heads // op.heads.kv_heads
         self._scale, self._softcap = op.scale, op.softcap
@@ -61,9 +59,7 @@ class _LayerAttention:
         """qkv [rows, fused_width] of the bucket's rows → [rows, query_width]."""
         heads, rows = self._heads, bucket.count
         first, last = bucket.keep
-        keys, values = (
-            gathered[:, first:last].transpose(1, 2) for gathered in self._gather(bucket.blocks, rows)
-        )
+        keys, values = (gathered[:, first:last].transpose(1, 2) for gathered in self._gather(bucket.blocks, rows))
         query = qkv[:, : heads.query_width].view(rows, heads.kv_heads, self._share, heads.head_dim)
         if rows == 1 and self._softcap is None:
             attended = F.scaled_dot_product_attention(query, keys, values, scale=self._scale)

@@ -35,7 +35,12 @@ def _looks_like_hub_name(name: str) -> bool:
 def _snapshot(name: str) -> Path:
     # The hub's client takes a while to import and most models are directories.
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         # Unlike a download, this is not retried for half a minute where there is no network.

@@ -34,8 +34,8 @@ def load_weights(
 ) -> dict[str, Weight]:
     """Every weight of `declaration` by name, in `dtype`; linear weights packed unless `pack` is off.
 
-    A tensor's pages of the file stay mapped as long as a weight reads from them; a packed, fused or converted weight has
-    memory of its own and is made before the next is read, so that the model is never in memory twice.
+    A tensor's pages of the file stay mapped as long as a weight reads from them. A packed, fused or converted weight
+    has memory of its own and is made before the next is read, so that the model is never in memory twice.
     """
     entries = checkpoint.locate(declaration)
     total = sum(entries[part.tensor].nbytes for weight in declaration.weights for part in weight.parts)

@@ -25,9 +25,7 @@ class Sizes:
     eps: float
 
 
-def read_sizes(
-    reader: ConfigReader, *, kv_heads: int | None, head_dim: int | None, max_positions: int
-) -> Sizes:
+def read_sizes(reader: ConfigReader, *, kv_heads: int | None, head_dim: int | None, max_positions: int) -> Sizes:
     """Read dimensions; the arguments are the family's defaults (None: one KV head per head, width / heads)."""
     width = reader.integer("hidden_size")
     query_heads = reader.integer("num_attention_heads")

@@ -13,13 +13,45 @@ from penstock.kernels.signature import ActivationName, LinearRope, Llama3Rope, R
 
 # Metadata, training settings and generation defaults: none changes what a forward pass computes.
 INERT = frozenset(
-    """
-    _name_or_path _sliding_window_pattern attention_dropout auto_map boi_token_index bos_token_id cache_implementation
-    chunk_size_feed_forward embd_pdrop eoi_token_index eos_token_id finetuning_task id2label image_token_index
-    initializer_range keys_to_ignore_at_inference label2id max_length mm_tokens_per_image name_or_path pad_token_id
-    prefix pretraining_tp problem_type resid_pdrop return_dict sep_token_id task_specific_params temperature
-    tokenizer_class top_k top_p torchscript transformers_version unsloth_fixed unsloth_version use_cache
-    """.split()
+    {
+        "_name_or_path",
+        "_sliding_window_pattern",
+        "attention_dropout",
+        "auto_map",
+        "boi_token_index",
+        "bos_token_id",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "embd_pdrop",
+        "eoi_token_index",
+        "eos_token_id",
+        "finetuning_task",
+        "id2label",
+        "image_token_index",
+        "initializer_range",
+        "keys_to_ignore_at_inference",
+        "label2id",
+        "max_length",
+        "mm_tokens_per_image",
+        "name_or_path",
+        "pad_token_id",
+        "prefix",
+        "pretraining_tp",
+        "problem_type",
+        "resid_pdrop",
+        "return_dict",
+        "sep_token_id",
+        "task_specific_params",
+        "temperature",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "torchscript",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
 )
 
 _ACTIVATIONS: dict[str, ActivationName] = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}

@@ -46,6 +46,12 @@ class _StopSearch:
         return self._matcher.feed(self._stream.next(token))
 
 
+def _fresh_blocks(row: RowPlan, block_size: int) -> list[int]:
+    """Blocks in a row's changes that hold nothing of its context yet: those that begin at or behind `start`."""
+    first = -(-row.start // block_size)
+    return [block for change in row.blocks for block in change.blocks[max(0, first - change.first) :]]
+
+
 class CompletedStep:
     """The handle of a step that was computed before `execute` returned."""
 
@@ -97,13 +103,19 @@ class ModelExecutor:
     def _compute(self, plan: StepPlan) -> list[SampleResult]:
         rows = order_rows(plan.rows)
         tokens: list[int] = []
+        fresh: list[int] = []
         for planned in rows:
             row = self._rows[planned.sequence]
             if planned.blocks:
                 self._tables.update(row.table, planned.blocks)
+                fresh += _fresh_blocks(planned, self._tables.block_size)
             tokens.extend(planned.tokens)
             if planned.source is not None:
                 tokens.append(row.last_token)
+        if fresh:
+            # Attention hides what is behind a row's context by a weight of 0, and 0 · NaN is NaN: a request whose
+            # values broke must not leave them to the next holder of its blocks.
+            self._storage.clear_blocks(fresh)
         table_rows = [self._rows[planned.sequence].table for planned in rows]
         batch = gather_batch(rows, tokens, table_rows, self._tables, len(self._storage.spec.groups))
         return self._sample(rows, self._model.run(batch))

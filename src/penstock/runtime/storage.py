@@ -55,6 +55,13 @@ class KVStorage:
         """The KV group whose block tables the layer uses."""
         return self._group_of[layer][0]
 
+    def clear_blocks(self, blocks: list[int]) -> None:
+        """Zero blocks of all layers, so that nothing of what another sequence left in them can be read."""
+        chosen = torch.tensor(blocks)
+        for planes in self._planes:
+            for plane in planes:
+                plane.view(-1, self.block_size, *plane.shape[1:]).index_fill_(0, chosen, 0)
+
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copy whole blocks of all layers, in order."""
         size = self.spec.block_size

@@ -1,0 +1,203 @@
+"""Opening checkpoints: layouts that work, and one clear sentence for each that does not."""
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.loading.checkpoint import Checkpoint, open_checkpoint
+from penstock.loading.hub import resolve_model
+from penstock.loading.safetensors import read_header
+from penstock.models.registry import declare
+from support import checkpoints
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.make("qwen2", tmp_path_factory.mktemp("original"))
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "model"))
+
+
+def _open(folder: Path) -> Checkpoint:
+    """Everything that happens before weights are read."""
+    checkpoint = open_checkpoint(folder)
+    checkpoint.locate(declare(checkpoint.config))
+    return checkpoint
+
+
+def _shard(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    files = {name: f"model-0000{1 + index % 3}-of-00003.safetensors" for index, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in names if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    (folder / "model.safetensors").unlink()
+
+
+def _change_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_single_file(folder: Path) -> None:
+    checkpoint = _open(folder)
+    assert checkpoint.config["model_type"] == "qwen2"
+    assert checkpoint.generation_config["eos_token_id"] == checkpoints.EOS
+    size = (folder / "model.safetensors").stat().st_size
+    assert 0.9 * size < checkpoint.total_bytes < size
+    entry = checkpoint.tensors["model.embed_tokens.weight"]
+    assert (entry.dtype, entry.shape) == ("float32", (checkpoints.VOCAB_SIZE, 64))
+
+
+def test_shards_hold_the_same(folder: Path) -> None:
+    whole = _open(folder)
+    _shard(folder)
+    shards = _open(folder)
+    assert {name: entry.shape for name, entry in shards.tensors.items()} == {
+        name: entry.shape for name, entry in whole.tensors.items()
+    }
+    assert len({entry.file for entry in shards.tensors.values()}) == 3
+
+
+def test_configuration_alone(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "generation_config.json").unlink()
+    checkpoint = open_checkpoint(folder, weights=False)
+    assert checkpoint.tensors == {} and checkpoint.generation_config == {}
+
+
+def _fails(folder: Path, *expected: str) -> None:
+    with pytest.raises(ModelFileError) as caught:
+        _open(folder)
+    for text in expected:
+        assert text in caught.value.message
+    assert caught.value.message.endswith(".") and "\n" not in caught.value.message
+
+
+def test_no_directory(folder: Path) -> None:
+    _fails(folder / "nothing", "does not exist")
+    _fails(folder / "config.json", "is a file")
+
+
+def test_missing_files(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+    _fails(folder, "neither model.safetensors nor", "pytorch_model.bin")
+    (folder / "config.json").unlink()
+    _fails(folder, "has no config.json")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "nonsense", "\udcff", '{"a": ' * 100000])
+def test_malformed_configuration(folder: Path, content: str) -> None:
+    (folder / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))
+    _fails(folder, "config.json")
+
+
+def test_shard_trouble(folder: Path) -> None:
+    _shard(folder)
+    index = folder / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    (folder / "model-00002-of-00003.safetensors").rename(folder / "away")
+    _fails(folder, "model-00002-of-00003.safetensors", "is missing")
+    (folder / "away").rename(folder / "model-00002-of-00003.safetensors")
+    content["weight_map"]["model.norm.weight"] = "../model-00001-of-00003.safetensors"
+    index.write_text(json.dumps(content))
+    _fails(folder, "own directory")
+    content["weight_map"].pop("model.norm.weight")
+    content["weight_map"]["invented"] = "model-00001-of-00003.safetensors"
+    index.write_text(json.dumps(content))
+    _fails(folder, "invented", "does not")
+    index.write_text("{}")
+    _fails(folder, "weight_map")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 8, 100, -1, -1000])
+def test_truncated_file(folder: Path, keep: int) -> None:
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:keep])
+    _fails(folder, "model.safetensors", "truncated")
+
+
+def _header(fields: object, data: bytes = b"\0" * 16) -> bytes:
+    header = json.dumps(fields).encode() if not isinstance(fields, bytes) else fields
+    return struct.pack("<Q", len(header)) + header + data
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _header(b"not json"),
+        _header([1]),
+        _header({"a": {"dtype": "F32", "shape": [4]}}),
+        _header({"a": {"dtype": "F32", "shape": [5], "data_offsets": [0, 16]}}),
+        _header({"a": {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]}}),
+        _header({"a": {"dtype": "F32", "shape": [4], "data_offsets": [16, 0]}}),
+        _header({"a": {"dtype": "F32", "shape": [4.0], "data_offsets": [0, 16]}}),
+        _header({"a": {"dtype": "F32", "shape": "4", "data_offsets": [0, 16]}}),
+        _header({"a": {"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}}),
+        _header({"a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}),
+        _header({"a": 3}),
+        struct.pack("<Q", 2**63) + b"{}",
+    ],
+)
+def test_malformed_headers(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(ModelFileError, match=r"model\.safetensors"):
+        read_header(file)
+
+
+def test_tensors_that_do_not_fit(folder: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    _change_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:-1].clone()}))
+    _fails(folder, name, "[95, 64]", "[96, 64]")
+    _change_tensors(folder, lambda tensors: tensors.pop(name))
+    _fails(folder, f"lacks tensor {name}")
+
+
+def test_tensors_of_another_model(folder: Path) -> None:
+    _change_tensors(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(24)}))
+    _fails(folder, "q_norm", "another model")
+
+
+def test_weights_of_another_type(folder: Path) -> None:
+    name = "model.norm.weight"
+    _change_tensors(folder, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
+    with pytest.raises(UnsupportedModel, match=f"{name} is stored as I8"):
+        _open(folder)
+
+
+def test_known_inert_tensors_are_ignored(folder: Path) -> None:
+    inert = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12), "lm_head.weight": torch.ones(320, 64)}
+    _change_tensors(folder, lambda tensors: tensors.update(inert))
+    _open(folder)
+
+
+def test_resolving_directories(folder: Path) -> None:
+    assert resolve_model(str(folder)) == folder
+    for name in (str(folder / "config.json"), "./nothing", "/nothing/here", "one", "a/b/c"):
+        with pytest.raises(ModelFileError, match="directory"):
+            resolve_model(name)
+
+
+def test_hub_name_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelFileError) as caught:
+        resolve_model("owner/model")
+    assert "config.json of owner/model" in caught.value.message and "pass the path" in caught.value.message

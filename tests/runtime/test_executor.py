@@ -1,0 +1,26 @@
+"""The executor with a real model: what lies in unused memory never matters."""
+
+import math
+from pathlib import Path
+
+import pytest
+from support.checkpoints import FAMILIES, make
+
+from penstock import LLM, SamplingParams
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_garbage_in_unused_blocks_changes_nothing(family: str, tmp_path: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, n=2)
+    prompts = [[7, 8, 9] * 30, [11, 12], list(range(5, 38))]
+    path = make(family, tmp_path)
+    tokens = []
+    for poison in (False, True):
+        llm = LLM(str(path), threads=1, max_model_len=256, max_num_batched_tokens=48, max_num_seqs=8)
+        if poison:
+            for planes in llm._core._executor._storage._planes:
+                for plane in planes:
+                    plane.fill_(math.nan)
+        tokens.append([[sample.token_ids for sample in done.samples] for done in llm.generate(prompts, params)])
+    assert tokens[0] == tokens[1]
+    assert all(len(ids) == 40 for samples in tokens[1] for ids in samples)
