@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from penstock.sampling.draw import TokenDraw, perturbed
+from penstock.sampling.draw import TokenDraw, float_below, perturbed
 from penstock.sampling.noise import Purpose, position_key
 from support.sampling_rows import chi_square
 
@@ -52,6 +52,24 @@ def test_a_short_list_of_survivors_is_drawn_as_a_long_one(logits, temperature):
     for count in (1, 2, 12, 13, 192, 193):
         ids = np.sort(np.argsort(-logits, kind="stable")[:count])
         assert draw.draw(logits, peak, temperature, ids, key) == unpruned(logits, temperature, ids, key)
+
+
+@pytest.mark.parametrize("value", [-np.inf, -1e300, -3.4028234663852886e38, -3.4e38, -1.0, 0.0, 1e-46, 1.0, 3.4e38])
+def test_float_below_is_below(value):
+    found = float_below(value)
+    assert found.dtype == np.float32
+    assert found < value or found == -np.inf
+    if value > -3.4e38:
+        assert np.isfinite(found)
+
+
+def test_a_leader_by_its_bound_may_be_far_behind_at_a_tiny_temperature():
+    logits = np.full(300, -2e-30, np.float32)
+    logits[7] = 0.0
+    for position in range(200):
+        key = position_key(0, 0, Purpose.TOKEN, position)
+        assert TokenDraw(300).draw(logits, 0.0, 5e-324, None, key) == 7
+        assert TokenDraw(300).draw(logits, 0.0, 5e-324, np.arange(300), key) == 7
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 2.0])

@@ -1,5 +1,7 @@
 """`penstock`: the command that users type."""
 
+import enum
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +12,14 @@ import typer
 from penstock import __version__
 from penstock.cli import options
 from penstock.core.errors import PenstockError
+
+
+class LogLevel(enum.Enum):
+    """How much the server writes to standard error."""
+
+    INFO = "info"
+    WARNING = "warning"
+
 
 app = typer.Typer(
     help="Serve large language models.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -39,11 +49,13 @@ def serve(
     explain_config: Annotated[
         bool, typer.Option("--explain-config", help="Print every setting and why it has its value, and exit.")
     ] = False,
+    log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    long_prefill_token_threshold: options.LongPrefill = None,
     kv_cache_memory: options.KvCacheMemory = None,
     enable_prefix_caching: options.PrefixCaching = True,
     load_format: options.LoadFormat = "auto",
@@ -59,11 +71,13 @@ def serve(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=long_prefill_token_threshold,
         kv_cache_memory=kv_cache_memory,
         enable_prefix_caching=enable_prefix_caching,
         load_format=load_format,
         threads=threads,
     )
+    logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     raise typer.Exit(run_serve(engine, host, port, tuple(served_model_name or ()), explain_only=explain_config))
 
 
@@ -79,6 +93,7 @@ def run(
     dtype: options.Dtype = "auto",
     max_model_len: options.MaxModelLen = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    long_prefill_token_threshold: options.LongPrefill = None,
     kv_cache_memory: options.KvCacheMemory = None,
     load_format: options.LoadFormat = "auto",
     threads: options.Threads = None,
@@ -93,6 +108,7 @@ def run(
         max_model_len=max_model_len,
         max_num_seqs=None,
         max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=long_prefill_token_threshold,
         kv_cache_memory=kv_cache_memory,
         enable_prefix_caching=True,
         load_format=load_format,
@@ -115,6 +131,7 @@ def bench_engine(
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    long_prefill_token_threshold: options.LongPrefill = None,
     kv_cache_memory: options.KvCacheMemory = None,
     enable_prefix_caching: options.PrefixCaching = False,
     load_format: options.LoadFormat = "auto",
@@ -130,6 +147,7 @@ def bench_engine(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=long_prefill_token_threshold,
         kv_cache_memory=kv_cache_memory,
         enable_prefix_caching=enable_prefix_caching,
         load_format=load_format,

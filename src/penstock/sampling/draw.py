@@ -49,8 +49,10 @@ def scaled(logits: NDArray[np.float32], peak: float, temperature: float) -> Doub
 
 
 def float_below(value: float) -> np.float32:
-    """A finite float32 below `value`, or the lowest there is."""
-    result: np.float32 = np.nextafter(np.float32(max(value, _LOWEST)), np.float32(-np.inf))
+    """A float32 just below `value`; minus infinity where it is no larger than the lowest finite one."""
+    if value <= _LOWEST:
+        return np.float32(-np.inf)
+    result: np.float32 = np.nextafter(np.float32(value), np.float32(-np.inf))
     return result
 
 
