@@ -42,6 +42,7 @@ def test_stop_strings_end_where_they_are_complete():
 def test_nothing_ends_before_min_tokens():
     row = make_row(stop=("b",), stop_token_ids=(9,), min_tokens=3, stops=LetterSearch("b", 3))
     assert advance_all(row, [98, 9, 97, 9]) == [GOES_ON, GOES_ON, GOES_ON, ("stop", 9)]
+    assert advance_all(make_row(stop_token_ids=(9,), min_tokens=2), [9, 9]) == [GOES_ON, ("stop", 9)]
     row = make_row(stop=("ab",), min_tokens=2, stops=LetterSearch("ab", 2))
     assert advance_all(row, b"ab") == [GOES_ON, ("stop", "ab")]
 

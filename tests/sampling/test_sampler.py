@@ -4,6 +4,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.sampling.draw import perturbed
+from penstock.sampling.pipeline import Candidates
 from penstock.sampling.sampler import Sampler
 from support.sampling_rows import EOS, chi_square, make_row, make_samples
 
@@ -61,6 +63,25 @@ def test_dtypes_and_views_give_the_same_tokens():
     assert not wide.is_contiguous()
     for variant in (logits.float(), wide):
         assert Sampler(VOCABULARY).sample(variant, [make_row(i, seed=i) for i in range(4)], range(4)) == expected
+
+
+@pytest.mark.parametrize("spread", [0.3, 2.0])
+@pytest.mark.parametrize("top_k", [0, 3, 40])
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 1.0])
+@pytest.mark.parametrize("min_p", [0.0, 0.2])
+def test_a_sample_is_the_largest_perturbed_value_of_the_survivors(spread, top_k, top_p, min_p):
+    logits = logits_of(7, 20, spread)
+    params = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "temperature": 0.8}
+    rows = [make_row(i, seed=i, **params) for i in range(20)]
+    expected = []
+    for row, values in zip(rows, logits.float().numpy(), strict=True):
+        candidates = Candidates(values, float(values.max()))
+        for step in row.narrowing:
+            step.apply(candidates)
+        ids = np.arange(VOCABULARY) if candidates.ids is None else candidates.ids
+        expected.append([int(ids[perturbed(values, candidates.peak, 0.8, ids, row.key()).argmax()])])
+    results = Sampler(VOCABULARY).sample(logits, rows, range(20))
+    assert [result.tokens for result in results] == expected
 
 
 def test_greedy_takes_the_first_of_equal_logits():

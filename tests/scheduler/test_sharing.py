@@ -159,3 +159,13 @@ class TestChurn:
         assert load.prefix_hit_tokens > 0
         needed = sum(simulation.spec.blocks_for(len(request.prompt_token_ids) + 19, 48) for request in requests)
         assert needed > 10 * simulation.cache.pool.num_blocks
+
+
+def test_samples_that_never_were_end_with_their_request():
+    simulation = Simulation(num_blocks=40, config=config(max_num_batched_tokens=8))
+    request = make_request(0, prompt(0, 30), max_tokens=4, n=3)
+    simulation.submit(request)
+    simulation.step()
+    simulation.abort(0)
+    assert {sample: reason for sample, reason in simulation.finishes.items()} == {(0, i): "abort" for i in range(3)}
+    simulation.run()

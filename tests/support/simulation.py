@@ -155,14 +155,8 @@ class Simulation:
             (request.request_id, index)
             for request in self.requests.values()
             for index in range(request.sampling.n)
-            if (request.request_id, index) not in self.finishes and not self._aborted_before_fork(request, index)
+            if (request.request_id, index) not in self.finishes
         ]
-
-    def _aborted_before_fork(self, request: Request, index: int) -> bool:
-        return index > 0 and self.finishes.get((request.request_id, 0)) == "abort" and not self._forked(request)
-
-    def _forked(self, request: Request) -> bool:
-        return bool(self.outputs.get((request.request_id, 0)))
 
     def trace(self) -> str:
         """A hash of all plans so far."""

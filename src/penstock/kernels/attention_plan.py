@@ -30,7 +30,7 @@ class DecodeBucket:
         count: how many.
         blocks: int64 or int32 [count · blocks a row], the blocks to gather.
         keep: (first, last) of the gathered positions of every row that are used.
-        mask: [count · kv_heads, 1, last - first], 0 or -inf to be added to scores; None where every row uses all.
+        mask: [count · mask_heads, 1, last - first], 0 or -inf to be added to scores; None where every row uses all.
     """
 
     rows: Tensor | None
@@ -74,16 +74,17 @@ class AttentionPlan:
 
 
 def plan_attention(
-    batch: StepBatch, group: int, window: int | None, dtype: torch.dtype, kv_heads: int, score_heads: int = 0
+    batch: StepBatch, group: int, window: int | None, dtype: torch.dtype, mask_heads: int, score_heads: int = 0
 ) -> AttentionPlan:
     """Cut the step's attention in group `group` into pieces; masks are of `dtype`.
 
-    Where scores of `score_heads` heads are kept in memory, pieces are smaller and always have a mask.
+    Masks of single-token rows are repeated for `mask_heads`. Where scores of `score_heads` heads are kept in memory,
+    pieces are smaller and always have a mask.
     """
     tables = batch.groups[group].block_tables
     contexts = batch.context_lengths
     buckets = tuple(
-        _bucket(rows, batch, tables, window, dtype, kv_heads)
+        _bucket(rows, batch, tables, window, dtype, mask_heads)
         for rows in _similar_rows(contexts[: batch.num_decodes], window)
     )
     long_rows = []
@@ -116,7 +117,7 @@ def _similar_rows(contexts: list[int], window: int | None) -> list[list[int]]:
 
 
 def _bucket(
-    rows: list[int], batch: StepBatch, tables: Tensor, window: int | None, dtype: torch.dtype, kv_heads: int
+    rows: list[int], batch: StepBatch, tables: Tensor, window: int | None, dtype: torch.dtype, mask_heads: int
 ) -> DecodeBucket:
     size = batch.block_size
     contexts = [batch.context_lengths[row] for row in rows]
@@ -142,7 +143,7 @@ def _bucket(
         places = torch.arange(*keep)
         hidden = (places < torch.tensor(lows)[:, None]) | (places >= torch.tensor(highs)[:, None])
         mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -math.inf)
-        mask = mask.repeat_interleave(kv_heads, dim=0)[:, None]
+        mask = mask.repeat_interleave(mask_heads, dim=0)[:, None]
     return DecodeBucket(chosen, len(rows), blocks, keep, mask)
 
 

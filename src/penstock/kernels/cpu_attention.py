@@ -3,6 +3,8 @@
 Query heads that share a key head become rows of one product, so keys and values are never repeated.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,25 +13,43 @@ from penstock.kernels.attention_plan import DecodeBucket, LongRow, plan_attentio
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, KVStorage, StepState
 from penstock.kernels.signature import Attention
 
+# Up to so many single-token rows, torch's fused kernel costs less than products of all rows together.
+_FUSED_ROWS = 4
+# Up to so many columns of keys, multiplying with zeros costs less than making each head's keys contiguous.
+_BLOCK_DIAGONAL_WIDTH = 128
+
 
 def _supports(op: Attention, binding: Binding) -> str | None:
     stored = binding.kv.planes(op.layer)[0].dtype
     return None if stored is binding.dtype else f"keys are stored as {stored}, queries are {binding.dtype}"
 
 
-def _prepare(op: Attention, binding: Binding) -> Kernel:
+def _supports_block_diagonal(op: Attention, binding: Binding) -> str | None:
+    if op.heads.kv_width > _BLOCK_DIAGONAL_WIDTH:
+        return f"keys of {op.heads.kv_width} columns are more than {_BLOCK_DIAGONAL_WIDTH}"
+    return _supports(op, binding)
+
+
+def _prepare_by_head(op: Attention, binding: Binding) -> Kernel:
+    return _prepare(op, binding, _attend_by_head, op.heads.kv_heads)
+
+
+def _prepare_block_diagonal(op: Attention, binding: Binding) -> Kernel:
+    return _prepare(op, binding, _attend_block_diagonal, 1)
+
+
+def _prepare(op: Attention, binding: Binding, attend: "_Attend", mask_heads: int) -> Kernel:
     group = binding.kv.group_of(op.layer)
-    layer = _LayerAttention(op, binding.kv)
+    layer = _LayerAttention(op, binding.kv, attend)
     # Without a fused kernel for soft caps, scores of all heads are in memory at once.
     capped_heads = 0 if op.softcap is None else op.heads.query_heads
-    memo_key = (Attention, group, op.window, capped_heads)
+    memo_key = (Attention, group, op.window, mask_heads, capped_heads)
 
     def run(step: StepState, qkv: Tensor) -> Tensor:
         plan = step.memo.get(memo_key)
         if plan is None:
-            plan = step.memo[memo_key] = plan_attention(
-                step.batch, group, op.window, binding.dtype, op.heads.kv_heads, capped_heads
-            )
+            plan = plan_attention(step.batch, group, op.window, binding.dtype, mask_heads, capped_heads)
+            step.memo[memo_key] = plan
         buckets = plan.buckets
         if len(buckets) == 1 and buckets[0].count == plan.tokens and buckets[0].rows is None:
             return layer.decode(qkv, buckets[0])
@@ -46,31 +66,73 @@ def _prepare(op: Attention, binding: Binding) -> Kernel:
     return run
 
 
+_Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float, float | None], Tensor]
+"""query [rows, kv_heads, share, head_dim], keys and values [rows, positions, kv_heads, head_dim], mask, scale, soft cap
+→ [rows, kv_heads, share, head_dim]"""
+
+
+def _attend_by_head(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """One product for each row and key head. Those of torch are several times faster on contiguous matrices."""
+    rows, kv_heads, share, size = query.shape
+    keys = keys.transpose(1, 2).reshape(rows * kv_heads, -1, size)
+    values = values.transpose(1, 2).reshape(rows * kv_heads, -1, size)
+    scores = _scores(query.reshape(-1, share, size), keys.transpose(1, 2), mask, scale, softcap)
+    return torch.bmm(scores.softmax(-1), values).view(query.shape)
+
+
+def _attend_block_diagonal(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float | None
+) -> Tensor:
+    """One product for each row: keys of all heads side by side, as they are stored, against queries padded with zeros.
+
+    Of what the second product gives, each query head takes the columns of its own value head.
+    """
+    rows, kv_heads, share, size = query.shape
+    padded = query.new_zeros(rows, kv_heads, share, kv_heads, size)
+    padded.diagonal(0, 1, 3).copy_(query.permute(0, 2, 3, 1))
+    wide = kv_heads * size
+    scores = _scores(padded.view(rows, -1, wide), keys.flatten(2).transpose(1, 2), mask, scale, softcap)
+    mixed = torch.bmm(scores.softmax(-1), values.flatten(2)).view(padded.shape)
+    return mixed.diagonal(0, 1, 3).permute(0, 3, 1, 2)
+
+
+def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, scale: float, softcap: float | None) -> Tensor:
+    """[matrices, queries, columns] · [matrices, columns, keys], scaled, capped and masked."""
+    shape = (query.shape[0], query.shape[1], keys.shape[2])
+    if softcap is None and mask is not None:
+        return torch.baddbmm(mask.expand(shape), query, keys, alpha=scale)
+    scores = torch.baddbmm(query.new_empty(shape), query, keys, beta=0, alpha=scale)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    return scores if mask is None else scores.add_(mask)
+
+
 class _LayerAttention:
     """One layer's attention: its planes as blocks, and the shapes of its heads."""
 
-    def __init__(self, op: Attention, kv: KVStorage) -> None:
+    def __init__(self, op: Attention, kv: KVStorage, attend: _Attend) -> None:
         self._keys, self._values = (plane.view(plane.shape[0] // kv.block_size, -1) for plane in kv.planes(op.layer))
+        self._attend = attend
         self._heads = op.heads
         self._share = op.heads.query_heads // op.heads.kv_heads
         self._scale, self._softcap = op.scale, op.softcap
 
     def decode(self, qkv: Tensor, bucket: DecodeBucket) -> Tensor:
         """qkv [rows, fused_width] of the bucket's rows → [rows, query_width]."""
-        heads, rows = self._heads, bucket.count
+        heads, rows, mask = self._heads, bucket.count, bucket.mask
         first, last = bucket.keep
-        keys, values = (gathered[:, first:last].transpose(1, 2) for gathered in self._gather(bucket.blocks, rows))
+        keys, values = (gathered[:, first:last] for gathered in self._gather(bucket.blocks, rows))
         query = qkv[:, : heads.query_width].view(rows, heads.kv_heads, self._share, heads.head_dim)
-        if rows == 1 and self._softcap is None:
-            attended = F.scaled_dot_product_attention(query, keys, values, scale=self._scale)
-            return attended.reshape(rows, heads.query_width)
-        # Products of many small matrices are several times faster where each is contiguous.
-        matrices = rows * heads.kv_heads
-        query = query.reshape(matrices, self._share, heads.head_dim)
-        keys = keys.reshape(matrices, -1, heads.head_dim).transpose(1, 2)
-        values = values.reshape(matrices, -1, heads.head_dim)
-        scores = self._scores(query, keys, bucket.mask)
-        return torch.bmm(scores.softmax(-1), values).view(rows, heads.query_width)
+        if rows <= _FUSED_ROWS and self._softcap is None:
+            mask = None if mask is None else mask.view(rows, -1, 1, last - first)
+            attended = F.scaled_dot_product_attention(
+                query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=self._scale
+            )
+        else:
+            attended = self._attend(query, keys, values, mask, self._scale, self._softcap)
+        return attended.reshape(rows, heads.query_width)
 
     def extend(self, qkv: Tensor, row: LongRow, output: Tensor) -> None:
         """Compute a row with several tokens into its rows of `output`."""
@@ -93,7 +155,8 @@ class _LayerAttention:
                     query, key, value, attn_mask=piece.mask, is_causal=piece.mask is None, scale=self._scale
                 )
             else:
-                scores = self._scores(query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), piece.mask)
+                columns = key.flatten(0, 1).transpose(1, 2)
+                scores = _scores(query.flatten(0, 1), columns, piece.mask, self._scale, self._softcap)
                 attended = torch.bmm(scores.softmax(-1), value.flatten(0, 1)).unflatten(0, grouped[:2])
             target = output[first:last].unflatten(1, (heads.kv_heads, self._share, heads.head_dim))
             target.copy_(attended.permute(2, 0, 1, 3))
@@ -103,18 +166,9 @@ class _LayerAttention:
         shape = (rows, -1, self._heads.kv_heads, self._heads.head_dim)
         return self._keys.index_select(0, blocks).view(shape), self._values.index_select(0, blocks).view(shape)
 
-    def _scores(self, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-        """[matrices, queries, head_dim] · [matrices, head_dim, keys], scaled, capped and masked."""
-        shape = (query.shape[0], query.shape[1], keys.shape[2])
-        if self._softcap is None and mask is not None:
-            return torch.baddbmm(mask.expand(shape), query, keys, alpha=self._scale)
-        scores = torch.baddbmm(query.new_empty(shape), query, keys, beta=0, alpha=self._scale)
-        if self._softcap is not None:
-            scores = scores.div_(self._softcap).tanh_().mul_(self._softcap)
-        return scores if mask is None else scores.add_(mask)
 
-
+# Matrix products of torch choose their inner loops by the number of rows, so neither is a row function.
 ATTENTION: tuple[Implementation, ...] = (
-    # Matrix products of torch choose their inner loops by the number of rows.
-    Implementation("torch_gathered", Attention, False, _supports, _prepare),
+    Implementation("torch_block_diagonal", Attention, False, _supports_block_diagonal, _prepare_block_diagonal),
+    Implementation("torch_by_head", Attention, False, _supports, _prepare_by_head),
 )

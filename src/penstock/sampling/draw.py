@@ -78,7 +78,7 @@ class TokenDraw:
         """The chosen token id; ties go to the lower id.
 
         `logits` is the whole row [V], contiguous, with `peak` its largest value (finite) and temperature > 0; `ids`
-        are the survivors, in any order and holding the token of the peak, None for all tokens.
+        are the survivors, ascending and holding the token of the peak, None for all tokens.
         """
         if ids is None:
             within = logits > float_below(peak - _REACH * temperature)
@@ -91,7 +91,7 @@ class TokenDraw:
         if ids.size <= _FEW_SCALARS:
             return _best_of_few(logits, peak, temperature, ids, key)
         values = perturbed(logits, peak, temperature, ids, key)
-        return int(ids[values == values.max()].min())
+        return int(ids[values.argmax()])
 
     def _contenders(
         self,
@@ -149,10 +149,10 @@ def perturbed(
 def _best_of_few(
     logits: NDArray[np.float32], peak: float, temperature: float, ids: NDArray[np.int64], key: PositionKey
 ) -> int:
-    """The id with the largest `perturbed` value, the lowest of equals, computed one by one with the same bits."""
+    """The first of `ids` with the largest `perturbed` value, computed one by one with the same bits."""
     chosen, largest = -1, -math.inf
     for token, logit in zip(ids.tolist(), logits[ids].tolist(), strict=True):
         value = (logit - peak) / temperature + gumbel_one(random_word(key, token))
-        if value > largest or (value == largest and token < chosen) or chosen < 0:
+        if value > largest or chosen < 0:
             chosen, largest = token, value
     return chosen

@@ -108,8 +108,8 @@ class Scheduler:
 
     def abort(self, request_id: int) -> list[SampleOutput]:
         """End all samples of a request now, wherever they are; its blocks are free once outstanding plans commit."""
-        members = self._requests.get(request_id, [])
-        return [self._finish(sequence, "abort") for sequence in members.copy() if not sequence.finished]
+        unfinished = [sequence for sequence in self._requests.get(request_id, []) if not sequence.finished]
+        return [output for sequence in unfinished for output in self._finish(sequence, "abort")]
 
     @property
     def has_work(self) -> bool:
@@ -336,7 +336,7 @@ class Scheduler:
             for sequence in row.samples or (row.sequence,):
                 answer = answers.get(sequence.id)
                 if answer is not None and not sequence.finished:
-                    outputs.append(self._take(sequence, answer))
+                    outputs += self._take(sequence, answer)
         for row in rows:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
@@ -373,7 +373,7 @@ class Scheduler:
             else:
                 self._waiting.add(fork)
 
-    def _take(self, sequence: Sequence, answer: SampleResult) -> SampleOutput:
+    def _take(self, sequence: Sequence, answer: SampleResult) -> list[SampleOutput]:
         """Append a sequence's new tokens and end it where they, its length or an error say so."""
         sequence.tokens.extend(answer.tokens)
         self._totals.decode_tokens += len(answer.tokens)
@@ -382,10 +382,15 @@ class Scheduler:
             finish = "length"
         if finish is not None:
             return self._finish(sequence, finish, answer)
-        return self._output(sequence, None, answer)
+        return [self._output(sequence, None, answer)]
 
-    def _finish(self, sequence: Sequence, reason: FinishReason, answer: SampleResult | None = None) -> SampleOutput:
-        """End a sequence wherever it is: out of its queue, blocks given back, its row at the executor ended."""
+    def _finish(
+        self, sequence: Sequence, reason: FinishReason, answer: SampleResult | None = None
+    ) -> list[SampleOutput]:
+        """End a sequence wherever it is: out of its queue, blocks given back, its row at the executor ended.
+
+        Where it ends before its request has forked, the samples that will never be end with it.
+        """
         if sequence.running:
             self._running.remove(sequence)
         elif sequence in self._waiting:
@@ -396,9 +401,16 @@ class Scheduler:
         if sequence.begun:
             self._ended.append(sequence.id)
         del self._sequences[sequence.id]
-        if all(member.finished for member in self._requests[sequence.request.request_id]):
-            del self._requests[sequence.request.request_id]
-        return self._output(sequence, reason, answer)
+        request, error = sequence.request, answer.error if answer else None
+        members = self._requests[request.request_id]
+        outputs = [self._output(sequence, reason, answer)]
+        if all(member.finished for member in members):
+            del self._requests[request.request_id]
+            outputs += [
+                SampleOutput(request.request_id, index, [], reason, error=error)
+                for index in range(len(members), request.sampling.n)
+            ]
+        return outputs
 
     def _output(self, sequence: Sequence, finish: FinishReason | None, answer: SampleResult | None) -> SampleOutput:
         cached = None if sequence.reported else sequence.cached_tokens
