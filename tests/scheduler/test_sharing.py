@@ -161,11 +161,10 @@ class TestChurn:
         assert needed > 10 * simulation.cache.pool.num_blocks
 
 
-def test_samples_that_never_were_end_with_their_request():
-    simulation = Simulation(num_blocks=40, config=config(max_num_batched_tokens=8))
-    request = make_request(0, prompt(0, 30), max_tokens=4, n=3)
-    simulation.submit(request)
+def test_samples_that_never_were_end_with_their_request() -> None:
+    simulation = Simulation(40, config=config(budget=8))
+    simulation.submit(make_request(0, prompt(30), max_tokens=4, n=3))
     simulation.step()
     simulation.abort(0)
-    assert {sample: reason for sample, reason in simulation.finishes.items()} == {(0, i): "abort" for i in range(3)}
+    assert simulation.finishes == {(0, i): "abort" for i in range(3)}
     simulation.run()
