@@ -163,7 +163,7 @@ class LLM:
     def __init__(self, model: str, **options: Any) -> None:
         from penstock.assembly.build import build_engine
 
-        self._prepared: Prepared = prepare(EngineOptions(model=model, **options))
+        self._prepared: Prepared = prepare(EngineOptions(model=model, **options), api_beside=False)
         built = build_engine(self._prepared.config, lambda done, total: None)
         self._core = built.core
         self.tokenizer = self._prepared.load_tokenizer()
@@ -266,7 +266,7 @@ class AsyncEngine:
     @classmethod
     async def start(cls, model: str, **options: Any) -> Self:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
-        prepared = prepare(EngineOptions(model=model, **options))
+        prepared = prepare(EngineOptions(model=model, **options), api_beside=True)
         process = await EngineProcess.start(engine_command(sys.executable), prepared.config, lambda done, total: None)
         try:
             tokenizer = prepared.load_tokenizer()

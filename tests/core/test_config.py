@@ -40,6 +40,24 @@ def test_defaults_use_the_memory_that_is_left() -> None:
     assert config.threads == 2
 
 
+@pytest.mark.parametrize(
+    ("parameters", "cores", "api_beside", "threads"),
+    [
+        (20_000_000, 2, True, 1),
+        (20_000_000, 8, True, 7),
+        (20_000_000, 1, True, 1),
+        (20_000_000, 2, False, 2),
+        (1_000_000_000, 2, True, 2),
+    ],
+)
+def test_a_small_model_leaves_a_core_to_the_api_process(
+    parameters: int, cores: int, api_beside: bool, threads: int
+) -> None:
+    facts = ModelFacts(**{**FACTS, "num_parameters": parameters})
+    config, _ = resolve(EngineOptions(model="/model"), facts, MachineFacts(16 * GIB, cores, api_beside))
+    assert config.threads == threads
+
+
 def test_the_pool_is_no_larger_than_what_can_be_filled() -> None:
     config, reasons = resolved(max_num_seqs=2)
     assert config.cache.num_blocks == 2 * 4096 // 16

@@ -72,8 +72,11 @@ def _served_name(model: str) -> str:
     return path.resolve().name if path.is_dir() else model
 
 
-def prepare(options: EngineOptions) -> Prepared:
-    """Find the model, read its headers, and resolve the configuration. Raises StartupError."""
+def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
+    """Find the model, read its headers, and resolve the configuration. Raises StartupError.
+
+    `api_beside` says whether the engine gets a process of its own, with a busy one beside it.
+    """
     path = resolve_model(options.model)
     checkpoint = open_checkpoint(path, weights=options.load_format != "dummy")
     declaration = declare(checkpoint.config)
@@ -87,7 +90,7 @@ def prepare(options: EngineOptions) -> Prepared:
     )
     if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
         raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
-    config, reasons = resolve(options, facts, machine_facts())
+    config, reasons = resolve(options, facts, machine_facts(api_beside=api_beside))
     return Prepared(options, config, reasons, checkpoint, declaration)
 
 

@@ -29,12 +29,12 @@ def run_serve(options: dict[str, Any], host: str, port: int, names: tuple[str, .
     """Serve until a signal ends it; returns the exit status."""
     started = time.monotonic()
     if explain_only:
-        Console().print(_reasons_table(prepare(EngineOptions(**options)).reasons))
+        Console().print(_reasons_table(prepare(EngineOptions(**options), api_beside=True).reasons))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(host, port)
     with contextlib.closing(listener):
-        prepared = prepare(EngineOptions(**options))
+        prepared = prepare(EngineOptions(**options), api_beside=True)
         return run_loop(_serve(prepared, listener, names, started))
 
 

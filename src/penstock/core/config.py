@@ -12,6 +12,7 @@ COMPUTE_DTYPES = ("bfloat16", "float32")
 BLOCK_SIZE = 16
 WORKSPACE_BYTES = 512 << 20
 KV_SHARE_OF_FREE_MEMORY = 0.8
+SMALL_MODEL_PARAMETERS = 100_000_000
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
 
@@ -124,10 +125,17 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
-    """What this process may use: bytes of memory that are free now, and processor cores."""
+    """What this process may use.
+
+    Attributes:
+        available_memory: bytes that are free now.
+        cores: processor cores.
+        api_beside: whether an API process works beside the engine.
+    """
 
     available_memory: int
     cores: int
+    api_beside: bool = False
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -156,9 +164,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     """
     out = _Resolver()
     dtype = _resolve_dtype(options, model, out)
-    threads = options.threads or machine.cores
-    out.note("threads", threads, "as asked" if options.threads else f"all {machine.cores} cores this process may use")
-    _positive("threads", options.threads)
+    threads = _resolve_threads(options, model, machine, out)
     _positive("long_prefill_token_threshold", options.long_prefill_token_threshold)
     max_num_seqs, batched = _resolve_batch(options, out)
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
@@ -182,6 +188,19 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
 def _positive(name: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+
+
+def _resolve_threads(options: EngineOptions, model: ModelFacts, machine: MachineFacts, out: _Resolver) -> int:
+    _positive("threads", options.threads)
+    if options.threads is not None:
+        out.note("threads", options.threads, "as asked")
+        return options.threads
+    if machine.api_beside and machine.cores > 1 and model.num_parameters < SMALL_MODEL_PARAMETERS:
+        why = "the model is so small that the API process works as hard as the engine, so a core is left to it"
+        out.note("threads", machine.cores - 1, why)
+        return machine.cores - 1
+    out.note("threads", machine.cores, f"all {machine.cores} cores this process may use")
+    return machine.cores
 
 
 def _resolve_dtype(options: EngineOptions, model: ModelFacts, out: _Resolver) -> str:

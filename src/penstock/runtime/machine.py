@@ -10,9 +10,9 @@ from penstock.core.config import MachineFacts
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def machine_facts() -> MachineFacts:
+def machine_facts(*, api_beside: bool) -> MachineFacts:
     """Memory that is free now and cores that may be used: affinity and cgroup (v2) limits respected."""
-    return MachineFacts(available_memory=_available_memory(), cores=_cores())
+    return MachineFacts(available_memory=_available_memory(), cores=_cores(), api_beside=api_beside)
 
 
 def _available_memory() -> int:
