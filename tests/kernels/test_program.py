@@ -95,7 +95,7 @@ def _plan(rows: list[tuple[int, int]], window: int | None = None, score_heads: i
     longest = max(context for _, context in rows)
     batch = StepBatch(
         token_ids=torch.zeros(0),
-        positions=torch.zeros(0),
+        positions=torch.tensor([place for added, context in rows for place in range(context - added, context)]),
         query_lengths=[added for added, _ in rows],
         context_lengths=[context for _, context in rows],
         num_decodes=sum(added == 1 for added, _ in rows),

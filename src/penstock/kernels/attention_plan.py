@@ -95,56 +95,71 @@ def plan_attention(
     return AttentionPlan(token, buckets, tuple(long_rows))
 
 
-def _similar_rows(contexts: list[int], window: int | None) -> list[list[int]]:
-    """Partition decode rows so that reading each part padded to its longest costs little more than reading each row."""
-    seen = contexts if window is None else [min(context, window) for context in contexts]
-    if not seen:
+def _similar_rows(contexts: list[int], window: int | None) -> list[list[int] | None]:
+    """Partition decode rows so that reading each part padded to its longest costs little more than reading each row.
+
+    None stands for all rows in order.
+    """
+    if not contexts:
         return []
+    seen = contexts if window is None else [min(context, window) for context in contexts]
     longest, total = max(seen), sum(seen)
     if longest * len(seen) <= min(_BUCKET_TOKENS, total + max(_PADDING_TOKENS, total // 4)):
-        return [list(range(len(seen)))]
-    parts: list[list[int]] = []
+        return [None]
+    parts: list[list[int] | None] = []
+    current: list[int] = []
     padding = width = 0
     for row in sorted(range(len(seen)), key=lambda row: -seen[row]):
-        if parts:
-            padding += width - seen[row]
-            if padding <= _PADDING_TOKENS and (len(parts[-1]) + 1) * width <= _BUCKET_TOKENS:
-                parts[-1].append(row)
-                continue
-        parts.append([row])
-        padding, width = 0, seen[row]
+        padding += width - seen[row]
+        if not current or padding > _PADDING_TOKENS or (len(current) + 1) * width > _BUCKET_TOKENS:
+            current = []
+            parts.append(current)
+            padding, width = 0, seen[row]
+        current.append(row)
     return parts
 
 
 def _bucket(
-    rows: list[int], batch: StepBatch, tables: Tensor, window: int | None, dtype: torch.dtype, mask_heads: int
+    rows: list[int] | None, batch: StepBatch, tables: Tensor, window: int | None, dtype: torch.dtype, mask_heads: int
 ) -> DecodeBucket:
     size = batch.block_size
-    contexts = [batch.context_lengths[row] for row in rows]
-    firsts = [0 if window is None else max(0, context - window) for context in contexts]
-    chosen = None if rows == list(range(len(rows))) else torch.tensor(rows)
-    own_tables = tables[: len(rows)] if chosen is None else tables.index_select(0, chosen)
-    starts = [first // size for first in firsts]
-    ends = [-(-context // size) for context in contexts]
-    wide = max(end - start for start, end in zip(starts, ends, strict=True))
-    if min(starts) == max(starts) and min(ends) == max(ends):
-        blocks = own_tables[:, starts[0] : ends[0]].reshape(-1)
+    if rows is None:
+        chosen, count = None, batch.num_decodes
+        lengths, positions, tables = batch.context_lengths[:count], batch.positions[:count], tables[:count]
+    else:
+        chosen, count = torch.tensor(rows), len(rows)
+        lengths = [batch.context_lengths[row] for row in rows]
+        positions, tables = batch.positions.index_select(0, chosen), tables.index_select(0, chosen)
+    shortest, longest = min(lengths), max(lengths)
+    # What a row skips grows with its length, so the two ends tell whether all rows use the same columns.
+    first, last = (0, 0) if window is None else (max(0, shortest - window), max(0, longest - window))
+    start, end = first // size, -(-longest // size)
+    if shortest == longest:
+        blocks = tables[:, start:end].reshape(-1)
+        return DecodeBucket(chosen, count, blocks, (first - start * size, longest - start * size), None)
+    highs = positions + 1
+    lows = None if window is None else (highs - window).clamp_(min=0)
+    if start == last // size and end == -(-shortest // size):
+        blocks = tables[:, start:end].reshape(-1)
+        shift: int | Tensor = start * size
     else:
         # Past its end a row repeats its last block: masked or not, it must not read what another sequence wrote,
         # since 0 · NaN is NaN.
-        columns = torch.tensor(starts)[:, None] + torch.arange(wide)
-        columns = torch.minimum(columns, torch.tensor(ends)[:, None] - 1)
-        blocks = own_tables.gather(1, columns).reshape(-1)
-    lows = [first - start * size for first, start in zip(firsts, starts, strict=True)]
-    highs = [context - start * size for context, start in zip(contexts, starts, strict=True)]
-    keep = (min(lows), max(highs))
-    mask = None
-    if max(lows) != keep[0] or min(highs) != keep[1]:
-        places = torch.arange(*keep)
-        hidden = (places < torch.tensor(lows)[:, None]) | (places >= torch.tensor(highs)[:, None])
-        mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -math.inf)
-        mask = mask.repeat_interleave(mask_heads, dim=0)[:, None]
-    return DecodeBucket(chosen, len(rows), blocks, keep, mask)
+        ends = positions // size
+        starts = torch.zeros_like(ends) if lows is None else lows // size
+        wide = int((ends - starts).max()) + 1
+        columns = torch.minimum(starts[:, None] + torch.arange(wide), ends[:, None])
+        blocks = tables.gather(1, columns).reshape(-1)
+        shift = starts * size
+    highs = highs - shift
+    lows = None if lows is None else lows - shift
+    keep = (0 if lows is None else int(lows.min()), int(highs.max()))
+    places = torch.arange(*keep)
+    hidden = places >= highs[:, None]
+    if lows is not None:
+        hidden |= places < lows[:, None]
+    mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -math.inf)
+    return DecodeBucket(chosen, count, blocks, keep, mask.repeat_interleave(mask_heads, dim=0)[:, None])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Faster implementations in torch: packed matrix products, fused norms, and buffers overwritten where they are free."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -46,16 +47,21 @@ def _packed_linear(op: Linear, binding: Binding) -> Kernel:
     return lambda _step, x: product(x, data, bias, "none", [], "")
 
 
-def _normaliser(weight: Tensor, eps: float, unit_offset: bool) -> Any:
-    """A function x → RmsNorm(x) · weight, fused where types allow."""
-    shape = weight.shape
-    if not unit_offset:
-        return lambda x: torch.rms_norm(x, shape, weight, eps)
-    # 1 + w would lose w's last bits in bfloat16, so the whole norm stays in float32.
-    wide = 1.0 + weight.float()
-    if weight.dtype is torch.float32:
-        return lambda x: torch.rms_norm(x, shape, wide, eps)
-    return lambda x: torch.rms_norm(x.float(), shape, wide, eps).to(x.dtype)
+def _normaliser(weight: Tensor, eps: float, unit_offset: bool) -> Callable[[Tensor], Tensor]:
+    """A function x → RmsNorm(x) · weight. It rounds once, at the end, and is cheaper than torch's for few rows."""
+    dtype, share = weight.dtype, 1.0 / weight.shape[0]
+    # 1 + w would lose w's last bits in bfloat16, so the weight is float32.
+    scale = 1.0 + weight.float() if unit_offset else weight.float()
+    offset = torch.tensor(eps, dtype=torch.float32)
+    if dtype is torch.float32:
+        return lambda x: torch.rms_norm(x, scale.shape, scale, eps)
+
+    def normalise(x: Tensor) -> Tensor:
+        wide = x.float()
+        squares = torch.linalg.vecdot(wide, wide).unsqueeze_(-1)
+        return wide.mul_(torch.add(offset, squares, alpha=share).rsqrt_()).mul_(scale).to(dtype)
+
+    return normalise
 
 
 def _rms_norm(op: RmsNorm, binding: Binding) -> Kernel:
