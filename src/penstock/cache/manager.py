@@ -132,13 +132,13 @@ class KVCache:
         """
         size = self.spec.block_size
         needed = -(-end // size)
+        # Most steps of a decoding sequence end here. What its windows have passed is given back with the next block.
+        if needed <= len(blocks.tables[0]) and not blocks.shares:
+            return 0
         for group, policy in enumerate(self._policies):
             self._release_before(blocks, group, policy.first_needed(start), until)
         wanted = sum(max(0, needed - len(table)) for table in blocks.tables)
         shared = self._shared_tail(blocks, start) if blocks.shares else []
-        if wanted == 0 and not shared:
-            blocks.shares = False
-            return 0
         taken = self.pool.allocate(wanted + len(shared))
         if taken is None:
             return wanted + len(shared) - self.pool.num_available
@@ -254,6 +254,9 @@ class KVCache:
 
     def take_updates(self, blocks: SequenceBlocks) -> tuple[BlockUpdate, ...]:
         """Entries of the block tables that the executor does not know yet."""
+        # All tables are equally long, and a change is sent with those behind it.
+        if max(blocks.sent) == min(blocks.sent) == len(blocks.tables[0]):
+            return ()
         updates = []
         for group, table in enumerate(blocks.tables):
             sent = blocks.sent[group]

@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.attention_plan import DecodeBucket, LongRow, plan_attention
+from penstock.kernels.attention_plan import FUSED_ROWS, DecodeBucket, LongRow, plan_attention
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, KVStorage, StepState
 from penstock.kernels.signature import Attention
 
-# Up to so many single-token rows, torch's fused kernel costs less than products of all rows together.
-_FUSED_ROWS = 4
 # Up to so many columns of keys, multiplying with zeros costs less than making each head's keys contiguous.
 _BLOCK_DIAGONAL_WIDTH = 128
 
@@ -114,6 +112,7 @@ class _LayerAttention:
 
     def __init__(self, op: Attention, kv: KVStorage, attend: _Attend) -> None:
         self._keys, self._values = (plane.view(plane.shape[0] // kv.block_size, -1) for plane in kv.planes(op.layer))
+        self._block_size = kv.block_size
         self._attend = attend
         self._heads = op.heads
         self._share = op.heads.query_heads // op.heads.kv_heads
@@ -121,17 +120,29 @@ class _LayerAttention:
 
     def decode(self, qkv: Tensor, bucket: DecodeBucket) -> Tensor:
         """qkv [rows, fused_width] of the bucket's rows → [rows, query_width]."""
-        heads, rows, mask = self._heads, bucket.count, bucket.mask
+        heads, rows = self._heads, bucket.count
+        if rows <= FUSED_ROWS and self._softcap is None:
+            return self._decode_few(qkv, bucket)
         first, last = bucket.keep
         keys, values = (gathered[:, first:last] for gathered in self._gather(bucket.blocks, rows))
         query = qkv[:, : heads.query_width].view(rows, heads.kv_heads, self._share, heads.head_dim)
-        if rows <= _FUSED_ROWS and self._softcap is None:
-            mask = None if mask is None else mask.view(rows, -1, 1, last - first)
-            attended = F.scaled_dot_product_attention(
-                query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=self._scale
-            )
-        else:
-            attended = self._attend(query, keys, values, mask, self._scale, self._softcap)
+        attended = self._attend(query, keys, values, bucket.mask, self._scale, self._softcap)
+        return attended.reshape(rows, heads.query_width)
+
+    def _decode_few(self, qkv: Tensor, bucket: DecodeBucket) -> Tensor:
+        """With few rows every call counts, so each view is made in one."""
+        heads, rows, (first, last) = self._heads, bucket.count, bucket.keep
+        size, width = heads.head_dim, heads.kv_width
+        positions = bucket.blocks.shape[0] // rows * self._block_size
+        shape = (rows, heads.kv_heads, last - first, size)
+        strides = (positions * width, size, width, 1)
+        keys = self._keys.index_select(0, bucket.blocks).as_strided(shape, strides, first * width)
+        values = self._values.index_select(0, bucket.blocks).as_strided(shape, strides, first * width)
+        query = qkv.as_strided(
+            (rows, heads.kv_heads, self._share, size), (heads.fused_width, self._share * size, size, 1)
+        )
+        mask = None if bucket.mask is None else bucket.mask.view(rows, -1, 1, last - first)
+        attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=self._scale)
         return attended.reshape(rows, heads.query_width)
 
     def extend(self, qkv: Tensor, row: LongRow, output: Tensor) -> None:

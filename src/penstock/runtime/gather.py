@@ -1,5 +1,6 @@
 """Gathers the inputs of a step from its plan: a ragged batch with single-token rows first."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,15 +8,13 @@ import torch
 
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import GroupBatch, StepBatch
-from penstock.runtime.tables import BlockTables, Int64
+from penstock.runtime.tables import BlockTables
 
 
 def order_rows(rows: Sequence[RowPlan]) -> list[RowPlan]:
     """Rows of one token first, each kind in the plan's order: attention treats the two kinds differently."""
-    singles = [row for row in rows if row.count == 1]
-    if len(singles) == len(rows):
-        return singles
-    return singles + [row for row in rows if row.count > 1]
+    longer = [row for row in rows if row.count > 1]
+    return [row for row in rows if row.count == 1] + longer if longer else list(rows)
 
 
 def gather_batch(
@@ -23,18 +22,18 @@ def gather_batch(
 ) -> StepBatch:
     """The batch of `rows`, which are ordered, with their `tokens` in one list and their rows of the block tables."""
     counts = [row.count for row in rows]
-    starts = np.fromiter((row.start for row in rows), np.int64, len(rows))
-    count_array = np.fromiter(counts, np.int64, len(rows))
-    row_array = np.fromiter(table_rows, np.int64, len(rows))
-    num_decodes = sum(count == 1 for count in counts)
-    ends = np.cumsum(count_array)
+    starts = [row.start for row in rows]
+    contexts = [start + count for start, count in zip(starts, counts, strict=True)]
+    row_array = np.array(table_rows, dtype=np.int64)
+    num_decodes = counts.count(1)
     if num_decodes == len(rows):
-        positions, token_rows = starts, row_array
+        positions, token_rows = np.array(starts, dtype=np.int64), row_array
+        ends = list(range(1, len(rows) + 1))
     else:
-        positions = np.arange(len(tokens), dtype=np.int64) + np.repeat(starts - (ends - count_array), count_array)
-        token_rows = np.repeat(row_array, count_array)
-    contexts = starts + count_array
-    width = int(-(-int(contexts.max()) // tables.block_size))
+        positions = np.concatenate([np.arange(start, end) for start, end in zip(starts, contexts, strict=True)])
+        token_rows = np.repeat(row_array, counts)
+        ends = list(itertools.accumulate(counts))
+    width = -(-max(contexts) // tables.block_size)
     groups = tuple(
         GroupBatch(
             slots=torch.from_numpy(tables.slots(group, token_rows, positions)),
@@ -46,15 +45,11 @@ def gather_batch(
         token_ids=torch.tensor(tokens, dtype=torch.int64),
         positions=torch.from_numpy(positions),
         query_lengths=counts,
-        context_lengths=contexts.tolist(),
+        context_lengths=contexts,
         num_decodes=num_decodes,
-        logit_rows=torch.from_numpy(_sampled_positions(rows, ends)),
+        logit_rows=torch.tensor(
+            [end - 1 for row, end in zip(rows, ends, strict=True) if row.samples], dtype=torch.int64
+        ),
         groups=groups,
         block_size=tables.block_size,
     )
-
-
-def _sampled_positions(rows: Sequence[RowPlan], ends: Int64) -> Int64:
-    sampled = np.fromiter((bool(row.samples) for row in rows), np.bool_, len(rows))
-    positions: Int64 = ends[sampled] - 1
-    return positions

@@ -45,6 +45,7 @@ class BlockTables:
 
     def slots(self, group: int, rows: Int64, positions: Int64) -> Int64:
         """The slot of each token, given the row and the position of each."""
-        block = self._tables[group][rows, positions // self.block_size].astype(np.int64)
-        slots: Int64 = block * self.block_size + positions % self.block_size
+        index = positions // self.block_size
+        # The offset within the block is the position less index · block_size.
+        slots: Int64 = (self._tables[group][rows, index] - index) * self.block_size + positions
         return slots

@@ -146,9 +146,10 @@ class Scheduler:
 
     def _plan_running(self, draft: _Draft) -> None:
         """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
-        decodes_left = sum(1 for sequence in self._running if sequence.pending == 1)
-        for sequence in self._running.snapshot():
-            pending = sequence.pending
+        running = self._running.snapshot()
+        all_pending = [sequence.pending for sequence in running]
+        decodes_left = all_pending.count(1)
+        for sequence, pending in zip(running, all_pending, strict=True):
             if pending == 1:
                 decodes_left -= 1
             if pending == 0 or not sequence.running:
@@ -330,7 +331,8 @@ class Scheduler:
         outputs: list[SampleOutput] = []
         for row in rows:
             self._advance(row)
-            self._place_forks(row)
+            if len(row.samples) > 1:
+                self._place_forks(row)
             for sequence in row.samples:
                 sequence.in_flight -= 1
             for sequence in row.samples or (row.sequence,):

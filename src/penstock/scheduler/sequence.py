@@ -72,9 +72,8 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Positions left to compute once all outstanding plans have succeeded; 1 for a sequence that decodes."""
-        if self.output_length + self.in_flight >= self.max_tokens:
-            return 0
-        return len(self.tokens) + self.in_flight - self.reserved
+        expected = len(self.tokens) + self.in_flight
+        return expected - self.reserved if expected - self.prompt_length < self.max_tokens else 0
 
 
 class OrderedQueue:
