@@ -1,5 +1,6 @@
 """The Python interface: `LLM` for batches of prompts in this process, `AsyncEngine` for a service of one's own."""
 
+import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -266,10 +267,10 @@ class AsyncEngine:
     @classmethod
     async def start(cls, model: str, **options: Any) -> Self:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
-        prepared = prepare(EngineOptions(model=model, **options), api_beside=True)
+        prepared = await asyncio.to_thread(prepare, EngineOptions(model=model, **options), api_beside=True)
         process = await EngineProcess.start(engine_command(sys.executable), prepared.config, lambda done, total: None)
         try:
-            tokenizer = prepared.load_tokenizer()
+            tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
             await process.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
         except BaseException:
             await process.close()

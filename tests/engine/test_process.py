@@ -122,7 +122,7 @@ def test_a_dead_engine_is_reported_with_its_cause(checkpoint: Path) -> None:
         stream = engine.generate(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True))
         await anext(stream)
         os.kill(engine._process.process_id, signal.SIGKILL)
-        with pytest.raises(EngineUnavailable, match="signal 9|closed its connection"):
+        with pytest.raises(EngineUnavailable, match="signal 9"):
             async for _ in stream:
                 pass
         with pytest.raises(EngineUnavailable):

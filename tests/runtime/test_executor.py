@@ -4,9 +4,9 @@ import math
 from pathlib import Path
 
 import pytest
-from support.checkpoints import FAMILIES, make
 
 from penstock import LLM, SamplingParams
+from support.checkpoints import FAMILIES, make
 
 
 @pytest.mark.parametrize("family", FAMILIES)

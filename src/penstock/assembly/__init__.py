@@ -2,5 +2,6 @@
 
 from penstock.runtime.threads import limit_spinning
 
-# Here, because every way to an engine passes here before it imports torch.
+# Here, because every way to an engine passes here before it imports torch; where a program has imported torch already,
+# the setting comes too late and changes nothing.
 limit_spinning()

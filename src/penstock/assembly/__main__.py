@@ -13,7 +13,7 @@ def main() -> int:
     """Serve the socket whose descriptor is the last argument; returns the exit status."""
     from penstock.engine.worker import run_worker
 
-    # An interrupt in a terminal reaches the whole process group; the client decides when the engine ends.
+    # The client decides when the engine ends; an interrupt that is meant for it must not reach the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[-1])) as end:
         from penstock.assembly.build import build_engine

@@ -96,4 +96,5 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
 
 def engine_command(python: str) -> list[str]:
     """The command of an engine process, to which the descriptor of its socket is appended."""
-    return [python, "-m", "penstock.assembly"]
+    # -P: the current directory may be a downloaded model's, and nothing in it may be imported.
+    return [python, "-P", "-m", "penstock.assembly"]

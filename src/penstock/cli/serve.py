@@ -39,32 +39,28 @@ def run_serve(options: dict[str, Any], host: str, port: int, names: tuple[str, .
 
 
 async def _serve(prepared: Prepared, listener: socket.socket, names: tuple[str, ...], started: float) -> int:
-    with _LoadProgress() as progress:
-        engine = await EngineProcess.start(engine_command(sys.executable), prepared.config, progress.update)
-        try:
+    progress = _LoadProgress()
+    engine = await EngineProcess.start(engine_command(sys.executable), prepared.config, progress.update)
+    try:
+        with progress:
             before = time.monotonic()
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
             tokenizer_seconds = time.monotonic() - before
             defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
-            app = create_app(engine, tokenizer, defaults=defaults)
-            serving = asyncio.ensure_future(serve(app, listener))
-            ready = asyncio.ensure_future(
-                engine.ready(prepared.model_info(tokenizer, names), tokenizer.table if tokenizer else None)
-            )
+            serving = asyncio.ensure_future(serve(create_app(engine, tokenizer, defaults=defaults), listener))
+            table = tokenizer.table if tokenizer else None
+            ready = asyncio.ensure_future(engine.ready(prepared.model_info(tokenizer, names), table))
             # A signal while the model loads ends the server, and with it the wait.
             await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
-            if not ready.done():
+            if serving.done():
                 ready.cancel()
+                serving.result()
                 return 0
             message = ready.result()
-        except BaseException:
-            await engine.close()
-            raise
-    _print_budget(message, tokenizer_seconds, time.monotonic() - started)
-    _print_notes(prepared, tokenizer, message)
-    host, port = listener.getsockname()[:2]
-    console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on http://{host}:{port}/v1")
-    try:
+        _print_budget(message, tokenizer_seconds, time.monotonic() - started)
+        _print_notes(prepared, tokenizer, message)
+        host, port = listener.getsockname()[:2]
+        console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on http://{host}:{port}/v1")
         return await _until_end(serving, engine)
     finally:
         await engine.close()

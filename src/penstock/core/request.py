@@ -9,7 +9,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One admitted request. The prompt is token ids; text never reaches the engine.
 
     Attributes:
-        request_id: unique handle within one run of the engine (`generation`).
+        request_id: unique handle; the bits from 32 up are the engine's generation, which rises when it is restarted.
         prompt_token_ids: at least one id, each below the model's vocabulary size.
         sampling: with `seed` and `max_tokens` resolved (never None).
         eos_token_ids: ids that end the output unless `sampling.ignore_eos`.

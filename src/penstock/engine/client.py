@@ -1,6 +1,7 @@
 """The client of an engine in another process: an asyncio protocol over a unix socket."""
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import time
@@ -34,6 +35,7 @@ from penstock.engine.outputs import RequestState
 from penstock.text.table import TokenTable
 
 STOP_SECONDS = 5.0
+EXIT_SECONDS = 1.0
 
 
 class _Waiter:
@@ -67,6 +69,7 @@ class EngineProcess(asyncio.Protocol):
         self._failure: PenstockError | None = None
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closing = False
         self._load = LoadSnapshot()
         self._model: ModelInfo | None = None
         self._intake: Intake | None = None
@@ -78,11 +81,16 @@ class EngineProcess(asyncio.Protocol):
     ) -> "EngineProcess":
         """Start `command` with the descriptor of its end of the socket as its last argument."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            descriptor = theirs.fileno()
-            process = subprocess.Popen([*command, str(descriptor)], pass_fds=(descriptor,), start_new_session=True)
-        loop = asyncio.get_running_loop()
-        _, engine = await loop.create_unix_connection(lambda: cls(process, progress), sock=ours)
+        try:
+            with theirs:
+                descriptor = theirs.fileno()
+                process = subprocess.Popen([*command, str(descriptor)], pass_fds=(descriptor,), start_new_session=True)
+            loop = asyncio.get_running_loop()
+            _, engine = await loop.create_unix_connection(lambda: cls(process, progress), sock=ours)
+        except BaseException:
+            # The process, if there is one already, ends with the socket.
+            ours.close()
+            raise
         engine._send(Start(PROTOCOL_VERSION, config))
         return engine
 
@@ -95,6 +103,7 @@ class EngineProcess(asyncio.Protocol):
 
     async def close(self) -> None:
         """End the process: it notices the closed socket at its next step; one that does not is killed."""
+        self._closing = True
         if self._transport is not None:
             self._transport.close()
         deadline = time.monotonic() + STOP_SECONDS
@@ -207,6 +216,10 @@ class EngineProcess(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The engine has gone: nobody waits for it any more."""
+        if not self._closing:
+            # The socket closes a moment before the process can be asked how it ended, which users want to know.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(EXIT_SECONDS)
         status = self._process.poll()
         if status is None:
             cause = "The engine process closed its connection."

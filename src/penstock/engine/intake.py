@@ -17,12 +17,21 @@ class Intake:
     A missing seed is drawn here, so that it can be reported; a missing `max_tokens` becomes what the context leaves.
     """
 
-    def __init__(self, limits: Limits, vocab_size: int, eos_token_ids: tuple[int, ...], *, has_text: bool) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        *,
+        has_text: bool,
+        generation: int = 0,
+    ) -> None:
         self._limits = limits
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
         self._has_text = has_text
-        self._ids = itertools.count()
+        # Ids of one run of the engine never name a request of another.
+        self._ids = itertools.count(generation << 32)
 
     def request(self, prompt: list[int], params: SamplingParams, *, priority: int, cache_salt: str) -> Request:
         """The request to submit. Raises RequestError."""

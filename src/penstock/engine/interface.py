@@ -5,7 +5,7 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.core.events import LoadSnapshot
+from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.sampling import SamplingParams
 
@@ -46,7 +46,7 @@ class SampleDelta(msgspec.Struct):
 
 
 class RequestOutput(msgspec.Struct):
-    """One message about a request: deltas of at least one sample."""
+    """One message about a request: deltas of at least one sample, and when the request arrived, began and ended."""
 
     request_id: int
     deltas: list[SampleDelta]
@@ -54,6 +54,7 @@ class RequestOutput(msgspec.Struct):
     cached_tokens: int
     seed: int
     finished: bool
+    timings: RequestTimings | None = None
 
 
 class EngineClient(Protocol):

@@ -100,4 +100,5 @@ class RequestState:
             cached_tokens=self._cached_tokens,
             seed=request.sampling.seed or 0,
             finished=self.finished,
+            timings=self.timings,
         )

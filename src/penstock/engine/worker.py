@@ -1,7 +1,10 @@
 """The engine process: a loop over one unix socket and one engine core."""
 
+import contextlib
+import os
 import select
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -74,19 +77,30 @@ class Connection:
 def run_worker(end: socket.socket, build: EngineBuilder) -> int:
     """Build an engine from the first message and serve until the other end closes; returns an exit status."""
     connection = Connection(end)
+    threading.Thread(target=_exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
     try:
         core = _start(connection, build)
         _serve(connection, core)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except PenstockError as error:
-        connection.send(Failed(error.code, error.message))
+        with contextlib.suppress(OSError):
+            connection.send(Failed(error.code, error.message))
         return error.exit_status
     except Exception as error:
         # Whatever it was, users must see the cause and not only that a process is gone.
         traceback.print_exc()
-        connection.send(Failed(EngineError.code, f"The engine failed: {type(error).__name__}: {error}"))
+        with contextlib.suppress(OSError):
+            connection.send(Failed(EngineError.code, f"The engine failed: {type(error).__name__}: {error}"))
         return 1
+
+
+def _exit_on_hang_up(descriptor: int) -> None:
+    """End the process as soon as the other end is gone, whatever the loop is doing: a step can take seconds."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.poll()
+    os._exit(0)
 
 
 def _start(connection: Connection, build: EngineBuilder) -> EngineCore:

@@ -77,7 +77,10 @@ class ModelExecutor:
     def execute(self, plan: StepPlan) -> CompletedStep:
         """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
         for sequence in plan.end:
-            self._tables.close_row(self._rows.pop(sequence).table)
+            row = self._rows.pop(sequence, None)
+            # A row is not there where the plan that should have begun it failed.
+            if row is not None:
+                self._tables.close_row(row.table)
         for begin in plan.begin:
             self._begin(begin)
         self._storage.copy_blocks(plan.copies)

@@ -23,7 +23,10 @@ class BlockTables:
             rows = len(self._tables[0])
             self._tables = [np.concatenate((table, np.zeros_like(table))) for table in self._tables]
             self._free = list(range(2 * rows - 1, rows - 1, -1))
-        return self._free.pop()
+        row = self._free.pop()
+        for table in self._tables:
+            table[row] = 0
+        return row
 
     def close_row(self, row: int) -> None:
         """Give a row back."""
