@@ -74,13 +74,18 @@ def test_closing_an_iterator_frees_its_blocks(checkpoint: Path) -> None:
         assert engine.load.running == 6
         for stream in streams:
             await stream.aclose()
+        before = engine.load.step
         await until_idle(engine)
+        # Left alone, they would run for 400 steps; some are on their way while the messages cross.
+        assert engine.load.step - before < 40
+        assert engine.load.decode_tokens < 6 * 100
         waiting = asyncio.ensure_future(collect(engine, params))
         await asyncio.sleep(0.02)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await until_idle(engine)
+        assert engine.load.decode_tokens < 7 * 100
         assert len(await collect(engine, SamplingParams(max_tokens=1))) == 1
 
     with_engine(checkpoint, use)

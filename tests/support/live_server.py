@@ -21,6 +21,18 @@ class RunningServer:
     base: str
     process: "subprocess.Popen[bytes]"
 
+    def wait_until_ready(self, seconds: float = 60.0) -> None:
+        """Until requests can be served; fails if the server ends before."""
+        deadline = time.monotonic() + seconds
+        while True:
+            assert self.process.poll() is None, "the server ended while it started"
+            assert time.monotonic() < deadline, "the server is not ready"
+            try:
+                with urllib.request.urlopen(self.base + "/health/ready", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.05)
+
     def post(self, path: str, body: object) -> dict[str, object]:
         """The JSON answer to a JSON body."""
         request = urllib.request.Request(
@@ -52,15 +64,7 @@ def serving(model: Path, *options: str) -> Iterator[RunningServer]:
     command = [sys.executable, "-m", "penstock.cli.main", "serve", str(model), "--port", str(port), *options]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     running = RunningServer(f"http://127.0.0.1:{port}", process)
-    deadline = time.monotonic() + 60
-    while True:
-        assert process.poll() is None, "the server ended while it started"
-        assert time.monotonic() < deadline, "the server is not ready after 60 s"
-        try:
-            with urllib.request.urlopen(running.base + "/health/ready", timeout=5):
-                break
-        except OSError:
-            time.sleep(0.1)
+    running.wait_until_ready()
     try:
         yield running
     finally:

@@ -1,0 +1,77 @@
+"""Processes: nothing survives its parent, nothing of the current directory is imported, a dead engine is explained."""
+
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+from pathlib import Path
+
+import psutil
+import pytest
+
+from support.http_server import free_port
+from support.live_server import RunningServer, serving
+
+
+def engine_of(server: RunningServer) -> psutil.Process:
+    (engine,) = psutil.Process(server.process.pid).children()
+    return engine
+
+
+def test_the_engine_does_not_outlive_a_killed_server(served_checkpoint: Path) -> None:
+    with pytest.raises(AssertionError), serving(served_checkpoint, "--threads", "1") as server:
+        engine = engine_of(server)
+        os.kill(server.process.pid, signal.SIGKILL)
+        engine.wait(timeout=3)
+    assert not engine.is_running()
+
+
+def test_a_dead_engine_ends_the_server_with_the_cause(served_checkpoint: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", str(served_checkpoint), "--port", str(port)]
+    process = subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.PIPE, text=True)
+    server = RunningServer(f"http://127.0.0.1:{port}", process)  # type: ignore[arg-type]
+    server.wait_until_ready()
+    os.kill(engine_of(server).pid, signal.SIGKILL)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "killed by signal 9" in errors.splitlines()[-1]
+
+
+def test_a_signal_while_the_model_loads_leaves_nothing_behind(served_checkpoint: Path) -> None:
+    port = free_port()
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", str(served_checkpoint), "--port", str(port)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    parent = psutil.Process(process.pid)
+    while not parent.children():
+        assert process.poll() is None
+    (engine,) = parent.children()
+    server = RunningServer(f"http://127.0.0.1:{port}", process)
+    while True:
+        try:
+            server.post("/health/live", {})
+        except urllib.error.HTTPError:
+            break  # It answers, if only that this is not the method: signals are handled from here on.
+        except OSError:
+            assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 0
+    assert not engine.is_running()
+
+
+def test_nothing_is_imported_from_the_current_directory(served_checkpoint: Path, tmp_path: Path) -> None:
+    for name in ("torch", "numpy", "msgspec", "tokenizers"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this must not be imported')")
+    (tmp_path / "main.py").write_text(
+        "import asyncio, sys\n"
+        "sys.path.remove(sys.path[0])\n"
+        "from penstock import AsyncEngine\n"
+        "async def main():\n"
+        f"    async with await AsyncEngine.start({str(served_checkpoint)!r}, threads=1): print('served')\n"
+        "asyncio.run(main())\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.stdout == "served\n", result.stderr
