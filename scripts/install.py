@@ -86,7 +86,9 @@ def install_torch(python: Path) -> None:
         else:
             print(f"{CPU_INDEX} can't be reached; taking torch from pip's configured sources.")
         report = pip(python, "install", "--quiet", "--dry-run", "--report", "-", *pinned, capture=True)
-        unwanted = cuda_packages(report.stdout) if report.returncode == 0 else []
+        if report.returncode != 0:
+            raise SystemExit(f"pip found no way to install {requirement} without CUDA packages; its message is above.")
+        unwanted = cuda_packages(report.stdout)
         if unwanted:
             raise SystemExit(
                 f"This machine has no NVIDIA GPU, but {requirement} from pip's configured sources would bring "

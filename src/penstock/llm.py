@@ -267,9 +267,10 @@ class AsyncEngine:
     @classmethod
     async def start(cls, model: str, **options: Any) -> Self:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
-        prepared = await asyncio.to_thread(prepare, EngineOptions(model=model, **options), api_beside=True)
-        process = await EngineProcess.start(engine_command(sys.executable), prepared.config, lambda done, total: None)
+        process = await EngineProcess.start(engine_command(sys.executable), lambda done, total: None)
         try:
+            prepared = await asyncio.to_thread(prepare, EngineOptions(model=model, **options), api_beside=True)
+            process.configure(prepared.config)
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
             await process.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
         except BaseException:

@@ -1,6 +1,8 @@
 """The command line as a user meets it: real processes, exit statuses, one clear sentence."""
 
+import io
 import json
+import os
 import re
 import socket
 import subprocess
@@ -8,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from penstock.cli.serve import address_markup
 from support.checkpoints import make
 
 
@@ -38,6 +42,16 @@ def assert_refused(result: "subprocess.CompletedProcess[str]", *says: str) -> No
     assert line.startswith("penstock: ")
     for fragment in says:
         assert fragment in line
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [("127.0.0.1", "http://127.0.0.1:80/v1"), ("::1", "http://[::1]:80/v1"), ("fe80::1", "http://[fe80::1]:80/v1")],
+)
+def test_the_address_that_is_printed_can_be_opened(host: str, url: str) -> None:
+    console = Console(file=io.StringIO())
+    console.print(f"on {address_markup(host, 80)}")
+    assert console.file.getvalue() == f"on {url}\n"
 
 
 def test_version() -> None:
@@ -92,6 +106,35 @@ def test_bench_engine_needs_neither_weights_nor_tokenizer(checkpoint: Path, tmp_
         "--batch-size", "2", "--repeat", "1", "--threads", "1", "--static",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--batch-size", "1,8", "--max-num-seqs", "4"), "--max-num-seqs 4"),
+        (("--batch-size", "1", "--json", "."), "directory"),
+        (("--batch-size", "1", "--json", "./nowhere/figures.json"), "nowhere"),
+        (("--batch-size", "9" * 5000), "--batch-size"),
+        (
+            ("--batch-size", "4", "--input-len", "16", "--output-len", "200", "--max-model-len", "240",
+             "--kv-cache-memory", "360KiB"),
+            "pool is too small",
+        ),
+    ],
+)  # fmt: skip
+def test_bench_engine_refuses_what_would_mislead(checkpoint: Path, arguments: tuple[str, ...], says: str) -> None:
+    result = penstock("bench", "engine", str(checkpoint), "--threads", "1", "--repeat", "1", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert says in result.stderr and "Traceback" not in result.stderr
+    assert "tokens/s" not in result.stdout
+
+
+def test_a_cache_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", "--explain-config"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file")}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment)
+    assert_refused(result, "XDG_CACHE_HOME")
 
 
 def test_a_port_in_use(checkpoint: Path) -> None:
@@ -153,6 +196,8 @@ def test_a_tokenizer_beyond_the_vocabulary(copy: Path) -> None:
         (("--max-num-seqs", "8", "--max-num-batched-tokens", "4"), "max-num-batched-tokens"),
         (("--kv-cache-memory", "lots"), "lots"),
         (("--kv-cache-memory", "90000GiB"), "90000.00 GiB"),
+        (("--kv-cache-memory", "9" * 320), "--kv-cache-memory"),
+        (("--kv-cache-memory", "9" * 20), "--kv-cache-memory"),
         (("--dtype", "int3"), "int3"),
         (("--load-format", "pickle"), "pickle"),
         (("--tokenizer", "./nowhere"), "nowhere"),

@@ -13,8 +13,8 @@ FACTS: dict[str, Any] = {
     "path": "/model",
     "stored_dtype": "bfloat16",
     "num_parameters": 500_000_000,
+    "resident_parameters": 600_000_000,
     "max_position_embeddings": 4096,
-    "vocab_size": 32000,
     "kv_layers": (LayerKV(8, 64),) * 16,
 }
 BLOCK_BYTES = 16 * 16 * 2 * 8 * 64 * 2
@@ -33,11 +33,20 @@ def resolved(
 def test_defaults_use_the_memory_that_is_left() -> None:
     config, reasons = resolved()
     assert config.cache.spec.block_bytes == BLOCK_BYTES
-    left = 16 * GIB - 2 * FACTS["num_parameters"] - WORKSPACE_BYTES
+    left = 16 * GIB - 2 * FACTS["resident_parameters"] - WORKSPACE_BYTES
     assert config.cache.num_blocks == int(0.8 * left) // BLOCK_BYTES
     assert "80%" in reasons["kv cache memory"].why
     assert config.scheduler.max_model_len == 4096
     assert config.threads == 2
+
+
+def test_weights_are_counted_as_they_lie_in_memory() -> None:
+    """A tied head is a second copy of the embedding, which the number of distinct parameters does not show."""
+    memory = 2 * 600_000_000 + WORKSPACE_BYTES
+    with pytest.raises(InsufficientMemory):
+        resolved(memory)
+    config, _ = resolved(memory, facts={"resident_parameters": 500_000_000})
+    assert config.cache.num_blocks > 0
 
 
 @pytest.mark.parametrize(
@@ -91,6 +100,37 @@ def test_a_context_that_does_not_fit_the_pool_is_shortened_and_said() -> None:
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tokenizer": "/other", "max_num_seqs": 4, "max_num_batched_tokens": 64, "threads": 1, "load_format": "dummy"},
+        {"long_prefill_token_threshold": 32, "static_batching": True, "kv_cache_memory": GIB, "max_model_len": 64},
+    ],
+)
+def test_every_option_has_a_reason(options: dict[str, Any]) -> None:
+    _, reasons = resolved(**options)
+    names = {field.replace("_", " ") for field in EngineOptions.__struct_fields__}
+    assert names | {"block size"} == set(reasons)
+    for name, value in options.items():
+        reason = reasons[name.replace("_", " ")]
+        assert "as asked" in reason.why, name
+        if name != "kv_cache_memory":
+            assert reason.value == str(value)
+
+
+def test_the_reason_of_prefix_caching_depends_on_its_value() -> None:
+    reasons = [resolved(enable_prefix_caching=value)[1]["enable prefix caching"] for value in (True, False)]
+    assert [reason.value for reason in reasons] == ["True", "False"]
+    assert "share" in reasons[0].why and "share" not in reasons[1].why
+
+
+def test_a_hub_name_and_where_it_was_found() -> None:
+    _, reasons = resolve(EngineOptions(model="org/name"), ModelFacts(**FACTS), MachineFacts(16 * GIB, 2))
+    reason = next(reason for reason in reasons if reason.setting == "model")
+    assert reason.value == "/model" and "org/name" in reason.why
+
+
+@pytest.mark.parametrize(
     ("options", "memory", "error", "says"),
     [
         ({"dtype": "float16"}, 16 * GIB, ConfigurationError, "float16"),
@@ -99,6 +139,8 @@ def test_a_context_that_does_not_fit_the_pool_is_shortened_and_said() -> None:
         ({"max_num_seqs": 0}, 16 * GIB, ConfigurationError, "max-num-seqs"),
         ({"threads": -1}, 16 * GIB, ConfigurationError, "threads"),
         ({"long_prefill_token_threshold": 0}, 16 * GIB, ConfigurationError, "long-prefill-token-threshold"),
+        ({"load_format": "pickle"}, 16 * GIB, ConfigurationError, "pickle"),
+        ({"kv_cache_memory": 10**320}, 16 * GIB, ConfigurationError, "kv-cache-memory"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, 16 * GIB, ConfigurationError, "64"),
         ({"kv_cache_memory": 20 * GIB}, 16 * GIB, InsufficientMemory, "20.00 GiB"),
         ({"kv_cache_memory": BLOCK_BYTES, "max_model_len": 4096}, 16 * GIB, InsufficientMemory, "at most 16"),

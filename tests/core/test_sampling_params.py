@@ -10,20 +10,23 @@ from penstock.core.sampling import SamplingParams
 
 REFUSED = {
     "n": [0, -1, 129, 1_000_000, True, 1.5],
-    "temperature": [-0.1, math.nan, math.inf, 101.0, "hot"],
+    "temperature": [-0.1, math.nan, math.inf, 101.0, 10**400, -(10**400), "hot"],
     "top_k": [-2, 1.5, 2**31],
     "top_p": [0.0, -0.5, 1.01, math.nan],
     "min_p": [-0.1, 1.1, math.nan],
-    "repetition_penalty": [0.0, -1.0, math.nan, math.inf],
+    "repetition_penalty": [0.0, 1e-60, -1.0, math.nan, math.inf],
     "presence_penalty": [-2.1, 2.1, math.nan],
     "frequency_penalty": [-2.1, 2.1, math.nan],
     "seed": [1.5, 2**64, -(2**63) - 1],
     "max_tokens": [0, -1, 1.5],
     "min_tokens": [-1, 1.5],
     "logprobs": [-1, 21, True],
-    "stop": [[""], ["x"] * 17, [5], ["x" * 1025], ["\ud800"]],
-    "stop_token_ids": [[-1], [2**31], list(range(1025)), ["a"]],
-    "logit_bias": [{1: 101.0}, {1: math.nan}, {-1: 0.0}, dict.fromkeys(range(1025), 0.0)],
+    "stop": [[""], ["x"] * 17, [5], ["x" * 1025], ["\ud800"], 5, True, {"a": 1}],
+    "stop_token_ids": [[-1], [2**31], list(range(1025)), ["a"], 5, True, "12"],
+    "logit_bias": [{1: 101.0}, {1: math.nan}, {-1: 0.0}, dict.fromkeys(range(1025), 0.0), [1], 5, "a"],
+    "ignore_eos": [1, 0, "no", None],
+    "include_stop_str_in_output": [1, "yes", None],
+    "skip_special_tokens": [0, "yes", None],
 }
 
 

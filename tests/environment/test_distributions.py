@@ -65,6 +65,21 @@ def test_torch_that_brings_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     assert all("--dry-run" in arguments for arguments in calls), "nothing was installed"
 
 
+def test_where_pip_cannot_say_what_torch_brings_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, ...]] = []
+
+    def pip(python: Path, *arguments: str, capture: bool = False) -> object:
+        calls.append(arguments)
+        return type("Completed", (), {"returncode": 1 if "--dry-run" in arguments else 0, "stdout": ""})()
+
+    monkeypatch.setattr(installer, "has_gpu", lambda: False)
+    monkeypatch.setattr(installer, "is_reachable", lambda url: False)
+    monkeypatch.setattr(installer, "pip", pip)
+    with pytest.raises(SystemExit, match=r"pip found no way to install torch==.*message is above"):
+        installer.install_torch(Path("python"))
+    assert all("--dry-run" in arguments for arguments in calls), "nothing was installed"
+
+
 def test_the_cpu_index_is_the_first_source(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, ...]] = []
 

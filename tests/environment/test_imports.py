@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,14 @@ def test_pure_rooms_import_only_what_is_listed() -> None:
     for path in source_files(*PURE_ROOMS):
         roots = {name.split(".")[0] for name in imported_modules(ast.parse(path.read_text()))}
         assert roots <= PURE_IMPORTS, f"{path} imports {roots - PURE_IMPORTS}"
+
+
+def test_what_pure_rooms_may_import_is_standard_and_not_forbidden() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (pure,) = [contract for contract in contracts if contract["id"] == "pure"]
+    assert set(pure["source_modules"]) == {f"penstock.{room}" for room in PURE_ROOMS}
+    standard = sys.stdlib_module_names - set(pure["forbidden_modules"])
+    assert standard | {"msgspec", "penstock"} >= PURE_IMPORTS
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -1,5 +1,7 @@
 """Every implementation against the torch reference, on the same cases; and the row function where it is declared."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.packing import packing_obstacle
 from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import OPERATIONS, HeadNorm, Linear, Rotary
+from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
 from support.operations import Bench, Case
 
 CASES: tuple[Case, ...] = (*ATTENTION, *LINEAR, *NORM, *ROTARY, *ROWS)
@@ -84,6 +86,30 @@ def test_row_function(case: Case, implementation: Implementation, dtype: torch.d
             assert torch.equal(whole[first : first + part.shape[0]], part)
             selected += part.shape[0]
         tokens += added
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "case, implementation", _pairs(tuple(entry for entry in IMPLEMENTATIONS if entry.row_function), tokens=200)
+)
+def test_row_function_with_threads(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
+    """Where threads share a batch, the row's place in it decides where they cut it."""
+    test_row_function(case, implementation, dtype)
+
+
+@pytest.mark.parametrize("implementation", [entry for entry in IMPLEMENTATIONS if entry.operation is GatedActivation])
+def test_activations_depend_on_where_threads_cut(implementation: Implementation) -> None:
+    """torch's ends of shares differ from its vectors in the last bit, so this must not be promised."""
+    assert not implementation.row_function
 
 
 def test_every_operation_has_a_reference_and_cases() -> None:

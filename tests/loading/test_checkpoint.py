@@ -1,18 +1,20 @@
 """Opening checkpoints: layouts that work, and one clear sentence for each that does not."""
 
 import json
+import math
 import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import penstock.loading.safetensors as safetensors_headers
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
-from penstock.loading.hub import resolve_model
 from penstock.loading.safetensors import read_header
 from penstock.models.registry import declare
 from support import checkpoints
@@ -150,6 +152,9 @@ def _header(fields: object, data: bytes = b"\0" * 16) -> bytes:
         _header({"a": {"dtype": ["F32"], "shape": [4], "data_offsets": [0, 16]}}),
         _header({"a": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}),
         _header({"a": 3}),
+        _header({"a": {"dtype": "F32", "shape": [4] + [1] * 8, "data_offsets": [0, 16]}}),
+        _header({"a": {"dtype": "F32", "shape": [0, 2**63], "data_offsets": [0, 0]}}, b""),
+        _header({"a": {"dtype": "F9", "shape": [1], "data_offsets": [0, 2**63]}}),
         struct.pack("<Q", 2**63) + b"{}",
     ],
 )
@@ -158,6 +163,52 @@ def test_malformed_headers(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(ModelFileError, match=r"model\.safetensors"):
         read_header(file)
+
+
+def _floats(begin: int, end: int) -> dict[str, object]:
+    return {"dtype": "F32", "shape": [(end - begin) // 4], "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    "fields, trouble",
+    [
+        ({"a": _floats(0, 16), "b": _floats(8, 16)}, "without gap or overlap"),
+        ({"a": _floats(0, 16), "b": _floats(0, 16)}, "without gap or overlap"),
+        ({"a": _floats(0, 4), "b": _floats(8, 16)}, "without gap or overlap"),
+        ({"a": _floats(4, 16)}, "without gap or overlap"),
+        ({"a": _floats(0, 12)}, "bytes that belong to no tensor"),
+        ({"__metadata__": {"format": "pt"}}, "bytes that belong to no tensor"),
+    ],
+)
+def test_tensors_cover_the_file(tmp_path: Path, fields: dict[str, object], trouble: str) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(_header(fields))
+    with pytest.raises(ModelFileError, match=trouble):
+        read_header(file)
+
+
+def test_order_in_the_header_and_empty_tensors_do_not_matter(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    fields = {"last": _floats(8, 16), "end": _floats(16, 16), "first": _floats(0, 8), "between": _floats(8, 8)}
+    file.write_bytes(_header(fields))
+    assert set(read_header(file)) == set(fields)
+
+
+def test_no_product_of_many_dimensions_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A header of a few megabytes could otherwise ask for a number of millions of digits."""
+    longest = 0
+
+    def prod(shape: tuple[int, ...]) -> int:
+        nonlocal longest
+        longest = max(longest, len(shape))
+        return math.prod(shape)
+
+    monkeypatch.setattr(safetensors_headers, "math", SimpleNamespace(prod=prod))
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(_header({"a": {"dtype": "F32", "shape": [2**62] * 1000, "data_offsets": [0, 16]}}))
+    with pytest.raises(ModelFileError, match="makes no sense"):
+        read_header(file)
+    assert longest <= 8
 
 
 def test_tensors_that_do_not_fit(folder: Path) -> None:
@@ -184,20 +235,3 @@ def test_known_inert_tensors_are_ignored(folder: Path) -> None:
     inert = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12), "lm_head.weight": torch.ones(320, 64)}
     _change_tensors(folder, lambda tensors: tensors.update(inert))
     _open(folder)
-
-
-def test_resolving_directories(folder: Path) -> None:
-    assert resolve_model(str(folder)) == folder
-    for name in (str(folder / "config.json"), "./nothing", "/nothing/here", "one", "a/b/c"):
-        with pytest.raises(ModelFileError, match="directory"):
-            resolve_model(name)
-
-
-def test_hub_name_without_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import huggingface_hub.constants as constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(ModelFileError) as caught:
-        resolve_model("owner/model")
-    assert "config.json of owner/model" in caught.value.message and "pass the path" in caught.value.message

@@ -56,8 +56,10 @@ def test_declaration_says_what_the_engine_needs() -> None:
     assert declaration.kv_layers == (LayerKV(2, 16), LayerKV(2, 16))
     attention = 64 * (64 + 2 * 32) + 64 * 64
     assert declaration.num_parameters == 2 * 100 * 64 + 64 + 2 * (attention + 3 * 64 * 96 + 2 * 64)
+    assert declaration.resident_parameters == declaration.num_parameters
     tied = declare({**LLAMA, "tie_word_embeddings": True})
     assert tied.num_parameters == declaration.num_parameters - 100 * 64
+    assert tied.resident_parameters == declaration.resident_parameters, "its head is packed beside the embedding"
 
 
 def test_fused_weights_name_their_parts_in_order() -> None:
@@ -84,6 +86,12 @@ def test_older_and_newer_keys_mean_the_same() -> None:
     without = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
     assert declare({**without, "dtype": "float16"}).dtype == "float16"
     assert declare(without).dtype == "float32"
+
+
+@pytest.mark.parametrize("kind", [{"rope_type": "default"}, {"rope_type": "linear", "factor": 2.0}])
+def test_original_context_matters_to_llama3_scaling_only(kind: dict[str, Any]) -> None:
+    with_original = {**kind, "original_max_position_embeddings": 64}
+    assert declare({**LLAMA, "rope_parameters": with_original}) == declare({**LLAMA, "rope_parameters": kind})
 
 
 def test_gemma_keys_in_both_spellings() -> None:
@@ -125,7 +133,7 @@ def test_gemma_defaults_are_those_of_its_first_release() -> None:
 
 
 def test_multimodal_gemma_is_served_as_text_and_says_so() -> None:
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "model_type": "gemma3",
         "torch_dtype": "bfloat16",
@@ -140,6 +148,11 @@ def test_multimodal_gemma_is_served_as_text_and_says_so() -> None:
     assert declaration.decoder == declare(GEMMA).decoder
     assert declaration.dtype == "bfloat16"
     assert any("only its text model" in note for note in declaration.notes)
+    plain = {key: value for key, value in config.items() if key != "torch_dtype"}
+    for key in ("dtype", "torch_dtype"):
+        own = {**config["text_config"], key: "float16"}
+        assert declare({**plain, "text_config": own}).dtype == "float16"
+        assert declare({**config, "text_config": own}).dtype == "float16", "the text model's own comes first"
     with pytest.raises(ModelFileError, match="text_config"):
         declare({**config, "text_config": None})
     with pytest.raises(UnsupportedModel, match="quantization_config"):
@@ -190,7 +203,19 @@ def test_what_is_not_implemented_is_refused_by_name(family: str, changes: dict[s
     assert caught.value.message.endswith(".")
 
 
+HUGE = 10**400
 MALFORMED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("llama", {"hidden_size": HUGE}, "hidden_size"),
+    ("llama", {"rms_norm_eps": HUGE}, "rms_norm_eps"),
+    ("llama", {"num_hidden_layers": 4097}, "num_hidden_layers"),
+    ("llama", {"num_hidden_layers": 10**12}, "num_hidden_layers"),
+    ("llama", {"rope_scaling": {"rope_type": "linear", "factor": HUGE}}, "rope_scaling.factor"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_theta": "a"}}, "rope_theta"),
+    ("qwen3", {"max_window_layers": HUGE}, "max_window_layers"),
+    ("gemma3", {"hidden_size": HUGE}, "hidden_size"),
+    ("gemma3", {"query_pre_attn_scalar": HUGE}, "query_pre_attn_scalar"),
+    ("gemma3", {"rope_parameters": {"full_attention": "linear"}}, "rope_parameters.full_attention"),
+    ("gemma3", {"rope_parameters": {"sliding_attention": 3}}, "rope_parameters.sliding_attention"),
     ("llama", {"hidden_size": None}, "hidden_size"),
     ("llama", {"hidden_size": "64"}, "hidden_size"),
     ("llama", {"num_hidden_layers": 0}, "num_hidden_layers"),

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import LinearRope, Llama3Rope
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
+from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
@@ -104,29 +106,6 @@ def test_attention_is_peaked(references: dict[str, Reference], family: str) -> N
     assert references[family].peakedness > 0.5
 
 
-OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
-    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 700.0}}),
-    ("llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}, "head_dim": 16}),
-    ("llama", {"num_key_value_heads": 4, "hidden_act": "gelu_pytorch_tanh"}),
-    ("llama", {"num_key_value_heads": 1}),
-    ("mistral", {"sliding_window": None, "tie_word_embeddings": False}),
-    ("mistral", {"sliding_window": 16}),
-    ("qwen2", {"use_sliding_window": False, "tie_word_embeddings": False}),
-    ("qwen2", {"layer_types": ["sliding_attention", "full_attention"] * 2}),
-    ("qwen3", {"attention_bias": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}),
-    ("gemma3", {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False}),
-    ("gemma3", {"layer_types": ["full_attention", "sliding_attention"] * 4}),
-)
-
-
-@pytest.mark.parametrize("family, changes", OPTIONS, ids=lambda value: value if isinstance(value, str) else "")
-def test_options_of_each_family(tmp_path: Path, family: str, changes: dict[str, Any]) -> None:
-    reference = _reference(checkpoints.make(family, tmp_path, **changes), (100, 1, 33, 64))
-    found = all_logits(make_stepper(tmp_path), reference.prompts, 24)
-    assert _difference(found, reference.logits) <= TOLERANCE
-
-
 Change = Callable[[ModelDeclaration], ModelDeclaration]
 
 
@@ -174,10 +153,21 @@ def _rope(**changes: Any) -> Change:
     return _attention(lambda a: dataclasses.replace(a, rope=dataclasses.replace(a.rope, **changes)))
 
 
-def _unscaled_global(attention: SelfAttention) -> SelfAttention:
-    if not isinstance(attention.rope.scaling, LinearRope):
-        return attention
-    return dataclasses.replace(attention, rope=dataclasses.replace(attention.rope, scaling=None))
+def _global_rope(**changes: Any) -> Change:
+    """Change the rotary settings of the layers without a window, whose positions alone are scaled."""
+    return _attention(
+        lambda a: a if a.window is not None else dataclasses.replace(a, rope=dataclasses.replace(a.rope, **changes))
+    )
+
+
+def _local_rope(**changes: Any) -> Change:
+    return _attention(
+        lambda a: a if a.window is None else dataclasses.replace(a, rope=dataclasses.replace(a.rope, **changes))
+    )
+
+
+def _mlp(change: Callable[[GatedMlp], GatedMlp]) -> Change:
+    return _blocks(lambda block: dataclasses.replace(block, mlp=change(block.mlp)))
 
 
 def _one_rope_for_all(declaration: ModelDeclaration) -> ModelDeclaration:
@@ -245,12 +235,15 @@ MUTATIONS: dict[str, dict[str, Change]] = {
         "embedding scale off": _decoder(embedding_scale=None),
         "embedding scale": _decoder(embedding_scale=8.5),
         "logit cap off": _decoder(logit_cap=None),
-        "logit cap": _decoder(logit_cap=4.1),
+        "logit cap": _decoder(logit_cap=2.05),
         "score cap off": _attention(lambda a: dataclasses.replace(a, softcap=None)),
         "score cap": _attention(lambda a: dataclasses.replace(a, softcap=12.5)),
         "query scalar": _attention(lambda a: dataclasses.replace(a, scale=a.heads.head_dim**-0.5)),
         "local and global layers shifted": _shift_pattern,
-        "global rope scaling off": _attention(_unscaled_global),
+        "global rope scaling off": _global_rope(scaling=None),
+        "factor of the global rope": _global_rope(scaling=LinearRope(4.1)),
+        "base of the global rope": _global_rope(theta=19800.0),
+        "base of the local rope": _local_rope(theta=2970.0),
         "one rope for all layers": _one_rope_for_all,
         "norm after attention off": _blocks(lambda b: dataclasses.replace(b, after_attention=None)),
         "norm after mlp off": _blocks(lambda b: dataclasses.replace(b, after_mlp=None)),
@@ -284,6 +277,107 @@ def test_head_is_read_from_its_own_tensor(references: dict[str, Reference], tmp_
         _stepper_despite_unused_tensors(reference.path, _decoder(head=None)(declaration)), reference.prompts[:1], None
     )
     assert not _difference(found, reference.logits[:1]) <= TOLERANCE
+
+
+WITHOUT_QKV_BIAS = _attention(lambda a: dataclasses.replace(a, qkv_bias=False))
+WITHOUT_OUTPUT_BIAS = _attention(lambda a: dataclasses.replace(a, output_bias=False))
+OTHER_ACTIVATION = {"activation": COMMON["activation"]}
+WINDOW_ON = {"window on": _attention(lambda a: dataclasses.replace(a, window=16))}
+OPTIONS: tuple[tuple[str, dict[str, Any], dict[str, Change]], ...] = (
+    (
+        "llama",
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+        {
+            "qkv bias off": WITHOUT_QKV_BIAS,
+            "output bias off": WITHOUT_OUTPUT_BIAS,
+            "mlp bias off": _mlp(lambda mlp: dataclasses.replace(mlp, bias=False)),
+        },
+    ),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 700.0}},
+        {
+            "scaling off": _rope(scaling=None),
+            "factor": _rope(scaling=LinearRope(3.05)),
+            "base": _rope(theta=693.0),
+        },
+    ),
+    (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}, "head_dim": 16},
+        {"base": _rope(theta=693.0), "scaling on": _rope(scaling=LinearRope(1.05))},
+    ),
+    ("llama", {"num_key_value_heads": 4, "hidden_act": "gelu_pytorch_tanh"}, OTHER_ACTIVATION),
+    ("llama", {"num_key_value_heads": 1}, {}),
+    ("mistral", {"sliding_window": None, "tie_word_embeddings": False}, {**WINDOW_ON, "tied": _decoder(head=None)}),
+    ("mistral", {"sliding_window": 16}, SLIDING),
+    (
+        "qwen2",
+        {"use_sliding_window": False, "tie_word_embeddings": False},
+        {**WINDOW_ON, "tied": _decoder(head=None), "qkv bias off": WITHOUT_QKV_BIAS},
+    ),
+    (
+        "qwen2",
+        {"layer_types": ["sliding_attention", "full_attention"] * 2},
+        {**SLIDING, "layers that slide": _shift_pattern},
+    ),
+    (
+        "qwen3",
+        {"attention_bias": True, "use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
+        {
+            **SLIDING,
+            "layers that slide": _shift_pattern,
+            "qkv bias off": WITHOUT_QKV_BIAS,
+            "output bias off": WITHOUT_OUTPUT_BIAS,
+            "tied": _decoder(head=None),
+        },
+    ),
+    (
+        "gemma3",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "tie_word_embeddings": False},
+        {
+            "score cap on": _attention(lambda a: dataclasses.replace(a, softcap=12.0)),
+            "logit cap on": _decoder(logit_cap=2.0),
+            "tied": _decoder(head=None),
+        },
+    ),
+    (
+        "gemma3",
+        {"layer_types": ["full_attention", "sliding_attention"] * 4},
+        {**SLIDING, "local and global layers shifted": _shift_pattern},
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "family, changes, mutations", OPTIONS, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_options_of_each_family(
+    tmp_path: Path, family: str, changes: dict[str, Any], mutations: dict[str, Change]
+) -> None:
+    """An option is read as the reference reads it, and what it sets shows in the logits."""
+    reference = _reference(checkpoints.make(family, tmp_path, **changes), (100, 1, 33, 64))
+    found = all_logits(make_stepper(tmp_path), reference.prompts, 24)
+    assert _difference(found, reference.logits) <= TOLERANCE
+    declaration = declare(json.loads((tmp_path / "config.json").read_text()))
+    for name, change in mutations.items():
+        stepper = _stepper_despite_unused_tensors(tmp_path, change(declaration))
+        mutated = all_logits(stepper, reference.prompts[:1], None)
+        assert not _difference(mutated, reference.logits[:1]) <= TOLERANCE, f"{name} does not show"
+
+
+def test_tied_head_is_the_embedding(references: dict[str, Reference], tmp_path: Path) -> None:
+    """A tied model takes no other matrix for its head, even where the file has one; an untied one would."""
+    reference = references["mistral"]
+    (tmp_path / "config.json").write_text((reference.path / "config.json").read_text())
+    tensors = load_file(reference.path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].flip(0).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors")
+    declaration = declare(json.loads((tmp_path / "config.json").read_text()))
+    found = all_logits(make_stepper(tmp_path), reference.prompts[:1], None)
+    assert _difference(found, reference.logits[:1]) <= TOLERANCE
+    untied = _stepper_despite_unused_tensors(tmp_path, _decoder(head="lm_head")(declaration))
+    assert not _difference(all_logits(untied, reference.prompts[:1], None), reference.logits[:1]) <= TOLERANCE
 
 
 def _teacher_forced(path: Path) -> tuple[Tensor, Tensor, Tensor]:

@@ -63,6 +63,7 @@ def random_workload(seed: int) -> Workload:
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=rng.choice([max_num_seqs, max_num_seqs + 1, max_num_seqs + rng.randint(0, 64), 512]),
+        max_chunk=rng.choice([None, None, 1, rng.randint(2, 32)]),
         max_model_len=256,
         max_outstanding=rng.choice([1, 1, 2, 3]),
         static_batching=rng.random() < 0.1,
@@ -157,6 +158,19 @@ def test_random_workloads(first_seed: int, pytestconfig: pytest.Config) -> None:
 def test_a_seed_replays_exactly() -> None:
     for seed in range(8):
         assert run_workload(seed).trace() == run_workload(seed).trace()
+
+
+def test_some_workloads_bound_the_chunk() -> None:
+    """Every plan keeps to the bound; prompts longer than it are computed in pieces."""
+    bounded = 0
+    for seed in range(16):
+        simulation = run_workload(seed)
+        bound = simulation.config.max_chunk
+        counts = [row.count for plan in simulation.plans for row in plan.rows]
+        if bound is not None and counts:
+            assert max(counts) <= bound
+            bounded += max(counts) == bound
+    assert bounded
 
 
 def test_different_seeds_make_different_plans() -> None:

@@ -12,6 +12,7 @@ import pytest
 from starlette.routing import Route
 
 from penstock.core.errors import TokenizerError
+from penstock.server import serve
 from penstock.server.app import create_app
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.http_server import running
@@ -91,9 +92,64 @@ def test_a_body_without_length_is_bounded_while_it_is_read(served: Any) -> None:
     assert served.complete().status_code == 200
 
 
-def test_a_long_text_is_tokenized_beside_the_event_loop(served: Any) -> None:
-    response = served.complete(prompt="fox " * 20_000)
-    assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
+def test_a_long_text_is_tokenized_beside_the_event_loop(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, released, encode = threading.Event(), threading.Event(), served.tokenizer.encode
+    answers: list[httpx.Response] = []
+
+    def blocking(*arguments: Any) -> list[int]:
+        begun.set()
+        assert released.wait(20)
+        ids: list[int] = encode(*arguments)
+        return ids
+
+    monkeypatch.setattr(served.tokenizer, "encode", blocking)
+    monkeypatch.setattr(served.tokenizer, "check_length", lambda *arguments: None)
+    client = threading.Thread(target=lambda: answers.append(served.complete(prompt="fox " * 20_000)))
+    client.start()
+    try:
+        assert begun.wait(20)
+        # The loop answers others while the tokenizer is at work.
+        assert httpx.get(f"{served.url}/health/live", timeout=10).status_code == 200
+        assert answers == []
+    finally:
+        released.set()
+        client.join(20)
+    assert answers[0].status_code == 400 and answers[0].json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_a_text_that_is_far_too_long_is_refused_without_being_tokenized(
+    served: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*arguments: Any) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(served.tokenizer, "encode", never)
+    text = "fox " * 20_000
+    for response, param in (
+        (served.complete(prompt=text), "prompt"),
+        (served.chat(messages=[{"role": "user", "content": text}]), "messages"),
+    ):
+        error = response.json()["error"]
+        assert response.status_code == 400 and error["code"] == "context_length_exceeded" and error["param"] == param
+
+
+@pytest.mark.parametrize("line", [b"X-A: " + b"a" * 70_000, b"X-A: b\r\n" * 10_000])
+def test_headers_are_bounded(served: Any, line: bytes) -> None:
+    answer = raw_request(served.url, b"GET /health/live HTTP/1.1\r\nHost: x\r\n" + line)
+    assert answer.startswith(b"HTTP/1.1 431") and b"headers_too_large" in answer
+    # A long body is not a long head, nor are the heads of several requests.
+    for _ in range(3):
+        assert served.http.get("/health/live", headers={"x-a": "a" * 30_000}).status_code == 200
+    assert served.complete(prompt=[5], user="x" * 500, stop=["a"] * 9, logit_bias={"5": 1}).status_code == 200
+
+
+def test_connections_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 2)
+    with running(create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer)) as url:
+        with httpx.Client(base_url=url) as first:
+            assert first.get("/health/live").status_code == 200
+            assert httpx.get(f"{url}/health/live").status_code == 503
+        assert wait_for(lambda: httpx.get(f"{url}/health/live").status_code == 200)
 
 
 def test_health_and_readiness(served: Any) -> None:

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from penstock.core.errors import ModelFileError
 from penstock.core.sampling import SamplingParams
+from penstock.server.resolve import SamplingDefaults
 from penstock.server.schema import ChatFields, CompletionFields
 
 
@@ -18,6 +20,9 @@ def refusal(response: Any, status: int = 400) -> dict[str, Any]:
     error: dict[str, Any] = body["error"]
     return error
 
+
+# What Python's JSON parser still reads, and what recursive code may not.
+DEEP = "[" * 400 + "]" * 400
 
 SAMPLING = {
     "n": 3,
@@ -150,6 +155,7 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
         ({"top_k": -2}, "top_k"),
         ({"min_p": 1.1}, "min_p"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-60}, "repetition_penalty"),
         ({"presence_penalty": 3}, "presence_penalty"),
         ({"frequency_penalty": -3}, "frequency_penalty"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
@@ -231,6 +237,11 @@ def test_refusals_of_completions(served: Any, fields: dict[str, Any], param: str
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
             "messages[0].tool_calls[0].function.arguments",
         ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}]},
+            "messages",
+        ),
+        ({"chat_template_kwargs": {"x": json.loads(DEEP)}}, "chat_template_kwargs"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
@@ -304,3 +315,19 @@ def test_half_a_surrogate_pair_is_refused_or_replaced(served: Any) -> None:
             "/v1/completions", content=json.dumps(fields).encode(), headers={"content-type": "application/json"}
         )
         assert 400 <= response.status_code < 500
+
+
+def test_half_of_a_surrogate_pair_is_refused(served: Any) -> None:
+    for body in (b'{"prompt": "a\\ud800 b"}', b'{"prompt": "\\udc00"}'):
+        refusal(served.http.post("/v1/completions", content=body, headers={"content-type": "application/json"}))
+    # The arguments of a call are JSON within JSON, whose reader lets such halves through.
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": "\\ud800"}'}}
+    error = refusal(served.chat(messages=[{"role": "assistant", "tool_calls": [call]}]))
+    assert error["param"] == "messages[0].tool_calls[0].function.arguments" and "surrogate" in error["message"]
+    assert served.engine.calls == []
+
+
+@pytest.mark.parametrize("config", [{"temperature": -1}, {"top_p": "high"}, {"top_k": 1.5}])
+def test_recommended_parameters_that_are_not_valid_name_their_file(config: dict[str, Any]) -> None:
+    with pytest.raises(ModelFileError, match=rf"generation_config\.json: {next(iter(config))}"):
+        SamplingDefaults.from_generation_config(config)

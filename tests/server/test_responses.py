@@ -25,7 +25,7 @@ def test_streamed_and_whole_responses_say_the_same(served: Any) -> None:
         assert parts[0]["prompt_token_ids"] == choice["prompt_token_ids"] == served.engine.calls[0].prompt
         assert [part["finish_reason"] for part in parts] == [None] * (len(parts) - 1) + ["stop"]
     assert all(event["usage"] is None for event in streamed[:-1])
-    assert {event["seed"] for event in streamed} == {whole["seed"]} == {42}
+    assert {event["seed"] for event in streamed} == {43} and whole["seed"] == 42
 
 
 def test_text_offsets_point_into_the_text(served: Any) -> None:
@@ -118,6 +118,19 @@ def test_an_unexpected_failure_says_nothing_of_the_insides(
     assert "secret" in caplog.text
     served.engine.before = None
     assert served.complete().status_code == 200
+
+
+def test_each_prompt_has_a_seed_of_its_own(served: Any) -> None:
+    served.engine.calls.clear()
+    whole = served.complete(prompt=[[5], [6]], n=2).json()
+    assert "seed" not in whole and [choice["seed"] for choice in whole["choices"]] == [42, 42, 43, 43]
+    served.engine.calls.clear()
+    streamed = events(served.complete(prompt=[[5], [6]], n=2, stream=True).text)
+    choices = [choice for event in streamed for choice in event["choices"]]
+    assert not any("seed" in event for event in streamed)
+    assert {choice["index"]: choice["seed"] for choice in choices if "seed" in choice} == {0: 42, 1: 42, 2: 43, 3: 43}
+    for given in (served.complete(prompt=[5], seed=7).json(), events(served.complete(seed=7, stream=True).text)[0]):
+        assert given["seed"] == 7 and given["choices"][0]["seed"] == 7
 
 
 def test_an_unexpected_failure_in_the_middle_of_a_stream(served: Any) -> None:

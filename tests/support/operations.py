@@ -21,8 +21,8 @@ BLOCK_SIZE = 16
 class Case:
     """One operation on one batch; `rows` are (tokens added, context in all) of each, single tokens first.
 
-    `widths` are the columns of its inputs, `weights` the shapes of its weights; those named in `packed` are packed for
-    implementations that take them so. `kv` says what a layer stores, for operations on the cache.
+    `widths` are the columns of its inputs, `weights` the shapes of its weights. `kv` says what a layer stores, for
+    operations on the cache.
     """
 
     name: str

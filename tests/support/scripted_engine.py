@@ -82,7 +82,8 @@ class ScriptedEngine:
                     deltas.append(SampleDelta(index, shown, [token], self._logprobs(token, params), reason))
                     deltas[-1].error = self.error if last else None
                 call.outputs += 1
-                yield RequestOutput(number, deltas, len(prompt_token_ids), min(4, len(prompt_token_ids)), 42, last)
+                cached, seed = min(4, len(prompt_token_ids)), 41 + number if params.seed is None else params.seed
+                yield RequestOutput(number, deltas, len(prompt_token_ids), cached, seed, last)
         finally:
             call.closed.set()
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from penstock.core.errors import TokenizerError
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, TokenizerError
 from penstock.text.tokenizer import Tokenizer, load_tokenizer, unused_marker
 from support.tokenizers_made import KINDS, add_bos, make_raw, save
 
@@ -30,6 +30,15 @@ def test_encoding_equals_transformers(tmp_path: Path, kind: str, bos: bool, text
     )
     for special in (True, False):
         assert tokenizer.encode(text, special) == reference.encode(text, add_special_tokens=special)
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udc00b", "the fox \udfff"])
+def test_half_of_a_surrogate_pair_is_refused(tmp_path: Path, text: str) -> None:
+    tokenizer = made(tmp_path)
+    with pytest.raises(InvalidParameter, match="surrogate"):
+        tokenizer.encode(text)
+    with pytest.raises(InvalidParameter, match="surrogate"):
+        tokenizer.encode_marked(f"the\ufdd0{text}", "\ufdd0")
 
 
 def test_bos_is_never_added_twice(tmp_path: Path) -> None:
@@ -141,6 +150,42 @@ def test_overlapping_special_tokens_are_all_broken(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(save(raw, tmp_path))
     ids = tokenizer.encode_marked(tokenizer.mark_special("<ab>", "\ufdd0"), "\ufdd0")
     assert not any(tokenizer.table.special[token] for token in ids)
+
+
+def test_many_special_tokens_are_found_along_their_shared_beginnings(tmp_path: Path) -> None:
+    raw = make_raw("byte_level")
+    names = [f"<|reserved_special_token_{number}|>" for number in range(700)] + ["<|reserved", "[INST]", "[/INST]"]
+    raw.add_special_tokens(names)
+    tokenizer = load_tokenizer(save(raw, tmp_path))
+    assert all(tokenizer.mark_special(name, "\ufdd0") == name[0] + "\ufdd0" + name[1:] for name in names)
+    assert not any(map(tokenizer.has_special, ("<|reserve", "[INST", "<|", "reserved_special_token_1|>")))
+    # One way through the pattern for all of the tokens, not one for each.
+    pattern = tokenizer._special_start.pattern
+    assert pattern.count("reserved") == 1 and len(pattern) < 200
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama2", "gemma"])
+def test_a_text_that_must_be_too_long_is_refused_before_it_is_tokenized(tmp_path: Path, kind: str) -> None:
+    tokenizer = made(tmp_path, kind)
+    longest = max(map(len, tokenizer.table.pieces))
+    for text in ("the quick brown fox " * 50, "<|im_start|>" * 50, "  " * 300, "日本👩" * 50):
+        tokenizer.check_length(text, len(tokenizer.encode(text, False)), "prompt")
+    tokenizer.check_length("x" * (10 * longest), 10, "prompt")
+    with pytest.raises(ContextLengthExceeded, match="at least 11 tokens"):
+        tokenizer.check_length("x" * (10 * longest + 1), 10, "prompt")
+
+
+@pytest.mark.parametrize("kind", ["plain", "metaspace"])
+def test_a_tokenizer_that_drops_text_bounds_no_length(tmp_path: Path, kind: str) -> None:
+    made(tmp_path, kind).check_length("x" * 100_000, 1, "prompt")
+
+
+def test_composing_characters_is_allowed_for(tmp_path: Path) -> None:
+    raw = make_raw("byte_level")
+    raw.normalizer = normalizers.NFC()
+    tokenizer = load_tokenizer(save(raw, tmp_path))
+    text = "\u03b9\u0308\u0301" * 200
+    tokenizer.check_length(text, len(tokenizer.encode(text, False)), "prompt")
 
 
 def test_a_marker_that_the_text_does_not_contain() -> None:

@@ -3,11 +3,12 @@
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason, resolve
-from penstock.core.errors import TokenizerError
+from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.engine.interface import ModelInfo
-from penstock.loading.checkpoint import Checkpoint, open_checkpoint
+from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
@@ -44,11 +45,15 @@ class Prepared:
         return tokenizer
 
     def eos_token_ids(self, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-        """What ends an output: as generation_config.json says, else config.json, else the tokenizer."""
-        for source in (self.checkpoint.generation_config, self.checkpoint.config):
+        """What ends an output: as generation_config.json says, else config.json, else the tokenizer.
+
+        Raises ModelFileError where a file says something else than ids.
+        """
+        sources = ((GENERATION_CONFIG, self.checkpoint.generation_config), (CONFIG, self.checkpoint.config))
+        for name, source in sources:
             value = source.get("eos_token_id")
             if value is not None:
-                return tuple(value) if isinstance(value, list) else (int(value),)
+                return _token_ids(name, value)
         if tokenizer is not None and tokenizer.eos_token_id is not None:
             return (tokenizer.eos_token_id,)
         return ()
@@ -64,6 +69,15 @@ class Prepared:
             eos_token_ids=self.eos_token_ids(tokenizer),
             created=int(time.time()),
         )
+
+
+def _token_ids(file: str, value: Any) -> tuple[int, ...]:
+    """The ids in a file's `eos_token_id`, which is one or a list of them."""
+    ids = value if isinstance(value, list) else [value]
+    for token in ids:
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
+            raise ModelFileError(f"{file}: eos_token_id is {value!r}; it must be a token id, or a list of token ids.")
+    return tuple(ids)
 
 
 def _served_name(model: str) -> str:
@@ -84,8 +98,8 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
         path=str(path),
         stored_dtype=declaration.dtype,
         num_parameters=declaration.num_parameters,
+        resident_parameters=declaration.resident_parameters,
         max_position_embeddings=declaration.max_position_embeddings,
-        vocab_size=declaration.vocab_size,
         kv_layers=declaration.kv_layers,
     )
     if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():

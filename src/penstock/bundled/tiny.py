@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-NAME = "tiny-random"
+from penstock.core.errors import ConfigurationError
+
+# The number rises whenever what is written changes, so that nobody meets what an older version made.
+NAME = "tiny-random-1"
 SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|system|>")
 LAYERS, WIDTH, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 4, 128, 384, 4, 2, 32
 CONTEXT = 4096
@@ -25,10 +28,23 @@ def cache_directory() -> Path:
 
 
 def tiny_checkpoint(directory: Path | None = None) -> Path:
-    """The checkpoint's directory, made if it is not there. Several processes may ask at once."""
+    """The checkpoint's directory, made if it is not there. Several processes may ask at once.
+
+    Raises ConfigurationError where it cannot be made.
+    """
     target = directory or cache_directory() / NAME
-    if (target / "config.json").exists():
-        return target
+    try:
+        if not (target / "config.json").exists():
+            _make(target)
+    except OSError as error:
+        raise ConfigurationError(
+            f"The tiny model cannot be written to {target} ({error.strerror}); set XDG_CACHE_HOME to a folder that can "
+            "be written to, or give a model."
+        ) from None
+    return target
+
+
+def _make(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / NAME
@@ -40,7 +56,6 @@ def tiny_checkpoint(directory: Path | None = None) -> Path:
             # Another process was quicker; its checkpoint is the same.
             if not (target / "config.json").exists():
                 raise
-    return target
 
 
 def write_tiny_checkpoint(directory: Path) -> None:

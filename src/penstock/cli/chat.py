@@ -2,20 +2,25 @@
 
 import asyncio
 import contextlib
-import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.markup import escape
 
 from penstock.core.errors import ConfigurationError, PenstockError, RowFailed
 from penstock.core.sampling import SamplingParams
 from penstock.llm import AsyncEngine, chat_encoder
+from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.hub import resolve_model
+from penstock.server.resolve import SamplingDefaults
 from penstock.text.chat_template import ChatEncoder
 
 HELP = "Write a message and press Enter. /clear forgets the conversation, /exit (or Ctrl-D) ends it."
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
@@ -28,13 +33,11 @@ class _Session:
     def opening(self) -> list[dict[str, str]]:
         return [{"role": "system", "content": self.system}] if self.system else []
 
-    async def answer(self, messages: list[dict[str, str]]) -> str:
-        """Stream the answer to standard output and return it; cancelling ends it early and keeps what came."""
-        parts: list[str] = []
+    async def answer(self, messages: list[dict[str, str]], parts: list[str]) -> None:
+        """Stream the answer to standard output, and into `parts` as it comes, so that what came survives Ctrl-C."""
         ids = self.encoder.encode(messages)
-        async with contextlib.aclosing(self.engine.generate(ids, self.params)) as outputs:
-            # A cancelled answer is an answer: the user has read enough.
-            with contextlib.suppress(asyncio.CancelledError):
+        try:
+            async with contextlib.aclosing(self.engine.generate(ids, self.params)) as outputs:
                 async for output in outputs:
                     for delta in output.deltas:
                         parts.append(delta.text)
@@ -42,71 +45,76 @@ class _Session:
                         sys.stdout.flush()
                         if delta.error is not None:
                             raise RowFailed(delta.error)
-        sys.stdout.write("\n")
-        return "".join(parts)
+        finally:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
 
 
-def run_chat(
-    options: dict[str, Any],
-    prompt: str | None,
-    system: str | None,
-    max_tokens: int | None,
-    temperature: float | None,
-    seed: int | None,
-) -> int:
-    """Answer one prompt, or chat until the input ends; returns the exit status."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=1.0 if temperature is None else temperature, seed=seed)
-    return asyncio.run(_chat(options, prompt, system, params))
+def run_chat(options: dict[str, Any], prompt: str | None, system: str | None, given: dict[str, Any]) -> int:
+    """Answer one prompt, or chat until the input ends; returns the exit status.
 
-
-async def _chat(options: dict[str, Any], prompt: str | None, system: str | None, params: SamplingParams) -> int:
+    `given` are sampling parameters of the command line, None where they are left to the model's recommendation.
+    """
+    path = resolve_model(options["model"])
+    params = chat_params(open_checkpoint(path, weights=False).generation_config, given)
     console = Console(stderr=True)
-    with console.status(f"loading {escape(options['model'])}"):
-        engine = await AsyncEngine.start(**options)
-    async with engine:
-        if engine.tokenizer is None:
-            raise ConfigurationError("This model has no tokenizer.json, so it cannot read text; give --tokenizer DIR.")
-        session = _Session(engine, chat_encoder(engine.tokenizer), params, system)
-        for note in session.encoder.template.notes:
-            console.print(f"[dim]{escape(note)}[/dim]")
-        if prompt is not None:
-            await session.answer([*session.opening(), {"role": "user", "content": prompt}])
-            return 0
-        console.print(f"[dim]{HELP}[/dim]")
-        await _converse(session, console)
-    return 0
+    # Between answers nothing needs the event loop. So the prompt blocks it, where Ctrl-C is an ordinary
+    # KeyboardInterrupt; while the runner runs something, Ctrl-C cancels that and nothing else.
+    with asyncio.Runner() as runner:
+        with console.status(f"loading {escape(options['model'])}"):
+            engine = runner.run(AsyncEngine.start(**{**options, "model": str(path)}))
+        try:
+            if engine.tokenizer is None:
+                raise ConfigurationError(
+                    "This model has no tokenizer.json, so it cannot read text; give --tokenizer DIR."
+                )
+            session = _Session(engine, chat_encoder(engine.tokenizer), params, system)
+            for note in session.encoder.template.notes:
+                console.print(f"[dim]{escape(note)}[/dim]")
+            if prompt is not None:
+                runner.run(session.answer([*session.opening(), {"role": "user", "content": prompt}], []))
+                return 0
+            console.print(f"[dim]{HELP}[/dim]")
+            return _converse(session, runner, console)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        finally:
+            runner.run(engine.close())
 
 
-async def _converse(session: _Session, console: Console) -> None:
+def chat_params(generation_config: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
+    """What the command line gives, else what the model's authors recommend, else `SamplingParams`' own defaults.
+
+    Raises ModelFileError or InvalidParameter, whichever is at fault.
+    """
+    recommended = msgspec.structs.asdict(SamplingDefaults.from_generation_config(generation_config))
+    values = {**recommended, **{name: value for name, value in given.items() if value is not None}}
+    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
+
+
+def _converse(session: _Session, runner: asyncio.Runner, console: Console) -> int:
     messages = session.opening()
     while True:
         try:
-            line = (await asyncio.to_thread(input, "> ")).strip()
+            line = input("> ").strip()
         except EOFError:
-            return
+            return 0
         if line == "/exit":
-            return
+            return 0
         if line == "/clear":
             messages = session.opening()
         elif line.startswith("/"):
             console.print(f"[dim]{HELP}[/dim]")
         elif line:
             turn = [*messages, {"role": "user", "content": line}]
+            parts: list[str] = []
             try:
-                answer = await _interruptible(session, turn)
+                runner.run(session.answer(turn, parts))
+            except KeyboardInterrupt:
+                # The user has read enough: what came is the answer.
+                console.print("[dim]interrupted[/dim]")
             except PenstockError as error:
                 # What was refused is not kept, so the next message starts from what worked.
                 console.print(f"[red]{escape(error.message)}[/red]")
                 continue
-            messages = [*turn, {"role": "assistant", "content": answer}]
-
-
-async def _interruptible(session: _Session, turn: list[dict[str, str]]) -> str:
-    """The answer to a turn; Ctrl-C ends the answer and not the conversation."""
-    task = asyncio.ensure_future(session.answer(turn))
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, task.cancel)
-    try:
-        return await task
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
+            messages = [*turn, {"role": "assistant", "content": "".join(parts)}]

@@ -114,7 +114,8 @@ def run(
         load_format=load_format,
         threads=threads,
     )
-    raise typer.Exit(run_chat(engine, prompt, system, max_tokens, temperature, seed))
+    given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    raise typer.Exit(run_chat(engine, prompt, system, given))
 
 
 @bench.command("engine")

@@ -34,14 +34,16 @@ def run_serve(options: dict[str, Any], host: str, port: int, names: tuple[str, .
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(host, port)
     with contextlib.closing(listener):
-        prepared = prepare(EngineOptions(**options), api_beside=True)
-        return run_loop(_serve(prepared, listener, names, started))
+        return run_loop(_serve(EngineOptions(**options), listener, names, started))
 
 
-async def _serve(prepared: Prepared, listener: socket.socket, names: tuple[str, ...], started: float) -> int:
+async def _serve(options: EngineOptions, listener: socket.socket, names: tuple[str, ...], started: float) -> int:
     progress = _LoadProgress()
-    engine = await EngineProcess.start(engine_command(sys.executable), prepared.config, progress.update)
+    # The engine imports torch while this process finds out what to load.
+    engine = await EngineProcess.start(engine_command(sys.executable), progress.update)
     try:
+        prepared = await asyncio.to_thread(prepare, options, api_beside=True)
+        engine.configure(prepared.config)
         with progress:
             before = time.monotonic()
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
@@ -60,10 +62,15 @@ async def _serve(prepared: Prepared, listener: socket.socket, names: tuple[str, 
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         _print_notes(prepared, tokenizer, message)
         host, port = listener.getsockname()[:2]
-        console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on http://{host}:{port}/v1")
+        console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
         return await _until_end(serving, engine)
     finally:
         await engine.close()
+
+
+def address_markup(host: str, port: int) -> str:
+    """The API's URL for rich, to which the brackets around an IPv6 address would mean markup."""
+    return escape(f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1")
 
 
 async def _until_end(serving: "asyncio.Future[None]", engine: EngineProcess) -> int:

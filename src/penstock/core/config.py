@@ -1,6 +1,6 @@
 """Configuration: what a user may set, what it resolves to, and why."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ KV_SHARE_OF_FREE_MEMORY = 0.8
 SMALL_MODEL_PARAMETERS = 100_000_000
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
+LARGEST_VALUE = 2**63 - 1
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,17 +111,17 @@ class ModelFacts(msgspec.Struct, frozen=True):
     Attributes:
         path: its directory.
         stored_dtype: of most of its weights.
-        num_parameters: over all tensors that are loaded.
+        num_parameters: over all tensors that are loaded; a tied head counts once.
+        resident_parameters: over all weights that are kept in memory, where a tied head is a second copy.
         max_position_embeddings: the longest context it was made for.
-        vocab_size: rows of its embedding.
         kv_layers: what its attention layers store.
     """
 
     path: str
     stored_dtype: str
     num_parameters: int
+    resident_parameters: int
     max_position_embeddings: int
-    vocab_size: int
     kv_layers: tuple[LayerKV, ...]
 
 
@@ -163,15 +164,17 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     the model, InsufficientMemory where weights and the smallest useful pool do not fit.
     """
     out = _Resolver()
+    tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(options, model, out)
     threads = _resolve_threads(options, model, machine, out)
-    _positive("long_prefill_token_threshold", options.long_prefill_token_threshold)
     max_num_seqs, batched = _resolve_batch(options, out)
+    out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
     num_blocks, max_model_len = _resolve_memory(options, model, machine, spec, dtype, (max_num_seqs, batched), out)
-    out.note("prefix caching", options.enable_prefix_caching, "shares the KV of equal prefixes")
+    sharing = "equal prefixes share their KV" if options.enable_prefix_caching else "as asked: every prompt is computed"
+    out.note("enable prefix caching", options.enable_prefix_caching, sharing)
     config = EngineConfig(
-        model=ModelConfig(model.path, options.tokenizer or model.path, dtype, options.load_format),
+        model=ModelConfig(model.path, tokenizer, dtype, options.load_format),
         cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -186,8 +189,23 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
 
 
 def _positive(name: str, value: int | None) -> None:
+    option = f"--{name.replace('_', '-')}"
     if value is not None and value < 1:
-        raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be at least 1.")
+        raise ConfigurationError(f"{option} is {value}; it must be at least 1.")
+    if value is not None and value > LARGEST_VALUE:
+        raise ConfigurationError(f"{option} does not fit into 64 bits; it must be at most {LARGEST_VALUE}.")
+
+
+def _resolve_model(options: EngineOptions, model: ModelFacts, out: _Resolver) -> str:
+    """The directory of the tokenizer; what is loaded and how is noted."""
+    formats = get_args(LoadFormat)
+    if options.load_format not in formats:
+        raise ConfigurationError(f"--load-format {options.load_format} is not one of {', '.join(formats)}.")
+    out.note("model", model.path, "as asked" if model.path == options.model else f"where {options.model} was found")
+    loaded = "random weights, as asked" if options.load_format == "dummy" else "the checkpoint's weights"
+    out.note("load format", options.load_format, loaded)
+    out.note("tokenizer", options.tokenizer or model.path, "as asked" if options.tokenizer else "the model's own")
+    return options.tokenizer or model.path
 
 
 def _resolve_threads(options: EngineOptions, model: ModelFacts, machine: MachineFacts, out: _Resolver) -> int:
@@ -236,7 +254,19 @@ def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
             f"--max-num-batched-tokens {batched} is less than --max-num-seqs {max_num_seqs}: every running sequence "
             "needs one token of each step; raise the first or lower the second."
         )
+    _note_order(options, batched, out)
     return max_num_seqs, batched
+
+
+def _note_order(options: EngineOptions, batched: int, out: _Resolver) -> None:
+    _positive("long_prefill_token_threshold", options.long_prefill_token_threshold)
+    if options.long_prefill_token_threshold is None:
+        out.note("long prefill token threshold", "none", f"one prompt may fill a step's {batched} tokens")
+    else:
+        out.note("long prefill token threshold", options.long_prefill_token_threshold, "as asked")
+    waiting = "as asked: the next batch starts when the last sequence of one has ended"
+    filling = "a sequence that ends makes room for the next one at once"
+    out.note("static batching", options.static_batching, waiting if options.static_batching else filling)
 
 
 def _resolve_memory(
@@ -258,7 +288,7 @@ def _resolve_memory(
             "made for (max_position_embeddings)."
         )
     max_num_seqs, chunk = batch
-    weights = model.num_parameters * DTYPE_BYTES[dtype]
+    weights = model.resident_parameters * DTYPE_BYTES[dtype]
     free = machine.available_memory - weights - WORKSPACE_BYTES
     smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * spec.block_bytes
     if free < smallest:

@@ -45,7 +45,9 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
     """Entries of one row's block table in one KV group: `blocks` replace those from index `first` on.
 
-    Entries before the group's window are released and hold -1.
+    A block that is given back because the group's window has passed it is not announced: its entry keeps the old block,
+    which may hold another sequence's tokens by now, so entries before the window must not be read. An entry that is
+    sent only after its block was given back holds -1.
     """
 
     group: int

@@ -4,6 +4,8 @@ import msgspec
 
 from penstock.core.sampling import SamplingParams
 
+MAX_SALT_LENGTH = 256
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One admitted request. The prompt is token ids; text never reaches the engine.
@@ -14,7 +16,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         sampling: with `seed` and `max_tokens` resolved (never None).
         eos_token_ids: ids that end the output unless `sampling.ignore_eos`.
         priority: lower runs first; first come, first served within one priority.
-        cache_salt: requests share cached prefixes only within one salt.
+        cache_salt: requests share cached prefixes only within one salt, of up to MAX_SALT_LENGTH characters.
     """
 
     request_id: int

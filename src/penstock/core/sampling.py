@@ -1,10 +1,17 @@
 """What a user asks of sampling: `SamplingParams`, valid from the moment it exists."""
 
-import math
 from typing import Any
 
 import msgspec
 
+from penstock.core.checks import (
+    check_boolean,
+    check_characters,
+    check_integer,
+    check_list,
+    check_mapping,
+    check_number,
+)
 from penstock.core.errors import InvalidParameter
 
 MAX_SAMPLES = 128
@@ -27,7 +34,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         top_k: keep the k most likely tokens; 0 or -1 keeps all.
         top_p: keep the smallest set whose probability reaches top_p, in (0, 1].
         min_p: drop tokens less likely than min_p times the most likely one, in [0, 1].
-        repetition_penalty: > 0; divides positive and multiplies negative logits of tokens seen in prompt or output.
+        repetition_penalty: 0.01..100; divides positive and multiplies negative logits of tokens in prompt or output.
         presence_penalty: -2..2, subtracted from the logits of tokens in the output.
         frequency_penalty: -2..2, subtracted once for each occurrence in the output.
         logit_bias: token id → -100..100, added to the logit.
@@ -63,47 +70,53 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _integer("n", self.n, 1, MAX_SAMPLES)
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _number("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, exclusive_low=True)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        check_integer("n", self.n, 1, MAX_SAMPLES)
+        check_number("temperature", self.temperature, 0.0, 100.0)
+        check_integer("top_k", self.top_k, -1, 2**31 - 1)
+        check_number("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)
+        check_number("min_p", self.min_p, 0.0, 1.0)
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**64 - 1)
+            check_integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}).")
         if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+            check_boolean(name, getattr(self, name))
         self._normalise_collections()
 
     def _normalise_collections(self) -> None:
+        """Make tuples of lists, and check what is in them."""
         stop: Any = self.stop
-        stop = (stop,) if isinstance(stop, str) else tuple(stop or ())
-        msgspec.structs.force_setattr(self, "stop", stop)
-        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop = (stop,) if isinstance(stop, str) else () if stop is None else stop
+        tokens: Any = () if self.stop_token_ids is None else self.stop_token_ids
+        check_list("stop", stop)
+        check_list("stop_token_ids", tokens)
+        msgspec.structs.force_setattr(self, "stop", tuple(stop))
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(tokens))
         if len(stop) > MAX_STOP_STRINGS:
             raise InvalidParameter("stop", f"{len(stop)} strings given, at most {MAX_STOP_STRINGS} are accepted.")
         for text in stop:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
                 raise InvalidParameter("stop", f"each must be a string of 1 to {MAX_STOP_LENGTH} characters.")
-            if any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-                raise InvalidParameter("stop", "half of a surrogate pair is not a character; send whole characters.")
-        if len(self.stop_token_ids) > MAX_STOP_TOKENS:
+            check_characters("stop", text)
+        if len(tokens) > MAX_STOP_TOKENS:
             raise InvalidParameter("stop_token_ids", f"at most {MAX_STOP_TOKENS} ids are accepted.")
-        for token in self.stop_token_ids:
-            _integer("stop_token_ids", token, 0, 2**31 - 1)
+        for token in tokens:
+            check_integer("stop_token_ids", token, 0, 2**31 - 1)
         if self.logit_bias is not None:
+            check_mapping("logit_bias", self.logit_bias)
             if len(self.logit_bias) > MAX_LOGIT_BIAS:
                 raise InvalidParameter("logit_bias", f"at most {MAX_LOGIT_BIAS} entries are accepted.")
             for token, bias in self.logit_bias.items():
-                _integer("logit_bias", token, 0, 2**31 - 1)
-                _number("logit_bias", bias, -100.0, 100.0)
+                check_integer("logit_bias", token, 0, 2**31 - 1)
+                check_number("logit_bias", bias, -100.0, 100.0)
 
     @property
     def greedy(self) -> bool:
@@ -114,19 +127,3 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def has_penalties(self) -> bool:
         """Whether a token's logit depends on the tokens before it."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
-
-
-def _integer(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidParameter(name, f"must be an integer, not {value!r}.")
-    if not low <= value <= high:
-        raise InvalidParameter(name, f"{value} is outside {low}..{high}.")
-
-
-def _number(name: str, value: Any, low: float, high: float, *, exclusive_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidParameter(name, f"must be a number, not {value!r}.")
-    # NaN fails every comparison, so it must be asked for by name.
-    if not math.isfinite(value) or value < low or value > high or (exclusive_low and value == low):
-        bracket = "(" if exclusive_low else "["
-        raise InvalidParameter(name, f"{value} is outside {bracket}{low:g}, {high:g}].")

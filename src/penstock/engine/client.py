@@ -56,8 +56,8 @@ class _Waiter:
 class EngineProcess(asyncio.Protocol):
     """An engine in a process of its own, as its users hold it (`EngineClient`).
 
-    `start` makes the process and returns when it has been told what to build; `ready` waits until it serves. The
-    process ends when the socket closes, so it cannot outlive this one.
+    `start` makes the process, `configure` tells it what to build, `ready` waits until it serves. The process ends when
+    the socket closes, so it cannot outlive this one.
     """
 
     def __init__(self, process: "subprocess.Popen[bytes]", progress: Callable[[int, int], None]) -> None:
@@ -76,10 +76,11 @@ class EngineProcess(asyncio.Protocol):
         self._table: TokenTable | None = None
 
     @classmethod
-    async def start(
-        cls, command: Sequence[str], config: EngineConfig, progress: Callable[[int, int], None]
-    ) -> "EngineProcess":
-        """Start `command` with the descriptor of its end of the socket as its last argument."""
+    async def start(cls, command: Sequence[str], progress: Callable[[int, int], None]) -> "EngineProcess":
+        """Start `command` with the descriptor of its end of the socket as its last argument.
+
+        It begins with its imports; what to build, `configure` says.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
@@ -91,8 +92,11 @@ class EngineProcess(asyncio.Protocol):
             # The process, if there is one already, ends with the socket.
             ours.close()
             raise
-        engine._send(Start(PROTOCOL_VERSION, config))
         return engine
+
+    def configure(self, config: EngineConfig) -> None:
+        """Tell the process what to build; to be called once."""
+        self._send(Start(PROTOCOL_VERSION, config))
 
     async def ready(self, model: ModelInfo, table: TokenTable | None) -> Ready:
         """Wait until the engine serves; raises what kept it from starting. `table` turns its tokens into text."""

@@ -5,8 +5,9 @@ import secrets
 
 import msgspec
 
+from penstock.core.checks import check_characters, check_integer
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
-from penstock.core.request import Request
+from penstock.core.request import MAX_SALT_LENGTH, Request
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.admission import Limits, check_request
 
@@ -38,6 +39,10 @@ class Intake:
         self._check_tokens("prompt", prompt)
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
+        check_integer("priority", priority, -(2**63), 2**63 - 1)
+        if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_LENGTH:
+            raise InvalidParameter("cache_salt", f"must be a string of at most {MAX_SALT_LENGTH} characters.")
+        check_characters("cache_salt", cache_salt)
         if params.stop and not self._has_text:
             raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
         room = self._limits.max_model_len - len(prompt)

@@ -11,8 +11,8 @@ class GroupBatch:
 
     Attributes:
         slots: int64 [tokens]; this step's keys and values go to these slots (block · block_size + offset).
-        block_tables: int32 [rows, blocks]; block of each absolute block index, in the order of the rows. Entries that
-            are released (before the window) or past the context hold 0 and must not be attended to.
+        block_tables: int32 [rows, blocks]; block of each absolute block index, in the order of the rows. Entries
+            before the window and past the context are stale: any block of the pool, which must not be read.
     """
 
     slots: Tensor

@@ -194,7 +194,7 @@ CPU_TORCH: tuple[Implementation, ...] = (
     _fast("torch_in_place", Rotary, _rotary, _overwrites_fused),
     _fast("torch", WriteKV, _write_kv, _write_kv_supports),
     *ATTENTION,
-    _fast("torch", GatedActivation, _gated_activation),
+    _fast("torch", GatedActivation, _gated_activation, row_function=False),
     _fast("torch_in_place", Scale, _scale),
     _fast("torch", SoftCap, _soft_cap),
     _fast("torch", SelectRows, _select_rows),

@@ -210,7 +210,8 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(Rotary, _rotary),
     _reference(WriteKV, _write_kv),
     _reference(Attention, _attention),
-    _reference(GatedActivation, _gated_activation),
+    # Where a thread's share ends, torch computes the last few values by another routine than full vectors.
+    _reference(GatedActivation, _gated_activation, row_function=False),
     _reference(Scale, _scale),
     _reference(SoftCap, _soft_cap),
     _reference(SelectRows, _select_rows),

@@ -95,7 +95,8 @@ class Linear:
 class RmsNorm:
     """x → x / sqrt(mean(x²) + eps) · w, computed in float32.
 
-    `unit_offset` multiplies by 1 + w and rounds once at the end; otherwise the quotient is rounded to x's type first.
+    `unit_offset` multiplies by 1 + w and rounds once at the end. Otherwise the quotient may be rounded to x's type
+    before it is multiplied, as the reference does, or only the product, which is more exact.
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
 

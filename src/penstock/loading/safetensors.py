@@ -13,6 +13,8 @@ from typing import Any
 from penstock.core.errors import ModelFileError
 
 _LONGEST_HEADER = 100_000_000
+_MOST_DIMENSIONS = 8
+_LARGEST_NUMBER = 2**63 - 1
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -54,10 +56,18 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
     entries = {
         name: _entry(name, fields, file, 8 + length) for name, fields in header.items() if name != "__metadata__"
     }
-    end = max((entry.offset + entry.nbytes for entry in entries.values()), default=0)
-    if end > size:
+    end = 8 + length
+    for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.nbytes)):
+        if entry.offset != end:
+            raise ModelFileError(
+                f"{file.name} has tensor {entry.name} at byte {entry.offset}, but the one before it ends at {end}: "
+                "tensors must follow each other without gap or overlap; download it again."
+            )
+        end += entry.nbytes
+    if end != size:
+        trouble = "is truncated" if end > size else "has bytes that belong to no tensor"
         raise ModelFileError(
-            f"{file.name} is truncated: its header describes {end} bytes, but it has {size}; download it again."
+            f"{file.name} {trouble}: its header describes {end} bytes, but it has {size}; download it again."
         )
     return entries
 
@@ -65,7 +75,8 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
 def _entry(name: str, fields: Any, file: Path, base: int) -> TensorEntry:
     try:
         dtype, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-        sound = all(type(number) is int and number >= 0 for number in (*shape, begin, end)) and begin <= end
+        sound = len(shape) <= _MOST_DIMENSIONS and begin <= end
+        sound = sound and all(type(number) is int and 0 <= number <= _LARGEST_NUMBER for number in (*shape, begin, end))
         width = _SIZES.get(dtype)
     except (TypeError, KeyError, ValueError):
         sound, width = False, None

@@ -11,6 +11,9 @@ from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 from penstock.models.config import ConfigReader
 
+# Far above any model; a file that asks for more would keep the declaration building layers for hours.
+_MOST_LAYERS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -42,7 +45,7 @@ def read_sizes(reader: ConfigReader, *, kv_heads: int | None, head_dim: int | No
         vocab_size=reader.integer("vocab_size"),
         width=width,
         inner_width=reader.integer("intermediate_size"),
-        layers=reader.integer("num_hidden_layers"),
+        layers=reader.integer("num_hidden_layers", largest=_MOST_LAYERS),
         heads=HeadLayout(query_heads, kv_count, size),
         max_positions=reader.integer("max_position_embeddings", max_positions),
         eps=reader.number("rms_norm_eps", 1e-6),

@@ -4,7 +4,7 @@ Keys that no family reads are ignored where their value switches something off (
 listed in INERT; any other is refused, since a value that is silently ignored gives silently wrong tokens.
 """
 
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,42 +14,80 @@ from penstock.kernels.signature import ActivationName, LinearRope, Llama3Rope, R
 # Metadata, training settings and generation defaults: none changes what a forward pass computes.
 INERT = frozenset(
     {
+        "_attn_implementation_autoset",
         "_name_or_path",
         "_sliding_window_pattern",
         "attention_dropout",
+        "attn_pdrop",
         "auto_map",
+        "bad_words_ids",
+        "begin_suppress_tokens",
         "boi_token_index",
         "bos_token_id",
         "cache_implementation",
         "chunk_size_feed_forward",
+        "decoder_start_token_id",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
         "embd_pdrop",
+        "encoder_no_repeat_ngram_size",
         "eoi_token_index",
         "eos_token_id",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "exponential_decay_length_penalty",
         "finetuning_task",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
         "id2label",
         "image_token_index",
         "initializer_range",
+        "is_llama_config",
         "keys_to_ignore_at_inference",
         "label2id",
+        "length_penalty",
         "max_length",
+        "max_new_tokens",
+        "max_sequence_length",
+        "min_length",
+        "min_p",
         "mm_tokens_per_image",
         "name_or_path",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_attentions",
+        "output_hidden_states",
+        "output_scores",
         "pad_token_id",
+        "penalty_alpha",
         "prefix",
         "pretraining_tp",
         "problem_type",
+        "remove_invalid_values",
+        "renormalize_logits",
+        "repetition_penalty",
         "resid_pdrop",
         "return_dict",
+        "return_dict_in_generate",
         "sep_token_id",
+        "suppress_tokens",
         "task_specific_params",
         "temperature",
+        "tf_legacy_loss",
         "tokenizer_class",
+        "tokenizer_model_max_length",
         "top_k",
         "top_p",
         "torchscript",
+        "transformers.js_config",
         "transformers_version",
+        "typical_p",
         "unsloth_fixed",
         "unsloth_version",
+        "use_bfloat16",
         "use_cache",
     }
 )
@@ -58,6 +96,9 @@ _ACTIVATIONS: dict[str, ActivationName] = {"silu": "silu", "swish": "silu", "gel
 _DTYPES = ("float32", "bfloat16", "float16")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 _ABSENT = object()
+# Above any real size, and small enough that products of a few of them and their roots are computed without overflow.
+_LARGEST_INTEGER = 2**31 - 1
+_LONGEST_SHOWN = 80
 
 
 class ConfigReader:
@@ -73,10 +114,10 @@ class ConfigReader:
         self._path = path
         self._read: set[str] = set()
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A positive integer; required where there is no default."""
+    def integer(self, key: str, default: int | None = None, *, largest: int = _LARGEST_INTEGER) -> int:
+        """An integer from 1 to `largest`; required where there is no default."""
         value = self._take(key, default)
-        return self._positive_integer(key, value)
+        return self._positive_integer(key, value, largest)
 
     def optional_integer(self, key: str, default: int | None) -> int | None:
         """A positive integer or null."""
@@ -129,8 +170,8 @@ class ConfigReader:
     def count(self, key: str, default: int) -> int:
         """An integer of at least 0."""
         value = self._take(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self._malformed(key, value, "an integer of at least 0")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST_INTEGER:
+            raise self._malformed(key, value, f"an integer from 0 to {_LARGEST_INTEGER}")
         return value
 
     def ignore(self, *keys: str) -> None:
@@ -147,10 +188,8 @@ class ConfigReader:
 
     def refuse(self, key: str, value: Any, hint: str) -> UnsupportedModel:
         """The error for a value that the code does not implement."""
-        shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
-        return UnsupportedModel(
-            f"config.json has {self._path}{key} = {shown}, which is not implemented for {self._family} ({hint})."
-        )
+        found = f"{self._path}{key} = {_shown(value)}"
+        return UnsupportedModel(f"config.json has {found}, which is not implemented for {self._family} ({hint}).")
 
     def _take(self, key: str, default: Any, *, null_counts: bool = False) -> Any:
         self._read.add(key)
@@ -161,19 +200,25 @@ class ConfigReader:
             raise ModelFileError(f"config.json has no {self._path}{key}, which {self._family} models need.")
         return value
 
-    def _positive_integer(self, key: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self._malformed(key, value, "an integer of at least 1")
+    def _positive_integer(self, key: str, value: Any, largest: int = _LARGEST_INTEGER) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+            raise self._malformed(key, value, f"an integer from 1 to {largest}")
         return value
 
     def _positive_number(self, key: str, value: Any) -> float:
         numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not numeric or not math.isfinite(value) or value <= 0:
-            raise self._malformed(key, value, "a number above 0")
+        # An integer may be too large for a float; comparing it with one is exact.
+        if not numeric or not 0 < value <= sys.float_info.max:
+            raise self._malformed(key, value, f"a number above 0 and at most {sys.float_info.max:.2g}")
         return float(value)
 
     def _malformed(self, key: str, value: Any, expected: str) -> ModelFileError:
-        return ModelFileError(f"config.json has {self._path}{key} = {value!r}, but it must be {expected}.")
+        return ModelFileError(f"config.json has {self._path}{key} = {_shown(value)}, but it must be {expected}.")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 
 def read_dtype(reader: ConfigReader) -> str:
@@ -206,7 +251,7 @@ def read_rope(reader: ConfigReader, family: str, head_dim: int, max_positions: i
     theta = reader.number("rope_theta", 10000.0)
     name, scaling = ("rope_scaling", older) if older else ("rope_parameters", newer or {})
     if newer and older:
-        theta = float(newer.get("rope_theta", theta))
+        theta = ConfigReader(newer, family, "rope_parameters.").number("rope_theta", theta)
     return rope_spec(scaling, family, name, head_dim, theta, max_positions)
 
 
@@ -224,6 +269,9 @@ def rope_spec(
     if turned != 1.0:
         raise reader.refuse("partial_rotary_factor", turned, "implemented: 1")
     scaling: LinearRope | Llama3Rope | None = None
+    if kind != "llama3":
+        # Said of where a model came from; only llama3's ramp depends on it.
+        reader.ignore("original_max_position_embeddings")
     if kind == "linear":
         scaling = LinearRope(reader.number("factor"))
     elif kind == "llama3":

@@ -51,6 +51,11 @@ class ModelDeclaration:
         tensors = {part.tensor: part.shape for weight in self.weights for part in weight.parts}
         return sum(math.prod(shape) for shape in tensors.values())
 
+    @property
+    def resident_parameters(self) -> int:
+        """Number of parameters that are kept in memory: a tied head has a packed copy of the embedding's matrix."""
+        return sum(weight.size for weight in self.weights)
+
     def record(self) -> Tape:
         """The model as a list of operations."""
         tape = Tape()

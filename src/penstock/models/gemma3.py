@@ -94,7 +94,10 @@ def declare_multimodal(config: Mapping[str, Any]) -> ModelDeclaration:
     tied = reader.flag("tie_word_embeddings", True)
     reader.ignore("architectures", "model_type", "vision_config")
     reader.refuse_unread()
-    inner = declare({"dtype": dtype, "tie_word_embeddings": tied, **text})
+    values = {"tie_word_embeddings": tied, **text}
+    if values.get("dtype") is None and values.get("torch_dtype") is None:
+        values["dtype"] = dtype
+    inner = declare(values)
     return ModelDeclaration(
         MULTIMODAL_ARCHITECTURE,
         FAMILY,
@@ -126,6 +129,7 @@ def _read_slides(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
 def _read_ropes(reader: ConfigReader, sizes: Sizes) -> tuple[RopeSpec, RopeSpec]:
     """Rotary settings of local and of global layers; only the latter are scaled by the older `rope_scaling`."""
     by_type = reader.mapping("rope_parameters") or {}
+    by_type_reader = ConfigReader(by_type, FAMILY, "rope_parameters.")
     scaling = reader.mapping("rope_scaling") or {}
     thetas = {
         "sliding_attention": reader.number("rope_local_base_freq", 10000.0),
@@ -136,7 +140,7 @@ def _read_ropes(reader: ConfigReader, sizes: Sizes) -> tuple[RopeSpec, RopeSpec]
             raise reader.refuse(f"rope_parameters.{key}", value, f"it is read by layer type: {', '.join(thetas)}")
     specs = []
     for kind, theta in thetas.items():
-        parameters = dict(by_type.get(kind) or {})
+        parameters = dict(by_type_reader.mapping(kind) or {})
         if kind == "full_attention":
             parameters.update(scaling)
         name = f"rope_parameters.{kind}"

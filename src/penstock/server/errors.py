@@ -20,6 +20,13 @@ class BodyTooLarge(RequestError):
     http_status = 413
 
 
+class HeadersTooLarge(RequestError):
+    """The head of a request is longer than the server reads."""
+
+    code = "headers_too_large"
+    http_status = 431
+
+
 class UnsupportedMediaType(RequestError):
     """The body is not plain JSON."""
 

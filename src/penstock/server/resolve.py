@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
+from penstock.core.checks import check_characters
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelFileError, ModelNotFound
+from penstock.core.request import MAX_SALT_LENGTH
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, Message
@@ -17,7 +19,6 @@ COMPLETION_MAX_TOKENS = 16
 MAX_CHOICES = 1024
 MAX_MESSAGES = 16384
 MAX_NAME_LENGTH = 512
-MAX_SALT_LENGTH = 256
 MAX_TEMPLATE_VARIABLES = 64
 _NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
@@ -36,10 +37,13 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
     def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingDefaults":
         """The sampling parameters that the authors of a model recommend in its `generation_config.json`.
 
-        Raises InvalidParameter where one is out of range.
+        Raises ModelFileError where one is out of range.
         """
         chosen = {name: config[name] for name in cls.__struct_fields__ if config.get(name) is not None}
-        SamplingParams(**chosen)
+        try:
+            SamplingParams(**chosen)
+        except InvalidParameter as error:
+            raise ModelFileError(f"generation_config.json: {error.message}") from None
         return cls(**chosen)
 
 
@@ -114,6 +118,7 @@ class Resolver:
             continue_final_message=continued,
             add_special_tokens=bool(fields.add_special_tokens),
             variables=_template_variables(fields.chat_template_kwargs),
+            most_tokens=model.max_model_len - 1,
         )
         _check_ids(prompt, model, "messages")
         return self._job(fields, [prompt], [_fit(template, prompt, model, "messages", None)])
@@ -197,19 +202,20 @@ class Resolver:
                 raise InvalidParameter(
                     "prompt", "must be a string, a list of strings, of token ids, or of lists of ids."
                 )
-            tokens = self._encode(prompt, fields) if isinstance(prompt, str) else prompt
+            tokens = self._encode(prompt, fields, model) if isinstance(prompt, str) else prompt
             _check_ids(tokens, model, "prompt")
             ids.append(tokens)
             if fields.echo:
                 texts.append(self._text(prompt, fields))
         return texts, ids
 
-    def _encode(self, prompt: str, fields: CompletionFields) -> list[int]:
+    def _encode(self, prompt: str, fields: CompletionFields, model: ModelInfo) -> list[int]:
         if self._tokenizer is None:
             raise InvalidParameter("prompt", _NO_TOKENIZER)
         # A tokenizer may make a BOS token of it; whoever wants to continue that one alone can send its id.
         if not prompt:
             raise InvalidParameter("prompt", "it is empty; at least one character, or one token id, is needed.")
+        self._tokenizer.check_length(prompt, model.max_model_len - 1, "prompt")
         return self._tokenizer.encode(prompt, fields.add_special_tokens is not False)
 
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
@@ -282,10 +288,12 @@ def _message(message: Message, path: str) -> dict[str, Any]:
     if message.tool_calls:
         result["tool_calls"] = []
         for index, call in enumerate(message.tool_calls):
+            place = f"{path}.tool_calls[{index}].function.arguments"
             try:
                 arguments = json.loads(call.function.arguments)
+                # Unlike the body's reader, this one lets through what is half of a character.
+                check_characters(place, json.dumps(arguments, ensure_ascii=False))
             except (ValueError, RecursionError):
-                place = f"{path}.tool_calls[{index}].function.arguments"
                 raise InvalidParameter(place, "must be JSON, written as a string.") from None
             function = {"name": call.function.name, "arguments": arguments}
             result["tool_calls"].append({"id": call.id, "type": call.type, "function": function})

@@ -64,6 +64,7 @@ class _Choice:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.logprob_writer = logprob_writer
+        self.seed: int | None = None
         self.finish: str | None = None
         self.stop_reason: int | str | None = None
 
@@ -85,7 +86,6 @@ class ResponseWriter:
         self._table = table
         self._created = int(time.time())
         self._cached: dict[int, int] = {}
-        self._seed: int | None = None
         self._head = b""
         # Ends an event without anything special, which nearly all are.
         self._usage_field = b',"usage":null' if job.include_usage else b""
@@ -105,7 +105,9 @@ class ResponseWriter:
         self._count(output)
         events = b""
         for delta in output.deltas:
-            events += self._event(self._choices[delta.index], delta)
+            choice = self._choices[delta.index]
+            choice.seed = output.seed
+            events += self._event(choice, delta)
         return events
 
     def end(self) -> bytes:
@@ -116,11 +118,11 @@ class ResponseWriter:
 
     def add(self, output: RequestOutput) -> None:
         """Collect an output for `body`. Raises RowFailed or EngineUnavailable where a sample has failed."""
-        self._seed = output.seed if self._seed is None else self._seed
         self._count(output)
         for delta in output.deltas:
             _check(delta)
             choice = self._choices[delta.index]
+            choice.seed = output.seed
             choice.text.append(delta.text)
             choice.token_ids += delta.token_ids
             choice.logprobs += delta.logprobs or ()
@@ -134,10 +136,12 @@ class ResponseWriter:
             "object": self._shape.whole_object,
             "created": self._created,
             "model": self._model,
-            "seed": self._seed,
             "choices": [self._whole(choice) for choice in self._choices],
             "usage": self._usage(),
         }
+        # Each prompt has a seed of its own; where there is only one, it is the response's.
+        if len(self._job.prompts) == 1:
+            response["seed"] = self._choices[0].seed
         if self._job.return_token_ids and self._shape.is_chat:
             response["prompt_token_ids"] = self._job.prompts[0]
         return _encode(response)
@@ -155,13 +159,14 @@ class ResponseWriter:
         return _Choice(prompt * params.n + sample, prompt, echo, writer)
 
     def _begin(self, output: RequestOutput) -> None:
-        head = {
+        head: dict[str, Any] = {
             "id": self.id,
             "object": self._shape.chunk_object,
             "created": self._created,
             "model": self._model,
-            "seed": output.seed,
         }
+        if len(self._job.prompts) == 1:
+            head["seed"] = output.seed
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         for choice in self._choices:
             choice.prefix = self._head + b'{"index":%d' % choice.index
@@ -185,8 +190,9 @@ class ResponseWriter:
             opening = shape.first_text
             text = "".join(choice.text) + text
             choice.started = True
+            extra = b',"seed":' + _encode(choice.seed)
             if self._job.return_token_ids:
-                extra = b',"prompt_token_ids":' + _encode(self._job.prompts[choice.prompt])
+                extra += b',"prompt_token_ids":' + _encode(self._job.prompts[choice.prompt])
         if self._job.return_token_ids:
             extra += b',"token_ids":' + _encode(delta.token_ids)
         logprobs = None
@@ -208,7 +214,7 @@ class ResponseWriter:
             result["text"] = text
         writer = choice.logprob_writer
         result["logprobs"] = None if writer is None else writer.write(choice.logprobs)
-        result |= {"finish_reason": choice.finish, "stop_reason": choice.stop_reason}
+        result |= {"finish_reason": choice.finish, "stop_reason": choice.stop_reason, "seed": choice.seed}
         if self._job.return_token_ids:
             result["token_ids"] = choice.token_ids
             if not self._shape.is_chat:

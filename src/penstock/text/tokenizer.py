@@ -1,6 +1,7 @@
 """A model's tokenizer: text to ids, special tokens, and the table that leads back to bytes."""
 
 import json
+import os.path
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,11 +9,15 @@ from typing import Any
 
 import tokenizers
 
-from penstock.core.errors import TokenizerError
+from penstock.core.checks import check_characters
+from penstock.core.errors import ContextLengthExceeded, TokenizerError
 from penstock.text.table import TokenTable, build_table
 
 # Noncharacters of Unicode: text has no use for them, so one that a request does not contain can mark a position in it.
 _MARKERS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+
+# Composing characters makes at most one byte of three (U+0390 has two in place of six); more, to be safe.
+_NFC_SHRINK = 4
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -38,6 +43,7 @@ class Tokenizer:
         self.table: TokenTable = build_table(raw)
         self._prefix, self._suffix = self._added_ids()
         self._special_start = _special_start_pattern(raw)
+        self._most_bytes = _most_bytes_per_token(raw, self.table)
         self._anchor_ids = raw.encode("\n", add_special_tokens=False).ids
 
     @property
@@ -74,10 +80,27 @@ class Tokenizer:
         """Token ids of `text`. Special tokens written in the text count as such.
 
         `add_special_tokens` adds what the tokenizer puts around a text (often a BOS token in front), except for what
-        the text has there already.
+        the text has there already. Raises InvalidParameter where the text has half of a surrogate pair.
         """
+        check_characters("prompt", text)
         ids: list[int] = self._raw.encode(text, add_special_tokens=False).ids
         return self.add_special_ids(ids) if add_special_tokens else ids
+
+    def check_length(self, text: str, most_tokens: int, param: str) -> None:
+        """Raise ContextLengthExceeded where `text` cannot but have more tokens, whichever they are.
+
+        Spares the tokenizing of a text that is far too long. Does nothing for tokenizers that may shorten texts.
+        """
+        if self._most_bytes is None:
+            return
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        fewest = -(-size // self._most_bytes)
+        if fewest > most_tokens:
+            raise ContextLengthExceeded(
+                f"The prompt's {size} bytes of text are at least {fewest} tokens, but with at least one token of "
+                f"output this model's context takes at most {most_tokens}; shorten the prompt.",
+                param=param,
+            )
 
     def add_special_ids(self, ids: list[int]) -> list[int]:
         """Put around `ids` what the tokenizer puts around a text, except for what is there already."""
@@ -94,7 +117,11 @@ class Tokenizer:
         return self._special_start.sub(lambda match: match[0] + marker, text)
 
     def encode_marked(self, text: str, marker: str) -> list[int]:
-        """Token ids of a text with broken special tokens: those become ordinary text, others count as such."""
+        """Token ids of a text with broken special tokens: those become ordinary text, others count as such.
+
+        Raises InvalidParameter where the text has half of a surrogate pair.
+        """
+        check_characters("prompt", text)
         first, *others = text.split(marker)
         ids = self.encode(first, add_special_tokens=False)
         for piece in others:
@@ -218,7 +245,61 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _special_start_pattern(raw: tokenizers.Tokenizer) -> re.Pattern[str]:
-    """Matches the first character of every special token in a text; overlapping ones count each."""
+    """Matches the first character of every special token in a text; overlapping ones count each.
+
+    The tokens become a tree of shared beginnings, so that a position costs no more than the characters that it shares
+    with one of them, however many there are.
+    """
     texts = [token.content for token in raw.get_added_tokens_decoder().values() if token.special]
-    alternatives = "|".join(re.escape(text) for text in sorted(texts) if len(text) > 1)
-    return re.compile(f"(?s)(?=(?:{alternatives})).") if alternatives else re.compile(r"(?!)")
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        if len(text) > 1:
+            by_first.setdefault(text[0], []).append(text[1:])
+    # Beginning with a plain character, rather than by looking ahead, lets the search skip all other text.
+    choices = [f"{re.escape(first)}(?={_any_of(rests)})" for first, rests in sorted(by_first.items())]
+    return re.compile("|".join(choices) or r"(?!)")
+
+
+def _any_of(texts: list[str]) -> str:
+    """A pattern for any beginning that is one of `texts`."""
+    if "" in texts:
+        return ""
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[0], []).append(text)
+    choices = []
+    for _, group in sorted(by_first.items()):
+        shared = os.path.commonprefix(group)
+        choices.append(re.escape(shared) + _any_of([text[len(shared) :] for text in group]))
+    return choices[0] if len(choices) == 1 else f"(?:{'|'.join(choices)})"
+
+
+def _most_bytes_per_token(raw: tokenizers.Tokenizer, table: TokenTable) -> int | None:
+    """A bound on the bytes of text that one token stands for; None where the tokenizer may drop or replace text."""
+    model = json.loads(raw.model.__getstate__())
+    pieces = set(table.pieces)
+    # With a token for each byte, nothing becomes the one token for the unknown, however long it is.
+    whole = model["type"] == "BPE" and all(bytes([value]) in pieces for value in range(256))
+    strips = any(token.lstrip or token.rstrip for token in raw.get_added_tokens_decoder().values())
+    steps = [step for part in (raw.normalizer, raw.pre_tokenizer) if part is not None for step in _steps_of(part)]
+    if not whole or strips or not all(map(_keeps_text, steps)):
+        return None
+    shrink = _NFC_SHRINK if any(step["type"] == "NFC" for step in steps) else 1
+    return shrink * max(map(len, pieces))
+
+
+def _steps_of(part: Any) -> list[dict[str, Any]]:
+    spec = json.loads(part.__getstate__())
+    if spec["type"] != "Sequence":
+        return [spec]
+    steps: list[dict[str, Any]] = spec.get("normalizers") or spec.get("pretokenizers") or []
+    return steps
+
+
+def _keeps_text(step: dict[str, Any]) -> bool:
+    kind = step["type"]
+    if kind == "Replace":
+        return step["pattern"] == {"String": " "} and bool(step["content"])
+    if kind == "Split":
+        return bool(step["behavior"] != "Removed")
+    return kind in ("ByteLevel", "Digits", "Metaspace", "NFC", "Prepend")

@@ -9,6 +9,7 @@ HEADS = HeadLayout(4, 2, 24)
 CASES = (
     Case("rows", RmsNorm(WEIGHT, 1e-6), (72,), weights={"weight": (72,)}),
     Case("rows, unit offset", RmsNorm(WEIGHT, 1e-6, unit_offset=True), (72,), weights={"weight": (72,)}),
+    Case("wide rows", RmsNorm(WEIGHT, 1e-6), (5003,), weights={"weight": (5003,)}),
     Case("rows, large eps", RmsNorm(WEIGHT, 0.5), (33,), weights={"weight": (33,)}),
     Case("added", AddRmsNorm(WEIGHT, 1e-6), (72, 72), weights={"weight": (72,)}),
     Case("added, unit offset", AddRmsNorm(WEIGHT, 1e-3, unit_offset=True), (72, 72), weights={"weight": (72,)}),

@@ -12,5 +12,6 @@ CASES = (
     Case("plain, far", Rotary(HEADS, RopeSpec(24, 10000.0)), (HEADS.fused_width,), FAR),
     Case("linear", Rotary(HEADS, RopeSpec(24, 10000.0, LinearRope(4.0))), (HEADS.fused_width,)),
     Case("llama3", Rotary(HEADS, RopeSpec(24, 500.0, Llama3Rope(8.0, 1.0, 4.0, 32))), (HEADS.fused_width,)),
+    Case("many heads", Rotary(HeadLayout(160, 80, 24), RopeSpec(24, 10000.0)), (24 * 320,)),
     Case("write", WriteKV(HEADS, 0), (HEADS.fused_width,), kv=LayerKV(2, 24)),
 )

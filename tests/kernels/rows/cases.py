@@ -7,6 +7,11 @@ CASES = (
     Case("embedding", Embedding(WeightRef("weight")), (), weights={"weight": (11, 40)}),
     Case("silu", GatedActivation("silu"), (130,)),
     Case("gelu", GatedActivation("gelu_tanh"), (130,)),
+    # Wide enough for torch to split between threads, inside rows and at no multiple of a vector.
+    Case("wide silu", GatedActivation("silu"), (20006,)),
+    Case("wide gelu", GatedActivation("gelu_tanh"), (20006,)),
+    Case("wide scale", Scale(8.48528137423857), (10003,)),
+    Case("wide soft cap", SoftCap(1.5), (10003,)),
     Case("scale", Scale(8.48528137423857), (33,)),
     Case("soft cap", SoftCap(1.5), (33,)),
     Case("some rows", SelectRows(), (33,)),

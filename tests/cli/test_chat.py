@@ -1,0 +1,147 @@
+"""`penstock run` at a terminal: what Ctrl-C ends, and what the model's authors recommend."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.bundled.tiny import tiny_checkpoint
+from penstock.cli.chat import chat_params
+from penstock.core.errors import InvalidParameter, ModelFileError
+
+CTRL_C = "\x03"
+# The terminal must be the controlling one of a session of its own, or Ctrl-C would reach nobody.
+START = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from penstock.cli.main import main; main()"
+
+
+class Terminal:
+    """`penstock run` with a terminal of its own, as a person sees it."""
+
+    def __init__(self, *arguments: str, kind: str = "dumb") -> None:
+        self._master, slave = pty.openpty()
+        command = [sys.executable, "-c", START, "run", *arguments]
+        # A dumb one shows nothing but text: no spinner that would count as an answer.
+        environment = {**os.environ, "TERM": kind}
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True, env=environment
+        )
+        os.close(slave)
+        self.shown = ""
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._master, 4096)
+            except OSError:  # nobody has the other end any more
+                return
+            self.shown += data.decode(errors="replace")
+
+    def type(self, text: str) -> int:
+        """Press keys; returns where in the output what follows begins."""
+        here = len(self.shown)
+        os.write(self._master, text.encode())
+        return here
+
+    def wait_for(self, text: str, since: int = 0, more: int = 0) -> None:
+        """Wait until `text` was shown, and `more` characters after it."""
+        deadline = time.monotonic() + 60
+        while (where := self.shown.find(text, since)) < 0 or len(self.shown) < where + len(text) + more:
+            assert time.monotonic() < deadline and self.process.poll() is None, self.shown[-2000:]
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.reader.join()
+        os.close(self._master)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A model that never ends an answer by itself, with room for a long one."""
+    path = tiny_checkpoint(tmp_path / "tiny")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1_000_000}))
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [], "top_k": 1}))
+    return path
+
+
+@pytest.fixture
+def terminal(checkpoint: Path) -> Iterator[Terminal]:
+    terminal = Terminal(str(checkpoint), "--threads", "1", "--kv-cache-memory", "256MiB")
+    yield terminal
+    terminal.close()
+
+
+def test_ctrl_c_ends_an_answer_and_at_the_prompt_the_chat(terminal: Terminal) -> None:
+    terminal.wait_for("> ")
+    for message in ("first", "second"):
+        typed = terminal.type(f"{message}\n")
+        terminal.wait_for(message, typed, more=40)
+        stopped = terminal.type(CTRL_C)
+        terminal.wait_for("interrupted", stopped)
+        terminal.wait_for("> ", terminal.shown.find("interrupted", stopped))
+    terminal.type(CTRL_C)
+    assert terminal.process.wait(30) == 130
+    terminal.reader.join()
+    assert "Traceback" not in terminal.shown
+
+
+def test_ctrl_c_while_the_model_loads(checkpoint: Path) -> None:
+    terminal = Terminal(str(checkpoint), "--threads", "1", "--kv-cache-memory", "256MiB", kind="xterm")
+    try:
+        # Before Python itself has started, the terminal's Ctrl-C would not be Penstock's to answer.
+        terminal.wait_for("loading")
+        terminal.type(CTRL_C)
+        assert terminal.process.wait(30) == 130
+    finally:
+        terminal.close()
+
+
+def test_ctrl_c_ends_a_single_answer_and_the_command(checkpoint: Path) -> None:
+    terminal = Terminal(str(checkpoint), "one question", "--threads", "1", "--kv-cache-memory", "256MiB")
+    try:
+        terminal.wait_for("", more=400)
+        terminal.type(CTRL_C)
+        assert terminal.process.wait(30) == 130
+    finally:
+        terminal.close()
+    assert "Traceback" not in terminal.shown
+
+
+def test_an_answer_uses_what_the_model_recommends(checkpoint: Path) -> None:
+    def answer(*arguments: str) -> str:
+        command = [sys.executable, "-m", "penstock.cli.main", "run", str(checkpoint), "hello", "--max-tokens", "12"]
+        result = subprocess.run(
+            [*command, "--threads", "1", "--kv-cache-memory", "64MiB", *arguments], capture_output=True, timeout=90
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout.decode(errors="replace")
+
+    # top_k = 1, which generation_config.json asks for, is greedy whatever the random numbers are.
+    greedy = answer("--temperature", "0")
+    assert answer("--seed", "1") == greedy
+    (checkpoint / "generation_config.json").unlink()
+    assert answer("--seed", "1") != greedy
+
+
+def test_the_command_line_wins_over_the_model() -> None:
+    recommended = {"temperature": 0.6, "top_p": 0.9, "do_sample": True}
+    params = chat_params(recommended, {"temperature": 0.0, "seed": None, "max_tokens": 5})
+    assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.0, 0.9, 5, None)
+    assert chat_params(recommended, {"temperature": None}).temperature == 0.6
+    assert chat_params({}, {}).temperature == 1.0
+    with pytest.raises(ModelFileError):
+        chat_params({"temperature": -1}, {})
+    with pytest.raises(InvalidParameter):
+        chat_params(recommended, {"max_tokens": 0})

@@ -1,0 +1,47 @@
+"""What the intake refuses before anything reaches the engine."""
+
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import InvalidParameter
+from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.sampling import SamplingParams
+from penstock.engine.intake import Intake
+from penstock.scheduler.admission import Limits
+
+
+@pytest.fixture
+def intake() -> Intake:
+    spec = build_kv_spec((LayerKV(1, 4),), "float32", 16)
+    limits = Limits(max_model_len=64, num_blocks=8, max_chunk=64, spec=spec)
+    return Intake(limits, 100, (2,), has_text=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", True),
+        ("priority", 1.5),
+        ("priority", "high"),
+        ("priority", None),
+        ("priority", 2**63),
+        ("priority", -(2**63) - 1),
+        ("cache_salt", 5),
+        ("cache_salt", None),
+        ("cache_salt", b"salt"),
+        ("cache_salt", "x" * 257),
+        ("cache_salt", "\ud800"),
+    ],
+)
+def test_a_value_that_is_not_accepted_is_refused_by_name(intake: Intake, name: str, value: object) -> None:
+    fields: dict[str, Any] = {"priority": 0, "cache_salt": "", name: value}
+    with pytest.raises(InvalidParameter) as caught:
+        intake.request([5], SamplingParams(max_tokens=1), **fields)
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(("priority", "salt"), [(2**63 - 1, "x" * 256), (-(2**63), "")])
+def test_bounds_are_inclusive(intake: Intake, priority: int, salt: str) -> None:
+    request = intake.request([5], SamplingParams(max_tokens=1), priority=priority, cache_salt=salt)
+    assert (request.priority, request.cache_salt) == (priority, salt)
