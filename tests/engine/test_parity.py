@@ -66,6 +66,11 @@ def test_greedy_tokens_equal_transformers(checkpoint: Path, setting: str) -> Non
     assert count_excused(checkpoint, again) <= 2
 
 
+def test_greedy_tokens_of_requests_alone(checkpoint: Path) -> None:
+    llm = LLM(str(checkpoint), threads=1, max_model_len=512)
+    assert count_excused(checkpoint, [greedy(llm, [prompt])[0] for prompt in prompts(1)]) <= 2
+
+
 def test_greedy_tokens_survive_preemption(checkpoint: Path) -> None:
     llm = LLM(str(checkpoint), threads=1, max_model_len=400, enable_prefix_caching=False)
     spec = llm._prepared.config.cache.spec

@@ -94,5 +94,7 @@ def _token_table(directory: Path, vocab_size: int) -> TokenTable | None:
 
 def _promise(program: Program) -> str:
     """Whether results are independent of the batch in this configuration, and which operations are in the way."""
-    others = sorted({choice.implementation for choice in program.choices if not choice.row_function})
+    others = sorted(
+        {f"{choice.operation} ({choice.implementation})" for choice in program.choices if not choice.row_function}
+    )
     return PROMISE_HOLDS if not others else PROMISE_OPEN + ", ".join(others) + "."

@@ -33,7 +33,11 @@ class BlockTables:
         self._free.append(row)
 
     def update(self, row: int, updates: tuple[BlockUpdate, ...]) -> None:
-        """Apply a plan's changes to one row. Released entries become 0, which operations never attend to."""
+        """Apply a plan's changes to one row.
+
+        Entries that were released before they were ever sent come as -1 and are kept as 0; those that were sent keep
+        their block. Operations attend to neither.
+        """
         for change in updates:
             end = change.first + len(change.blocks)
             table = self._tables[change.group]
