@@ -152,3 +152,9 @@ def test_what_cannot_work_is_refused_with_the_numbers(
 ) -> None:
     with pytest.raises(error, match=says):
         resolved(memory, **options)
+
+
+@pytest.mark.parametrize("value", ["4GiB", 1.5, True])
+def test_a_size_that_is_not_a_number_is_refused(value: object) -> None:
+    with pytest.raises(ConfigurationError, match="kv-cache-memory"):
+        resolved(kv_cache_memory=value)

@@ -17,6 +17,7 @@ import pytest
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.server.serve import bind
 
+STOPPING = "Stopping: 1 running requests may finish, for at most 30 s; a second signal ends them.\n"
 ROOT = Path(__file__).parents[2]
 PROGRAM = textwrap.dedent(
     """
@@ -81,7 +82,7 @@ def test_the_first_signal_lets_requests_finish() -> None:
             process.send_signal(signal.SIGTERM)
             assert "data: [DONE]" in list(lines)
         output, errors = process.communicate(timeout=20)
-        assert (process.returncode, output, errors) == (0, "stopped\n", "")
+        assert (process.returncode, output, errors) == (0, "stopped\n", STOPPING)
 
 
 def test_the_second_signal_stops_at_once() -> None:

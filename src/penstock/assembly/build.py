@@ -29,7 +29,8 @@ from penstock.text.tokenizer import load_tokenizer
 DUMMY_SEED = 0
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
 PROMISE_OPEN = (
-    "Tokens can differ in near ties with the batch around a request, since these operations are not row functions: "
+    "Where two tokens are nearly as likely, which one is chosen can depend on the requests beside it, since sums in "
+    "these operations vary with the size of the batch: "
 )
 
 

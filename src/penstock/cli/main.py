@@ -22,9 +22,14 @@ class LogLevel(enum.Enum):
 
 
 app = typer.Typer(
-    help="Serve large language models.", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+    help="Serve large language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Plain help and plain errors: names of options are never cut, and can be copied.
+    rich_markup_mode=None,
 )
-bench = typer.Typer(help="Measure what this machine reaches.", no_args_is_help=True)
+bench = typer.Typer(help="Measure what this machine reaches.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(bench, name="bench")
 
 

@@ -22,6 +22,9 @@ from penstock.server.resolve import SamplingDefaults
 from penstock.server.serve import bind, run_loop, serve
 from penstock.text.tokenizer import Tokenizer
 
+# Of the resolved settings, those that limit what can be asked of the server.
+SHOWN_AT_START = ("dtype", "threads", "max model len", "kv cache memory")
+
 console = Console(stderr=True, highlight=False)
 
 
@@ -29,7 +32,10 @@ def run_serve(options: dict[str, Any], host: str, port: int, names: tuple[str, .
     """Serve until a signal ends it; returns the exit status."""
     started = time.monotonic()
     if explain_only:
-        Console().print(_reasons_table(prepare(EngineOptions(**options), api_beside=True).reasons))
+        # Where nobody watches, nothing is cut to the width of a screen.
+        wide = None if sys.stdout.isatty() else 1000
+        reasons = prepare(EngineOptions(**options), api_beside=True).reasons
+        Console(width=wide).print(_reasons_table(reasons))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(host, port)
@@ -136,5 +142,8 @@ def _print_notes(prepared: Prepared, tokenizer: Tokenizer | None, ready: Ready) 
     else:
         notes += tokenizer.check_against(prepared.declaration.vocab_size)
     for note in notes:
-        console.print(f"[dim]{escape(note)}[/dim]")
-    console.print(_reasons_table(prepared.reasons))
+        console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
+    for reason in prepared.reasons:
+        if reason.setting in SHOWN_AT_START:
+            console.print(f"{escape(reason.setting)}: {escape(reason.value)} ({escape(reason.why)})", soft_wrap=True)
+    console.print("--explain-config shows every setting with its reason.")

@@ -1,6 +1,6 @@
 """Configuration: what a user may set, what it resolves to, and why."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -188,8 +188,10 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     return config, out.reasons
 
 
-def _positive(name: str, value: int | None) -> None:
+def _positive(name: str, value: Any) -> None:
     option = f"--{name.replace('_', '-')}"
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigurationError(f"{option} is {value!r}; it must be a whole number.")
     if value is not None and value < 1:
         raise ConfigurationError(f"{option} is {value}; it must be at least 1.")
     if value is not None and value > LARGEST_VALUE:

@@ -52,7 +52,8 @@ class Intake:
                 f"{self._limits.max_model_len} tokens (max_model_len).",
                 param="prompt",
             )
-        seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
+        # A drawn seed must survive clients that read every JSON number as a double.
+        seed = secrets.randbits(53) if params.seed is None else params.seed % 2**64
         resolved = msgspec.structs.replace(
             params, seed=seed, max_tokens=room if params.max_tokens is None else params.max_tokens
         )

@@ -5,6 +5,7 @@ between a token and its socket.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -17,7 +18,7 @@ from starlette.routing import Route
 
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import EngineClient, ModelInfo
-from penstock.observability.metrics import Endpoint, Metrics
+from penstock.observability.metrics import Endpoint, Metrics, Outcome
 from penstock.server.body import read_json_body
 from penstock.server.errors import as_penstock_error, error_response, on_error, on_method_not_allowed, on_not_found
 from penstock.server.generation import GenerationResponse
@@ -26,6 +27,8 @@ from penstock.server.schema import parse_chat, parse_completion
 from penstock.server.writer import CHAT, COMPLETION, ResponseWriter, Shape
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("penstock.server")
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 # Shorter bodies are tokenized on the event loop: it takes less time than handing them to a thread.
@@ -121,7 +124,9 @@ class _Api:
             raise
         except Exception as problem:
             error = as_penstock_error(problem)
-            meter.end("failed" if error.http_status >= 500 else "rejected")
+            outcome: Outcome = "failed" if error.http_status >= 500 else "rejected"
+            meter.end(outcome)
+            logger.info("%s request %s: %d %s", endpoint, outcome, error.http_status, error.message)
             return error_response(error)
         meter.accepted(job.prompt_tokens)
         writer = ResponseWriter(shape, job, self._engine.model.name, self._table)

@@ -19,6 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.server.errors import HeadersTooLarge, error_body
 
+logger = logging.getLogger("penstock.server")
+
 BACKLOG = 2048
 GRACE_SECONDS = 30
 KEEP_ALIVE_SECONDS = 30
@@ -139,6 +141,13 @@ class Server(uvicorn.Server):
         """Finish what runs; at the second signal, stop at once."""
         self.force_exit = self.should_exit
         self.should_exit = True
+        running = len(self.server_state.tasks)
+        if running and not self.force_exit:
+            logger.warning(
+                "Stopping: %d running requests may finish, for at most %d s; a second signal ends them.",
+                running,
+                GRACE_SECONDS,
+            )
 
 
 async def serve(
