@@ -167,7 +167,7 @@ class LLM:
         self._prepared: Prepared = prepare(EngineOptions(model=model, **options), api_beside=False)
         built = build_engine(self._prepared.config, lambda done, total: None)
         self._core = built.core
-        self.tokenizer = self._prepared.load_tokenizer()
+        self.tokenizer = built.tokenizer
         self._intake = Intake(
             self._core.scheduler.limits,
             built.vocab_size,

@@ -234,4 +234,6 @@ def test_weights_of_another_type(folder: Path) -> None:
 def test_known_inert_tensors_are_ignored(folder: Path) -> None:
     inert = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(12), "lm_head.weight": torch.ones(320, 64)}
     _change_tensors(folder, lambda tensors: tensors.update(inert))
-    _open(folder)
+    checkpoint = _open(folder)
+    assert inert.keys() <= checkpoint.tensors.keys()
+    assert not inert.keys() & checkpoint.locate(declare(checkpoint.config)).keys()

@@ -24,7 +24,7 @@ PROGRAM = textwrap.dedent(
     import asyncio, sys
     from support.scripted_engine import ScriptedEngine
     from penstock.server.app import create_app
-    from penstock.server.serve import run_server
+    from penstock.server.serve import bind, run_loop, serve
 
     engine = ScriptedEngine(None, range(5, 25))
 
@@ -32,7 +32,8 @@ PROGRAM = textwrap.dedent(
         await asyncio.sleep(float(sys.argv[2]))
 
     engine.before = slow
-    run_server(create_app(engine, None), port=int(sys.argv[1]), on_started=lambda: print("ready", flush=True))
+    listener = bind("127.0.0.1", int(sys.argv[1]))
+    run_loop(serve(create_app(engine, None), listener, on_started=lambda: print("ready", flush=True)))
     print("stopped", flush=True)
     """
 )

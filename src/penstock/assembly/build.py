@@ -23,8 +23,7 @@ from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.storage import TORCH_DTYPES, KVStorage
 from penstock.sampling.sampler import Sampler
 from penstock.scheduler.scheduler import Scheduler
-from penstock.text.table import TokenTable
-from penstock.text.tokenizer import load_tokenizer
+from penstock.text.tokenizer import find_tokenizer
 
 DUMMY_SEED = 0
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
@@ -65,7 +64,8 @@ def build_engine(
     else:
         weights = load_weights(checkpoint, declaration, dtype, progress)
     budget.done("load and pack weights")
-    table = _token_table(Path(config.model.tokenizer), declaration.vocab_size)
+    tokenizer = find_tokenizer(Path(config.model.tokenizer), declaration.vocab_size)
+    table = tokenizer.table if tokenizer else None
     budget.done("load tokenizer")
     storage = KVStorage(config.cache.spec, config.cache.num_blocks)
     program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
@@ -81,16 +81,8 @@ def build_engine(
         prefix_caching=config.cache.prefix_caching,
     )
     core = EngineCore(Scheduler(config.scheduler, cache), executor)
-    return BuiltEngine(core, declaration.vocab_size, budget.stages, [*declaration.notes, _promise(program)])
-
-
-def _token_table(directory: Path, vocab_size: int) -> TokenTable | None:
-    """Bytes of the tokens, for stop strings; None where there is no tokenizer and requests are token ids."""
-    if not (directory / "tokenizer.json").exists():
-        return None
-    tokenizer = load_tokenizer(directory)
-    tokenizer.check_against(vocab_size)
-    return tokenizer.table
+    notes = [*declaration.notes, _promise(program)]
+    return BuiltEngine(core, declaration.vocab_size, tokenizer, budget.stages, notes)
 
 
 def _promise(program: Program) -> str:

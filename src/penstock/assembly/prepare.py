@@ -13,7 +13,7 @@ from penstock.loading.hub import resolve_model
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from penstock.runtime.machine import machine_facts
-from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from penstock.text.tokenizer import Tokenizer, find_tokenizer
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,9 @@ class Prepared:
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, checked against the model; None where the model's directory has none.
 
-        Raises TokenizerError where it cannot be used, or where a directory that was asked for has none.
+        Raises TokenizerError where it cannot be used.
         """
-        directory = Path(self.config.model.tokenizer)
-        if not (directory / "tokenizer.json").exists() and self.options.tokenizer is None:
-            return None
-        tokenizer = load_tokenizer(directory)
-        tokenizer.check_against(self.declaration.vocab_size)
-        return tokenizer
+        return find_tokenizer(Path(self.config.model.tokenizer), self.declaration.vocab_size)
 
     def eos_token_ids(self, tokenizer: Tokenizer | None) -> tuple[int, ...]:
         """What ends an output: as generation_config.json says, else config.json, else the tokenizer.

@@ -31,6 +31,7 @@ from penstock.engine.messages import (
     pack_outputs,
     to_engine_decoder,
 )
+from penstock.text.tokenizer import Tokenizer
 
 RECEIVE_BYTES = 1 << 20
 PROGRESS_INTERVAL = 0.05
@@ -38,10 +39,11 @@ PROGRESS_INTERVAL = 0.05
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine core and what its users must know of it."""
+    """An engine core and what its users must know of it; `tokenizer` is None where requests are token ids."""
 
     core: EngineCore
     vocab_size: int
+    tokenizer: Tokenizer | None
     stages: list[StageTime]
     notes: list[str]
 

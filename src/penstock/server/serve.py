@@ -166,18 +166,3 @@ def run_loop(main: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to its end on the event loop that suits a server, uvloop."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def run_server(
-    app: ASGIApp,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    *,
-    access_log: bool = False,
-    on_started: Callable[[], None] | None = None,
-) -> None:
-    """Bind, serve until a signal ends it, and return.
-
-    Raises AddressInUse or ConfigurationError where the address cannot be used.
-    """
-    run_loop(serve(app, bind(host, port), access_log=access_log, on_started=on_started))

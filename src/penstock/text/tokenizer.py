@@ -215,6 +215,18 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
     return Tokenizer(raw, config, folder)
 
 
+def find_tokenizer(directory: Path, model_vocab_size: int) -> Tokenizer | None:
+    """The tokenizer in a model's directory, checked against the model; None where there is none.
+
+    Raises TokenizerError where it cannot be used.
+    """
+    if not (directory / "tokenizer.json").exists():
+        return None
+    tokenizer = load_tokenizer(directory)
+    tokenizer.check_against(model_vocab_size)
+    return tokenizer
+
+
 def unused_marker(texts: list[str]) -> str | None:
     """A character that occurs in none of `texts`; None where they use up all candidates."""
     return next((marker for marker in _MARKERS if not any(marker in text for text in texts)), None)
