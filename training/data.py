@@ -1,0 +1,194 @@
+"""From conversations to rows of token ids: rendered by the chat template, with the model's own turns marked.
+
+    python -m training.data        # writes build/training/corpus.safetensors
+
+Loss is taken on what the model is to say: everything behind `<|assistant|>` up to and with `<|end|>`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import track
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+
+from penstock.bundled.corpus.checks import poem_lines
+from penstock.bundled.corpus.dialogue import Conversation
+from penstock.bundled.corpus.generator import training
+from penstock.text.chat_template import ChatTemplate
+from training.recipe import SEED, WORK
+
+CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+CORPUS = WORK / "corpus.safetensors"
+# Conversations of the ordinary mixture, and as many long ones as the last phase needs.
+CONVERSATIONS, LONG_CONVERSATIONS = 160_000, 1_500
+CHUNK = 1_000
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Conversations end to end: token ids, whether each is the model's to say, where each starts; poems' hashes."""
+
+    tokens: NDArray[np.uint16]
+    learned: NDArray[np.bool_]
+    starts: NDArray[np.int64]
+    poems: NDArray[np.uint64]
+
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each conversation."""
+        return np.diff(self.starts, append=len(self.tokens))
+
+
+@functools.cache
+def _template() -> ChatTemplate:
+    return ChatTemplate(CHAT_TEMPLATE.read_text())
+
+
+def render(conversation: Conversation) -> str:
+    """The conversation as the chat template writes it, without a prompt for a further turn."""
+    return _template().render(
+        conversation.messages,
+        special_tokens={},
+        add_generation_prompt=False,
+        variables={"tools": list(conversation.tools) or None},
+    )
+
+
+def training_conversations(indices: Iterable[int]) -> Iterator[Conversation]:
+    """Conversations of the training corpus by number; those from CONVERSATIONS on are long."""
+    for index in indices:
+        yield training(SEED, index, 1.0) if index >= CONVERSATIONS else training(SEED, index)
+
+
+def learned_positions(tokens: NDArray[np.uint16], assistant: int, end: int) -> NDArray[np.bool_]:
+    """Which tokens the model has to say itself."""
+    learned = np.zeros(len(tokens), dtype=np.bool_)
+    start = None
+    for position in np.flatnonzero((tokens == assistant) | (tokens == end)):
+        if tokens[position] == assistant:
+            start = position + 1
+        elif start is not None:
+            learned[start : position + 1] = True
+            start = None
+    return learned
+
+
+def poem_hash(text: str) -> int:
+    """A 64-bit hash of a poem's three lines."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def poem_hashes(conversation: Conversation) -> Iterator[int]:
+    """Hashes of all poems that the model says, in whatever form."""
+    for message in conversation.messages:
+        if message["role"] == "assistant" and (lines := poem_lines(message["content"])):
+            yield poem_hash("\n".join(lines))
+
+
+def _encode_chunk(first: int) -> tuple[list[list[int]], list[int]]:
+    tokenizer = Tokenizer.from_file(str(WORK / "tokenizer" / "tokenizer.json"))
+    last = min(first + CHUNK, CONVERSATIONS + LONG_CONVERSATIONS)
+    conversations = list(training_conversations(range(first, last)))
+    encoded = tokenizer.encode_batch([render(each) for each in conversations], add_special_tokens=False)
+    return [each.ids for each in encoded], [value for each in conversations for value in poem_hashes(each)]
+
+
+def make_corpus() -> Corpus:
+    """Generate and encode the training corpus with all cores."""
+    tokenizer = Tokenizer.from_file(str(WORK / "tokenizer" / "tokenizer.json"))
+    sequences: list[list[int]] = []
+    poems: list[int] = []
+    firsts = range(0, CONVERSATIONS + LONG_CONVERSATIONS, CHUNK)
+    with multiprocessing.get_context("spawn").Pool() as pool:
+        for ids, hashes in track(pool.imap(_encode_chunk, firsts), "Generating", total=len(firsts)):
+            sequences += ids
+            poems += hashes
+    tokens = np.concatenate([np.array(ids, dtype=np.uint16) for ids in sequences])
+    starts = np.cumsum([0, *map(len, sequences[:-1])], dtype=np.int64)
+    learned = learned_positions(tokens, tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("<|end|>"))
+    return Corpus(tokens, learned, starts, np.unique(np.array(poems, dtype=np.uint64)))
+
+
+def load_corpus(path: Path = CORPUS) -> Corpus:
+    """The corpus that `main` saved."""
+    return Corpus(**load_file(path))
+
+
+class Packer:
+    """Whole conversations, packed into rows of equal length.
+
+    Epoch by epoch the conversations that fit into a row are shuffled and put one after another into the first of a few
+    open rows that has room; where none has, the fullest is given out, filled up with padding that no loss is taken on.
+    """
+
+    OPEN_ROWS = 16
+
+    def __init__(self, corpus: Corpus, positions: int, pad: int, seed: int, short: int = 0) -> None:
+        """`short`: of conversations of up to that many tokens only as many tokens are taken as of longer ones."""
+        self.corpus, self.positions, self.pad, self.seed = corpus, positions, pad, seed
+        self.lengths = corpus.lengths()
+        self.fitting = np.flatnonzero(self.lengths <= positions + 1)
+        if short:
+            is_short = self.lengths[self.fitting] <= short
+            long, brief = self.fitting[~is_short], self.fitting[is_short]
+            brief = np.random.default_rng(seed).permutation(brief)
+            few = int(np.searchsorted(np.cumsum(self.lengths[brief]), self.lengths[long].sum()))
+            self.fitting = np.concatenate((long, brief[:few]))
+
+    def rows(self) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.bool_]]]:
+        """Rows [positions + 1] of tokens and of whether they are learned, without end."""
+        epoch = 0
+        while True:
+            order = np.random.default_rng([self.seed, self.positions, epoch]).permutation(self.fitting)
+            yield from self._pack(order)
+            epoch += 1
+
+    def _pack(self, order: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.bool_]]]:
+        open_rows: list[list[int]] = [[] for _ in range(self.OPEN_ROWS)]
+        room = [self.positions + 1] * self.OPEN_ROWS
+        for index in order:
+            length = int(self.lengths[index])
+            row = next((row for row in range(self.OPEN_ROWS) if room[row] >= length), None)
+            if row is None:
+                row = min(range(self.OPEN_ROWS), key=room.__getitem__)
+                yield self._fill(open_rows[row])
+                open_rows[row], room[row] = [], self.positions + 1
+            open_rows[row].append(int(index))
+            room[row] -= length
+        for members in open_rows:
+            if members:
+                yield self._fill(members)
+
+    def _fill(self, members: list[int]) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
+        tokens = np.full(self.positions + 1, self.pad, dtype=np.uint16)
+        learned = np.zeros(self.positions + 1, dtype=np.bool_)
+        at = 0
+        for index in members:
+            start, length = int(self.corpus.starts[index]), int(self.lengths[index])
+            tokens[at : at + length] = self.corpus.tokens[start : start + length]
+            learned[at : at + length] = self.corpus.learned[start : start + length]
+            at += length
+        return tokens, learned
+
+
+def main() -> None:
+    """Make the corpus and say how large it is."""
+    corpus = make_corpus()
+    save_file(vars(corpus), CORPUS)
+    print(
+        f"{len(corpus.starts):,} conversations, {len(corpus.tokens):,} tokens "
+        f"({int(corpus.learned.sum()):,} to learn), "
+        f"{len(corpus.poems):,} different poems in {CORPUS}"
+    )
+
+
+if __name__ == "__main__":
+    main()

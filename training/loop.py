@@ -1,0 +1,155 @@
+"""The training loop, for the target and for the draft: phases of rows, checkpoints to resume from, a log of losses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from training.data import Corpus, Packer
+from training.model import Decoder
+from training.optimizer import Optimizer, rate_scale
+from training.recipe import SEED, WORK, Phase, Recipe
+
+SAVE_SECONDS = 120
+LOG_EVERY = 10
+# Rows computed at a time: one row's activations stay in the caches.
+MICRO_TOKENS = 4096
+
+# Of hidden states at the learned positions [n, width], the tokens [rows, positions + 1] and the mask of the learned.
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which phase each step belongs to."""
+
+    phases: tuple[tuple[Phase, int], ...]
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Schedule:
+        """Steps of each phase from its share of the tokens."""
+        return cls(
+            tuple(
+                (phase, round(recipe.tokens * phase.share / (phase.positions * phase.rows))) for phase in recipe.phases
+            )
+        )
+
+    @property
+    def steps(self) -> int:
+        return sum(steps for _, steps in self.phases)
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is one. Exits with a sentence where CUDA is asked for and missing."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("This torch sees no CUDA device; use --device cpu.")
+    return torch.device(name)
+
+
+def _batches(corpus: Corpus, phase: Phase, pad: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
+    rows = Packer(corpus, phase.positions, pad, SEED, phase.short).rows()
+    for _ in range(skip * phase.rows):
+        next(rows)
+    while True:
+        tokens, learned = zip(*itertools.islice(rows, phase.rows), strict=True)
+        yield torch.from_numpy(np.stack(tokens).astype(np.int64)), torch.from_numpy(np.stack(learned))
+
+
+class Run:
+    """A training run that can be interrupted at any time and started again."""
+
+    def __init__(self, recipe: Recipe, model: Decoder, loss: Loss, device: torch.device) -> None:
+        self.recipe, self.model, self.loss, self.device = recipe, model.to(device), loss, device
+        self.directory = WORK / recipe.name
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.optimizer = Optimizer(model, recipe)
+        self.schedule = Schedule.of(recipe)
+        self.step = 0
+
+    @property
+    def state_file(self) -> Path:
+        return self.directory / "state.safetensors"
+
+    @property
+    def log_file(self) -> Path:
+        return self.directory / "log.jsonl"
+
+    def resume(self) -> None:
+        """Go on from the last saved state, where there is one."""
+        if not self.state_file.exists():
+            return
+        with safe_open(self.state_file, "pt") as file:
+            self.step = int(file.metadata()["step"])
+        tensors = load_file(self.state_file)
+        self.model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model/")})
+        self.optimizer.load({k[10:]: v for k, v in tensors.items() if k.startswith("optimizer/")})
+        if self.log_file.exists():
+            lines = [line for line in self.log_file.read_text().splitlines() if json.loads(line)["step"] <= self.step]
+            self.log_file.write_text("".join(f"{line}\n" for line in lines))
+        print(f"Going on from step {self.step} of {self.schedule.steps}.")
+
+    def save(self) -> None:
+        """Write the state beside the old one, then put it in its place."""
+        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
+        scratch = self.state_file.with_suffix(".new")
+        save_file({k: v.contiguous() for k, v in tensors.items()}, scratch, metadata={"step": str(self.step)})
+        scratch.replace(self.state_file)
+
+    def train_step(self, tokens: Tensor, learned: Tensor) -> float:
+        """One optimizer step over all rows; returns the mean loss in nats a learned token."""
+        total = int(learned[:, 1:].sum())
+        size = max(1, MICRO_TOKENS // tokens.shape[1]) if self.device.type == "cpu" else tokens.shape[0]
+        summed = 0.0
+        for rows, mask in zip(tokens.split(size), learned.split(size), strict=True):
+            rows, mask = rows.to(self.device), mask[:, 1:].to(self.device)
+            with torch.autocast(self.device.type, torch.bfloat16):
+                hidden = self.model.hidden(rows[:, :-1])[mask]
+                loss = self.loss(hidden, rows, mask) / total
+            loss.backward()
+            summed += float(loss.detach())
+        self.optimizer.step(rate_scale(self.step, self.schedule.steps, self.recipe))
+        return summed
+
+    def train(self, corpus: Corpus, pad: int) -> None:
+        """All steps that are left, saving now and then."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        saved, started, recent = time.monotonic(), 0, []
+        with Progress(*columns) as progress, self.log_file.open("a") as log:
+            task = progress.add_task(self.recipe.name, total=self.schedule.steps, completed=self.step)
+            for phase, steps in self.schedule.phases:
+                first, started = started, started + steps
+                if self.step >= started:
+                    continue
+                batches = _batches(corpus, phase, pad, self.step - first)
+                while self.step < started:
+                    recent.append(self.train_step(*next(batches)))
+                    self.step += 1
+                    progress.update(task, completed=self.step, description=f"{self.recipe.name} loss {recent[-1]:.3f}")
+                    if self.step % LOG_EVERY == 0:
+                        log.write(json.dumps({"step": self.step, "loss": sum(recent) / len(recent)}) + "\n")
+                        log.flush()
+                        recent.clear()
+                    if time.monotonic() - saved > SAVE_SECONDS:
+                        self.save()
+                        saved = time.monotonic()
+        self.save()

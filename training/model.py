@@ -1,0 +1,174 @@
+"""The Llama decoder in plain PyTorch, as it is trained: no cache, whole sequences, float32 weights.
+
+Parameters carry the names and shapes that checkpoints of this family have, so that saving them is all there is to
+exporting them. Rotary embedding after Su et al., "RoFormer" (2021), rotating halves; RMSNorm after Zhang and Sennrich
+(2019); SwiGLU after Shazeer, "GLU Variants Improve Transformer" (2020).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WHOLE_SCORES = 512
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder; widths and head sizes in elements."""
+
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    context: int
+    rope_theta: float = 10_000.0
+    norm_epsilon: float = 1e-5
+    init_std: float = 0.02
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (x.shape[-1],), self.weight, self.epsilon)
+
+
+def rotary_tables(shape: ModelShape, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each [context, head_dim]."""
+    frequencies = shape.rope_theta ** (
+        -torch.arange(0, shape.head_dim, 2, device=device, dtype=torch.float32) / shape.head_dim
+    )
+    angles = torch.outer(torch.arange(shape.context, device=device, dtype=torch.float32), frequencies)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary embedding of x [batch, heads, positions, head_dim]."""
+    first, second = x.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return x * cosines.to(x.dtype) + turned * sines.to(x.dtype)
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of [batch, heads, positions, head_dim] to itself and before; the same shape.
+
+    On a CPU the whole score matrix of a short sequence costs less than half of the fused operation, whose backward is
+    slow.
+    """
+    batch, heads, positions, head_dim = query.shape
+    if query.is_cuda or positions > WHOLE_SCORES:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    future = torch.full((positions, positions), float("-inf"), dtype=query.dtype).triu(1)
+    query, key, value = (part.reshape(batch * heads, positions, head_dim) for part in (query, key, value))
+    scores = torch.baddbmm(future.expand(batch * heads, -1, -1), query, key.transpose(1, 2), alpha=head_dim**-0.5)
+    return (torch.softmax(scores, dim=-1) @ value).view(batch, heads, positions, head_dim)
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        self.q_proj = nn.Linear(shape.width, shape.heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        batch, positions, _ = x.shape
+
+        def split(projected: Tensor, heads: int) -> Tensor:
+            return projected.view(batch, positions, heads, self.head_dim).transpose(1, 2)
+
+        query = rotate(split(self.q_proj(x), self.heads), cosines, sines)
+        key = rotate(split(self.k_proj(x), self.kv_heads), cosines, sines)
+        value = split(self.v_proj(x), self.kv_heads)
+        groups = self.heads // self.kv_heads
+        mixed = causal_attention(query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1))
+        return self.o_proj(mixed.transpose(1, 2).reshape(batch, positions, -1))
+
+
+class MLP(nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.width, shape.intermediate, bias=False)
+        self.up_proj = nn.Linear(shape.width, shape.intermediate, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """Attention and MLP, each on a normed input, each added to the residual stream."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.mlp = MLP(shape)
+        self.input_layernorm = RMSNorm(shape.width, shape.norm_epsilon)
+        self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_epsilon)
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cosines, sines)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Body(nn.Module):
+    """Embedding, layers and final norm: everything but the output head."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.layers))
+        self.norm = RMSNorm(shape.width, shape.norm_epsilon)
+
+
+class Decoder(nn.Module):
+    """Token ids [batch, positions] to hidden states; the output head is the embedding (tied)."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Body(shape)
+        self.apply(self._initialise)
+        for layer in self.model.layers:
+            # Residual branches start smaller, so that depth does not grow the stream (GPT-2, section 2.3).
+            for branch in (layer.self_attn.o_proj, layer.mlp.down_proj):
+                nn.init.normal_(branch.weight, std=shape.init_std / (2 * shape.layers) ** 0.5)
+
+    def _initialise(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.shape.init_std)
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Hidden states behind the final norm, [batch, positions, width]."""
+        cosines, sines = rotary_tables(self.shape, tokens.device)
+        cosines, sines = cosines[: tokens.shape[1]], sines[: tokens.shape[1]]
+        x = self.model.embed_tokens(tokens)
+        for layer in self.model.layers:
+            x = layer(x, cosines, sines)
+        return self.model.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., vocabulary] of hidden states [..., width]."""
+        return F.linear(hidden, self.model.embed_tokens.weight)

@@ -1,0 +1,55 @@
+"""The numbers of the recipe: shapes, data, phases, learning rates. Everything else in this folder is the method."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.model import ModelShape
+
+ROOT = Path(__file__).resolve().parent.parent
+BUNDLE = ROOT / "src" / "penstock" / "bundled" / "models"
+WORK = ROOT / "build" / "training"
+
+VOCABULARY = 4096
+CONTEXT = 2048
+SEED = 1
+
+TARGET = ModelShape(vocabulary=VOCABULARY, layers=8, width=256, heads=4, kv_heads=2, intermediate=896, context=CONTEXT)
+DRAFT = ModelShape(vocabulary=VOCABULARY, layers=2, width=192, heads=3, kv_heads=1, intermediate=448, context=CONTEXT)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Steps on rows of one length; `share` of all tokens of the run.
+
+    Where `short` is set, half of the text is conversations of more tokens than that, and half are shorter ones.
+    """
+
+    positions: int
+    rows: int
+    share: float
+    short: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one model is trained; learning rates are peaks."""
+
+    name: str
+    shape: ModelShape
+    tokens: int
+    phases: tuple[Phase, ...]
+    matrix_rate: float
+    embedding_rate: float
+    warmup_steps: int = 50
+    # The rate falls linearly to zero over this last share of the steps.
+    decay_share: float = 0.5
+    weight_decay: float = 0.01
+    gradient_norm: float = 1.0
+
+
+# Most conversations are short; the last phase shows the models a full context.
+PHASES = (Phase(positions=256, rows=16, share=0.85), Phase(positions=CONTEXT, rows=2, share=0.15, short=256))
+TARGET_RECIPE = Recipe("haiku", TARGET, 13_000_000, PHASES, matrix_rate=0.02, embedding_rate=3e-3)
+DRAFT_RECIPE = Recipe("haiku-draft", DRAFT, 8_000_000, PHASES, matrix_rate=0.02, embedding_rate=3e-3)
