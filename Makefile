@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py
 
-.PHONY: serve test lint soak bench clean
+.PHONY: serve test lint soak bench train evaluate-bundled clean
 
 serve: $(VENV)/.serve
 	$(BIN)/penstock serve $(ARGS)
@@ -30,6 +30,14 @@ soak: $(VENV)/.test
 
 bench: $(VENV)/.serve
 	$(BIN)/penstock bench engine $(ARGS)
+
+# The bundled models, from nothing: about an hour and a half on two cores; see training/README.md.
+train: $(VENV)/.serve
+	for step in tokenizer data train distill evaluate bundle; do $(BIN)/python -m training.$$step || exit 1; done
+
+evaluate-bundled: $(VENV)/.serve
+	test -f build/training/corpus.safetensors || ($(BIN)/python -m training.tokenizer && $(BIN)/python -m training.data)
+	$(BIN)/python -m training.evaluate --bundled $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,9 @@ def main() -> None:
     options = parser.parse_args()
     recipe = dataclasses.replace(DRAFT_RECIPE, tokens=options.tokens)
     target_directory = WORK / TARGET_RECIPE.name / "model"
-    answers_file = WORK / "answers.safetensors"
+    # Named by the target's weights, so that a new target answers anew.
+    digest = hashlib.blake2b((target_directory / "model.safetensors").read_bytes(), digest_size=4).hexdigest()
+    answers_file = WORK / f"answers-{digest}.safetensors"
     if not answers_file.exists():
         save_file(vars(answered_by_target(target_directory)), answers_file)
     answers = Corpus(**load_file(answers_file))

@@ -126,6 +126,13 @@ def poem_figures(pair: Pair, count: int, stratum: str) -> dict[str, float]:
     }
 
 
+def samples(pair: Pair, count: int = 6) -> list[tuple[str, str]]:
+    """The first held-out requests for a poem, with their answers."""
+    turns = held_out_turns("medium", {"haiku", "titled", "json"}, count)
+    _, texts, _ = pair.answer(turns)
+    return [(turn.before[-1]["content"], text) for turn, text in zip(turns, texts, strict=True)]
+
+
 def json_figures(pair: Pair, count: int) -> dict[str, float]:
     """Answers that are JSON objects with the right keys, and the poems in them."""
     turns = held_out_turns("medium", {"json"}, count)
@@ -233,6 +240,7 @@ def evaluate(pair: Pair, count: int) -> dict[str, Any]:
     with console.status("losses"):
         figures["loss"] = loss_figures(pair, count)
     with console.status("poems"):
+        figures["samples"] = samples(pair)
         figures["poems"] = poem_figures(pair, count, "medium")
         figures["poems_hard"] = poem_figures(pair, count, "hard")
     with console.status("answers"):
@@ -248,6 +256,8 @@ def evaluate(pair: Pair, count: int) -> dict[str, Any]:
 def show(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Names and values, nested names joined by points."""
     for name, value in figures.items():
+        if name == "samples":
+            continue
         if isinstance(value, dict):
             yield from show(value, f"{prefix}{name}.")
         else:

@@ -28,6 +28,8 @@ def export_model(model: Decoder, recipe: Recipe, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: value.detach().cpu().to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    # The library writes files that only their owner may read.
+    (directory / "model.safetensors").chmod(0o644)
     for name in TOKENIZER_FILES:
         shutil.copyfile(WORK / "tokenizer" / name, directory / name)
     tokenizer = load_tokenizer()

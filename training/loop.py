@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.data import Corpus, Packer
+from training.export import write_json
 from training.model import Decoder
 from training.optimizer import Optimizer, rate_scale
 from training.recipe import SEED, WORK, Phase, Recipe
@@ -28,6 +30,15 @@ MICRO_TOKENS = 4096
 
 # Of hidden states at the learned positions [n, width], the tokens [rows, positions + 1] and the mask of the learned.
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+COLUMNS = (
+    TextColumn("{task.description}"),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeElapsedColumn(),
+    TimeRemainingColumn(),
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,14 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def device_name(device: torch.device) -> str:
+    """What a reader of the model card wants to know of the machine."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return f"{torch.get_num_threads()} cores of {names[0] if names else 'a CPU'}"
+
+
 def _batches(corpus: Corpus, phase: Phase, pad: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
     rows = Packer(corpus, phase.positions, pad, SEED, phase.short).rows()
     for _ in range(skip * phase.rows):
@@ -78,6 +97,7 @@ class Run:
         self.optimizer = Optimizer(model, recipe)
         self.schedule = Schedule.of(recipe)
         self.step = 0
+        self.seconds = 0.0
 
     @property
     def state_file(self) -> Path:
@@ -88,11 +108,14 @@ class Run:
         return self.directory / "log.jsonl"
 
     def resume(self) -> None:
-        """Go on from the last saved state, where there is one."""
+        """Go on from the last saved state, where there is one. Exits with a sentence where it is of another recipe."""
         if not self.state_file.exists():
             return
         with safe_open(self.state_file, "pt") as file:
-            self.step = int(file.metadata()["step"])
+            meta = file.metadata()
+        if meta["recipe"] != repr(self.recipe):
+            raise SystemExit(f"{self.state_file} is of another recipe; remove {self.directory} to train anew.")
+        self.step, self.seconds = int(meta["step"]), float(meta["seconds"])
         tensors = load_file(self.state_file)
         self.model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model/")})
         self.optimizer.load({k[10:]: v for k, v in tensors.items() if k.startswith("optimizer/")})
@@ -106,7 +129,8 @@ class Run:
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
         scratch = self.state_file.with_suffix(".new")
-        save_file({k: v.contiguous() for k, v in tensors.items()}, scratch, metadata={"step": str(self.step)})
+        meta = {"step": str(self.step), "seconds": str(self.seconds), "recipe": repr(self.recipe)}
+        save_file({k: v.contiguous() for k, v in tensors.items()}, scratch, metadata=meta)
         scratch.replace(self.state_file)
 
     def train_step(self, tokens: Tensor, learned: Tensor) -> float:
@@ -125,25 +149,20 @@ class Run:
         return summed
 
     def train(self, corpus: Corpus, pad: int) -> None:
-        """All steps that are left, saving now and then."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-        )
-        saved, started, recent = time.monotonic(), 0, []
-        with Progress(*columns) as progress, self.log_file.open("a") as log:
+        """All steps that are left, saving now and then; run.json tells at the end what it took."""
+        saved, first = time.monotonic(), 0
+        recent: list[float] = []
+        with Progress(*COLUMNS) as progress, self.log_file.open("a") as log:
             task = progress.add_task(self.recipe.name, total=self.schedule.steps, completed=self.step)
             for phase, steps in self.schedule.phases:
-                first, started = started, started + steps
-                if self.step >= started:
-                    continue
-                batches = _batches(corpus, phase, pad, self.step - first)
-                while self.step < started:
+                if self.step < first + steps:
+                    batches = _batches(corpus, phase, pad, self.step - first)
+                first += steps
+                while self.step < first:
+                    began = time.monotonic()
                     recent.append(self.train_step(*next(batches)))
                     self.step += 1
+                    self.seconds += time.monotonic() - began
                     progress.update(task, completed=self.step, description=f"{self.recipe.name} loss {recent[-1]:.3f}")
                     if self.step % LOG_EVERY == 0:
                         log.write(json.dumps({"step": self.step, "loss": sum(recent) / len(recent)}) + "\n")
@@ -153,3 +172,7 @@ class Run:
                         self.save()
                         saved = time.monotonic()
         self.save()
+        facts = {"steps": self.step, "tokens": self.recipe.tokens, "seconds": round(self.seconds)}
+        write_json(
+            self.directory / "run.json", {**facts, "device": device_name(self.device), "torch": torch.__version__}
+        )

@@ -1,0 +1,171 @@
+"""The recipe in small: rows keep what they pack, interrupted runs end as whole ones, exports are what was trained."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from penstock.bundled.corpus.generator import training
+from training import export, loop
+from training.data import Corpus, Packer, learned_positions, render
+from training.model import Decoder, ModelShape
+from training.recipe import Phase, Recipe
+from training.tokenizer import save_tokenizer, train_tokenizer
+
+CONVERSATIONS = 300
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("training")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(work: Path):
+    made = train_tokenizer(render(training(5, index)) for index in range(CONVERSATIONS))
+    save_tokenizer(made, work / "tokenizer")
+    return made
+
+
+@pytest.fixture(scope="module")
+def corpus(tokenizer) -> Corpus:
+    texts = [render(training(5, index)) for index in range(CONVERSATIONS)]
+    sequences = [encoded.ids for encoded in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    tokens = np.concatenate([np.array(ids, dtype=np.uint16) for ids in sequences])
+    learned = learned_positions(tokens, tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("<|end|>"))
+    starts = np.cumsum([0, *map(len, sequences[:-1])], dtype=np.int64)
+    return Corpus(tokens, learned, starts, np.zeros(0, np.uint64))
+
+
+@pytest.fixture
+def recipe(tokenizer) -> Recipe:
+    shape = ModelShape(
+        vocabulary=tokenizer.get_vocab_size(), layers=2, width=32, heads=2, kv_heads=1, intermediate=64, context=256
+    )
+    phases = (Phase(positions=64, rows=4, share=0.5), Phase(positions=256, rows=1, share=0.5, short=64))
+    return Recipe("small", shape, tokens=256 * 12, phases=phases, matrix_rate=0.02, embedding_rate=3e-3, warmup_steps=2)
+
+
+def make_run(recipe: Recipe) -> loop.Run:
+    torch.manual_seed(0)
+    model = Decoder(recipe.shape)
+
+    def loss(hidden: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model.logits(hidden).float(), rows[:, 1:][mask], reduction="sum")
+
+    return loop.Run(recipe, model, loss, torch.device("cpu"))
+
+
+def test_the_tokenizer_gives_back_every_text(tokenizer) -> None:
+    text = 'A haiku, 42 snow-men?\n<tool_call>{"é": 1}</tool_call> \U0001f642'
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert tokenizer.encode("rain").ids[0] == tokenizer.token_to_id("<|begin|>")
+    assert len(tokenizer.encode("1234", add_special_tokens=False).ids) == 4
+
+
+def test_only_the_models_turns_are_learned(tokenizer, corpus: Corpus) -> None:
+    first = slice(int(corpus.starts[3]), int(corpus.starts[4]))
+    ids = corpus.tokens[first][corpus.learned[first]]
+    said = [message for message in training(5, 3).messages if message["role"] == "assistant"]
+    expected = "".join(f"{message['content']}<|end|>" for message in said if "tool_calls" not in message)
+    assert tokenizer.decode(ids.tolist(), skip_special_tokens=False) == expected
+
+
+def test_rows_hold_whole_conversations_each_once_an_epoch(tokenizer, corpus: Corpus) -> None:
+    pad = tokenizer.token_to_id("<|pad|>")
+    packer = Packer(corpus, 128, pad, seed=1)
+    fitting = int(packer.lengths[packer.fitting].sum())
+    seen = 0
+    rows = []
+    for tokens, learned in packer.rows():
+        assert tokens.shape == learned.shape == (129,)
+        assert not learned[tokens == pad].any()
+        rows.append(tokens[tokens != pad])
+        seen += int((tokens != pad).sum())
+        if seen >= fitting:
+            break
+    assert seen == fitting
+    begin = tokenizer.token_to_id("<|begin|>")
+    assert all(row[0] == begin for row in rows)
+    packed = sorted(tuple(part) for row in rows for part in np.split(row, np.flatnonzero(row == begin)) if len(part))
+    whole = sorted(
+        tuple(corpus.tokens[corpus.starts[index] : corpus.starts[index] + corpus.lengths()[index]])
+        for index in packer.fitting
+    )
+    assert packed == whole
+
+
+def test_the_long_phase_is_half_long_conversations(tokenizer, corpus: Corpus) -> None:
+    packer = Packer(corpus, 256, tokenizer.token_to_id("<|pad|>"), seed=1, short=64)
+    lengths = packer.lengths[packer.fitting]
+    long, short = lengths[lengths > 64].sum(), lengths[lengths <= 64].sum()
+    assert abs(int(long) - int(short)) <= 64 or short == packer.lengths[packer.lengths <= 64].sum()
+
+
+def test_the_rate_rises_stays_and_falls_to_zero(recipe: Recipe) -> None:
+    scales = [loop.rate_scale(step, 100, recipe) for step in range(101)]
+    assert scales[0] == 0.5 and scales[1:51] == [1.0] * 50 and scales[100] == 0
+    assert all(after < before for before, after in itertools.pairwise(scales[50:]))
+
+
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(
+    work: Path, tokenizer, corpus: Corpus, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pad = tokenizer.token_to_id("<|pad|>")
+    monkeypatch.setattr(loop, "WORK", work / "whole")
+    whole = make_run(recipe)
+    whole.train(corpus, pad)
+
+    monkeypatch.setattr(loop, "WORK", work / "interrupted")
+    interrupted = make_run(recipe)
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
+    steps = iter(range(8))
+    step = interrupted.train_step
+
+    def fail_after_eight(tokens: torch.Tensor, learned: torch.Tensor) -> float:
+        if next(steps, None) is None:
+            raise KeyboardInterrupt
+        return step(tokens, learned)
+
+    monkeypatch.setattr(interrupted, "train_step", fail_after_eight)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.train(corpus, pad)
+    resumed = make_run(recipe)
+    resumed.resume()
+    assert resumed.step == 8
+    resumed.train(corpus, pad)
+
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+    assert whole.log_file.read_text() != ""
+    assert (whole.directory / "run.json").exists()
+
+
+def test_a_state_of_another_recipe_is_refused(
+    tmp_path: Path, tokenizer, corpus: Corpus, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "WORK", tmp_path)
+    make_run(recipe).save()
+    other = Recipe(**{**vars(recipe), "matrix_rate": 0.5})
+    with pytest.raises(SystemExit, match="another recipe"):
+        make_run(other).resume()
+
+
+def test_transformers_and_penstock_read_the_export_alike(
+    work: Path, tokenizer, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr(export, "WORK", work)
+    torch.manual_seed(3)
+    model = Decoder(recipe.shape)
+    directory = work / "export"
+    export.export_model(model, recipe, directory)
+    mine = export.load_model(directory, recipe.shape)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    ids = torch.randint(0, recipe.shape.vocabulary, (1, 200))
+    with torch.inference_mode():
+        torch.testing.assert_close(mine.logits(mine.hidden(ids)), theirs(ids).logits, rtol=1e-4, atol=1e-4)
