@@ -30,7 +30,7 @@ from penstock.llm import chat_encoder
 from training.data import Corpus, learned_positions, load_corpus
 from training.export import export_model, load_model, load_tokenizer
 from training.loop import Run, pick_device
-from training.model import Decoder
+from training.model import Decoder, document_mask
 from training.recipe import CONTEXT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
 
 # Conversations that the corpus does not have, each cut before one of the model's turns: the target then says it itself.
@@ -113,14 +113,15 @@ def main() -> None:
 
     def loss(hidden: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted = F.log_softmax(target.logits(target.hidden(rows[:, :-1])[mask]).float(), dim=-1)
+            visible = document_mask(rows[:, :-1], run.begin, TARGET.heads, torch.bfloat16)
+            wanted = F.log_softmax(target.logits(target.hidden(rows[:, :-1], visible)[mask]).float(), dim=-1)
         said = F.log_softmax(model.logits(hidden).float(), dim=-1)
         return F.kl_div(said, wanted, reduction="sum", log_target=True)
 
-    run = Run(recipe, model, loss, device)
+    run = Run(recipe, model, loss, device, load_tokenizer())
     run.resume()
     corpus = joined(answers, excerpt(load_corpus(), len(answers.tokens)))
-    run.train(corpus, load_tokenizer().token_to_id("<|pad|>"))
+    run.train(corpus)
     export_model(model, recipe, WORK / recipe.name / "model")
 
 

@@ -15,11 +15,12 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.data import Corpus, Packer
 from training.export import write_json
-from training.model import Decoder
+from training.model import Decoder, document_mask
 from training.optimizer import Optimizer, rate_scale
 from training.recipe import SEED, WORK, Phase, Recipe
 
@@ -78,8 +79,11 @@ def device_name(device: torch.device) -> str:
     return f"{torch.get_num_threads()} cores of {names[0] if names else 'a CPU'}"
 
 
-def _batches(corpus: Corpus, phase: Phase, pad: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
-    rows = Packer(corpus, phase.positions, pad, SEED, phase.short).rows()
+def _batches(corpus: Corpus, recipe: Recipe, number: int, pad: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Tokens and masks [rows, positions + 1] of a phase, from its step `skip` on."""
+    phase = recipe.phases[number]
+    # Phases of the same shape see the conversations in other orders.
+    rows = Packer(corpus, phase.positions, pad, SEED + number, phase.short).rows()
     for _ in range(skip * phase.rows):
         next(rows)
     while True:
@@ -90,8 +94,9 @@ def _batches(corpus: Corpus, phase: Phase, pad: int, skip: int) -> Iterator[tupl
 class Run:
     """A training run that can be interrupted at any time and started again."""
 
-    def __init__(self, recipe: Recipe, model: Decoder, loss: Loss, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, model: Decoder, loss: Loss, device: torch.device, tokenizer: Tokenizer) -> None:
         self.recipe, self.model, self.loss, self.device = recipe, model.to(device), loss, device
+        self.begin, self.pad = tokenizer.token_to_id("<|begin|>"), tokenizer.token_to_id("<|pad|>")
         self.directory = WORK / recipe.name
         self.directory.mkdir(parents=True, exist_ok=True)
         self.optimizer = Optimizer(model, recipe)
@@ -141,22 +146,23 @@ class Run:
         for rows, mask in zip(tokens.split(size), learned.split(size), strict=True):
             rows, mask = rows.to(self.device), mask[:, 1:].to(self.device)
             with torch.autocast(self.device.type, torch.bfloat16):
-                hidden = self.model.hidden(rows[:, :-1])[mask]
+                visible = document_mask(rows[:, :-1], self.begin, self.recipe.shape.heads, torch.bfloat16)
+                hidden = self.model.hidden(rows[:, :-1], visible)[mask]
                 loss = self.loss(hidden, rows, mask) / total
             loss.backward()
             summed += float(loss.detach())
         self.optimizer.step(rate_scale(self.step, self.schedule.steps, self.recipe))
         return summed
 
-    def train(self, corpus: Corpus, pad: int) -> None:
+    def train(self, corpus: Corpus) -> None:
         """All steps that are left, saving now and then; run.json tells at the end what it took."""
         saved, first = time.monotonic(), 0
         recent: list[float] = []
         with Progress(*COLUMNS) as progress, self.log_file.open("a") as log:
             task = progress.add_task(self.recipe.name, total=self.schedule.steps, completed=self.step)
-            for phase, steps in self.schedule.phases:
+            for number, (_, steps) in enumerate(self.schedule.phases):
                 if self.step < first + steps:
-                    batches = _batches(corpus, phase, pad, self.step - first)
+                    batches = _batches(corpus, self.recipe, number, self.pad, self.step - first)
                 first += steps
                 while self.step < first:
                     began = time.monotonic()

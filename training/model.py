@@ -13,8 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WHOLE_SCORES = 512
-
 
 @dataclass(frozen=True)
 class ModelShape:
@@ -65,19 +63,27 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return x * cosines.to(x.dtype) + turned * sines.to(x.dtype)
 
 
-def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Attention of [batch, heads, positions, head_dim] to itself and before; the same shape.
+def document_mask(tokens: Tensor, begin: int, heads: int, dtype: torch.dtype) -> Tensor:
+    """0 where a position may look, -inf elsewhere: back to the last `begin`; [rows * heads, positions, positions]."""
+    documents = (tokens == begin).cumsum(dim=1)
+    visible = (documents[:, :, None] == documents[:, None, :]).tril()
+    mask = torch.zeros(visible.shape, dtype=dtype, device=tokens.device).masked_fill_(~visible, float("-inf"))
+    return mask.repeat_interleave(heads, dim=0)
 
-    On a CPU the whole score matrix of a short sequence costs less than half of the fused operation, whose backward is
-    slow.
+
+def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of [rows, heads, positions, head_dim] under a mask (without one: causal); the same shape.
+
+    On a CPU the whole score matrix costs less than half of the fused operation, whose backward is slow.
     """
-    batch, heads, positions, head_dim = query.shape
-    if query.is_cuda or positions > WHOLE_SCORES:
+    if mask is None:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    future = torch.full((positions, positions), float("-inf"), dtype=query.dtype).triu(1)
-    query, key, value = (part.reshape(batch * heads, positions, head_dim) for part in (query, key, value))
-    scores = torch.baddbmm(future.expand(batch * heads, -1, -1), query, key.transpose(1, 2), alpha=head_dim**-0.5)
-    return (torch.softmax(scores, dim=-1) @ value).view(batch, heads, positions, head_dim)
+    rows, heads, positions, head_dim = query.shape
+    if query.is_cuda:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.view(rows, heads, positions, positions))
+    query, key, value = (part.reshape(rows * heads, positions, head_dim) for part in (query, key, value))
+    scores = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=head_dim**-0.5)
+    return (torch.softmax(scores, dim=-1) @ value).view(rows, heads, positions, head_dim)
 
 
 class Attention(nn.Module):
@@ -91,7 +97,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
         batch, positions, _ = x.shape
 
         def split(projected: Tensor, heads: int) -> Tensor:
@@ -101,7 +107,7 @@ class Attention(nn.Module):
         key = rotate(split(self.k_proj(x), self.kv_heads), cosines, sines)
         value = split(self.v_proj(x), self.kv_heads)
         groups = self.heads // self.kv_heads
-        mixed = causal_attention(query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1))
+        mixed = attention(query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1), mask)
         return self.o_proj(mixed.transpose(1, 2).reshape(batch, positions, -1))
 
 
@@ -128,8 +134,8 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(shape.width, shape.norm_epsilon)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_epsilon)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cosines, sines)
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cosines, sines, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -160,13 +166,13 @@ class Decoder(nn.Module):
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.shape.init_std)
 
-    def hidden(self, tokens: Tensor) -> Tensor:
-        """Hidden states behind the final norm, [batch, positions, width]."""
+    def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Hidden states behind the final norm, [batch, positions, width]; the mask is a `document_mask`."""
         cosines, sines = rotary_tables(self.shape, tokens.device)
         cosines, sines = cosines[: tokens.shape[1]], sines[: tokens.shape[1]]
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
-            x = layer(x, cosines, sines)
+            x = layer(x, cosines, sines, mask)
         return self.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

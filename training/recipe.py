@@ -44,12 +44,12 @@ class Recipe:
     embedding_rate: float
     warmup_steps: int = 50
     # The rate falls linearly to zero over this last share of the steps.
-    decay_share: float = 0.5
+    decay_share: float = 0.75
     weight_decay: float = 0.01
     gradient_norm: float = 1.0
 
 
 # Most conversations are short; the last phase shows the models a full context.
-PHASES = (Phase(positions=256, rows=16, share=0.85), Phase(positions=CONTEXT, rows=2, share=0.15, short=256))
-TARGET_RECIPE = Recipe("haiku", TARGET, 13_000_000, PHASES, matrix_rate=0.02, embedding_rate=3e-3)
-DRAFT_RECIPE = Recipe("haiku-draft", DRAFT, 8_000_000, PHASES, matrix_rate=0.02, embedding_rate=3e-3)
+PHASES = (Phase(positions=256, rows=16, share=0.87), Phase(positions=CONTEXT, rows=2, share=0.13, short=256))
+TARGET_RECIPE = Recipe("haiku", TARGET, 12_500_000, PHASES, matrix_rate=0.01, embedding_rate=1.5e-3)
+DRAFT_RECIPE = Recipe("haiku-draft", DRAFT, 8_000_000, PHASES, matrix_rate=0.01, embedding_rate=2e-3)

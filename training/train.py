@@ -34,10 +34,9 @@ def main() -> None:
     def loss(hidden: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         return F.cross_entropy(model.logits(hidden).float(), rows[:, 1:][mask], reduction="sum")
 
-    run = Run(recipe, model, loss, pick_device(options.device))
+    run = Run(recipe, model, loss, pick_device(options.device), load_tokenizer())
     run.resume()
-    tokenizer = load_tokenizer()
-    run.train(load_corpus(), tokenizer.token_to_id("<|pad|>"))
+    run.train(load_corpus())
     export_model(model, recipe, WORK / recipe.name / "model")
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from penstock.bundled.corpus.generator import training
 from training import export, loop
 from training.data import Corpus, Packer, learned_positions, render
-from training.model import Decoder, ModelShape
+from training.model import Decoder, ModelShape, document_mask
 from training.recipe import Phase, Recipe
 from training.tokenizer import save_tokenizer, train_tokenizer
 
@@ -49,14 +49,14 @@ def recipe(tokenizer) -> Recipe:
     return Recipe("small", shape, tokens=256 * 12, phases=phases, matrix_rate=0.02, embedding_rate=3e-3, warmup_steps=2)
 
 
-def make_run(recipe: Recipe) -> loop.Run:
+def make_run(recipe: Recipe, tokenizer) -> loop.Run:
     torch.manual_seed(0)
     model = Decoder(recipe.shape)
 
     def loss(hidden: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model.logits(hidden).float(), rows[:, 1:][mask], reduction="sum")
 
-    return loop.Run(recipe, model, loss, torch.device("cpu"))
+    return loop.Run(recipe, model, loss, torch.device("cpu"), tokenizer)
 
 
 def test_the_tokenizer_gives_back_every_text(tokenizer) -> None:
@@ -106,22 +106,32 @@ def test_the_long_phase_is_half_long_conversations(tokenizer, corpus: Corpus) ->
     assert abs(int(long) - int(short)) <= 64 or short == packer.lengths[packer.lengths <= 64].sum()
 
 
+def test_a_conversation_sees_nothing_of_those_before_it_in_its_row(recipe: Recipe) -> None:
+    torch.manual_seed(1)
+    model = Decoder(recipe.shape)
+    begin = 0
+    first, second = (torch.cat((torch.tensor([begin]), torch.randint(1, 99, (length,)))) for length in (20, 30))
+    row = torch.cat((first, second))[None]
+    together = model.hidden(row, document_mask(row, begin, recipe.shape.heads, torch.float32))[0]
+    torch.testing.assert_close(together[: len(first)], model.hidden(first[None])[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(together[len(first) :], model.hidden(second[None])[0], rtol=1e-4, atol=1e-5)
+
+
 def test_the_rate_rises_stays_and_falls_to_zero(recipe: Recipe) -> None:
     scales = [loop.rate_scale(step, 100, recipe) for step in range(101)]
-    assert scales[0] == 0.5 and scales[1:51] == [1.0] * 50 and scales[100] == 0
-    assert all(after < before for before, after in itertools.pairwise(scales[50:]))
+    assert scales[0] == 0.5 and scales[1:26] == [1.0] * 25 and scales[100] == 0
+    assert all(after < before for before, after in itertools.pairwise(scales[25:]))
 
 
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     work: Path, tokenizer, corpus: Corpus, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pad = tokenizer.token_to_id("<|pad|>")
     monkeypatch.setattr(loop, "WORK", work / "whole")
-    whole = make_run(recipe)
-    whole.train(corpus, pad)
+    whole = make_run(recipe, tokenizer)
+    whole.train(corpus)
 
     monkeypatch.setattr(loop, "WORK", work / "interrupted")
-    interrupted = make_run(recipe)
+    interrupted = make_run(recipe, tokenizer)
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
     steps = iter(range(8))
     step = interrupted.train_step
@@ -133,11 +143,11 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
 
     monkeypatch.setattr(interrupted, "train_step", fail_after_eight)
     with pytest.raises(KeyboardInterrupt):
-        interrupted.train(corpus, pad)
-    resumed = make_run(recipe)
+        interrupted.train(corpus)
+    resumed = make_run(recipe, tokenizer)
     resumed.resume()
     assert resumed.step == 8
-    resumed.train(corpus, pad)
+    resumed.train(corpus)
 
     for name, value in whole.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
@@ -149,10 +159,10 @@ def test_a_state_of_another_recipe_is_refused(
     tmp_path: Path, tokenizer, corpus: Corpus, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "WORK", tmp_path)
-    make_run(recipe).save()
+    make_run(recipe, tokenizer).save()
     other = Recipe(**{**vars(recipe), "matrix_rate": 0.5})
     with pytest.raises(SystemExit, match="another recipe"):
-        make_run(other).resume()
+        make_run(other, tokenizer).resume()
 
 
 def test_transformers_and_penstock_read_the_export_alike(

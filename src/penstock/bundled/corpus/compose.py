@@ -12,19 +12,20 @@ import functools
 import hashlib
 import itertools
 import random
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.bundled.corpus.checks import HAIKU
-from penstock.bundled.corpus.lexicon import KINDS, SEASONS, Noun, Topic, load_lexicon
+from penstock.bundled.corpus.lexicon import KINDS, SEASONS, Form, Noun, Topic, load_lexicon
 from penstock.bundled.corpus.patterns import ROLES, VARIABLES, Literal, Pattern, Slot, load_patterns
 
-VERB_FORMS = {"verbs": "s", "verb": "base", "verbing": "ing", "past": "past"}
+VERB_FORMS: dict[str, Form] = {"verbs": "s", "verb": "base", "verbing": "ing", "past": "past"}
 PLURAL_OF = {"is": "are", "was": "were", "has": "have", "does": "do", "isn't": "aren't"}
 # Spelled with a vowel, spoken with a consonant.
 CONSONANT_SOUND = ("uni", "use", "usu", "one", "once", "eu")
 # How much likelier the words of a topic's own scenes are, and which line names the topic how often.
 SCENE_FACTOR = 8.0
+RANK_OFFSET = 4
+SPREAD = 16.0
 TOPIC_LINE_WEIGHTS = (0.45, 0.35, 0.20)
 TRIES = 400
 
@@ -52,10 +53,10 @@ class _Choices:
         return self.words[bisect.bisect(self.running, rng.random() * self.running[-1])]
 
 
-def _taste(word: str, scenes: Iterable[str]) -> float:
-    """A fixed preference between 1/4 and 4, so that each scene has favourites of its own."""
-    digest = hashlib.blake2b(f"{word} {' '.join(sorted(scenes))}".encode(), digest_size=2).digest()
-    return float(4.0 ** (int.from_bytes(digest) / 32768 - 1))
+def _taste(text: str) -> float:
+    """A fixed preference between 1/SPREAD and SPREAD: as in any language, some words are common and most are rare."""
+    digest = hashlib.blake2b(text.encode(), digest_size=2).digest()
+    return float(SPREAD ** (int.from_bytes(digest) / 32768 - 1))
 
 
 def _out_of_season(noun: Noun, season: str) -> bool:
@@ -68,7 +69,7 @@ def _nouns(category: str, kinds: frozenset[str], scenes: frozenset[str], season:
     for rank, noun in enumerate(noun for noun in load_lexicon().nouns if noun.kind in kinds):
         if _out_of_season(noun, season) or (noun.plural is None) != (category == "mass"):
             continue
-        weight = _taste(noun.word, scenes) / (rank + 8) * (SCENE_FACTOR if noun.scenes & scenes else 1.0)
+        weight = _taste(noun.word) / (rank + RANK_OFFSET) * (SCENE_FACTOR if noun.scenes & scenes else 1.0)
         if category == "nouns":
             assert noun.plural is not None
             found.append((noun.plural, noun.plural_syllables, weight))
@@ -80,7 +81,7 @@ def _nouns(category: str, kinds: frozenset[str], scenes: frozenset[str], season:
 def _verbs(category: str, kinds: frozenset[str], objects: frozenset[str] | None) -> list[tuple[str, int]]:
     form = VERB_FORMS[category]
     return [
-        verb.forms[form]  # type: ignore[index]
+        verb.forms[form]
         for verb in load_lexicon().verbs
         if verb.subjects & kinds and (verb.objects is None) == (objects is None)
         if objects is None or (verb.objects or frozenset()) & objects
@@ -102,7 +103,7 @@ def _candidates(
             words = list(lexicon.adverbs)
         else:
             words = _verbs(category, kinds, objects)
-        weighted = [(word, count, _taste(word, scenes) / (rank + 8)) for rank, (word, count) in enumerate(words)]
+        weighted = [(word, count, _taste(word) / (rank + RANK_OFFSET)) for rank, (word, count) in enumerate(words)]
     by_count: dict[int, list[tuple[str, float]]] = {}
     for word, count, weight in weighted:
         by_count.setdefault(count, []).append((word, weight))
@@ -196,7 +197,7 @@ def _patterns_for(role: str, topic: Topic, with_topic: bool) -> tuple[tuple[Patt
         for pattern in load_patterns()
         if pattern.role == role and (pattern.fits(topic) if with_topic else pattern.topic_numbers is None)
     )
-    return fitting, tuple(itertools.accumulate(_taste(pattern.text, topic.scenes) for pattern in fitting))
+    return fitting, tuple(itertools.accumulate(_taste(pattern.text) for pattern in fitting))
 
 
 def compose(topic: Topic, rng: random.Random) -> Poem:

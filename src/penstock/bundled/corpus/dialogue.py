@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.bundled.corpus.compose import Poem, compose
-from penstock.bundled.corpus.lexicon import Noun, Topic, load_lexicon
+from penstock.bundled.corpus.lexicon import Number, Topic, load_lexicon
 from penstock.bundled.corpus.wordings import Split, request
 
 # Shares of the topics asked for in training: the list's, any noun, a noun with an adjective.
 LISTED_SHARE, NOUN_SHARE = 0.6, 0.25
+# What can be counted is asked for alone twice as often as in the plural.
+COUNTABLE: tuple[Number, ...] = ("count", "count", "plural")
 NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
     *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
@@ -95,19 +97,16 @@ def noun_topic(rng: random.Random, with_adjective: bool) -> Topic:
     held_out = {topic.phrase for topic in lexicon.heldout_topics}
     while True:
         noun = rng.choice(lexicon.nouns)
-        number = "mass" if noun.plural is None else rng.choice(("count", "count", "plural"))
+        number: Number = "mass" if noun.plural is None else rng.choice(COUNTABLE)
         word = noun.plural if number == "plural" and noun.plural else noun.word
         count = noun.plural_syllables if number == "plural" else noun.syllables
         phrase = word
         if with_adjective:
-            adjective = rng.choice([entry for entry in lexicon.adjectives if noun.kind in entry.kinds])
+            fitting = [entry for entry in lexicon.adjectives if noun.kind in entry.kinds and entry.word != word]
+            adjective = rng.choice(fitting)
             phrase, count = f"{adjective.word} {word}", count + adjective.syllables
         if count <= 4 and phrase not in held_out:
-            return Topic(phrase, noun.kind, number, "any", _scenes(noun), count)  # type: ignore[arg-type]
-
-
-def _scenes(noun: Noun) -> frozenset[str]:
-    return noun.scenes
+            return Topic(phrase, noun.kind, number, "any", noun.scenes, count)
 
 
 def spoken(topic: Topic, rng: random.Random) -> str:
