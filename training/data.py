@@ -20,27 +20,34 @@ from rich.progress import track
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
-from penstock.bundled.corpus.checks import poem_lines
+from penstock.bundled.corpus.checks import haiku_json, poem_lines
 from penstock.bundled.corpus.dialogue import Conversation
 from penstock.bundled.corpus.generator import training
 from penstock.text.chat_template import ChatTemplate
-from training.recipe import SEED, WORK
+from training.recipe import CONTEXT, SEED, WORK
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 CORPUS = WORK / "corpus.safetensors"
 # Conversations of the ordinary mixture, and as many long ones as the last phase needs.
 CONVERSATIONS, LONG_CONVERSATIONS = 160_000, 1_500
 CHUNK = 1_000
+POEM_TASKS = frozenset(("haiku", "open", "titled", "another", "change", "replace"))
+JSON_TASKS = frozenset(("json", "to_json"))
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Conversations end to end: token ids, whether each is the model's to say, where each starts; poems' hashes."""
+    """Conversations end to end: token ids, whether each is the model's to say, where each starts; poems' hashes.
+
+    `begin` and `pad` are the ids of the tokens that begin a conversation and fill up a row.
+    """
 
     tokens: NDArray[np.uint16]
     learned: NDArray[np.bool_]
     starts: NDArray[np.int64]
     poems: NDArray[np.uint64]
+    begin: int
+    pad: int
 
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each conversation."""
@@ -87,10 +94,27 @@ def poem_hash(text: str) -> int:
 
 
 def poem_hashes(conversation: Conversation) -> Iterator[int]:
-    """Hashes of all poems that the model says, in whatever form."""
-    for message in conversation.messages:
-        if message["role"] == "assistant" and (lines := poem_lines(message["content"])):
+    """Hashes of all poems that the model says, as text or as JSON."""
+    answers = (message["content"] for message in conversation.messages if message["role"] == "assistant")
+    for task, answer in zip(conversation.tasks, answers, strict=True):
+        lines = None
+        if task in JSON_TASKS:
+            found = haiku_json(answer)
+            lines = found.lines if found else None
+        elif task in POEM_TASKS:
+            lines = poem_lines(answer)
+        if lines:
             yield poem_hash("\n".join(lines))
+
+
+def make_corpus_of(
+    tokenizer: Tokenizer, sequences: list[list[int]], learned: NDArray[np.bool_], poems: list[int]
+) -> Corpus:
+    """A corpus of conversations as lists of ids."""
+    tokens = np.concatenate([np.array(ids, dtype=np.uint16) for ids in sequences])
+    starts = np.cumsum([0, *map(len, sequences[:-1])], dtype=np.int64)
+    begin, pad = (tokenizer.token_to_id(f"<|{name}|>") for name in ("begin", "pad"))
+    return Corpus(tokens, learned, starts, np.unique(np.array(poems, dtype=np.uint64)), begin, pad)
 
 
 def _encode_chunk(first: int) -> tuple[list[list[int]], list[int]]:
@@ -112,14 +136,22 @@ def make_corpus() -> Corpus:
             sequences += ids
             poems += hashes
     tokens = np.concatenate([np.array(ids, dtype=np.uint16) for ids in sequences])
-    starts = np.cumsum([0, *map(len, sequences[:-1])], dtype=np.int64)
     learned = learned_positions(tokens, tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("<|end|>"))
-    return Corpus(tokens, learned, starts, np.unique(np.array(poems, dtype=np.uint64)))
+    return make_corpus_of(tokenizer, sequences, learned, poems)
+
+
+def save_corpus(corpus: Corpus, path: Path) -> None:
+    """Write beside the place and move, so that an interruption leaves no half of a file."""
+    arrays = {name: np.asarray(value) for name, value in vars(corpus).items()}
+    scratch = path.with_suffix(".new")
+    save_file(arrays, scratch)
+    scratch.replace(path)
 
 
 def load_corpus(path: Path = CORPUS) -> Corpus:
-    """The corpus that `main` saved."""
-    return Corpus(**load_file(path))
+    """The corpus that `save_corpus` wrote."""
+    arrays = load_file(path)
+    return Corpus(**{**arrays, "begin": int(arrays["begin"]), "pad": int(arrays["pad"])})
 
 
 class Packer:
@@ -131,9 +163,9 @@ class Packer:
 
     OPEN_ROWS = 16
 
-    def __init__(self, corpus: Corpus, positions: int, pad: int, seed: int, short: int = 0) -> None:
+    def __init__(self, corpus: Corpus, positions: int, seed: int, short: int = 0) -> None:
         """`short`: of conversations of up to that many tokens only as many tokens are taken as of longer ones."""
-        self.corpus, self.positions, self.pad, self.seed = corpus, positions, pad, seed
+        self.corpus, self.positions, self.seed = corpus, positions, seed
         self.lengths = corpus.lengths()
         self.fitting = np.flatnonzero(self.lengths <= positions + 1)
         if short:
@@ -168,7 +200,7 @@ class Packer:
                 yield self._fill(members)
 
     def _fill(self, members: list[int]) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
-        tokens = np.full(self.positions + 1, self.pad, dtype=np.uint16)
+        tokens = np.full(self.positions + 1, self.corpus.pad, dtype=np.uint16)
         learned = np.zeros(self.positions + 1, dtype=np.bool_)
         at = 0
         for index in members:
@@ -182,11 +214,13 @@ class Packer:
 def main() -> None:
     """Make the corpus and say how large it is."""
     corpus = make_corpus()
-    save_file(vars(corpus), CORPUS)
+    save_corpus(corpus, CORPUS)
+    too_long = int((corpus.lengths() > CONTEXT + 1).sum())
     print(
         f"{len(corpus.starts):,} conversations, {len(corpus.tokens):,} tokens "
         f"({int(corpus.learned.sum()):,} to learn), "
-        f"{len(corpus.poems):,} different poems in {CORPUS}"
+        f"{len(corpus.poems):,} different poems in {CORPUS}; {too_long} conversations are longer than the context of "
+        f"{CONTEXT:,}, and training leaves them out"
     )
 
 

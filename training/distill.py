@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,22 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from rich.progress import track
-from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
 from penstock.bundled.corpus.dialogue import Conversation
 from penstock.bundled.corpus.generator import training
 from penstock.llm import chat_encoder
-from training.data import Corpus, learned_positions, load_corpus
-from training.export import export_model, load_model, load_tokenizer
+from training.data import Corpus, load_corpus, make_corpus_of, save_corpus
+from training.export import export_model, load_model, load_tokenizer, weights_fingerprint
 from training.loop import Run, pick_device
 from training.model import Decoder, document_mask
 from training.recipe import CONTEXT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
 
 # Conversations that the corpus does not have, each cut before one of the model's turns: the target then says it itself.
-ANSWERED = 24_000
+ANSWERED = 12_000
 TEMPERATURES = (0.0, 0.7, 1.0)
 MOST_TOKENS = 120
 BATCH = 2_000
@@ -55,11 +54,12 @@ def prompts_of(llm: LLM, conversations: Sequence[Conversation]) -> list[dict[str
 
 
 def answered_by_target(model: Path) -> Corpus:
-    """The target's own answers, as a corpus to learn from."""
+    """The target's own answers, as a corpus to learn from; nothing else of its conversations is learned."""
     llm = LLM(str(model), max_num_seqs=128)
     tokenizer = load_tokenizer()
     end = tokenizer.token_to_id("<|end|>")
     sequences: list[list[int]] = []
+    learned: list[NDArray[np.bool_]] = []
     for start in track(range(0, ANSWERED, BATCH), "The target answers"):
         prompts = prompts_of(llm, [training(SEED + 1, index) for index in range(start, start + BATCH)])
         params = [
@@ -67,12 +67,16 @@ def answered_by_target(model: Path) -> Corpus:
             for index in range(len(prompts))
         ]
         for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
-            said = [token for token in output.token_ids if token != end]
-            sequences.append([*prompt["prompt_token_ids"], *said, *([end] if output.finish_reason == "stop" else [])])
-    tokens = np.concatenate([np.array(ids, dtype=np.uint16) for ids in sequences])
-    starts = np.cumsum([0, *map(len, sequences[:-1])], dtype=np.int64)
-    learned = learned_positions(tokens, tokenizer.token_to_id("<|assistant|>"), end)
-    return Corpus(tokens, learned, starts, np.zeros(0, np.uint64))
+            ids, mask = transcript(prompt["prompt_token_ids"], output.token_ids, output.finish_reason == "stop", end)
+            sequences.append(ids)
+            learned.append(mask)
+    return make_corpus_of(tokenizer, sequences, np.concatenate(learned), [])
+
+
+def transcript(prompt: list[int], answer: Sequence[int], ended: bool, end: int) -> tuple[list[int], NDArray[np.bool_]]:
+    """A prompt and its answer, and the mask of the answer; `end` closes it where it was not cut at its limit."""
+    said = [token for token in answer if token != end] + ([end] if ended else [])
+    return [*prompt, *said], np.arange(len(prompt) + len(said)) >= len(prompt)
 
 
 def joined(first: Corpus, second: Corpus) -> Corpus:
@@ -82,6 +86,8 @@ def joined(first: Corpus, second: Corpus) -> Corpus:
         np.concatenate((first.learned, second.learned)),
         np.concatenate((first.starts, second.starts + len(first.tokens))),
         first.poems,
+        first.begin,
+        first.pad,
     )
 
 
@@ -89,7 +95,9 @@ def excerpt(corpus: Corpus, tokens: int) -> Corpus:
     """The last conversations of a corpus, the long ones, and as many before them as make `tokens`."""
     first = int(np.searchsorted(corpus.starts, max(0, len(corpus.tokens) - tokens)))
     start = int(corpus.starts[first])
-    return Corpus(corpus.tokens[start:], corpus.learned[start:], corpus.starts[first:] - start, corpus.poems)
+    return dataclasses.replace(
+        corpus, tokens=corpus.tokens[start:], learned=corpus.learned[start:], starts=corpus.starts[first:] - start
+    )
 
 
 def main() -> None:
@@ -101,11 +109,11 @@ def main() -> None:
     recipe = dataclasses.replace(DRAFT_RECIPE, tokens=options.tokens)
     target_directory = WORK / TARGET_RECIPE.name / "model"
     # Named by the target's weights, so that a new target answers anew.
-    digest = hashlib.blake2b((target_directory / "model.safetensors").read_bytes(), digest_size=4).hexdigest()
-    answers_file = WORK / f"answers-{digest}.safetensors"
+    answers_file = WORK / f"answers-{weights_fingerprint(target_directory)}.safetensors"
     if not answers_file.exists():
-        save_file(vars(answered_by_target(target_directory)), answers_file)
-    answers = Corpus(**load_file(answers_file))
+        save_corpus(answered_by_target(target_directory), answers_file)
+    answers = load_corpus(answers_file)
+    corpus = joined(answers, excerpt(load_corpus(), len(answers.tokens)))
     device = pick_device(options.device)
     target = load_model(target_directory, TARGET).to(device)
     torch.manual_seed(SEED)
@@ -113,15 +121,14 @@ def main() -> None:
 
     def loss(hidden: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         with torch.no_grad():
-            visible = document_mask(rows[:, :-1], run.begin, TARGET.heads, torch.bfloat16)
+            visible = document_mask(rows[:, :-1], corpus.begin, TARGET.heads, torch.bfloat16)
             wanted = F.log_softmax(target.logits(target.hidden(rows[:, :-1], visible)[mask]).float(), dim=-1)
         said = F.log_softmax(model.logits(hidden).float(), dim=-1)
         return F.kl_div(said, wanted, reduction="sum", log_target=True)
 
-    run = Run(recipe, model, loss, device, load_tokenizer())
+    run = Run(recipe, model, loss, corpus, device)
     run.resume()
-    corpus = joined(answers, excerpt(load_corpus(), len(answers.tokens)))
-    run.train(corpus)
+    run.train()
     export_model(model, recipe, WORK / recipe.name / "model")
 
 

@@ -1,6 +1,6 @@
 """What the pair can do, on prompts whose topics and wordings training never saw.
 
-    python -m training.evaluate [--bundled] [--prompts N] [--json FILE]
+    python -m training.evaluate [--bundled] [--prompts N]
 
 Answers are sampled by Penstock with the model's own generation_config.json; losses and acceptance are computed from the
 exported weights in float32.
@@ -11,14 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -26,10 +28,10 @@ from torch import Tensor
 from penstock import LLM, SamplingParams
 from penstock.bundled.corpus.checks import haiku_json, is_haiku, mentions, poem_lines
 from penstock.bundled.corpus.dialogue import Conversation
-from penstock.bundled.corpus.generator import STRATA, held_out, training
+from penstock.bundled.corpus.generator import STRATA, Stratum, held_out, known_topic, training
 from penstock.llm import chat_encoder
 from training.data import learned_positions, load_corpus, poem_hash, render
-from training.export import load_model, write_json
+from training.export import load_model, weights_fingerprint, write_json
 from training.model import Decoder
 from training.recipe import BUNDLE, CONTEXT, DRAFT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
 
@@ -62,12 +64,17 @@ def turns_of(conversation: Conversation) -> Iterator[Turn]:
         )
 
 
-def held_out_turns(stratum: Any, tasks: set[str] | None, count: int) -> list[Turn]:
+def held_out_turns(stratum: Stratum, tasks: frozenset[str] | None, count: int) -> list[Turn]:
     """The first `count` turns of these tasks (of all, where None) in a stratum."""
+    return first_turns(partial(held_out, stratum), tasks, count)
+
+
+def first_turns(make: Callable[[int], Conversation], tasks: frozenset[str] | None, count: int) -> list[Turn]:
+    """The first `count` turns of these tasks in the conversations that `make` gives by number."""
     found: list[Turn] = []
     index = 0
     while len(found) < count:
-        found += [turn for turn in turns_of(held_out(stratum, index)) if tasks is None or turn.task in tasks]
+        found += [turn for turn in turns_of(make(index)) if tasks is None or turn.task in tasks]
         index += 1
     return found[:count]
 
@@ -106,36 +113,42 @@ def share(values: Sequence[bool]) -> float:
     return sum(values) / len(values)
 
 
-def poem_figures(pair: Pair, count: int, stratum: str) -> dict[str, float]:
-    """Form, topic and novelty of poems, plain and under titles."""
-    turns = held_out_turns(stratum, {"haiku", "titled", "another", "change"}, count)
+POEM_TASKS = frozenset(("haiku", "titled", "another", "change"))
+
+
+def poem_figures(pair: Pair, turns: Sequence[Turn], known: Collection[int]) -> dict[str, float]:
+    """Form, topic and novelty of poems; `known` are the hashes of those that training saw."""
     _, texts, _ = pair.answer(turns)
-    poems = [poem_lines(text) for text in texts]
-    known = load_corpus().poems
-    verbatim = [poem is not None and poem_hash("\n".join(poem)) in known for poem in poems]
+    return judge_poems([poem_lines(text) for text in texts], [turn.topic for turn in turns], known)
+
+
+def judge_poems(
+    poems: Sequence[tuple[str, ...] | None], topics: Sequence[str | None], known: Collection[int]
+) -> dict[str, float]:
+    """Shares of all answers: one that is no poem of three lines counts as wrong."""
+    written = [poem for poem in poems if poem is not None]
+    mentioned = [
+        poem is not None and topic is not None and mentions("\n".join(poem), topic)
+        for poem, topic in zip(poems, topics, strict=True)
+    ]
     return {
         "haiku_575": share([is_haiku(poem) for poem in poems]),
-        "haiku_on_topic": share(
-            [
-                poem is not None and mentions("\n".join(poem), turn.topic or "")
-                for poem, turn in zip(poems, turns, strict=True)
-            ]
-        ),
-        "haiku_verbatim": share(verbatim),
-        "haiku_distinct": len({poem for poem in poems if poem}) / len(poems),
+        "haiku_on_topic": share(mentioned),
+        "haiku_verbatim": sum(poem_hash("\n".join(poem)) in known for poem in written) / len(poems),
+        "haiku_distinct": len(set(written)) / len(poems),
     }
 
 
 def samples(pair: Pair, count: int = 6) -> list[tuple[str, str]]:
     """The first held-out requests for a poem, with their answers."""
-    turns = held_out_turns("medium", {"haiku", "titled", "json"}, count)
+    turns = held_out_turns("medium", frozenset(("haiku", "titled", "json")), count)
     _, texts, _ = pair.answer(turns)
     return [(turn.before[-1]["content"], text) for turn, text in zip(turns, texts, strict=True)]
 
 
 def json_figures(pair: Pair, count: int) -> dict[str, float]:
     """Answers that are JSON objects with the right keys, and the poems in them."""
-    turns = held_out_turns("medium", {"json"}, count)
+    turns = held_out_turns("medium", frozenset(("json",)), count)
     _, texts, _ = pair.answer(turns)
     values = [haiku_json(text) for text in texts]
     return {
@@ -146,15 +159,21 @@ def json_figures(pair: Pair, count: int) -> dict[str, float]:
 
 def fact_figures(pair: Pair, count: int) -> dict[str, float]:
     """Sums of pairs never asked in training; other exact answers by what was asked."""
-    turns = held_out_turns("easy", {"sum"}, count)
+    turns = held_out_turns("easy", frozenset(("sum",)), count)
     _, texts, _ = pair.answer(turns)
     sums = [
         re.findall(r"\d+", turn.expected)[-1:] == re.findall(r"\d+", text)[-1:]
         for turn, text in zip(turns, texts, strict=True)
     ]
     figures = {"sum_exact": share(sums)}
-    for stratum, task in (("easy", "echo"), ("hard", "repeat_line"), ("hard", "repeat_poem"), ("hard", "replace")):
-        turns = held_out_turns(stratum, {task}, count // 2)
+    quotes: tuple[tuple[Stratum, str], ...] = (
+        ("easy", "echo"),
+        ("hard", "repeat_line"),
+        ("hard", "repeat_poem"),
+        ("hard", "replace"),
+    )
+    for stratum, task in quotes:
+        turns = held_out_turns(stratum, frozenset((task,)), count // 2)
         _, texts, _ = pair.answer(turns)
         figures[f"{task}_exact"] = share(
             [turn.expected == text.strip() for turn, text in zip(turns, texts, strict=True)]
@@ -169,33 +188,35 @@ def _logits(model: Decoder, ids: Sequence[int], first: int) -> Tensor:
     return model.logits(hidden)
 
 
-def acceptance(pair: Pair, stratum: str, count: int) -> dict[str, float]:
-    """The draft's acceptance a token on what the target says, by temperature.
+def token_acceptance(target: Tensor, draft: Tensor, temperature: float) -> Tensor:
+    """The probability of each token's acceptance, [n], from logits [n, vocabulary].
 
-    At 0 the share of tokens that are the draft's most likely ones; above, the mean of sum(min(p, q)) over positions,
-    which is the probability that rejection sampling accepts (Leviathan et al., 2023, theorem 3.5).
+    At 0 it is 1 where both have the same most likely token; above, sum(min(p, q)), the probability that rejection
+    sampling accepts (Leviathan et al., 2023, theorem 3.5).
     """
+    if temperature == 0:
+        return (target.argmax(-1) == draft.argmax(-1)).double()
+    p, q = (F.softmax(logits.double() / temperature, dim=-1) for logits in (target, draft))
+    return torch.minimum(p, q).sum(-1)
+
+
+def acceptance(pair: Pair, stratum: Stratum, count: int) -> dict[str, float]:
+    """The draft's mean acceptance a token on what the target says, by temperature."""
     turns = held_out_turns(stratum, None, count)
+    names = (TARGET_RECIPE.name, DRAFT_RECIPE.name)
     figures = {}
     for temperature in ACCEPTANCE_TEMPERATURES:
         prompts, _, outputs = pair.answer(turns, temperature=temperature)
-        accepted: list[Tensor] = []
+        accepted = []
         for prompt, output in zip(prompts, outputs, strict=True):
-            ids = [*prompt, *output]
-            target, draft = (
-                _logits(pair.models[recipe.name], ids, len(prompt)) for recipe in (TARGET_RECIPE, DRAFT_RECIPE)
-            )
-            if temperature == 0:
-                accepted.append((target.argmax(-1) == draft.argmax(-1)).double())
-            else:
-                p, q = (F.softmax(logits / temperature, dim=-1) for logits in (target, draft))
-                accepted.append(torch.minimum(p, q).sum(-1).double())
+            target, draft = (_logits(pair.models[name], [*prompt, *output], len(prompt)) for name in names)
+            accepted.append(token_acceptance(target, draft, temperature))
         figures[f"{temperature:g}"] = float(torch.cat(accepted).mean())
     return figures
 
 
 @torch.inference_mode()
-def losses(pair: Pair, name: str, conversations: Sequence[Conversation]) -> NDArray:
+def losses(pair: Pair, name: str, conversations: Sequence[Conversation]) -> NDArray[np.float64]:
     """Loss in nats of each learned token, with its position: [n, 2]."""
     assistant, end = (pair.tokenizer.token_id(token) for token in ("<|assistant|>", "<|end|>"))
     assert assistant is not None and end is not None
@@ -209,9 +230,6 @@ def losses(pair: Pair, name: str, conversations: Sequence[Conversation]) -> NDAr
         positions = torch.arange(len(ids) - 1)[learned[1:]]
         found.append(torch.stack((positions.double(), each[learned[1:]].double()), dim=1))
     return torch.cat(found).numpy()
-
-
-NDArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def loss_figures(pair: Pair, count: int) -> dict[str, Any]:
@@ -241,8 +259,11 @@ def evaluate(pair: Pair, count: int) -> dict[str, Any]:
         figures["loss"] = loss_figures(pair, count)
     with console.status("poems"):
         figures["samples"] = samples(pair)
-        figures["poems"] = poem_figures(pair, count, "medium")
-        figures["poems_hard"] = poem_figures(pair, count, "hard")
+        known = frozenset(load_corpus().poems.tolist())
+        figures["poems"] = poem_figures(pair, held_out_turns("medium", POEM_TASKS, count), known)
+        figures["poems_hard"] = poem_figures(pair, held_out_turns("hard", POEM_TASKS, count), known)
+        # Poems on held-out topics can't stand in the training data, which has none; on known topics they can.
+        figures["poems_known"] = poem_figures(pair, first_turns(known_topic, POEM_TASKS, count), known)
     with console.status("answers"):
         figures["json"] = json_figures(pair, count)
         figures["facts"] = fact_figures(pair, count)
@@ -256,7 +277,7 @@ def evaluate(pair: Pair, count: int) -> dict[str, Any]:
 def show(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Names and values, nested names joined by points."""
     for name, value in figures.items():
-        if name == "samples":
+        if name in ("samples", "weights"):
             continue
         if isinstance(value, dict):
             yield from show(value, f"{prefix}{name}.")
@@ -265,16 +286,18 @@ def show(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]
 
 
 def main() -> None:
-    """Print all figures, and write them to a file."""
+    """Print all figures; of models just trained write them to build/training/evaluation.json as well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bundled", action="store_true", help="the models in the package, not those just trained")
     parser.add_argument("--prompts", type=int, default=400, help="prompts for each figure")
-    parser.add_argument("--json", type=Path, default=WORK / "evaluation.json")
     options = parser.parse_args()
     names = (TARGET_RECIPE.name, DRAFT_RECIPE.name)
     directories = [BUNDLE / name if options.bundled else WORK / name / "model" for name in names]
     figures = evaluate(Pair(*directories), options.prompts)
-    write_json(options.json, figures)
+    if not options.bundled:
+        # The model cards are made from this file, and only of the models that it is about.
+        figures["weights"] = [weights_fingerprint(directory) for directory in directories]
+        write_json(WORK / "evaluation.json", figures)
     table = Table("figure", "value")
     for name, value in show(figures):
         table.add_row(name, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -39,6 +40,19 @@ def export_model(model: Decoder, recipe: Recipe, directory: Path) -> None:
     }
     write_json(directory / "config.json", config_of(recipe.shape) | ids)
     write_json(directory / "generation_config.json", SAMPLING | ids)
+
+
+def fingerprint(*parts: bytes) -> str:
+    """A short digest of what something was made from."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(hashlib.blake2b(part).digest())
+    return digest.hexdigest()
+
+
+def weights_fingerprint(directory: Path) -> str:
+    """Of the weights of an exported model."""
+    return fingerprint((directory / "model.safetensors").read_bytes())
 
 
 def config_of(shape: ModelShape) -> dict[str, object]:

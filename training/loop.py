@@ -15,20 +15,16 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from training.data import Corpus, Packer
-from training.export import write_json
+from training.export import fingerprint, write_json
 from training.model import Decoder, document_mask
 from training.optimizer import Optimizer, rate_scale
 from training.recipe import SEED, WORK, Phase, Recipe
 
 SAVE_SECONDS = 120
 LOG_EVERY = 10
-# Rows computed at a time: one row's activations stay in the caches.
-MICRO_TOKENS = 4096
-
 # Of hidden states at the learned positions [n, width], the tokens [rows, positions + 1] and the mask of the learned.
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -75,15 +71,17 @@ def device_name(device: torch.device) -> str:
     """What a reader of the model card wants to know of the machine."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    names = re.findall(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return f"{torch.get_num_threads()} cores of {names[0] if names else 'a CPU'}"
+    described = Path("/proc/cpuinfo")
+    text = described.read_text() if described.exists() else ""
+    names = re.findall(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return f"{torch.get_num_threads()} threads of {names[0] if names else 'a CPU'}"
 
 
-def _batches(corpus: Corpus, recipe: Recipe, number: int, pad: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(corpus: Corpus, recipe: Recipe, number: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens and masks [rows, positions + 1] of a phase, from its step `skip` on."""
     phase = recipe.phases[number]
     # Phases of the same shape see the conversations in other orders.
-    rows = Packer(corpus, phase.positions, pad, SEED + number, phase.short).rows()
+    rows = Packer(corpus, phase.positions, SEED + number, phase.short).rows()
     for _ in range(skip * phase.rows):
         next(rows)
     while True:
@@ -94,9 +92,10 @@ def _batches(corpus: Corpus, recipe: Recipe, number: int, pad: int, skip: int) -
 class Run:
     """A training run that can be interrupted at any time and started again."""
 
-    def __init__(self, recipe: Recipe, model: Decoder, loss: Loss, device: torch.device, tokenizer: Tokenizer) -> None:
+    def __init__(self, recipe: Recipe, model: Decoder, loss: Loss, corpus: Corpus, device: torch.device) -> None:
         self.recipe, self.model, self.loss, self.device = recipe, model.to(device), loss, device
-        self.begin, self.pad = tokenizer.token_to_id("<|begin|>"), tokenizer.token_to_id("<|pad|>")
+        self.corpus = corpus
+        self.fingerprint = fingerprint(repr(recipe).encode(), corpus.tokens.tobytes(), corpus.learned.tobytes())
         self.directory = WORK / recipe.name
         self.directory.mkdir(parents=True, exist_ok=True)
         self.optimizer = Optimizer(model, recipe)
@@ -113,48 +112,47 @@ class Run:
         return self.directory / "log.jsonl"
 
     def resume(self) -> None:
-        """Go on from the last saved state, where there is one. Exits with a sentence where it is of another recipe."""
-        if not self.state_file.exists():
-            return
-        with safe_open(self.state_file, "pt") as file:
-            meta = file.metadata()
-        if meta["recipe"] != repr(self.recipe):
-            raise SystemExit(f"{self.state_file} is of another recipe; remove {self.directory} to train anew.")
-        self.step, self.seconds = int(meta["step"]), float(meta["seconds"])
-        tensors = load_file(self.state_file)
-        self.model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model/")})
-        self.optimizer.load({k[10:]: v for k, v in tensors.items() if k.startswith("optimizer/")})
-        if self.log_file.exists():
-            lines = [line for line in self.log_file.read_text().splitlines() if json.loads(line)["step"] <= self.step]
-            self.log_file.write_text("".join(f"{line}\n" for line in lines))
-        print(f"Going on from step {self.step} of {self.schedule.steps}.")
+        """Go on from the last saved state, where there is one.
+
+        Exits with a sentence where it is of another recipe or another text.
+        """
+        if self.state_file.exists():
+            with safe_open(self.state_file, "pt") as file:
+                meta = file.metadata()
+            if meta["fingerprint"] != self.fingerprint:
+                raise SystemExit(
+                    f"{self.state_file} is of another recipe or another text; remove {self.directory} to train anew."
+                )
+            self.step, self.seconds = int(meta["step"]), float(meta["seconds"])
+            tensors = load_file(self.state_file)
+            self.model.load_state_dict({k[6:]: v for k, v in tensors.items() if k.startswith("model/")})
+            self.optimizer.load({k[10:]: v for k, v in tensors.items() if k.startswith("optimizer/")})
+            print(f"Going on from step {self.step} of {self.schedule.steps}.")
+        # What was logged behind the last saved state happens again.
+        lines = self.log_file.read_text().splitlines() if self.log_file.exists() else []
+        kept = [line for line in lines if json.loads(line)["step"] <= self.step]
+        self.log_file.write_text("".join(f"{line}\n" for line in kept))
 
     def save(self) -> None:
         """Write the state beside the old one, then put it in its place."""
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"optimizer/{name}": value for name, value in self.optimizer.tensors().items()}
         scratch = self.state_file.with_suffix(".new")
-        meta = {"step": str(self.step), "seconds": str(self.seconds), "recipe": repr(self.recipe)}
+        meta = {"step": str(self.step), "seconds": str(self.seconds), "fingerprint": self.fingerprint}
         save_file({k: v.contiguous() for k, v in tensors.items()}, scratch, metadata=meta)
         scratch.replace(self.state_file)
 
     def train_step(self, tokens: Tensor, learned: Tensor) -> float:
         """One optimizer step over all rows; returns the mean loss in nats a learned token."""
-        total = int(learned[:, 1:].sum())
-        size = max(1, MICRO_TOKENS // tokens.shape[1]) if self.device.type == "cpu" else tokens.shape[0]
-        summed = 0.0
-        for rows, mask in zip(tokens.split(size), learned.split(size), strict=True):
-            rows, mask = rows.to(self.device), mask[:, 1:].to(self.device)
-            with torch.autocast(self.device.type, torch.bfloat16):
-                visible = document_mask(rows[:, :-1], self.begin, self.recipe.shape.heads, torch.bfloat16)
-                hidden = self.model.hidden(rows[:, :-1], visible)[mask]
-                loss = self.loss(hidden, rows, mask) / total
-            loss.backward()
-            summed += float(loss.detach())
+        rows, mask = tokens.to(self.device), learned[:, 1:].to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            visible = document_mask(rows[:, :-1], self.corpus.begin, self.recipe.shape.heads, torch.bfloat16)
+            loss = self.loss(self.model.hidden(rows[:, :-1], visible)[mask], rows, mask) / mask.sum()
+        loss.backward()
         self.optimizer.step(rate_scale(self.step, self.schedule.steps, self.recipe))
-        return summed
+        return float(loss.detach())
 
-    def train(self, corpus: Corpus) -> None:
+    def train(self) -> None:
         """All steps that are left, saving now and then; run.json tells at the end what it took."""
         saved, first = time.monotonic(), 0
         recent: list[float] = []
@@ -162,7 +160,7 @@ class Run:
             task = progress.add_task(self.recipe.name, total=self.schedule.steps, completed=self.step)
             for number, (_, steps) in enumerate(self.schedule.phases):
                 if self.step < first + steps:
-                    batches = _batches(corpus, self.recipe, number, self.pad, self.step - first)
+                    batches = _batches(self.corpus, self.recipe, number, self.step - first)
                 first += steps
                 while self.step < first:
                     began = time.monotonic()

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.data import load_corpus
-from training.export import export_model, load_tokenizer
+from training.export import export_model
 from training.loop import Run, pick_device
 from training.model import Decoder
 from training.recipe import SEED, TARGET_RECIPE, WORK
@@ -34,9 +34,9 @@ def main() -> None:
     def loss(hidden: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         return F.cross_entropy(model.logits(hidden).float(), rows[:, 1:][mask], reduction="sum")
 
-    run = Run(recipe, model, loss, pick_device(options.device), load_tokenizer())
+    run = Run(recipe, model, loss, load_corpus(), pick_device(options.device))
     run.resume()
-    run.train(load_corpus())
+    run.train()
     export_model(model, recipe, WORK / recipe.name / "model")
 
 

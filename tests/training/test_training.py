@@ -1,5 +1,6 @@
 """The recipe in small: rows keep what they pack, interrupted runs end as whole ones, exports are what was trained."""
 
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 
 from penstock.bundled.corpus.generator import training
 from training import export, loop
-from training.data import Corpus, Packer, learned_positions, render
+from training.data import Corpus, Packer, learned_positions, load_corpus, make_corpus_of, render, save_corpus
 from training.model import Decoder, ModelShape, document_mask
 from training.recipe import Phase, Recipe
 from training.tokenizer import save_tokenizer, train_tokenizer
@@ -34,10 +35,9 @@ def tokenizer(work: Path):
 def corpus(tokenizer) -> Corpus:
     texts = [render(training(5, index)) for index in range(CONVERSATIONS)]
     sequences = [encoded.ids for encoded in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    tokens = np.concatenate([np.array(ids, dtype=np.uint16) for ids in sequences])
+    tokens = np.array([token for ids in sequences for token in ids], dtype=np.uint16)
     learned = learned_positions(tokens, tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("<|end|>"))
-    starts = np.cumsum([0, *map(len, sequences[:-1])], dtype=np.int64)
-    return Corpus(tokens, learned, starts, np.zeros(0, np.uint64))
+    return make_corpus_of(tokenizer, sequences, learned, [])
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ def recipe(tokenizer) -> Recipe:
     return Recipe("small", shape, tokens=256 * 12, phases=phases, matrix_rate=0.02, embedding_rate=3e-3, warmup_steps=2)
 
 
-def make_run(recipe: Recipe, tokenizer) -> loop.Run:
+def make_run(recipe: Recipe, corpus: Corpus) -> loop.Run:
     torch.manual_seed(0)
     model = Decoder(recipe.shape)
 
     def loss(hidden: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model.logits(hidden).float(), rows[:, 1:][mask], reduction="sum")
 
-    return loop.Run(recipe, model, loss, torch.device("cpu"), tokenizer)
+    return loop.Run(recipe, model, loss, corpus, torch.device("cpu"))
 
 
 def test_the_tokenizer_gives_back_every_text(tokenizer) -> None:
@@ -76,8 +76,8 @@ def test_only_the_models_turns_are_learned(tokenizer, corpus: Corpus) -> None:
 
 
 def test_rows_hold_whole_conversations_each_once_an_epoch(tokenizer, corpus: Corpus) -> None:
-    pad = tokenizer.token_to_id("<|pad|>")
-    packer = Packer(corpus, 128, pad, seed=1)
+    pad = corpus.pad
+    packer = Packer(corpus, 128, seed=1)
     fitting = int(packer.lengths[packer.fitting].sum())
     seen = 0
     rows = []
@@ -99,11 +99,21 @@ def test_rows_hold_whole_conversations_each_once_an_epoch(tokenizer, corpus: Cor
     assert packed == whole
 
 
-def test_the_long_phase_is_half_long_conversations(tokenizer, corpus: Corpus) -> None:
-    packer = Packer(corpus, 256, tokenizer.token_to_id("<|pad|>"), seed=1, short=64)
+def test_the_long_phase_is_half_long_conversations(tokenizer) -> None:
+    sequences = [[1] * length for length in [20] * 500 + [150] * 20]
+    learned = np.ones(sum(map(len, sequences)), dtype=np.bool_)
+    packer = Packer(make_corpus_of(tokenizer, sequences, learned, []), 256, seed=1, short=64)
     lengths = packer.lengths[packer.fitting]
-    long, short = lengths[lengths > 64].sum(), lengths[lengths <= 64].sum()
-    assert abs(int(long) - int(short)) <= 64 or short == packer.lengths[packer.lengths <= 64].sum()
+    assert lengths[lengths > 64].sum() == 3000
+    assert 2980 <= lengths[lengths <= 64].sum() <= 3020
+
+
+def test_a_corpus_is_saved_whole(tmp_path: Path, corpus: Corpus) -> None:
+    save_corpus(corpus, tmp_path / "corpus.safetensors")
+    again = load_corpus(tmp_path / "corpus.safetensors")
+    for name, value in vars(corpus).items():
+        np.testing.assert_array_equal(getattr(again, name), value)
+    assert [path.name for path in tmp_path.iterdir()] == ["corpus.safetensors"]
 
 
 def test_a_conversation_sees_nothing_of_those_before_it_in_its_row(recipe: Recipe) -> None:
@@ -127,11 +137,11 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     work: Path, tokenizer, corpus: Corpus, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "WORK", work / "whole")
-    whole = make_run(recipe, tokenizer)
-    whole.train(corpus)
+    whole = make_run(recipe, corpus)
+    whole.train()
 
     monkeypatch.setattr(loop, "WORK", work / "interrupted")
-    interrupted = make_run(recipe, tokenizer)
+    interrupted = make_run(recipe, corpus)
     monkeypatch.setattr(loop, "SAVE_SECONDS", 0)
     steps = iter(range(8))
     step = interrupted.train_step
@@ -143,11 +153,11 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
 
     monkeypatch.setattr(interrupted, "train_step", fail_after_eight)
     with pytest.raises(KeyboardInterrupt):
-        interrupted.train(corpus)
-    resumed = make_run(recipe, tokenizer)
+        interrupted.train()
+    resumed = make_run(recipe, corpus)
     resumed.resume()
     assert resumed.step == 8
-    resumed.train(corpus)
+    resumed.train()
 
     for name, value in whole.model.state_dict().items():
         torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
@@ -159,10 +169,14 @@ def test_a_state_of_another_recipe_is_refused(
     tmp_path: Path, tokenizer, corpus: Corpus, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "WORK", tmp_path)
-    make_run(recipe, tokenizer).save()
-    other = Recipe(**{**vars(recipe), "matrix_rate": 0.5})
+    make_run(recipe, corpus).save()
+    make_run(recipe, corpus).resume()
+    other = dataclasses.replace(recipe, matrix_rate=0.5)
     with pytest.raises(SystemExit, match="another recipe"):
-        make_run(other, tokenizer).resume()
+        make_run(other, corpus).resume()
+    changed = dataclasses.replace(corpus, learned=~corpus.learned)
+    with pytest.raises(SystemExit, match="another text"):
+        make_run(recipe, changed).resume()
 
 
 def test_transformers_and_penstock_read_the_export_alike(

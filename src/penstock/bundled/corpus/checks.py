@@ -57,7 +57,9 @@ def is_haiku(lines: Sequence[str] | None) -> bool:
 def mentions(text: str, phrase: str) -> bool:
     """Whether the words of `phrase` stand in `text`, in this order and beside each other."""
     words, wanted = words_of(text), words_of(phrase)
-    return any(words[start : start + len(wanted)] == wanted for start in range(len(words) - len(wanted) + 1))
+    return bool(wanted) and any(
+        words[start : start + len(wanted)] == wanted for start in range(len(words) - len(wanted) + 1)
+    )
 
 
 def haiku_json(text: str) -> HaikuJson | None:

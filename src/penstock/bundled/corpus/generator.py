@@ -140,6 +140,13 @@ def held_out(stratum: Stratum, index: int, seed: int = 0) -> Conversation:
     return dialogue.finish()
 
 
+def known_topic(index: int, seed: int = 0) -> Conversation:
+    """One request in held-out wordings, but on a topic that training has: what was learned by heart shows here."""
+    dialogue = Dialogue(random.Random(f"known {seed} {index}"), "heldout", load_lexicon().topics)
+    poems.ask_haiku(dialogue)
+    return dialogue.finish()
+
+
 def calibration(count: int = 256, seed: int = 0) -> Iterator[Conversation]:
     """The default calibration set for quantization: training's mixture, but conversations that training never used."""
     for index in range(count):
