@@ -29,7 +29,7 @@ from penstock.llm import chat_encoder
 from training.data import Corpus, load_corpus, make_corpus_of, save_corpus
 from training.export import export_model, load_model, load_tokenizer, weights_fingerprint
 from training.loop import Run, pick_device
-from training.model import Decoder, document_mask
+from training.model import Decoder, document_lengths
 from training.recipe import CONTEXT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
 
 # Conversations that the corpus does not have, each cut before one of the model's turns: the target then says it itself.
@@ -121,8 +121,8 @@ def main() -> None:
 
     def loss(hidden: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
         with torch.no_grad():
-            visible = document_mask(rows[:, :-1], corpus.begin, TARGET.heads, torch.bfloat16)
-            wanted = F.log_softmax(target.logits(target.hidden(rows[:, :-1], visible)[mask]).float(), dim=-1)
+            lengths = document_lengths(rows[:, :-1], corpus.begin)
+            wanted = F.log_softmax(target.logits(target.hidden(rows[:, :-1], lengths)[mask]).float(), dim=-1)
         said = F.log_softmax(model.logits(hidden).float(), dim=-1)
         return F.kl_div(said, wanted, reduction="sum", log_target=True)
 

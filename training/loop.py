@@ -19,7 +19,7 @@ from torch import Tensor
 
 from training.data import Corpus, Packer
 from training.export import fingerprint, write_json
-from training.model import Decoder, document_mask
+from training.model import Decoder, document_lengths
 from training.optimizer import Optimizer, rate_scale
 from training.recipe import SEED, WORK, Phase, Recipe
 
@@ -146,8 +146,8 @@ class Run:
         """One optimizer step over all rows; returns the mean loss in nats a learned token."""
         rows, mask = tokens.to(self.device), learned[:, 1:].to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16):
-            visible = document_mask(rows[:, :-1], self.corpus.begin, self.recipe.shape.heads, torch.bfloat16)
-            loss = self.loss(self.model.hidden(rows[:, :-1], visible)[mask], rows, mask) / mask.sum()
+            lengths = document_lengths(rows[:, :-1], self.corpus.begin)
+            loss = self.loss(self.model.hidden(rows[:, :-1], lengths)[mask], rows, mask) / mask.sum()
         loss.backward()
         self.optimizer.step(rate_scale(self.step, self.schedule.steps, self.recipe))
         return float(loss.detach())

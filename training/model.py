@@ -63,31 +63,29 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return x * cosines.to(x.dtype) + turned * sines.to(x.dtype)
 
 
-def document_mask(tokens: Tensor, begin: int, heads: int, dtype: torch.dtype) -> Tensor:
-    """0 where a position may look, -inf elsewhere: back to the last `begin`; [rows * heads, positions, positions]."""
-    documents = (tokens == begin).cumsum(dim=1)
-    visible = (documents[:, :, None] == documents[:, None, :]).tril()
-    mask = torch.zeros(visible.shape, dtype=dtype, device=tokens.device).masked_fill_(~visible, float("-inf"))
-    return mask.repeat_interleave(heads, dim=0)
+def document_lengths(tokens: Tensor, begin: int) -> list[int]:
+    """Lengths of the pieces that rows of tokens fall into, end to end: one starts with each row and each `begin`."""
+    starts = tokens == begin
+    starts[:, 0] = True
+    at = torch.cat((starts.flatten().nonzero().flatten().cpu(), torch.tensor([tokens.numel()])))
+    return at.diff().tolist()
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    """Attention of [rows, heads, positions, head_dim] under a mask (without one: causal); the same shape.
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of [heads, positions, head_dim] to itself and before; the same shape.
 
     On a CPU the whole score matrix costs less than half of the fused operation, whose backward is slow.
     """
-    if mask is None:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    rows, heads, positions, head_dim = query.shape
     if query.is_cuda:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.view(rows, heads, positions, positions))
-    query, key, value = (part.reshape(rows * heads, positions, head_dim) for part in (query, key, value))
-    scores = torch.baddbmm(mask, query, key.transpose(1, 2), alpha=head_dim**-0.5)
-    return (torch.softmax(scores, dim=-1) @ value).view(rows, heads, positions, head_dim)
+        return F.scaled_dot_product_attention(query[None], key[None], value[None], is_causal=True)[0]
+    heads, positions, head_dim = query.shape
+    future = torch.full((positions, positions), float("-inf"), dtype=query.dtype).triu(1)
+    scores = torch.baddbmm(future.expand(heads, -1, -1), query, key.transpose(1, 2), alpha=head_dim**-0.5)
+    return torch.softmax(scores, dim=-1) @ value
 
 
 class Attention(nn.Module):
-    """Causal grouped-query attention."""
+    """Causal grouped-query attention inside pieces of the rows."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -97,18 +95,22 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(shape.width, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.width, bias=False)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
-        batch, positions, _ = x.shape
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, lengths: list[int]) -> Tensor:
+        rows, positions, _ = x.shape
 
         def split(projected: Tensor, heads: int) -> Tensor:
-            return projected.view(batch, positions, heads, self.head_dim).transpose(1, 2)
+            return projected.view(rows, positions, heads, self.head_dim).transpose(1, 2)
 
-        query = rotate(split(self.q_proj(x), self.heads), cosines, sines)
-        key = rotate(split(self.k_proj(x), self.kv_heads), cosines, sines)
-        value = split(self.v_proj(x), self.kv_heads)
+        def flat(part: Tensor) -> Tensor:
+            return part.transpose(0, 1).reshape(self.heads, rows * positions, self.head_dim)
+
         groups = self.heads // self.kv_heads
-        mixed = attention(query, key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1), mask)
-        return self.o_proj(mixed.transpose(1, 2).reshape(batch, positions, -1))
+        query = flat(rotate(split(self.q_proj(x), self.heads), cosines, sines))
+        key = flat(rotate(split(self.k_proj(x), self.kv_heads), cosines, sines).repeat_interleave(groups, dim=1))
+        value = flat(split(self.v_proj(x), self.kv_heads).repeat_interleave(groups, dim=1))
+        pieces = zip(*(part.split(lengths, dim=1) for part in (query, key, value)), strict=True)
+        mixed = torch.cat([causal_attention(*piece) for piece in pieces], dim=1)
+        return self.o_proj(mixed.transpose(0, 1).reshape(rows, positions, -1))
 
 
 class MLP(nn.Module):
@@ -134,8 +136,8 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(shape.width, shape.norm_epsilon)
         self.post_attention_layernorm = RMSNorm(shape.width, shape.norm_epsilon)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cosines, sines, mask)
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, lengths: list[int]) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cosines, sines, lengths)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -166,13 +168,17 @@ class Decoder(nn.Module):
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.shape.init_std)
 
-    def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Hidden states behind the final norm, [batch, positions, width]; the mask is a `document_mask`."""
+    def hidden(self, tokens: Tensor, lengths: list[int] | None = None) -> Tensor:
+        """Hidden states behind the final norm, [rows, positions, width].
+
+        With `lengths` (see `document_lengths`) a position looks back to the start of its piece, else of its row.
+        """
+        pieces = [tokens.shape[1]] * tokens.shape[0] if lengths is None else lengths
         cosines, sines = rotary_tables(self.shape, tokens.device)
         cosines, sines = cosines[: tokens.shape[1]], sines[: tokens.shape[1]]
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
-            x = layer(x, cosines, sines, mask)
+            x = layer(x, cosines, sines, pieces)
         return self.model.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:

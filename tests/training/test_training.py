@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from penstock.bundled.corpus.generator import training
 from training import export, loop
 from training.data import Corpus, Packer, learned_positions, load_corpus, make_corpus_of, render, save_corpus
-from training.model import Decoder, ModelShape, document_mask
+from training.model import Decoder, ModelShape, document_lengths
 from training.recipe import Phase, Recipe
 from training.tokenizer import save_tokenizer, train_tokenizer
 
@@ -122,7 +122,8 @@ def test_a_conversation_sees_nothing_of_those_before_it_in_its_row(recipe: Recip
     begin = 0
     first, second = (torch.cat((torch.tensor([begin]), torch.randint(1, 99, (length,)))) for length in (20, 30))
     row = torch.cat((first, second))[None]
-    together = model.hidden(row, document_mask(row, begin, recipe.shape.heads, torch.float32))[0]
+    together = model.hidden(row, document_lengths(row, begin))[0]
+    assert document_lengths(torch.cat((row, row)), begin) == [len(first), len(second)] * 2
     torch.testing.assert_close(together[: len(first)], model.hidden(first[None])[0], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(together[len(first) :], model.hidden(second[None])[0], rtol=1e-4, atol=1e-5)
 
