@@ -58,6 +58,7 @@ def poem_table(figures: dict[str, Any]) -> str:
         ("JSON answers whose poem is 5-7-5", percent(figures["json"]["json_haiku_575"]), ""),
         ("exact sums of numbers up to 50, pairs never asked in training", percent(figures["facts"]["sum_exact"]), ""),
         ("lists said back exactly", percent(figures["facts"]["echo_exact"]), ""),
+        ("right function called with the right argument", percent(figures["facts"]["call_exact"]), ""),
         ("a line repeated exactly", "", percent(figures["facts"]["repeat_line_exact"])),
         ("a poem repeated exactly", "", percent(figures["facts"]["repeat_poem_exact"])),
         ("a poem with one word replaced exactly", "", percent(figures["facts"]["replace_exact"])),

@@ -28,7 +28,7 @@ from torch import Tensor
 from penstock import LLM, SamplingParams
 from penstock.bundled.corpus.checks import haiku_json, is_haiku, mentions, poem_lines
 from penstock.bundled.corpus.dialogue import Conversation
-from penstock.bundled.corpus.generator import STRATA, Stratum, held_out, known_topic, training
+from penstock.bundled.corpus.generator import STRATA, Stratum, held_out, known_topic, tool_request, training
 from penstock.llm import chat_encoder
 from training.data import learned_positions, load_corpus, poem_hash, render
 from training.export import load_model, weights_fingerprint, write_json
@@ -49,6 +49,7 @@ class Turn:
     task: str
     topic: str | None
     expected: str
+    calls: list[dict[str, Any]]
 
 
 def turns_of(conversation: Conversation) -> Iterator[Turn]:
@@ -61,6 +62,7 @@ def turns_of(conversation: Conversation) -> Iterator[Turn]:
             conversation.tasks[number],
             conversation.topics[number],
             conversation.messages[index]["content"],
+            [call["function"] for call in conversation.messages[index].get("tool_calls", ())],
         )
 
 
@@ -158,7 +160,7 @@ def json_figures(pair: Pair, count: int) -> dict[str, float]:
 
 
 def fact_figures(pair: Pair, count: int) -> dict[str, float]:
-    """Sums of pairs never asked in training; other exact answers by what was asked."""
+    """Sums of pairs never asked in training; other exact answers by what was asked; calls of the right function."""
     turns = held_out_turns("easy", frozenset(("sum",)), count)
     _, texts, _ = pair.answer(turns)
     sums = [
@@ -178,7 +180,19 @@ def fact_figures(pair: Pair, count: int) -> dict[str, float]:
         figures[f"{task}_exact"] = share(
             [turn.expected == text.strip() for turn, text in zip(turns, texts, strict=True)]
         )
+    turns = first_turns(tool_request, frozenset(("tool_call",)), count // 2)
+    _, texts, _ = pair.answer(turns)
+    figures["call_exact"] = share([called(text) == turn.calls for turn, text in zip(turns, texts, strict=True)])
     return figures
+
+
+def called(text: str) -> list[dict[str, Any]]:
+    """The calls in an answer that is nothing but calls; none where one is malformed or other text is around them."""
+    found = re.fullmatch(r"(<tool_call>.*?</tool_call>\s*)+", text.strip())
+    try:
+        return [json.loads(call) for call in re.findall(r"<tool_call>(.*?)</tool_call>", text)] if found else []
+    except json.JSONDecodeError:
+        return []
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ import torch
 from training.bundle import fill
 from training.data import poem_hash
 from training.distill import transcript
-from training.evaluate import held_out_turns, judge_poems, token_acceptance
+from training.evaluate import called, held_out_turns, judge_poems, token_acceptance
 
 POEM = ("the old lantern waits", "a heron lands on the bridge", "rain on my window")
 
@@ -51,3 +51,10 @@ def test_a_card_with_an_unknown_name_is_not_written() -> None:
     assert fill("{{share}} of it", {"share": "half"}) == "half of it"
     with pytest.raises(KeyError, match="misspelt"):
         fill("{{misspelt}}", {"share": "half"})
+
+
+def test_calls_are_read_only_where_the_answer_is_nothing_else() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"text": "rain"}}</tool_call>'
+    assert called(call) == [{"name": "f", "arguments": {"text": "rain"}}]
+    assert called(call + "\n" + call) == called(call) * 2
+    assert called("Sure! " + call) == called(call[:-3]) == called("<tool_call>{</tool_call>") == called("") == []

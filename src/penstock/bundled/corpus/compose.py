@@ -14,7 +14,8 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from penstock.bundled.corpus.checks import HAIKU
+from penstock.bundled.corpus.checks import HAIKU, words_of
+from penstock.bundled.corpus.inflection import VOWELS
 from penstock.bundled.corpus.lexicon import KINDS, SEASONS, Form, Noun, Topic, load_lexicon
 from penstock.bundled.corpus.patterns import ROLES, VARIABLES, Literal, Pattern, Slot, load_patterns
 
@@ -26,16 +27,19 @@ CONSONANT_SOUND = ("uni", "use", "usu", "one", "once", "eu")
 SCENE_FACTOR = 8.0
 RANK_OFFSET = 4
 SPREAD = 16.0
+# Patterns differ less: a favourite would be noticed at once.
+PATTERN_EVENNESS = 0.4
 TOPIC_LINE_WEIGHTS = (0.45, 0.35, 0.20)
 TRIES = 400
 
 
 @dataclass(frozen=True)
 class Poem:
-    """A haiku and what it was asked to be about."""
+    """A haiku, what it was asked to be about, and its title once it has one."""
 
     topic: Topic
     lines: tuple[str, ...]
+    title: str | None = None
 
     @property
     def text(self) -> str:
@@ -174,12 +178,16 @@ def _draw(options: list[dict[int, _Choices]], syllables: int, rng: random.Random
     return words
 
 
+def takes_an(word: str) -> bool:
+    """Whether the article before this word is "an"."""
+    return word[:1] in VOWELS and not word.startswith(CONSONANT_SOUND)
+
+
 def _join(pattern: Pattern, words: list[str]) -> str:
     words = list(words)
     for position, (word, follower) in enumerate(itertools.pairwise(words)):
         if word in ("a", "an"):
-            vowel = follower[:1] in ("a", "e", "i", "o", "u") and not follower.startswith(CONSONANT_SOUND)
-            words[position] = "an" if vowel else "a"
+            words[position] = "an" if takes_an(follower) else "a"
     return " ".join(part.before + word + part.after for part, word in zip(pattern.parts, words, strict=True))
 
 
@@ -197,17 +205,18 @@ def _patterns_for(role: str, topic: Topic, with_topic: bool) -> tuple[tuple[Patt
         for pattern in load_patterns()
         if pattern.role == role and (pattern.fits(topic) if with_topic else pattern.topic_numbers is None)
     )
-    return fitting, tuple(itertools.accumulate(_taste(pattern.text) for pattern in fitting))
+    return fitting, tuple(itertools.accumulate(_taste(pattern.text) ** PATTERN_EVENNESS for pattern in fitting))
 
 
 def compose(topic: Topic, rng: random.Random) -> Poem:
-    """A haiku that names its topic in one of its lines and uses no content word twice.
+    """A haiku that names its topic in one of its lines and uses no word of more than three letters twice.
 
     Raises ValueError where no pattern has room for the topic.
     """
     topic_line = rng.choices(range(3), TOPIC_LINE_WEIGHTS)[0]
     lines: list[str] = []
-    used = set(topic.phrase.split())
+    own = frozenset(topic.phrase.split())
+    used = set(own)
     for _ in range(TRIES):
         role = len(lines)
         fitting, running = _patterns_for(ROLES[role], topic, role == topic_line)
@@ -215,8 +224,10 @@ def compose(topic: Topic, rng: random.Random) -> Poem:
         line = compose_line(pattern, HAIKU[role], topic, rng)
         if line is None:
             continue
-        fresh = [word.strip(",-") for word in line.split() if len(word) > 4]
-        if len(set(fresh)) < len(fresh) or (used & set(fresh) and role != topic_line):
+        fresh = [word for word in words_of(line) if len(word) > 3]
+        if role == topic_line:
+            fresh = [word for word in fresh if word not in own]
+        if len(set(fresh)) < len(fresh) or used & set(fresh):
             continue
         used.update(fresh)
         lines.append(line)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.bundled.corpus.compose import Poem, compose
@@ -14,12 +15,17 @@ from penstock.bundled.corpus.lexicon import Number, Topic, load_lexicon
 from penstock.bundled.corpus.wordings import Split, request
 
 # Shares of the topics asked for in training: the list's, any noun, a noun with an adjective.
-LISTED_SHARE, NOUN_SHARE = 0.6, 0.25
+LISTED_SHARE, NOUN_SHARE = 0.45, 0.2
 # What can be counted is asked for alone twice as often as in the plural.
 COUNTABLE: tuple[Number, ...] = ("count", "count", "plural")
 NUMBER_WORDS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
     *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
+TITLES = (
+    *("{topic}", "{topic}", "{topic}", "{topic}", "Haiku on {about}", "{topic} in {season}", "{topic}, {season}"),
+    *("For {about}", "Seeing {about}", "{topic} Again", "About {about}", "{topic} at Dusk", "{topic} at Dawn"),
+    *("Thinking of {about}", "Only {about}", "{topic}, Once More"),
 )
 SMALL_WORDS = frozenset(("at", "in", "on", "of", "the", "a", "an", "and", "by", "for", "to"))
 
@@ -79,11 +85,19 @@ class Dialogue:
             return self.rng.choice(self.topics)
         return noun_topic(self.rng, with_adjective=kind > LISTED_SHARE + NOUN_SHARE)
 
-    def compose(self, topic: Topic) -> Poem:
+    def compose(self, topic: Topic, titled: bool = False) -> Poem:
         """A new poem that is not yet in this conversation."""
-        while (poem := compose(topic, self.rng)) in self.poems:
+        earlier = {poem.lines for poem in self.poems}
+        while (poem := compose(topic, self.rng)).lines in earlier:
             pass
         self.poems.append(poem)
+        return self.entitle() if titled else poem
+
+    def entitle(self) -> Poem:
+        """The last poem with its title, which it gets where it has none yet."""
+        poem = self.poems[-1]
+        if poem.title is None:
+            self.poems[-1] = poem = replace(poem, title=title_for(poem.topic, self.rng))
         return poem
 
     def finish(self) -> Conversation:
@@ -92,9 +106,8 @@ class Dialogue:
 
 
 def noun_topic(rng: random.Random, with_adjective: bool) -> Topic:
-    """A topic that no list has: a noun, perhaps with an adjective that suits it; never one that is held out."""
+    """A noun, perhaps with an adjective that suits it; the list's topic where the list has it."""
     lexicon = load_lexicon()
-    held_out = {topic.phrase for topic in lexicon.heldout_topics}
     while True:
         noun = rng.choice(lexicon.nouns)
         number: Number = "mass" if noun.plural is None else rng.choice(COUNTABLE)
@@ -105,8 +118,25 @@ def noun_topic(rng: random.Random, with_adjective: bool) -> Topic:
             fitting = [entry for entry in lexicon.adjectives if noun.kind in entry.kinds and entry.word != word]
             adjective = rng.choice(fitting)
             phrase, count = f"{adjective.word} {word}", count + adjective.syllables
-        if count <= 4 and phrase not in held_out:
-            return Topic(phrase, noun.kind, number, "any", noun.scenes, count)
+        if count <= 4:
+            return _listed().get(phrase) or Topic(phrase, noun.kind, number, "any", noun.scenes, count)
+
+
+@functools.cache
+def _listed() -> dict[str, Topic]:
+    return {topic.phrase: topic for topic in load_lexicon().topics}
+
+
+def title_for(topic: Topic, rng: random.Random) -> str:
+    """A title that suits the topic's number, kind and season."""
+    words = topic.phrase.split()
+    patterns = [
+        title for title in TITLES
+        if ("{season}" not in title or (topic.season != "any" and topic.season not in words))
+        and not (topic.kind == "time" and title.endswith(("Dusk", "Dawn")))
+    ]  # fmt: skip
+    about = f"the {topic.phrase}" if topic.number == "count" else topic.phrase
+    return title_case(rng.choice(patterns).format(topic=topic.phrase, about=about, season=topic.season))
 
 
 def spoken(topic: Topic, rng: random.Random) -> str:

@@ -78,7 +78,7 @@ def small_sum(dialogue: Dialogue) -> None:
     """A sum of two numbers up to 50; one pair in ten is never asked in training."""
     while True:
         first, second = dialogue.rng.randint(0, LARGEST_ADDEND), dialogue.rng.randint(0, LARGEST_ADDEND)
-        if is_held_out("sum", first, second) == (dialogue.split == "heldout"):
+        if is_held_out("sum", *sorted((first, second))) == (dialogue.split == "heldout"):
             break
     dialogue.ask("sum", a=first, b=second)
     dialogue.reply("sum", answer("sum", dialogue.rng, a=first, b=second, sum=first + second))
@@ -148,4 +148,4 @@ def refuse(dialogue: Dialogue) -> None:
 def system_message(dialogue: Dialogue) -> None:
     """A system message, which tells of functions where some are offered."""
     section = "system.tools" if dialogue.tools else "system"
-    dialogue.messages.append({"role": "system", "content": request(section, dialogue.split, dialogue.rng)})
+    dialogue.messages.append({"role": "system", "content": request(section, "train", dialogue.rng)})

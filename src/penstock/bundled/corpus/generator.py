@@ -16,7 +16,9 @@ from typing import Literal
 
 from penstock.bundled.corpus import fact_tasks as facts
 from penstock.bundled.corpus import poem_tasks as poems
+from penstock.bundled.corpus.checks import words_of
 from penstock.bundled.corpus.dialogue import Conversation, Dialogue
+from penstock.bundled.corpus.inflection import add_s
 from penstock.bundled.corpus.lexicon import load_lexicon
 from penstock.bundled.corpus.wordings import Split
 
@@ -39,6 +41,12 @@ FOLLOWERS: tuple[tuple[Task, int], ...] = (
     (facts.small_sum, 2), (facts.syllables_of_word, 2), (facts.season_of_topic, 2), (facts.echo_list, 1),
     (facts.refuse, 2), (facts.thanks, 4), (facts.bye, 1), (facts.who, 1), (facts.form, 1),
 )  # fmt: skip
+# Where the last answer was no poem and not about one, "it" would be something else.
+ASIDES: tuple[tuple[Task, int], ...] = (
+    (poems.ask_haiku, 12), (poems.ask_json, 3), (poems.repeat_about, 5),
+    (facts.small_sum, 2), (facts.syllables_of_word, 2), (facts.season_of_topic, 2), (facts.echo_list, 1),
+    (facts.refuse, 2), (facts.thanks, 4), (facts.bye, 1), (facts.who, 1), (facts.form, 1),
+)  # fmt: skip
 WITH_TOOLS: tuple[tuple[Task, int], ...] = (
     (facts.syllables_of_word, 4), (facts.syllables_of_line, 4), (facts.season_of_topic, 3),
     (poems.ask_haiku, 3), (facts.refuse, 1),
@@ -51,6 +59,7 @@ MEDIUM: tuple[tuple[Task, int], ...] = ((poems.ask_haiku, 6), (poems.ask_titled,
 
 # How conversations come about in training.
 TOOLS_SHARE, SYSTEM_SHARE, ENDS_AFTER_TURN, LONG_SHARE = 0.05, 0.12, 0.55, 0.01
+WITH_TOOLS_SHARE = 0.7
 LONG_TURNS = (20, 60)
 
 
@@ -77,6 +86,13 @@ def _plan(rng: random.Random, long_share: float) -> Plan:
     return Plan(turns, rng.random() < TOOLS_SHARE, rng.random() < SYSTEM_SHARE)
 
 
+def _fitting(dialogue: Dialogue) -> tuple[tuple[Task, int], ...]:
+    """What a person might say next."""
+    if not dialogue.poems:
+        return OPENINGS
+    return FOLLOWERS if dialogue.tasks[-1] in poems.ABOUT_A_POEM else ASIDES
+
+
 def _converse(dialogue: Dialogue, plan: Plan) -> Conversation:
     if plan.tools:
         dialogue.tools = dialogue.rng.choice(
@@ -85,22 +101,34 @@ def _converse(dialogue: Dialogue, plan: Plan) -> Conversation:
     if plan.system:
         facts.system_message(dialogue)
     for _ in range(plan.turns):
-        tasks = FOLLOWERS if dialogue.poems else OPENINGS
-        if plan.tools and dialogue.rng.random() < 0.7:
-            tasks = WITH_TOOLS
-        _pick(dialogue.rng, tasks)(dialogue)
+        with_tools = plan.tools and dialogue.rng.random() < WITH_TOOLS_SHARE
+        _pick(dialogue.rng, WITH_TOOLS if with_tools else _fitting(dialogue))(dialogue)
     return dialogue.finish()
 
 
 @functools.cache
 def _held_out_phrases() -> re.Pattern[str]:
-    phrases = "|".join(re.escape(topic.phrase) for topic in load_lexicon().heldout_topics)
-    return re.compile(rf"\b({phrases})\b", re.IGNORECASE)
+    """Every held-out topic, its last word in the singular and in the plural."""
+    lexicon = load_lexicon()
+    numbers = {noun.word: noun.plural for noun in lexicon.nouns if noun.plural}
+    numbers |= {plural: word for word, plural in numbers.items()}
+    phrases = set()
+    for topic in lexicon.heldout_topics:
+        *front, last = topic.phrase.split()
+        other = numbers.get(last) or add_s(last, 1)[0]
+        phrases |= {" ".join((*front, word)) for word in (last, other)}
+    return re.compile(rf"(?<![a-z'])({'|'.join(map(re.escape, sorted(phrases)))})(?![a-z'])")
 
 
 def names_held_out_topic(conversation: Conversation) -> bool:
-    """Whether a topic that is kept out of training stands anywhere in the conversation."""
-    return any(_held_out_phrases().search(str(message)) for message in conversation.messages)
+    """Whether the words of a held-out topic follow each other anywhere: in a question, an answer, a title, a call."""
+    for message in conversation.messages:
+        calls = message.get("tool_calls", ())
+        texts = [message["content"], *(text for call in calls for text in call["function"]["arguments"].values())]
+        # Words alone: neither case, nor the end of a line, nor a comma may hide one.
+        if any(_held_out_phrases().search(" ".join(words_of(text))) for text in texts):
+            return True
+    return False
 
 
 def _without_held_out(name: str, long_share: float) -> Conversation:
@@ -133,7 +161,7 @@ def held_out(stratum: Stratum, index: int, seed: int = 0) -> Conversation:
         dialogue = Dialogue(rng, split, single if index % 2 else phrases)
         poems.ask_haiku(dialogue)
         for _ in range(rng.randint(1, 5)):
-            _pick(rng, FOLLOWERS)(dialogue)
+            _pick(rng, _fitting(dialogue))(dialogue)
         return dialogue.finish()
     dialogue = Dialogue(rng, split, phrases)
     _pick(rng, EASY if stratum == "easy" else MEDIUM)(dialogue)
@@ -144,6 +172,15 @@ def known_topic(index: int, seed: int = 0) -> Conversation:
     """One request in held-out wordings, but on a topic that training has: what was learned by heart shows here."""
     dialogue = Dialogue(random.Random(f"known {seed} {index}"), "heldout", load_lexicon().topics)
     poems.ask_haiku(dialogue)
+    return dialogue.finish()
+
+
+def tool_request(index: int, seed: int = 0) -> Conversation:
+    """One question in held-out wordings that is to be answered by a call of a function."""
+    rng = random.Random(f"tools {seed} {index}")
+    dialogue = Dialogue(rng, "heldout", load_lexicon().topics, tools=(facts.COUNT_SYLLABLES, facts.GET_SEASON))
+    facts.system_message(dialogue)
+    _pick(rng, ((facts.syllables_of_word, 1), (facts.season_of_topic, 1)))(dialogue)
     return dialogue.finish()
 
 

@@ -12,7 +12,7 @@ ROLES = ("open", "middle", "close")
 CATEGORIES = frozenset(("topic", "noun", "nouns", "mass", "adj", "adv", "verbs", "verb", "verbing", "past"))
 VARIABLES = frozenset("xyz")
 # Determiners that need something that can be counted, and those that go with everything.
-COUNTING = frozenset(("a", "an", "one", "each", "every", "another", "that"))
+COUNTING = frozenset(("a", "one", "each", "that"))
 NEUTRAL = frozenset(("the", "this", "my", "our", "your", "his", "their", "its", "no", "whose", "own", "same"))
 _TOKEN = re.compile(r"([^\w{]*)(\{[^}]*\}|[a-z']+|)([^\w}]*)")
 _SLOT = re.compile(r"\{(\w+)(?:/([a-z|]+)(?:>([a-z|]+))?)?\}")

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
+from dataclasses import replace
 
 from penstock.bundled.corpus.checks import words_of
-from penstock.bundled.corpus.compose import Poem
-from penstock.bundled.corpus.dialogue import NUMBER_WORDS, Dialogue, spoken, title_case
+from penstock.bundled.corpus.compose import Poem, takes_an
+from penstock.bundled.corpus.dialogue import NUMBER_WORDS, Dialogue, spoken
 from penstock.bundled.corpus.lexicon import Topic, load_lexicon
 from penstock.bundled.corpus.wordings import answer
 
-TITLES = (
-    *("{topic}", "{topic}", "{topic}", "{topic}", "Haiku on {topic}", "{topic} in {season}", "{topic}, {season}"),
-    *("For {topic}", "Seeing {topic}", "{topic} Again", "About {topic}", "{topic} at Dusk", "{topic} at Dawn"),
-    *("Thinking of {topic}", "Only {topic}", "{topic}, Once More"),
-)
 ORDINALS = ("first", "second", "third")
+# Tasks whose answers show a poem, or tell something of the last one.
+ABOUT_A_POEM = frozenset(
+    (
+        *("haiku", "open", "titled", "another", "change", "replace", "json", "to_json", "title"),
+        *("repeat_line", "repeat_poem", "repeat_about", "line_syllables", "edge_word", "count_lines"),
+    )
+)
 
 
-def title_of(poem: Poem, dialogue: Dialogue) -> str:
-    """A title for a poem; the season stands in it only where the topic has one."""
-    patterns = [title for title in TITLES if poem.topic.season != "any" or "{season}" not in title]
-    if poem.topic.phrase == poem.topic.season:
-        patterns = [title for title in patterns if "{season}" not in title]
-    return title_case(dialogue.rng.choice(patterns).format(topic=poem.topic.phrase, season=poem.topic.season))
-
-
-def as_json(poem: Poem, title: str) -> str:
-    """The poem as the JSON object that people ask for."""
-    return json.dumps({"title": title, "lines": list(poem.lines), "season": poem.topic.season})
+def as_json(poem: Poem) -> str:
+    """A poem that has a title as the JSON object that people ask for."""
+    return json.dumps({"title": poem.title, "lines": list(poem.lines), "season": poem.topic.season})
 
 
 def _write(dialogue: Dialogue, task: str, topic: Topic) -> None:
@@ -54,16 +50,15 @@ def ask_titled(dialogue: Dialogue) -> None:
     """A haiku under a title."""
     topic = dialogue.pick_topic()
     dialogue.ask("haiku.title", topic=spoken(topic, dialogue.rng))
-    poem = dialogue.compose(topic)
-    dialogue.reply("titled", f"{title_of(poem, dialogue)}\n\n{poem.text}", topic)
+    poem = dialogue.compose(topic, titled=True)
+    dialogue.reply("titled", f"{poem.title}\n\n{poem.text}", topic)
 
 
 def ask_json(dialogue: Dialogue) -> None:
     """A haiku as a JSON object."""
     topic = dialogue.pick_topic()
     dialogue.ask("haiku.json", topic=spoken(topic, dialogue.rng))
-    poem = dialogue.compose(topic)
-    dialogue.reply("json", as_json(poem, title_of(poem, dialogue)), topic)
+    dialogue.reply("json", as_json(dialogue.compose(topic, titled=True)), topic)
 
 
 def ask_another(dialogue: Dialogue) -> None:
@@ -80,17 +75,17 @@ def ask_change(dialogue: Dialogue) -> None:
 
 
 def ask_title(dialogue: Dialogue) -> None:
-    """A title for the last poem."""
+    """The title of the last poem, which it gets now where it had none."""
     dialogue.ask("title")
-    poem = dialogue.poems[-1]
-    dialogue.reply("title", title_of(poem, dialogue), poem.topic)
+    poem = dialogue.entitle()
+    dialogue.reply("title", poem.title or "", poem.topic)
 
 
 def turn_to_json(dialogue: Dialogue) -> None:
     """The last poem as JSON."""
     dialogue.ask("json")
-    poem = dialogue.poems[-1]
-    dialogue.reply("to_json", as_json(poem, title_of(poem, dialogue)), poem.topic)
+    poem = dialogue.entitle()
+    dialogue.reply("to_json", as_json(poem), poem.topic)
 
 
 def repeat_line(dialogue: Dialogue) -> None:
@@ -109,7 +104,7 @@ def repeat_poem(dialogue: Dialogue) -> None:
 def repeat_about(dialogue: Dialogue) -> None:
     """An earlier poem of the conversation, word for word: the last one on its topic."""
     poem = dialogue.rng.choice(dialogue.poems)
-    last = [other for other in dialogue.poems if other.topic == poem.topic][-1]
+    last = [other for other in dialogue.poems if other.topic.phrase == poem.topic.phrase][-1]
     dialogue.ask("repeat.about", topic=spoken(poem.topic, dialogue.rng))
     dialogue.poems.append(last)
     dialogue.reply("repeat_about", last.text)
@@ -117,26 +112,29 @@ def repeat_about(dialogue: Dialogue) -> None:
 
 @functools.cache
 def _exchangeable() -> dict[str, tuple[str, ...]]:
-    """For each content word, those of the same sort and as many syllables."""
+    """For each content word that is of one sort only, those of its sort, its syllables and its article (a or an)."""
     lexicon = load_lexicon()
     sorts = (
         [entry.word for entry in lexicon.adjectives],
-        [noun.word for noun in lexicon.nouns],
+        [noun.word for noun in lexicon.nouns if noun.plural],
+        [noun.word for noun in lexicon.nouns if not noun.plural],
         [noun.plural for noun in lexicon.nouns if noun.plural],
         [verb.forms["s"][0] for verb in lexicon.verbs if verb.objects is None],
     )
+    in_sorts = Counter(word for words in sorts for word in dict.fromkeys(words))
     found: dict[str, tuple[str, ...]] = {}
     for words in sorts:
-        by_syllables: dict[int, list[str]] = {}
+        groups: dict[tuple[int, bool], list[str]] = {}
         for word in dict.fromkeys(words):
-            by_syllables.setdefault(lexicon.syllables[word], []).append(word)
-        for group in by_syllables.values():
+            if in_sorts[word] == 1:
+                groups.setdefault((lexicon.syllables[word], takes_an(word)), []).append(word)
+        for group in groups.values():
             found |= dict.fromkeys(group, tuple(group))
     return found
 
 
 def replace_word(dialogue: Dialogue) -> None:
-    """The last poem with one word changed for another of as many syllables and of its sort."""
+    """The last poem with a word changed for another of as many syllables and of its sort; as it is, if none can be."""
     poem = dialogue.poems[-1]
     words = words_of(poem.text)
     candidates = [
@@ -153,7 +151,7 @@ def replace_word(dialogue: Dialogue) -> None:
         " ".join(token.replace(old, new) if words_of(token) == [old] else token for token in line.split())
         for line in poem.lines
     )
-    dialogue.poems.append(Poem(poem.topic, lines))
+    dialogue.poems.append(replace(poem, lines=lines))
     dialogue.reply("replace", dialogue.poems[-1].text)
 
 
@@ -184,4 +182,4 @@ def count_lines(dialogue: Dialogue) -> None:
 def line_names(dialogue: Dialogue, line: int) -> dict[str, object]:
     """What a line is called: its ordinal (the third also "last") and its number."""
     ordinal = "last" if line == 2 and dialogue.rng.random() < 0.4 else ORDINALS[line]
-    return {"ordinal": ordinal, "Ordinal": ordinal.title(), "number": line + 1}
+    return {"ordinal": ordinal, "number": line + 1}
