@@ -106,14 +106,13 @@ def test_every_json_answer_is_valid(conversations: list[Conversation]) -> None:
 
 
 def line_asked_for(question: str) -> int:
-    """Which line a question is about, from 0."""
-    words = re.findall(r"[a-z]+|\d", question.lower())
+    """Which line a question is about, from 0: named beside the word line, else anywhere."""
     names = {"first": 0, "1": 0, "second": 1, "2": 1, "third": 2, "last": 2, "3": 2}
-    return next(
-        names[word]
-        for word in reversed(words)
-        if word in names and not (word == "last" and "last word" in question.lower() and words.count("last") == 1)
-    )
+    name = "|".join(names)
+    text = question.lower()
+    beside = re.findall(rf"\b({name})(?:st|nd|rd)?,? lines?\b|\blines? (?:number |no\.? ?|nr\.? ?|#)?({name})\b", text)
+    found = [each or other for each, other in beside] or re.findall(rf"\b({name})\b", text)
+    return names[found[-1]]
 
 
 def poem_in(text: str) -> tuple[str, ...] | None:
