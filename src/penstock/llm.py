@@ -14,7 +14,7 @@ from penstock.core.errors import EngineError, InvalidParameter
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request
-from penstock.core.sampling import SamplingParams
+from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.client import EngineProcess
 from penstock.engine.intake import Intake
 from penstock.engine.interface import RequestOutput, SampleDelta
@@ -155,7 +155,7 @@ class LLM:
     """A model loaded into this process, for batches of prompts.
 
     Args:
-        model: a directory in Hugging Face's layout, or a hub name.
+        model: a directory in Hugging Face's layout, a hub name, or a bundled model's name.
         options: the engine options of `penstock serve`, see `EngineOptions`.
 
     Raises StartupError where the model cannot be loaded.
@@ -165,6 +165,7 @@ class LLM:
         from penstock.assembly.build import build_engine
 
         self._prepared: Prepared = prepare(EngineOptions(model=model, **options), api_beside=False)
+        self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
         built = build_engine(self._prepared.config, lambda done, total: None)
         self._core = built.core
         self.tokenizer = built.tokenizer
@@ -194,11 +195,12 @@ class LLM:
     ) -> list[Completion]:
         """Complete prompts together; results come in the order of the prompts.
 
-        `params` is one for all or one for each. Raises RequestError, and computes nothing, where a request can never
+        `params` is one for all or one for each; without it the model's own recommendation applies (`defaults`). Raises
+        RequestError, and computes nothing, where a request can never
         be served.
         """
         batch = _as_batch(prompts)
-        each = [params or SamplingParams()] * len(batch) if not isinstance(params, Sequence) else list(params)
+        each = [params or self.defaults.params()] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):
             raise InvalidParameter("params", f"{len(each)} given for {len(batch)} prompts; give one, or one for each.")
         requests = [
@@ -260,9 +262,10 @@ class AsyncEngine:
             print(output.deltas[0].text, end="")
     """
 
-    def __init__(self, process: EngineProcess, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, process: EngineProcess, tokenizer: Tokenizer | None, defaults: SamplingDefaults) -> None:
         self._process = process
         self.tokenizer = tokenizer
+        self.defaults = defaults
 
     @classmethod
     async def start(cls, model: str, **options: Any) -> Self:
@@ -270,13 +273,14 @@ class AsyncEngine:
         process = await EngineProcess.start(engine_command(sys.executable), lambda done, total: None)
         try:
             prepared = await asyncio.to_thread(prepare, EngineOptions(model=model, **options), api_beside=True)
+            defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
             process.configure(prepared.config)
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
             await process.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
         except BaseException:
             await process.close()
             raise
-        return cls(process, tokenizer)
+        return cls(process, tokenizer, defaults)
 
     async def __aenter__(self) -> Self:
         return self
@@ -294,9 +298,12 @@ class AsyncEngine:
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
     ) -> AsyncGenerator[RequestOutput]:
-        """Outputs of one request as they come. Closing the iterator aborts the request."""
+        """Outputs of one request as they come. Closing the iterator aborts the request.
+
+        Without `params` the model's own recommendation applies (`defaults`).
+        """
         ids = prompt_tokens(prompt, self.tokenizer)
-        return self._process.generate(ids, params or SamplingParams(), priority=priority, cache_salt=cache_salt)
+        return self._process.generate(ids, params or self.defaults.params(), priority=priority, cache_salt=cache_salt)
 
     async def close(self) -> None:
         """End the engine's process; requests in flight end with EngineUnavailable."""

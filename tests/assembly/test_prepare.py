@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from penstock.assembly.prepare import prepare
-from penstock.bundled.tiny import tiny_checkpoint
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ModelFileError
+from support.checkpoints import make
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    return tiny_checkpoint(tmp_path / "tiny")
+    path = make("llama", tmp_path / "llama")
+    # It would be asked before config.json, which is tested too.
+    (path / "generation_config.json").unlink()
+    return path
 
 
 def eos_token_ids(checkpoint: Path, file: str, value: Any) -> tuple[int, ...]:
@@ -34,3 +37,17 @@ def test_an_end_of_sequence_that_is_no_token_id_names_the_file(checkpoint: Path,
 @pytest.mark.parametrize(("value", "expected"), [(5, (5,)), ([5, 6], (5, 6)), ([], ())])
 def test_one_id_or_several(checkpoint: Path, value: object, expected: tuple[int, ...]) -> None:
     assert eos_token_ids(checkpoint, "generation_config.json", value) == expected
+
+
+def served_name(model: str) -> str:
+    return prepare(EngineOptions(model=model), api_beside=False).model_info(None).name
+
+
+def test_a_bundled_model_is_served_under_its_name(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "haiku").symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    assert served_name("haiku") == "haiku"
+    # The folder of that name is another model.
+    assert served_name("./haiku") == "llama"

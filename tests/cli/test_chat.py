@@ -12,9 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bundled.tiny import tiny_checkpoint
-from penstock.cli.chat import chat_params
-from penstock.core.errors import InvalidParameter, ModelFileError
+from support.checkpoints import make
 
 CTRL_C = "\x03"
 # The terminal must be the controlling one of a session of its own, or Ctrl-C would reach nobody.
@@ -69,10 +67,9 @@ class Terminal:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A model that never ends an answer by itself, with room for a long one."""
-    path = tiny_checkpoint(tmp_path / "tiny")
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1_000_000}))
-    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [], "top_k": 1}))
+    # As many ids as the tokenizer knows, so that nearly every one is text to wait for.
+    path = make("llama", tmp_path / "llama", vocab_size=268, max_position_embeddings=1_000_000)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": []}))
     return path
 
 
@@ -128,20 +125,9 @@ def test_an_answer_uses_what_the_model_recommends(checkpoint: Path) -> None:
         assert result.returncode == 0, result.stderr
         return result.stdout.decode(errors="replace")
 
-    # top_k = 1, which generation_config.json asks for, is greedy whatever the random numbers are.
+    # top_k = 1 is greedy whatever the random numbers are.
+    (checkpoint / "generation_config.json").write_text(json.dumps({"eos_token_id": [], "top_k": 1}))
     greedy = answer("--temperature", "0")
     assert answer("--seed", "1") == greedy
     (checkpoint / "generation_config.json").unlink()
     assert answer("--seed", "1") != greedy
-
-
-def test_the_command_line_wins_over_the_model() -> None:
-    recommended = {"temperature": 0.6, "top_p": 0.9, "do_sample": True}
-    params = chat_params(recommended, {"temperature": 0.0, "seed": None, "max_tokens": 5})
-    assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.0, 0.9, 5, None)
-    assert chat_params(recommended, {"temperature": None}).temperature == 0.6
-    assert chat_params({}, {}).temperature == 1.0
-    with pytest.raises(ModelFileError):
-        chat_params({"temperature": -1}, {})
-    with pytest.raises(InvalidParameter):
-        chat_params(recommended, {"max_tokens": 0})

@@ -2,7 +2,6 @@
 
 import io
 import json
-import os
 import re
 import socket
 import subprocess
@@ -129,12 +128,33 @@ def test_bench_engine_refuses_what_would_mislead(checkpoint: Path, arguments: tu
     assert "tokens/s" not in result.stdout
 
 
-def test_a_cache_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", "--explain-config"]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file")}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment)
-    assert_refused(result, "XDG_CACHE_HOME")
+def test_without_a_model_the_bundled_one_is_taken_and_announced() -> None:
+    result = penstock("serve", "--explain-config")
+    assert result.returncode == 0, result.stderr
+    (line,) = result.stderr.splitlines()
+    assert "no model was given" in line and "writes haiku" in line
+    result = penstock(
+        "bench", "engine", "--input-len", "4", "--output-len", "2", "--batch-size", "1", "--repeat", "1",
+        "--threads", "1",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "writes haiku" in result.stderr and result.stdout.strip().startswith("haiku:")
+
+
+@pytest.mark.parametrize(
+    "prompt", [("write a haiku about rain",), ("write", "a", "haiku", "about", "rain"), ("x " * 900,)]
+)
+def test_a_prompt_without_its_model(prompt: tuple[str, ...]) -> None:
+    assert_refused(penstock("run", *prompt), "penstock run haiku '")
+
+
+def test_a_folder_is_a_model_and_not_the_bundled_one_of_its_name(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "haiku").symlink_to(checkpoint)
+    command = [sys.executable, "-m", "penstock.cli.main", "run", "./haiku", "hello", "--max-tokens", "5"]
+    arguments = ("--temperature", "0", "--threads", "1")
+    result = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == penstock("run", str(checkpoint), "hello", "--max-tokens", "5", *arguments).stdout
 
 
 def test_a_port_in_use(checkpoint: Path) -> None:

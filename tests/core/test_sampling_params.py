@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
-from penstock.core.errors import InvalidParameter
-from penstock.core.sampling import SamplingParams
+from penstock.core.errors import InvalidParameter, ModelFileError
+from penstock.core.sampling import SamplingDefaults, SamplingParams
 
 REFUSED = {
     "n": [0, -1, 129, 1_000_000, True, 1.5],
@@ -65,3 +65,15 @@ def test_one_stop_string_is_a_list_of_one() -> None:
 def test_parameters_cross_the_wire() -> None:
     params = SamplingParams(n=2, stop=("a",), logit_bias={5: -1.5}, seed=2**64 - 1, logprobs=3)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+def test_what_is_given_wins_over_what_the_model_recommends() -> None:
+    recommended = SamplingDefaults.from_generation_config({"temperature": 0.6, "top_p": 0.9, "do_sample": True})
+    params = recommended.params(temperature=0.0, seed=None, max_tokens=5)
+    assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.0, 0.9, 5, None)
+    assert recommended.params(temperature=None).temperature == 0.6
+    assert SamplingDefaults().params() == SamplingParams()
+    with pytest.raises(ModelFileError, match="generation_config.json"):
+        SamplingDefaults.from_generation_config({"temperature": -1})
+    with pytest.raises(InvalidParameter):
+        recommended.params(max_tokens=0)

@@ -11,6 +11,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
+from penstock.bundled.registry import FOLDER
 from penstock.core.errors import ModelFileError
 from penstock.loading.hub import resolve_model
 
@@ -24,6 +25,21 @@ def test_resolving_directories(tmp_path: Path) -> None:
     for name in (str(tmp_path / "config.json"), "./nothing", "/nothing/here", "one", "a/b/c"):
         with pytest.raises(ModelFileError, match="directory"):
             resolve_model(name)
+
+
+def test_a_bundled_name_is_the_bundled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "haiku").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("haiku") == FOLDER / "haiku"
+    folder = resolve_model("./haiku")
+    assert folder == tmp_path / "haiku"
+    assert resolve_model(str(folder)) == folder
+
+
+@pytest.mark.parametrize("name", ["a prompt " * 1000, "~nobody-of-this-name/model", "with\0zero", "one two/three four"])
+def test_what_cannot_be_a_path_is_refused_like_what_is_not_there(name: str) -> None:
+    with pytest.raises(ModelFileError, match=r"does not exist.*owner/model.*haiku"):
+        resolve_model(name)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
+from penstock.core.sampling import SamplingDefaults
 from penstock.server.app import create_app
-from penstock.server.resolve import SamplingDefaults
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.http_server import running

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import ModelFileError
-from penstock.core.sampling import SamplingParams
-from penstock.server.resolve import SamplingDefaults
+from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.server.schema import ChatFields, CompletionFields
 
 

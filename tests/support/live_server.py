@@ -58,10 +58,11 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def serving(model: Path, *options: str) -> Iterator[RunningServer]:
-    """Serve `model` until the block ends, and see that the server ends in order."""
+def serving(model: Path | None, *options: str) -> Iterator[RunningServer]:
+    """Serve `model`, or what is served without one, until the block ends, and see that the server ends in order."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", str(model), "--port", str(port), *options]
+    models = () if model is None else (str(model),)
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", *models, "--port", str(port), *options]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     running = RunningServer(f"http://127.0.0.1:{port}", process)
     running.wait_until_ready()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.bundled.registry import find_bundled
 from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason, resolve
 from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.engine.interface import ModelInfo
@@ -76,7 +77,9 @@ def _token_ids(file: str, value: Any) -> tuple[int, ...]:
 
 
 def _served_name(model: str) -> str:
-    """A hub name as it is, a directory by its last part: clients have no use for this machine's paths."""
+    """A bundled or hub name as it is, a directory by its last part: clients have no use for this machine's paths."""
+    if find_bundled(model) is not None:
+        return model
     path = Path(model).expanduser()
     return path.resolve().name if path.is_dir() else model
 

@@ -1,1 +1,1 @@
-"""Models that need no download. For now: a tiny random one, made on first use, that shows the machinery only."""
+"""Models that come with the package and need no download."""

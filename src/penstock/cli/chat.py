@@ -3,20 +3,17 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 
 from penstock.core.errors import ConfigurationError, PenstockError, RowFailed
-from penstock.core.sampling import SamplingParams
+from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.llm import AsyncEngine, chat_encoder
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.hub import resolve_model
-from penstock.server.resolve import SamplingDefaults
 from penstock.text.chat_template import ChatEncoder
 
 HELP = "Write a message and press Enter. /clear forgets the conversation, /exit (or Ctrl-D) ends it."
@@ -56,7 +53,8 @@ def run_chat(options: dict[str, Any], prompt: str | None, system: str | None, gi
     `given` are sampling parameters of the command line, None where they are left to the model's recommendation.
     """
     path = resolve_model(options["model"])
-    params = chat_params(open_checkpoint(path, weights=False).generation_config, given)
+    recommended = open_checkpoint(path, weights=False).generation_config
+    params = SamplingDefaults.from_generation_config(recommended).params(**given)
     console = Console(stderr=True)
     # Between answers nothing needs the event loop. So the prompt blocks it, where Ctrl-C is an ordinary
     # KeyboardInterrupt; while the runner runs something, Ctrl-C cancels that and nothing else.
@@ -80,16 +78,6 @@ def run_chat(options: dict[str, Any], prompt: str | None, system: str | None, gi
             return INTERRUPTED
         finally:
             runner.run(engine.close())
-
-
-def chat_params(generation_config: Mapping[str, Any], given: Mapping[str, Any]) -> SamplingParams:
-    """What the command line gives, else what the model's authors recommend, else `SamplingParams`' own defaults.
-
-    Raises ModelFileError or InvalidParameter, whichever is at fault.
-    """
-    recommended = msgspec.structs.asdict(SamplingDefaults.from_generation_config(generation_config))
-    values = {**recommended, **{name: value for name, value in given.items() if value is not None}}
-    return SamplingParams(**{name: value for name, value in values.items() if value is not None})
 
 
 def _converse(session: _Session, runner: asyncio.Runner, console: Console) -> int:

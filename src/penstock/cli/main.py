@@ -89,7 +89,7 @@ def serve(
 @app.command()
 def run(
     model: options.Model = None,
-    prompt: Annotated[str | None, typer.Argument(help="Ask this one thing; without it, chat.")] = None,
+    prompt: Annotated[list[str] | None, typer.Argument(help="Ask this one thing; without it, chat.")] = None,
     system: Annotated[str | None, typer.Option(help="System message that begins the conversation.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
@@ -106,6 +106,7 @@ def run(
     """Chat with a model in the terminal."""
     from penstock.cli.chat import run_chat
 
+    options.refuse_prompt_as_model(model, prompt or ())
     engine = options.engine_options(
         options.model_or_default(model),
         tokenizer=tokenizer,
@@ -120,7 +121,18 @@ def run(
         threads=threads,
     )
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    raise typer.Exit(run_chat(engine, prompt, system, given))
+    # A prompt need not be quoted.
+    raise typer.Exit(run_chat(engine, " ".join(prompt) if prompt else None, system, given))
+
+
+@app.command()
+def models(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """List the models that are here: bundled ones, and those in the Hugging Face cache."""
+    from penstock.cli.models import run_models
+
+    run_models(as_json=as_json)
 
 
 @bench.command("engine")

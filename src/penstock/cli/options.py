@@ -1,17 +1,23 @@
 """Engine options as every command takes them, and sizes as people write them."""
 
+import os.path
 import re
+import shlex
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Annotated, Any
 
 import typer
 
-from penstock.bundled.tiny import tiny_checkpoint
+from penstock.bundled.registry import DEFAULT, bundled_models, find_bundled
 from penstock.core.errors import ConfigurationError
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="A directory in Hugging Face's layout, or a hub name; without one, a tiny random model."),
+    typer.Argument(
+        help="A directory in Hugging Face's layout, a hub name, or a bundled model (see `penstock models`); without "
+        f"one, {DEFAULT}, which is bundled."
+    ),
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Directory to take the tokenizer from, instead of the model's.")]
 Dtype = Annotated[str, typer.Option(help="What the model computes in: auto, bfloat16 or float32.")]
@@ -27,6 +33,7 @@ LoadFormat = Annotated[str, typer.Option(help="auto, or dummy: random weights fr
 Threads = Annotated[int | None, typer.Option(help="Threads of the computation.")]
 
 MAX_DIGITS = 24
+LONGEST_SHOWN = 60
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power, _letter: 1024**_power}
@@ -55,16 +62,40 @@ def parse_batch_sizes(text: str) -> list[int]:
 
 
 def model_or_default(model: str | None) -> str:
-    """The model that was asked for, or the tiny random one, which is made on first use and announced."""
-    if model is not None:
-        return model
-    path = tiny_checkpoint()
-    typer.echo(
-        f"penstock: no model was given, so this is {path}: tiny, with random weights. It answers with noise and shows "
-        "that everything works; give a directory or a hub name to serve a real one.",
-        err=True,
-    )
-    return str(path)
+    """The model that was asked for, or the bundled one, which is announced.
+
+    A folder that has a bundled model's name is announced too: it may have been meant.
+    """
+    if model is None:
+        default = bundled_models()[0]
+        typer.echo(
+            f"penstock: no model was given, so this is {default.name}, a small model that comes with Penstock: it "
+            f"{default.summary}. Give a directory or a hub name to take another.",
+            err=True,
+        )
+        return default.name
+    if find_bundled(model) is not None and os.path.isdir(model):
+        typer.echo(f"penstock: {model} is the bundled model; write ./{model} for the folder of that name.", err=True)
+    return model
+
+
+def refuse_prompt_as_model(model: str | None, words: Sequence[str]) -> None:
+    """Raise ConfigurationError where MODEL can be none, and is likely the beginning of the prompt."""
+    if model is None or find_bundled(model) is not None or os.path.exists(os.path.expanduser(model)):
+        return
+    names_a_place = model.startswith((".", "/", "~")) or ("/" in model and not re.search(r"\s", model))
+    if not names_a_place:
+        names = " or ".join(bundled.name for bundled in bundled_models())
+        raise ConfigurationError(
+            f"{_shortened(model)!r} is neither a bundled model ({names}), nor a directory, nor a hub name such as "
+            "owner/model; if it is your prompt, write the model before it: "
+            f"penstock run {DEFAULT} {shlex.quote(_shortened(' '.join([model, *words])))}"
+        )
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
 
 
 def engine_options(

@@ -15,10 +15,10 @@ from rich.table import Table
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.core.config import EngineOptions, Reason
 from penstock.core.errors import EngineUnavailable
+from penstock.core.sampling import SamplingDefaults
 from penstock.engine.client import EngineProcess
 from penstock.engine.messages import Ready, StageTime
 from penstock.server.app import create_app
-from penstock.server.resolve import SamplingDefaults
 from penstock.server.serve import bind, run_loop, serve
 from penstock.text.tokenizer import Tokenizer
 

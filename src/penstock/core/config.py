@@ -22,7 +22,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Engine options as the user gave them; None means: choose, and say why.
 
     Attributes:
-        model: a directory in Hugging Face's layout, or a hub name.
+        model: a directory in Hugging Face's layout, a hub name, or a bundled model's name.
         tokenizer: a directory to take the tokenizer from instead of the model's.
         dtype: what the model computes in: "auto" (the checkpoint's own), "bfloat16" or "float32".
         max_model_len: most tokens of prompt and output together.

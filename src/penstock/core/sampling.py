@@ -1,5 +1,6 @@
 """What a user asks of sampling: `SamplingParams`, valid from the moment it exists."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from penstock.core.checks import (
     check_mapping,
     check_number,
 )
-from penstock.core.errors import InvalidParameter
+from penstock.core.errors import InvalidParameter, ModelFileError
 
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
@@ -127,3 +128,31 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def has_penalties(self) -> bool:
         """Whether a token's logit depends on the tokens before it."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What applies where a request is silent; None leaves it to `SamplingParams`."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @classmethod
+    def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingDefaults":
+        """The sampling parameters that the authors of a model recommend in its `generation_config.json`.
+
+        Raises ModelFileError where one is out of range.
+        """
+        chosen = {name: config[name] for name in cls.__struct_fields__ if config.get(name) is not None}
+        try:
+            SamplingParams(**chosen)
+        except InvalidParameter as error:
+            raise ModelFileError(f"generation_config.json: {error.message}") from None
+        return cls(**chosen)
+
+    def params(self, **given: Any) -> SamplingParams:
+        """Parameters with these values; what is not given is as recommended. Raises InvalidParameter."""
+        values = {**msgspec.structs.asdict(self), **{name: each for name, each in given.items() if each is not None}}
+        return SamplingParams(**{name: value for name, value in values.items() if value is not None})

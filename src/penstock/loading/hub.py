@@ -1,9 +1,13 @@
-"""A model's name → its directory: given as one, cached from the Hugging Face hub, or downloaded."""
+"""A model's name → its directory: bundled, given as one, cached from the Hugging Face hub, or downloaded."""
 
+import os.path
+import re
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
+from penstock.bundled.registry import bundled_models, find_bundled
 from penstock.core.errors import ModelFileError
 from penstock.loading.checkpoint import CONFIG, INDEX, SINGLE_FILE, read_json
 
@@ -15,25 +19,82 @@ _TIMEOUT_SECONDS = 5.0
 _ELSEWHERE = "pass the path of a directory with config.json, safetensors files and tokenizer.json"
 
 
-def resolve_model(name: str) -> Path:
-    """The directory of `name`: itself where it is one, else the hub's snapshot, from the cache where that is complete.
+@dataclass(frozen=True, slots=True)
+class CachedModel:
+    """A model in the hub's cache.
 
-    Raises ModelFileError where there is no such model, or it is not cached and there is no network; the environment
-    variable HF_HUB_OFFLINE is honoured.
+    Attributes:
+        name: the hub's.
+        directory: the snapshot that the name means; None where only other revisions are cached.
+        size: bytes on disk, of all its revisions.
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+
+    name: str
+    directory: Path | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class HubCache:
+    """What the hub's cache holds, by name; `problems` are a sentence for each thing in it that is not sound."""
+
+    folder: Path
+    models: tuple[CachedModel, ...]
+    problems: tuple[str, ...]
+
+
+def resolve_model(name: str) -> Path:
+    """The directory of `name`: a bundled model's, itself where it is a directory, else the hub's snapshot.
+
+    The snapshot is taken from the cache where that is complete. The path is absolute: resolving it again gives the
+    same, also where a folder has the name of a bundled model. Raises ModelFileError where there is no such model, or it
+    is not cached and there is no network; the environment variable HF_HUB_OFFLINE is honoured.
+    """
+    bundled = find_bundled(name)
+    if bundled is not None:
+        return bundled.installed()
+    # Unlike Path's own methods, these do not raise where the text cannot be a path, such as one that is too long.
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
+        return Path(path).absolute()
+    if os.path.exists(path):
         raise ModelFileError(f"{name} is a file; {_ELSEWHERE}.")
-    if not _looks_like_hub_name(name):
-        raise ModelFileError(f"The directory {name} does not exist; {_ELSEWHERE}, or a hub name such as owner/model.")
+    if not is_hub_name(name):
+        names = " or ".join(model.name for model in bundled_models())
+        raise ModelFileError(
+            f"The directory {name} does not exist; {_ELSEWHERE}, a hub name such as owner/model, or a bundled model's "
+            f"name ({names})."
+        )
     return _snapshot(name)
 
 
-def _looks_like_hub_name(name: str) -> bool:
-    parts = name.split("/")
-    return len(parts) == 2 and all(part and not part.startswith((".", "~", "-")) for part in parts)
+def is_hub_name(name: str) -> bool:
+    """Whether the hub could have a model of this name, with its owner."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name) is not None
+
+
+def scan_cache() -> HubCache:
+    """What the hub's cache holds, where HF_HUB_CACHE and HF_HOME put it. A cache that does not exist holds nothing."""
+    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    folder = Path(constants.HF_HUB_CACHE).expanduser()
+    if os.path.isfile(folder):
+        return HubCache(folder, (), (f"The hub's cache {folder} is a file; set HF_HUB_CACHE to a directory.",))
+    try:
+        found = scan_cache_dir(folder)
+    except CacheNotFound:
+        return HubCache(folder, (), ())
+    except (OSError, ValueError) as error:
+        return HubCache(folder, (), (f"The hub's cache cannot be read ({error}); set HF_HUB_CACHE to one that can.",))
+    models = []
+    for repository in found.repos:
+        if repository.repo_type == "model":
+            main = repository.refs.get("main")
+            directory = None if main is None else main.snapshot_path
+            models.append(CachedModel(repository.repo_id, directory, repository.size_on_disk))
+    models.sort(key=lambda model: model.name.lower())
+    return HubCache(folder, tuple(models), tuple(sorted(str(warning) for warning in found.warnings)))
 
 
 def _snapshot(name: str) -> Path:

@@ -17,12 +17,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.core.errors import PenstockError
+from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics, Outcome
 from penstock.server.body import read_json_body
 from penstock.server.errors import as_penstock_error, error_response, on_error, on_method_not_allowed, on_not_found
 from penstock.server.generation import GenerationResponse
-from penstock.server.resolve import Job, Resolver, SamplingDefaults, check_model_name
+from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.schema import parse_chat, parse_completion
 from penstock.server.writer import CHAT, COMPLETION, ResponseWriter, Shape
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template

@@ -1,15 +1,15 @@
 """From the fields of a request to what the engine is asked for: prompts as ids, parameters with every default."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from penstock.core.checks import check_characters
-from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelFileError, ModelNotFound
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
 from penstock.core.request import MAX_SALT_LENGTH
-from penstock.core.sampling import SamplingParams
+from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, Message
 from penstock.text.chat_template import ChatEncoder
@@ -22,29 +22,6 @@ MAX_NAME_LENGTH = 512
 MAX_TEMPLATE_VARIABLES = 64
 _NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
 _RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
-
-
-class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What applies where a request is silent; None leaves it to `SamplingParams`."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-
-    @classmethod
-    def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingDefaults":
-        """The sampling parameters that the authors of a model recommend in its `generation_config.json`.
-
-        Raises ModelFileError where one is out of range.
-        """
-        chosen = {name: config[name] for name in cls.__struct_fields__ if config.get(name) is not None}
-        try:
-            SamplingParams(**chosen)
-        except InvalidParameter as error:
-            raise ModelFileError(f"generation_config.json: {error.message}") from None
-        return cls(**chosen)
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,40 @@
+"""`penstock serve` and `penstock run` as a newcomer types them: without a model."""
+
+import subprocess
+import sys
+
+import openai
+
+from support.live_server import serving
+
+QUESTION = "Write a haiku about rain."
+
+
+def test_the_server_starts_with_the_bundled_model() -> None:
+    with serving(None, "--threads", "1") as server:
+        client = openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=60)
+        assert [model.id for model in client.models.list()] == ["haiku"]
+        answer = client.chat.completions.create(
+            model="haiku", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=100
+        )
+    assert answer.choices[0].message.content
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_run_answers_a_prompt_that_is_not_quoted() -> None:
+    command = [sys.executable, "-m", "penstock.cli.main", "run", "--threads", "1", "--temperature", "0", "haiku"]
+    quoted, words = (
+        subprocess.run([*command, *prompt], capture_output=True, text=True, timeout=90)
+        for prompt in ([QUESTION], QUESTION.split())
+    )
+    assert quoted.returncode == 0, quoted.stderr
+    assert quoted.stdout.strip()
+    assert words.stdout == quoted.stdout
+
+
+def test_run_without_a_model_chats_with_the_bundled_one() -> None:
+    command = [sys.executable, "-m", "penstock.cli.main", "run", "--threads", "1", "--max-tokens", "40"]
+    result = subprocess.run(command, input=f"{QUESTION}\n/exit\n", capture_output=True, text=True, timeout=90)
+    assert result.returncode == 0, result.stderr
+    assert "haiku" in result.stderr.splitlines()[0]
+    assert result.stdout.strip("> \n")
