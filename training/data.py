@@ -24,6 +24,7 @@ from penstock.bundled.corpus.checks import haiku_json, poem_lines
 from penstock.bundled.corpus.dialogue import Conversation
 from penstock.bundled.corpus.generator import training
 from penstock.text.chat_template import ChatTemplate
+from training.export import load_tokenizer
 from training.recipe import CONTEXT, SEED, WORK
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
@@ -108,17 +109,19 @@ def poem_hashes(conversation: Conversation) -> Iterator[int]:
 
 
 def make_corpus_of(
-    tokenizer: Tokenizer, sequences: list[list[int]], learned: NDArray[np.bool_], poems: list[int]
+    tokenizer: Tokenizer, sequences: list[list[int]], poems: list[int], learned: NDArray[np.bool_] | None = None
 ) -> Corpus:
-    """A corpus of conversations as lists of ids."""
+    """A corpus of conversations as lists of ids; without a mask all of the model's turns are learned."""
     tokens = np.concatenate([np.array(ids, dtype=np.uint16) for ids in sequences])
+    if learned is None:
+        learned = learned_positions(tokens, tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("<|end|>"))
     starts = np.cumsum([0, *map(len, sequences[:-1])], dtype=np.int64)
     begin, pad = (tokenizer.token_to_id(f"<|{name}|>") for name in ("begin", "pad"))
     return Corpus(tokens, learned, starts, np.unique(np.array(poems, dtype=np.uint64)), begin, pad)
 
 
 def _encode_chunk(first: int) -> tuple[list[list[int]], list[int]]:
-    tokenizer = Tokenizer.from_file(str(WORK / "tokenizer" / "tokenizer.json"))
+    tokenizer = load_tokenizer()
     last = min(first + CHUNK, CONVERSATIONS + LONG_CONVERSATIONS)
     conversations = list(training_conversations(range(first, last)))
     encoded = tokenizer.encode_batch([render(each) for each in conversations], add_special_tokens=False)
@@ -127,7 +130,6 @@ def _encode_chunk(first: int) -> tuple[list[list[int]], list[int]]:
 
 def make_corpus() -> Corpus:
     """Generate and encode the training corpus with all cores."""
-    tokenizer = Tokenizer.from_file(str(WORK / "tokenizer" / "tokenizer.json"))
     sequences: list[list[int]] = []
     poems: list[int] = []
     firsts = range(0, CONVERSATIONS + LONG_CONVERSATIONS, CHUNK)
@@ -135,9 +137,7 @@ def make_corpus() -> Corpus:
         for ids, hashes in track(pool.imap(_encode_chunk, firsts), "Generating", total=len(firsts)):
             sequences += ids
             poems += hashes
-    tokens = np.concatenate([np.array(ids, dtype=np.uint16) for ids in sequences])
-    learned = learned_positions(tokens, tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("<|end|>"))
-    return make_corpus_of(tokenizer, sequences, learned, poems)
+    return make_corpus_of(load_tokenizer(), sequences, poems)
 
 
 def save_corpus(corpus: Corpus, path: Path) -> None:

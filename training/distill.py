@@ -70,7 +70,7 @@ def answered_by_target(model: Path) -> Corpus:
             ids, mask = transcript(prompt["prompt_token_ids"], output.token_ids, output.finish_reason == "stop", end)
             sequences.append(ids)
             learned.append(mask)
-    return make_corpus_of(tokenizer, sequences, np.concatenate(learned), [])
+    return make_corpus_of(tokenizer, sequences, [], np.concatenate(learned))
 
 
 def transcript(prompt: list[int], answer: Sequence[int], ended: bool, end: int) -> tuple[list[int], NDArray[np.bool_]]:

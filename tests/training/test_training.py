@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from penstock.bundled.corpus.generator import training
 from training import export, loop
-from training.data import Corpus, Packer, learned_positions, load_corpus, make_corpus_of, render, save_corpus
+from training.data import Corpus, Packer, load_corpus, make_corpus_of, render, save_corpus
 from training.model import Decoder, ModelShape, document_lengths
 from training.recipe import Phase, Recipe
 from training.tokenizer import save_tokenizer, train_tokenizer
@@ -35,9 +35,7 @@ def tokenizer(work: Path):
 def corpus(tokenizer) -> Corpus:
     texts = [render(training(5, index)) for index in range(CONVERSATIONS)]
     sequences = [encoded.ids for encoded in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    tokens = np.array([token for ids in sequences for token in ids], dtype=np.uint16)
-    learned = learned_positions(tokens, tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("<|end|>"))
-    return make_corpus_of(tokenizer, sequences, learned, [])
+    return make_corpus_of(tokenizer, sequences, [])
 
 
 @pytest.fixture
@@ -102,7 +100,7 @@ def test_rows_hold_whole_conversations_each_once_an_epoch(tokenizer, corpus: Cor
 def test_the_long_phase_is_half_long_conversations(tokenizer) -> None:
     sequences = [[1] * length for length in [20] * 500 + [150] * 20]
     learned = np.ones(sum(map(len, sequences)), dtype=np.bool_)
-    packer = Packer(make_corpus_of(tokenizer, sequences, learned, []), 256, seed=1, short=64)
+    packer = Packer(make_corpus_of(tokenizer, sequences, [], learned), 256, seed=1, short=64)
     lengths = packer.lengths[packer.fitting]
     assert lengths[lengths > 64].sum() == 3000
     assert 2980 <= lengths[lengths <= 64].sum() <= 3020
