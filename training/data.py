@@ -26,6 +26,7 @@ from penstock.bundled.corpus.generator import training
 from penstock.text.chat_template import ChatTemplate
 from training.export import load_tokenizer
 from training.recipe import CONTEXT, SEED, WORK
+from training.turns import turns_of
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 CORPUS = WORK / "corpus.safetensors"
@@ -96,14 +97,13 @@ def poem_hash(text: str) -> int:
 
 def poem_hashes(conversation: Conversation) -> Iterator[int]:
     """Hashes of all poems that the model says, as text or as JSON."""
-    answers = (message["content"] for message in conversation.messages if message["role"] == "assistant")
-    for task, answer in zip(conversation.tasks, answers, strict=True):
+    for turn in turns_of(conversation):
         lines = None
-        if task in JSON_TASKS:
-            found = haiku_json(answer)
+        if turn.task in JSON_TASKS:
+            found = haiku_json(turn.expected)
             lines = found.lines if found else None
-        elif task in POEM_TASKS:
-            lines = poem_lines(answer)
+        elif turn.task in POEM_TASKS:
+            lines = poem_lines(turn.expected)
         if lines:
             yield poem_hash("\n".join(lines))
 

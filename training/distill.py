@@ -31,6 +31,7 @@ from training.export import export_model, load_model, load_tokenizer, weights_fi
 from training.loop import Run, pick_device
 from training.model import Decoder, document_lengths
 from training.recipe import CONTEXT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
+from training.turns import prompt_ids, turns_of
 
 # Conversations that the corpus does not have, each cut before one of the model's turns: the target then says it itself.
 ANSWERED = 12_000
@@ -45,9 +46,8 @@ def prompts_of(llm: LLM, conversations: Sequence[Conversation]) -> list[dict[str
     encoder = chat_encoder(llm.tokenizer)
     prompts = []
     for index, conversation in enumerate(conversations):
-        turns = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        before = conversation.messages[: turns[index % len(turns)]]
-        ids = encoder.encode(before, variables={"tools": list(conversation.tools) or None})
+        turns = list(turns_of(conversation))
+        ids = prompt_ids(encoder, turns[index % len(turns)])
         if len(ids) + MOST_TOKENS <= CONTEXT:
             prompts.append({"prompt_token_ids": ids})
     return prompts

@@ -12,7 +12,6 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,36 +33,11 @@ from training.data import learned_positions, load_corpus, poem_hash, render
 from training.export import load_model, weights_fingerprint, write_json
 from training.model import Decoder
 from training.recipe import BUNDLE, CONTEXT, DRAFT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
+from training.turns import Turn, prompt_ids, turns_of
 
 MOST_TOKENS = 160
 ACCEPTANCE_TEMPERATURES = (0.0, 0.7, 1.0)
 POSITION_BANDS = ((0, 64), (64, 128), (128, 256), (256, 512), (512, 1024), (1024, 2048))
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One turn of the model: what comes before it, what its kind is, what it must mention, what the generator said."""
-
-    conversation: Conversation
-    before: tuple[dict[str, Any], ...]
-    task: str
-    topic: str | None
-    expected: str
-    calls: list[dict[str, Any]]
-
-
-def turns_of(conversation: Conversation) -> Iterator[Turn]:
-    """All turns of the model in a conversation."""
-    at = [index for index, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-    for number, index in enumerate(at):
-        yield Turn(
-            conversation,
-            conversation.messages[:index],
-            conversation.tasks[number],
-            conversation.topics[number],
-            conversation.messages[index]["content"],
-            [call["function"] for call in conversation.messages[index].get("tool_calls", ())],
-        )
 
 
 def held_out_turns(stratum: Stratum, tasks: frozenset[str] | None, count: int) -> list[Turn]:
@@ -98,10 +72,7 @@ class Pair:
 
     def answer(self, turns: Sequence[Turn], **sampling: float) -> tuple[list[list[int]], list[str], list[list[int]]]:
         """Prompts, texts and token ids of the target's answers."""
-        prompts = [
-            self.encoder.encode(turn.before, variables={"tools": list(turn.conversation.tools) or None})
-            for turn in turns
-        ]
+        prompts = [prompt_ids(self.encoder, turn) for turn in turns]
         params = [
             SamplingParams(max_tokens=MOST_TOKENS, seed=index, **(sampling or self.sampling))
             for index in range(len(turns))
