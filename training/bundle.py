@@ -108,6 +108,7 @@ def card(recipe: Recipe, figures: dict[str, Any]) -> str:
         ),
         "step_tokens": f"{recipe.phases[0].positions * recipe.phases[0].rows:,}",
         "decay": percent(recipe.decay_share),
+        "hint_weight": f"{recipe.hint_weight:g}",
         "heldout_wordings": f"{sum(len(lines) for name, lines in wordings.items() if name.endswith('.heldout')):,}",
         "tokens": f"{run['tokens'] / 1e6:.1f} million",
         "steps": f"{run['steps']:,}",

@@ -10,9 +10,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import multiprocessing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from penstock.bundled.corpus.dialogue import Conversation
 from penstock.bundled.corpus.generator import training
 from penstock.text.chat_template import ChatTemplate
 from training.export import load_tokenizer
+from training.hints import running_syllables, topic_tokens
 from training.recipe import CONTEXT, SEED, WORK
 from training.turns import turns_of
 
@@ -41,11 +43,14 @@ JSON_TASKS = frozenset(("json", "to_json"))
 class Corpus:
     """Conversations end to end: token ids, whether each is the model's to say, where each starts; poems' hashes.
 
-    `begin` and `pad` are the ids of the tokens that begin a conversation and fill up a row.
+    `syllables` and `topics` are hints (see training.hints), 0 where there is none; `begin` and `pad` are the ids of the
+    tokens that begin a conversation and fill up a row.
     """
 
     tokens: NDArray[np.uint16]
     learned: NDArray[np.bool_]
+    syllables: NDArray[np.uint8]
+    topics: NDArray[np.uint16]
     starts: NDArray[np.int64]
     poems: NDArray[np.uint64]
     begin: int
@@ -108,36 +113,62 @@ def poem_hashes(conversation: Conversation) -> Iterator[int]:
             yield poem_hash("\n".join(lines))
 
 
-def make_corpus_of(
-    tokenizer: Tokenizer, sequences: list[list[int]], poems: list[int], learned: NDArray[np.bool_] | None = None
-) -> Corpus:
-    """A corpus of conversations as lists of ids; without a mask all of the model's turns are learned."""
-    tokens = np.concatenate([np.array(ids, dtype=np.uint16) for ids in sequences])
-    if learned is None:
-        learned = learned_positions(tokens, tokenizer.token_to_id("<|assistant|>"), tokenizer.token_to_id("<|end|>"))
-    starts = np.cumsum([0, *map(len, sequences[:-1])], dtype=np.int64)
+class Encoded(NamedTuple):
+    """A conversation as arrays of one entry for each token; see Corpus."""
+
+    tokens: NDArray[np.uint16]
+    learned: NDArray[np.bool_]
+    syllables: NDArray[np.uint8]
+    topics: NDArray[np.uint16]
+
+
+def without_hints(tokens: Sequence[int], learned: NDArray[np.bool_]) -> Encoded:
+    """A conversation that nothing is known of but its text."""
+    count = len(tokens)
+    return Encoded(
+        np.array(tokens, dtype=np.uint16), learned, np.zeros(count, dtype=np.uint8), np.zeros(count, dtype=np.uint16)
+    )
+
+
+def encode(tokenizer: Tokenizer, conversations: Sequence[Conversation]) -> list[Encoded]:
+    """Conversations as arrays, with all of the model's turns learned."""
+    texts = [render(each) for each in conversations]
+    assistant, end = (tokenizer.token_to_id(f"<|{name}|>") for name in ("assistant", "end"))
+    found = []
+    for text, conversation, encoding in zip(
+        texts, conversations, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True
+    ):
+        tokens = np.array(encoding.ids, dtype=np.uint16)
+        learned = learned_positions(tokens, assistant, end)
+        syllables = running_syllables(text, encoding.offsets)
+        found.append(Encoded(tokens, learned, syllables, topic_tokens(tokenizer, learned, conversation.topics)))
+    return found
+
+
+def make_corpus_of(tokenizer: Tokenizer, conversations: Sequence[Encoded], poems: Sequence[int] = ()) -> Corpus:
+    """A corpus of these conversations, in this order."""
+    starts = np.cumsum([0, *(len(each.tokens) for each in conversations[:-1])], dtype=np.int64)
     begin, pad = (tokenizer.token_to_id(f"<|{name}|>") for name in ("begin", "pad"))
-    return Corpus(tokens, learned, starts, np.unique(np.array(poems, dtype=np.uint64)), begin, pad)
+    arrays = map(np.concatenate, zip(*conversations, strict=True))
+    return Corpus(*arrays, starts, np.unique(np.array(poems, dtype=np.uint64)), begin, pad)
 
 
-def _encode_chunk(first: int) -> tuple[list[list[int]], list[int]]:
-    tokenizer = load_tokenizer()
+def _encode_chunk(first: int) -> tuple[list[Encoded], list[int]]:
     last = min(first + CHUNK, CONVERSATIONS + LONG_CONVERSATIONS)
     conversations = list(training_conversations(range(first, last)))
-    encoded = tokenizer.encode_batch([render(each) for each in conversations], add_special_tokens=False)
-    return [each.ids for each in encoded], [value for each in conversations for value in poem_hashes(each)]
+    return encode(load_tokenizer(), conversations), [value for each in conversations for value in poem_hashes(each)]
 
 
 def make_corpus() -> Corpus:
     """Generate and encode the training corpus with all cores."""
-    sequences: list[list[int]] = []
+    conversations: list[Encoded] = []
     poems: list[int] = []
     firsts = range(0, CONVERSATIONS + LONG_CONVERSATIONS, CHUNK)
     with multiprocessing.get_context("spawn").Pool() as pool:
-        for ids, hashes in track(pool.imap(_encode_chunk, firsts), "Generating", total=len(firsts)):
-            sequences += ids
+        for encoded, hashes in track(pool.imap(_encode_chunk, firsts), "Generating", total=len(firsts)):
+            conversations += encoded
             poems += hashes
-    return make_corpus_of(load_tokenizer(), sequences, poems)
+    return make_corpus_of(load_tokenizer(), conversations, poems)
 
 
 def save_corpus(corpus: Corpus, path: Path) -> None:
@@ -175,15 +206,15 @@ class Packer:
             few = int(np.searchsorted(np.cumsum(self.lengths[brief]), self.lengths[long].sum()))
             self.fitting = np.concatenate((long, brief[:few]))
 
-    def rows(self) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.bool_]]]:
-        """Rows [positions + 1] of tokens and of whether they are learned, without end."""
+    def rows(self) -> Iterator[Encoded]:
+        """Rows without end."""
         epoch = 0
         while True:
             order = np.random.default_rng([self.seed, self.positions, epoch]).permutation(self.fitting)
             yield from self._pack(order)
             epoch += 1
 
-    def _pack(self, order: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.bool_]]]:
+    def _pack(self, order: NDArray[np.int64]) -> Iterator[Encoded]:
         open_rows: list[list[int]] = [[] for _ in range(self.OPEN_ROWS)]
         room = [self.positions + 1] * self.OPEN_ROWS
         for index in order:
@@ -199,16 +230,16 @@ class Packer:
             if members:
                 yield self._fill(members)
 
-    def _fill(self, members: list[int]) -> tuple[NDArray[np.uint16], NDArray[np.bool_]]:
-        tokens = np.full(self.positions + 1, self.corpus.pad, dtype=np.uint16)
-        learned = np.zeros(self.positions + 1, dtype=np.bool_)
+    def _fill(self, members: list[int]) -> Encoded:
+        padding = np.full(self.positions + 1, self.corpus.pad, dtype=np.uint16)
+        row = without_hints(padding, np.zeros(self.positions + 1, dtype=np.bool_))
         at = 0
         for index in members:
             start, length = int(self.corpus.starts[index]), int(self.lengths[index])
-            tokens[at : at + length] = self.corpus.tokens[start : start + length]
-            learned[at : at + length] = self.corpus.learned[start : start + length]
+            for name, into in row._asdict().items():
+                into[at : at + length] = getattr(self.corpus, name)[start : start + length]
             at += length
-        return tokens, learned
+        return row
 
 
 def main() -> None:

@@ -26,10 +26,10 @@ from penstock import LLM, SamplingParams
 from penstock.bundled.corpus.dialogue import Conversation
 from penstock.bundled.corpus.generator import training
 from penstock.llm import chat_encoder
-from training.data import Corpus, load_corpus, make_corpus_of, save_corpus
+from training.data import Corpus, Encoded, load_corpus, make_corpus_of, save_corpus, without_hints
 from training.export import export_model, load_model, load_tokenizer, weights_fingerprint
-from training.loop import Run, pick_device
-from training.model import Decoder, document_lengths
+from training.loop import Batch, Run, pick_device
+from training.model import Decoder
 from training.recipe import CONTEXT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
 from training.turns import prompt_ids, turns_of
 
@@ -58,8 +58,7 @@ def answered_by_target(model: Path) -> Corpus:
     llm = LLM(str(model), max_num_seqs=128)
     tokenizer = load_tokenizer()
     end = tokenizer.token_to_id("<|end|>")
-    sequences: list[list[int]] = []
-    learned: list[NDArray[np.bool_]] = []
+    conversations: list[Encoded] = []
     for start in track(range(0, ANSWERED, BATCH), "The target answers"):
         prompts = prompts_of(llm, [training(SEED + 1, index) for index in range(start, start + BATCH)])
         params = [
@@ -68,9 +67,8 @@ def answered_by_target(model: Path) -> Corpus:
         ]
         for prompt, output in zip(prompts, llm.generate(prompts, params), strict=True):
             ids, mask = transcript(prompt["prompt_token_ids"], output.token_ids, output.finish_reason == "stop", end)
-            sequences.append(ids)
-            learned.append(mask)
-    return make_corpus_of(tokenizer, sequences, [], np.concatenate(learned))
+            conversations.append(without_hints(ids, mask))
+    return make_corpus_of(tokenizer, conversations)
 
 
 def transcript(prompt: list[int], answer: Sequence[int], ended: bool, end: int) -> tuple[list[int], NDArray[np.bool_]]:
@@ -80,14 +78,10 @@ def transcript(prompt: list[int], answer: Sequence[int], ended: bool, end: int) 
 
 
 def joined(first: Corpus, second: Corpus) -> Corpus:
-    """Both corpora as one."""
-    return Corpus(
-        np.concatenate((first.tokens, second.tokens)),
-        np.concatenate((first.learned, second.learned)),
-        np.concatenate((first.starts, second.starts + len(first.tokens))),
-        first.poems,
-        first.begin,
-        first.pad,
+    """Both corpora as one, with the poems of the first."""
+    arrays = {name: np.concatenate((getattr(first, name), getattr(second, name))) for name in Encoded._fields}
+    return dataclasses.replace(
+        first, **arrays, starts=np.concatenate((first.starts, second.starts + len(first.tokens)))
     )
 
 
@@ -95,9 +89,8 @@ def excerpt(corpus: Corpus, tokens: int) -> Corpus:
     """The last conversations of a corpus, the long ones, and as many before them as make `tokens`."""
     first = int(np.searchsorted(corpus.starts, max(0, len(corpus.tokens) - tokens)))
     start = int(corpus.starts[first])
-    return dataclasses.replace(
-        corpus, tokens=corpus.tokens[start:], learned=corpus.learned[start:], starts=corpus.starts[first:] - start
-    )
+    arrays = {name: getattr(corpus, name)[start:] for name in Encoded._fields}
+    return dataclasses.replace(corpus, **arrays, starts=corpus.starts[first:] - start)
 
 
 def main() -> None:
@@ -119,12 +112,13 @@ def main() -> None:
     torch.manual_seed(SEED)
     model = Decoder(recipe.shape)
 
-    def loss(hidden: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
+    def loss(batch: Batch, lengths: list[int]) -> Tensor:
+        def chances(decoder: Decoder) -> Tensor:
+            return F.log_softmax(decoder.logits(decoder.hidden(batch.inputs, lengths)[batch.mask]).float(), dim=-1)
+
         with torch.no_grad():
-            lengths = document_lengths(rows[:, :-1], corpus.begin)
-            wanted = F.log_softmax(target.logits(target.hidden(rows[:, :-1], lengths)[mask]).float(), dim=-1)
-        said = F.log_softmax(model.logits(hidden).float(), dim=-1)
-        return F.kl_div(said, wanted, reduction="sum", log_target=True)
+            wanted = chances(target)
+        return F.kl_div(chances(model), wanted, reduction="sum", log_target=True)
 
     run = Run(recipe, model, loss, corpus, device)
     run.resume()

@@ -9,24 +9,51 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.data import Corpus, Packer
 from training.export import fingerprint, write_json
-from training.model import Decoder, document_lengths
+from training.model import document_lengths
 from training.optimizer import Optimizer, rate_scale
 from training.recipe import SEED, WORK, Phase, Recipe
 
 SAVE_SECONDS = 120
 LOG_EVERY = 10
-# Of hidden states at the learned positions [n, width], the tokens [rows, positions + 1] and the mask of the learned.
-Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Batch(NamedTuple):
+    """Rows to learn from, each [rows, positions + 1]: tokens, whether each is learned, hints (see Corpus)."""
+
+    tokens: Tensor
+    learned: Tensor
+    syllables: Tensor
+    topics: Tensor
+
+    @property
+    def inputs(self) -> Tensor:
+        """Tokens that are read, [rows, positions]."""
+        return self.tokens[:, :-1]
+
+    @property
+    def mask(self) -> Tensor:
+        """Where what comes next is learned, [rows, positions]."""
+        return self.learned[:, 1:]
+
+    @property
+    def wanted(self) -> Tensor:
+        """The learned tokens, [n]."""
+        return self.tokens[:, 1:][self.mask]
+
+
+# The sum of the losses of a batch's learned tokens; gets the lengths of its conversations too (see document_lengths).
+Loss = Callable[[Batch, list[int]], Tensor]
 
 
 COLUMNS = (
@@ -77,25 +104,27 @@ def device_name(device: torch.device) -> str:
     return f"{torch.get_num_threads()} threads of {names[0] if names else 'a CPU'}"
 
 
-def _batches(corpus: Corpus, recipe: Recipe, number: int, skip: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens and masks [rows, positions + 1] of a phase, from its step `skip` on."""
+def _batches(corpus: Corpus, recipe: Recipe, number: int, skip: int) -> Iterator[Batch]:
+    """The batches of a phase, from its step `skip` on."""
     phase = recipe.phases[number]
     # Phases of the same shape see the conversations in other orders.
     rows = Packer(corpus, phase.positions, SEED + number, phase.short).rows()
     for _ in range(skip * phase.rows):
         next(rows)
     while True:
-        tokens, learned = zip(*itertools.islice(rows, phase.rows), strict=True)
-        yield torch.from_numpy(np.stack(tokens).astype(np.int64)), torch.from_numpy(np.stack(learned))
+        tokens, learned, *hints = map(np.stack, zip(*itertools.islice(rows, phase.rows), strict=True))
+        ids, syllables, topics = (torch.from_numpy(array.astype(np.int64)) for array in (tokens, *hints))
+        yield Batch(ids, torch.from_numpy(learned), syllables, topics)
 
 
 class Run:
     """A training run that can be interrupted at any time and started again."""
 
-    def __init__(self, recipe: Recipe, model: Decoder, loss: Loss, corpus: Corpus, device: torch.device) -> None:
+    def __init__(self, recipe: Recipe, model: nn.Module, loss: Loss, corpus: Corpus, device: torch.device) -> None:
         self.recipe, self.model, self.loss, self.device = recipe, model.to(device), loss, device
         self.corpus = corpus
-        self.fingerprint = fingerprint(repr(recipe).encode(), corpus.tokens.tobytes(), corpus.learned.tobytes())
+        text = (corpus.tokens, corpus.learned, corpus.syllables, corpus.topics)
+        self.fingerprint = fingerprint(repr(recipe).encode(), *(array.tobytes() for array in text))
         self.directory = WORK / recipe.name
         self.directory.mkdir(parents=True, exist_ok=True)
         self.optimizer = Optimizer(model, recipe)
@@ -142,12 +171,11 @@ class Run:
         save_file({k: v.contiguous() for k, v in tensors.items()}, scratch, metadata=meta)
         scratch.replace(self.state_file)
 
-    def train_step(self, tokens: Tensor, learned: Tensor) -> float:
+    def train_step(self, batch: Batch) -> float:
         """One optimizer step over all rows; returns the mean loss in nats a learned token."""
-        rows, mask = tokens.to(self.device), learned[:, 1:].to(self.device)
+        batch = Batch(*(part.to(self.device) for part in batch))
         with torch.autocast(self.device.type, torch.bfloat16):
-            lengths = document_lengths(rows[:, :-1], self.corpus.begin)
-            loss = self.loss(self.model.hidden(rows[:, :-1], lengths)[mask], rows, mask) / mask.sum()
+            loss = self.loss(batch, document_lengths(batch.inputs, self.corpus.begin)) / batch.mask.sum()
         loss.backward()
         self.optimizer.step(rate_scale(self.step, self.schedule.steps, self.recipe))
         return float(loss.detach())
@@ -164,7 +192,7 @@ class Run:
                 first += steps
                 while self.step < first:
                     began = time.monotonic()
-                    recent.append(self.train_step(*next(batches)))
+                    recent.append(self.train_step(next(batches)))
                     self.step += 1
                     self.seconds += time.monotonic() - began
                     progress.update(task, completed=self.step, description=f"{self.recipe.name} loss {recent[-1]:.3f}")

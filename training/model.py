@@ -7,6 +7,7 @@ exporting them. Rotary embedding after Su et al., "RoFormer" (2021), rotating ha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -168,8 +169,8 @@ class Decoder(nn.Module):
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.shape.init_std)
 
-    def hidden(self, tokens: Tensor, lengths: list[int] | None = None) -> Tensor:
-        """Hidden states behind the final norm, [rows, positions, width].
+    def streams(self, tokens: Tensor, lengths: list[int] | None = None) -> Iterator[Tensor]:
+        """The residual stream behind each layer, [rows, positions, width].
 
         With `lengths` (see `document_lengths`) a position looks back to the start of its piece, else of its row.
         """
@@ -179,7 +180,12 @@ class Decoder(nn.Module):
         x = self.model.embed_tokens(tokens)
         for layer in self.model.layers:
             x = layer(x, cosines, sines, pieces)
-        return self.model.norm(x)
+            yield x
+
+    def hidden(self, tokens: Tensor, lengths: list[int] | None = None) -> Tensor:
+        """Hidden states behind the final norm, [rows, positions, width]; `lengths` as for `streams`."""
+        *_, last = self.streams(tokens, lengths)
+        return self.model.norm(last)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., vocabulary] of hidden states [..., width]."""

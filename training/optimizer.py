@@ -1,4 +1,4 @@
-"""Two optimizers as one: Muon for the matrices inside the layers, AdamW for embeddings and norms; state as tensors.
+"""Two optimizers as one: Muon for the matrices inside the layers, AdamW for all else; state as tensors.
 
 Muon: Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024), in torch's own implementation.
 """
@@ -18,7 +18,7 @@ class Optimizer:
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         named = dict(model.named_parameters())
-        matrices = [p for name, p in named.items() if p.ndim == 2 and "embed_tokens" not in name]
+        matrices = [p for name, p in named.items() if p.ndim == 2 and ".layers." in name]
         chosen = set(map(id, matrices))
         others = [p for p in named.values() if id(p) not in chosen]
         self.muon = torch.optim.Muon(matrices, lr=recipe.matrix_rate, momentum=0.95, weight_decay=recipe.weight_decay)

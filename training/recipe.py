@@ -47,9 +47,11 @@ class Recipe:
     decay_share: float = 0.75
     weight_decay: float = 0.01
     gradient_norm: float = 1.0
+    # Of the hints beside the next token (see training.hints).
+    hint_weight: float = 0.0
 
 
 # Most conversations are short; the last phase shows the models a full context.
 PHASES = (Phase(positions=256, rows=16, share=0.87), Phase(positions=CONTEXT, rows=2, share=0.13, short=256))
-TARGET_RECIPE = Recipe("haiku", TARGET, 12_500_000, PHASES, matrix_rate=0.01, embedding_rate=1.5e-3)
+TARGET_RECIPE = Recipe("haiku", TARGET, 12_500_000, PHASES, matrix_rate=0.01, embedding_rate=1.5e-3, hint_weight=0.5)
 DRAFT_RECIPE = Recipe("haiku-draft", DRAFT, 6_000_000, PHASES, matrix_rate=0.01, embedding_rate=2e-3)

@@ -12,13 +12,45 @@ import dataclasses
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.data import load_corpus
 from training.export import export_model
-from training.loop import Run, pick_device
+from training.hints import MOST_SYLLABLES
+from training.loop import Batch, Run, pick_device
 from training.model import Decoder
 from training.recipe import SEED, TARGET_RECIPE, WORK
+
+
+class Lesson(nn.Module):
+    """What the target learns: the next token, and beside it what the hints tell (see training.hints).
+
+    They are asked for in the middle of the layers, so that those behind can choose words by them.
+    """
+
+    def __init__(self, decoder: Decoder, hint_weight: float) -> None:
+        super().__init__()
+        width = decoder.shape.width
+        self.decoder, self.hint_weight = decoder, hint_weight
+        self.counter = nn.Linear(width, MOST_SYLLABLES + 1, bias=False)
+        self.namer = nn.Linear(width, width, bias=False)
+
+    def forward(self, batch: Batch, lengths: list[int]) -> Tensor:
+        """The sum of the losses (see training.loop.Loss)."""
+        *streams, last = self.decoder.streams(batch.inputs, lengths)
+        hidden = self.decoder.model.norm(last)[batch.mask]
+        loss = F.cross_entropy(self.decoder.logits(hidden).float(), batch.wanted, reduction="sum")
+        middle = streams[self.decoder.shape.layers // 2 - 1]
+        middle = F.rms_norm(middle, middle.shape[-1:])
+        for hints, head in ((batch.syllables, self.counter), (batch.topics, self._topic)):
+            wanted = hints[:, :-1]
+            there = batch.mask & (wanted > 0)
+            said = head(middle[there]).float()
+            loss = loss + self.hint_weight * F.cross_entropy(said, wanted[there], reduction="sum")
+        return loss
+
+    def _topic(self, middle: Tensor) -> Tensor:
+        return self.decoder.logits(self.namer(middle))
 
 
 def main() -> None:
@@ -31,10 +63,8 @@ def main() -> None:
     torch.manual_seed(SEED)
     model = Decoder(recipe.shape)
 
-    def loss(hidden: Tensor, rows: Tensor, mask: Tensor) -> Tensor:
-        return F.cross_entropy(model.logits(hidden).float(), rows[:, 1:][mask], reduction="sum")
-
-    run = Run(recipe, model, loss, load_corpus(), pick_device(options.device))
+    lesson = Lesson(model, recipe.hint_weight)
+    run = Run(recipe, lesson, lesson, load_corpus(), pick_device(options.device))
     run.resume()
     run.train()
     export_model(model, recipe, WORK / recipe.name / "model")

@@ -7,14 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
+from penstock.bundled.corpus.checks import count_word, words_of
 from penstock.bundled.corpus.generator import training
 from training import export, loop
-from training.data import Corpus, Packer, load_corpus, make_corpus_of, render, save_corpus
+from training.data import Corpus, Packer, encode, load_corpus, make_corpus_of, render, save_corpus, without_hints
+from training.hints import TOPIC_STRIDE, running_syllables, topic_tokens
 from training.model import Decoder, ModelShape, document_lengths
 from training.recipe import Phase, Recipe
 from training.tokenizer import save_tokenizer, train_tokenizer
+from training.train import Lesson
 
 CONVERSATIONS = 300
 
@@ -33,9 +35,7 @@ def tokenizer(work: Path):
 
 @pytest.fixture(scope="module")
 def corpus(tokenizer) -> Corpus:
-    texts = [render(training(5, index)) for index in range(CONVERSATIONS)]
-    sequences = [encoded.ids for encoded in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    return make_corpus_of(tokenizer, sequences, [])
+    return make_corpus_of(tokenizer, encode(tokenizer, [training(5, index) for index in range(CONVERSATIONS)]))
 
 
 @pytest.fixture
@@ -44,17 +44,22 @@ def recipe(tokenizer) -> Recipe:
         vocabulary=tokenizer.get_vocab_size(), layers=2, width=32, heads=2, kv_heads=1, intermediate=64, context=256
     )
     phases = (Phase(positions=64, rows=4, share=0.5), Phase(positions=256, rows=1, share=0.5, short=64))
-    return Recipe("small", shape, tokens=256 * 12, phases=phases, matrix_rate=0.02, embedding_rate=3e-3, warmup_steps=2)
+    return Recipe(
+        "small",
+        shape,
+        tokens=256 * 12,
+        phases=phases,
+        matrix_rate=0.02,
+        embedding_rate=3e-3,
+        warmup_steps=2,
+        hint_weight=0.5,
+    )
 
 
 def make_run(recipe: Recipe, corpus: Corpus) -> loop.Run:
     torch.manual_seed(0)
-    model = Decoder(recipe.shape)
-
-    def loss(hidden: torch.Tensor, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model.logits(hidden).float(), rows[:, 1:][mask], reduction="sum")
-
-    return loop.Run(recipe, model, loss, corpus, torch.device("cpu"))
+    lesson = Lesson(Decoder(recipe.shape), recipe.hint_weight)
+    return loop.Run(recipe, lesson, lesson, corpus, torch.device("cpu"))
 
 
 def test_the_tokenizer_gives_back_every_text(tokenizer) -> None:
@@ -79,9 +84,11 @@ def test_rows_hold_whole_conversations_each_once_an_epoch(tokenizer, corpus: Cor
     fitting = int(packer.lengths[packer.fitting].sum())
     seen = 0
     rows = []
-    for tokens, learned in packer.rows():
-        assert tokens.shape == learned.shape == (129,)
-        assert not learned[tokens == pad].any()
+    for row in packer.rows():
+        tokens = row.tokens
+        assert all(part.shape == (129,) for part in row)
+        for part in (row.learned, row.syllables, row.topics):
+            assert not part[tokens == pad].any()
         rows.append(tokens[tokens != pad])
         seen += int((tokens != pad).sum())
         if seen >= fitting:
@@ -98,12 +105,42 @@ def test_rows_hold_whole_conversations_each_once_an_epoch(tokenizer, corpus: Cor
 
 
 def test_the_long_phase_is_half_long_conversations(tokenizer) -> None:
-    sequences = [[1] * length for length in [20] * 500 + [150] * 20]
-    learned = np.ones(sum(map(len, sequences)), dtype=np.bool_)
-    packer = Packer(make_corpus_of(tokenizer, sequences, [], learned), 256, seed=1, short=64)
+    conversations = [without_hints([1] * length, np.ones(length, dtype=np.bool_)) for length in [20] * 500 + [150] * 20]
+    packer = Packer(make_corpus_of(tokenizer, conversations), 256, seed=1, short=64)
     lengths = packer.lengths[packer.fitting]
     assert lengths[lengths > 64].sum() == 3000
     assert 2980 <= lengths[lengths <= 64].sum() <= 3020
+
+
+def test_each_word_says_how_far_its_line_has_come(tokenizer) -> None:
+    poem = 'a slow sunbeam stays", "the pine'
+    text = f"<|user|>two suns<|end|><|assistant|>{poem}\nqqzx and then<|end|>"
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    counts = running_syllables(text, encoding.offsets)
+    ends = [end for _, end in encoding.offsets]
+    by_word = {words_of(text[:end])[-1]: int(count) for end, count in zip(ends, counts, strict=True) if count}
+    # A quotation mark and the end of a line begin anew; behind an unknown word nothing is counted.
+    assert by_word == {"two": 1, "suns": 2, "a": 1, "slow": 2, "sunbeam": 4, "stays": 5, "the": 1, "pine": 2}
+
+
+def test_a_turn_is_told_its_topic_now_and_then(tokenizer) -> None:
+    learned = np.array([False] * 4 + [True] * 20 + [False] * 3 + [True] * 5)
+    ids = tokenizer.encode(" stormy sea", add_special_tokens=False).ids
+    hints = topic_tokens(tokenizer, learned, ["stormy sea", None])
+    told = np.flatnonzero(hints)
+    assert told.tolist() == list(range(4, 24, TOPIC_STRIDE))
+    assert hints[told].tolist() == (ids * 20)[: len(told)]
+
+
+def test_the_hints_of_a_corpus_are_of_its_own_turns(tokenizer, corpus: Corpus) -> None:
+    assert not corpus.topics[~corpus.learned].any()
+    assert len(corpus.syllables) == len(corpus.topics) == len(corpus.tokens)
+    index = next(index for index in range(CONVERSATIONS) if training(5, index).tasks == ("haiku",))
+    place = slice(int(corpus.starts[index]), int(corpus.starts[index + 1]))
+    said = corpus.syllables[place][corpus.learned[place]]
+    lines = training(5, index).messages[-1]["content"].splitlines()
+    counts = [itertools.accumulate(count_word(word) for word in words_of(line)) for line in lines]
+    assert said[said > 0].tolist() == list(itertools.chain(*counts))
 
 
 def test_a_corpus_is_saved_whole(tmp_path: Path, corpus: Corpus) -> None:
@@ -145,10 +182,10 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     steps = iter(range(8))
     step = interrupted.train_step
 
-    def fail_after_eight(tokens: torch.Tensor, learned: torch.Tensor) -> float:
+    def fail_after_eight(batch: loop.Batch) -> float:
         if next(steps, None) is None:
             raise KeyboardInterrupt
-        return step(tokens, learned)
+        return step(batch)
 
     monkeypatch.setattr(interrupted, "train_step", fail_after_eight)
     with pytest.raises(KeyboardInterrupt):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from penstock.bundled.corpus.lexicon import SEASONS, load_lexicon
 
 HAIKU = (5, 7, 5)
-_WORD = re.compile(r"[a-z]+(?:'[a-z]+)?")
+WORD = re.compile(r"[a-z]+(?:'[a-z]+)?", re.IGNORECASE | re.ASCII)
 
 
 class HaikuJson(NamedTuple):
@@ -23,7 +23,7 @@ class HaikuJson(NamedTuple):
 
 def words_of(text: str) -> list[str]:
     """The words of a text in lower case."""
-    return _WORD.findall(text.lower())
+    return WORD.findall(text.lower())
 
 
 def count_word(word: str) -> int | None:

@@ -15,7 +15,7 @@ from penstock.bundled.corpus.lexicon import Number, Topic, load_lexicon
 from penstock.bundled.corpus.wordings import Split, request
 
 # Shares of the topics asked for in training: the list's, any noun, a noun with an adjective.
-LISTED_SHARE, NOUN_SHARE = 0.45, 0.2
+LISTED_SHARE, NOUN_SHARE = 0.35, 0.2
 # What can be counted is asked for alone twice as often as in the plural.
 COUNTABLE: tuple[Number, ...] = ("count", "count", "plural")
 NUMBER_WORDS = (
