@@ -31,7 +31,7 @@ soak: $(VENV)/.test
 bench: $(VENV)/.serve
 	$(BIN)/penstock bench engine $(ARGS)
 
-# The bundled models, from nothing: about an hour and a half on two cores; see training/README.md.
+# The bundled models, from nothing: under two hours on two cores; see training/README.md.
 train: $(VENV)/.serve
 	for step in tokenizer data train distill evaluate bundle; do $(BIN)/python -m training.$$step || exit 1; done
 
