@@ -1,11 +1,11 @@
 # `make serve` and `make test` are all that a fresh checkout needs. The environment in .venv is built by the first of
-# them and again only when pyproject.toml, constraints.txt or the installer change.
+# them and again only when pyproject.toml, constraints.txt, the installer or the C++ sources change.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py
+INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py $(wildcard native/* native/src/*)
 
 .PHONY: serve test lint soak bench train evaluate-bundled clean
 

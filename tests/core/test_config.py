@@ -14,6 +14,8 @@ FACTS: dict[str, Any] = {
     "stored_dtype": "bfloat16",
     "num_parameters": 500_000_000,
     "resident_parameters": 600_000_000,
+    "body_parameters": 390_000_000,
+    "head_parameters": 100_000_000,
     "max_position_embeddings": 4096,
     "kv_layers": (LayerKV(8, 64),) * 16,
 }
@@ -158,3 +160,28 @@ def test_what_cannot_work_is_refused_with_the_numbers(
 def test_a_size_that_is_not_a_number_is_refused(value: object) -> None:
     with pytest.raises(ConfigurationError, match="kv-cache-memory"):
         resolved(kv_cache_memory=value)
+
+
+def test_quantized_weights_leave_more_memory() -> None:
+    for body, head, size in (("int8", None, 1.0), ("int4", None, 4.5 / 8), ("int4", "int8", None)):
+        config, reasons = resolved(quantization=body, quantize_head=head)
+        assert (config.model.quantization, config.model.quantize_head) == (body, head or body)
+        body_bytes = FACTS["body_parameters"] * (1.0 if body == "int8" else 4.5 / 8)
+        head_bytes = FACTS["head_parameters"] * (size or 1.0)
+        rest = FACTS["num_parameters"] - FACTS["body_parameters"] - FACTS["head_parameters"]
+        left = 16 * GIB - int(body_bytes + head_bytes) - rest * 2 - WORKSPACE_BYTES
+        assert config.cache.num_blocks == int(0.8 * left) // BLOCK_BYTES
+        assert "as asked" in reasons["quantization"].why
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"quantization": "int3"}, "none, int8, int4"),
+        ({"quantization": "int8", "quantize_head": "int4"}, "--quantize-head int4"),
+        ({"quantize_head": "int8"}, "needs --quantization"),
+    ],
+)
+def test_quantizations_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        resolved(**options)

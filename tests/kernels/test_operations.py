@@ -10,12 +10,12 @@ from kernels.linear.cases import CASES as LINEAR
 from kernels.norm.cases import CASES as NORM
 from kernels.rotary.cases import CASES as ROTARY
 from kernels.rows.cases import CASES as ROWS
+from penstock.kernels.cpu.implementations import NATIVE
 from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Implementation
-from penstock.kernels.packing import packing_obstacle
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
-from support.operations import Bench, Case
+from support.operations import Bench, Case, obstacle
 
 CASES: tuple[Case, ...] = (*ATTENTION, *LINEAR, *NORM, *ROTARY, *ROWS)
 DTYPES = (torch.float32, torch.bfloat16)
@@ -37,13 +37,12 @@ def _reference(case: Case) -> Implementation:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case, implementation", _pairs(CPU_TORCH))
+@pytest.mark.parametrize("case, implementation", _pairs((*NATIVE, *CPU_TORCH)))
 def test_agrees_with_reference(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
-    packs = implementation.name == "onednn_packed"
-    if packs and packing_obstacle(dtype):
-        pytest.skip(packing_obstacle(dtype))
+    if reason := obstacle(implementation, dtype):
+        pytest.skip(reason)
     bench = Bench(case, dtype)
-    expected, found = bench.run(_reference(case)), bench.run(implementation, pack=packs)
+    expected, found = bench.run(_reference(case)), bench.run(implementation)
     assert len(found.outputs) == len(expected.outputs)
     for mine, right in zip(found.outputs, expected.outputs, strict=True):
         assert mine.dtype is dtype and mine.shape == right.shape
@@ -62,6 +61,8 @@ def test_agrees_with_reference(case: Case, implementation: Implementation, dtype
     ],
 )
 def test_needed_inputs_are_left_alone(case: Case, implementation: Implementation) -> None:
+    if reason := obstacle(implementation, torch.float32):
+        pytest.skip(reason)
     bench = Bench(case, torch.float32)
     kept, free = bench.run(implementation, reusable=False), bench.run(implementation)
     for mine, other in zip(kept.outputs, free.outputs, strict=True):
@@ -76,6 +77,8 @@ def test_needed_inputs_are_left_alone(case: Case, implementation: Implementation
 )
 def test_row_function(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
     """A row alone gives the same bits as in the batch, wherever an implementation declares that."""
+    if reason := obstacle(implementation, dtype):
+        pytest.skip(reason)
     bench = Bench(case, dtype)
     together = bench.run(implementation)
     tokens, selected = 0, 0
@@ -106,7 +109,10 @@ def test_row_function_with_threads(case: Case, implementation: Implementation, d
     test_row_function(case, implementation, dtype)
 
 
-@pytest.mark.parametrize("implementation", [entry for entry in IMPLEMENTATIONS if entry.operation is GatedActivation])
+@pytest.mark.parametrize(
+    "implementation",
+    [entry for entry in IMPLEMENTATIONS if entry.operation is GatedActivation and entry.name != "native"],
+)
 def test_activations_depend_on_where_threads_cut(implementation: Implementation) -> None:
     """torch's ends of shares differ from its vectors in the last bit, so this must not be promised."""
     assert not implementation.row_function

@@ -7,13 +7,21 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from penstock.core.config import ModelConfig
+from penstock.core.errors import ConfigurationError, ModelFileError
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import PackedLinear, packing_obstacle
+from penstock.loading import packing
 from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.packing import plain
 from penstock.loading.weights import dummy_weights, load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from support import checkpoints
 from support.stepping import all_logits, make_stepper
+
+needs_native = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +37,54 @@ def declaration(path: Path) -> ModelDeclaration:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_are_the_files_tensors(path: Path, declaration: ModelDeclaration, dtype: torch.dtype) -> None:
     tensors = load_file(path / "model.safetensors")
-    weights = load_weights(open_checkpoint(path), declaration, dtype, pack=False)
+    weights = load_weights(open_checkpoint(path), declaration, dtype, packing=plain)
     assert set(weights) == {spec.name for spec in declaration.weights}
     for spec in declaration.weights:
         expected = torch.cat([tensors[part.tensor] for part in spec.parts]).to(dtype)
         assert torch.equal(weights[spec.name], expected)
 
 
+@needs_native
 def test_linear_weights_are_packed_and_only_they(path: Path, declaration: ModelDeclaration) -> None:
     weights = load_weights(open_checkpoint(path), declaration, torch.float32)
-    possible = packing_obstacle(torch.float32) is None
     for spec in declaration.weights:
         weight = weights[spec.name]
-        assert isinstance(weight, PackedLinear) == (possible and spec.role == "linear")
+        assert isinstance(weight, NativeLinear) == (spec.role in ("linear", "head"))
         assert tuple(weight.shape) == spec.shape
+
+
+@pytest.mark.skipif(packing_obstacle(torch.float32) is not None, reason="this torch packs nothing")
+def test_without_native_kernels_torch_packs(
+    path: Path, declaration: ModelDeclaration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packing, "OBSTACLE", "not built")
+    weights = load_weights(open_checkpoint(path), declaration, torch.float32)
+    packed = {spec.name for spec in declaration.weights if isinstance(weights[spec.name], PackedLinear)}
+    assert packed == {spec.name for spec in declaration.weights if spec.role in ("linear", "head")}
+    with pytest.raises(ConfigurationError, match="not built"):
+        packing.packing_of(ModelConfig("/model", "/model", "float32", quantization="int8"), declaration)
+
+
+@needs_native
+@pytest.mark.parametrize("body, head", [("int8", "int8"), ("int4", "int4"), ("int4", "int8"), ("none", "none")])
+def test_a_tied_matrix_is_packed_once(path: Path, declaration: ModelDeclaration, body: str, head: str) -> None:
+    config = ModelConfig("/model", "/model", "float32", quantization=body, quantize_head=head)
+    form = packing.packing_of(config, declaration)
+    assert form.tied
+    weights = load_weights(open_checkpoint(path), declaration, torch.float32, packing=form)
+    assert weights["lm_head.weight"] is weights["model.embed_tokens.weight"]
+    formats = {name: weight.format for name, weight in weights.items() if isinstance(weight, NativeLinear)}
+    assert formats.pop("lm_head.weight") == formats.pop("model.embed_tokens.weight")
+    assert set(formats.values()) == {"float32" if body == "none" else body}
+    assert weights["lm_head.weight"].format == ("float32" if head == "none" else head)
+
+
+@needs_native
+def test_what_cannot_be_rounded_is_refused(path: Path, declaration: ModelDeclaration) -> None:
+    spec = next(spec for spec in declaration.weights if spec.role == "linear")
+    for broken in (float("nan"), float("inf"), 1e9):
+        with pytest.raises(ModelFileError, match="--quantization"):
+            packing.PackedWeights("int4", "int4")(spec, torch.full(spec.shape, broken))
 
 
 def test_progress_ends_at_the_total(path: Path, declaration: ModelDeclaration) -> None:
@@ -55,7 +97,7 @@ def test_progress_ends_at_the_total(path: Path, declaration: ModelDeclaration) -
 
 def test_files_are_not_changed_by_what_happens_to_weights(path: Path, declaration: ModelDeclaration) -> None:
     before = (path / "model.safetensors").read_bytes()
-    for weight in load_weights(open_checkpoint(path), declaration, torch.float32, pack=False).values():
+    for weight in load_weights(open_checkpoint(path), declaration, torch.float32, packing=plain).values():
         weight.fill_(3.0)
     assert (path / "model.safetensors").read_bytes() == before
 
@@ -65,14 +107,14 @@ def test_half_precision_checkpoints_are_converted(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(tmp_path)
     declaration = declare(checkpoint.config)
     assert declaration.dtype == "float16"
-    weights = load_weights(checkpoint, declaration, torch.bfloat16, pack=False)
+    weights = load_weights(checkpoint, declaration, torch.bfloat16, packing=plain)
     expected = load_file(tmp_path / "model.safetensors")["model.norm.weight"]
     assert torch.equal(weights["model.norm.weight"], expected.to(torch.bfloat16))
 
 
 def test_dummy_weights(declaration: ModelDeclaration) -> None:
-    weights = dummy_weights(declaration, torch.bfloat16, seed=3, pack=False)
-    again = dummy_weights(declaration, torch.bfloat16, seed=3, pack=False)
+    weights = dummy_weights(declaration, torch.bfloat16, seed=3, packing=plain)
+    again = dummy_weights(declaration, torch.bfloat16, seed=3, packing=plain)
     assert {spec.name: spec.shape for spec in declaration.weights} == {
         name: tuple(weight.shape) for name, weight in weights.items()
     }
@@ -81,7 +123,7 @@ def test_dummy_weights(declaration: ModelDeclaration) -> None:
     assert torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"])
     deviation = weights["model.layers.0.mlp.gate_up_proj.weight"].float().std()
     assert 0.018 < deviation < 0.022
-    other = dummy_weights(declaration, torch.bfloat16, seed=4, pack=False)
+    other = dummy_weights(declaration, torch.bfloat16, seed=4, packing=plain)
     assert not torch.equal(weights["lm_head.weight"], other["lm_head.weight"])
 
 

@@ -17,6 +17,7 @@ from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
+from penstock.loading.packing import plain
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from support import checkpoints
@@ -65,7 +66,7 @@ def test_logits_equal_reference(references: dict[str, Reference], family: str, c
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
 def test_reference_kernels_agree_too(references: dict[str, Reference], family: str) -> None:
     reference = references[family]
-    stepper = make_stepper(reference.path, implementations=REFERENCE, pack=False)
+    stepper = make_stepper(reference.path, implementations=REFERENCE, packing=plain)
     found = all_logits(stepper, reference.prompts[1:6], 16)
     assert _difference(found, reference.logits[1:6]) <= TOLERANCE
 

@@ -9,12 +9,22 @@ from torch import Tensor
 
 from penstock.core.kv import LayerKV
 from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.weights import pack_dense
 from penstock.kernels.dispatch import Binding, Implementation, StepState
-from penstock.kernels.packing import pack_linear
+from penstock.kernels.packing import Weight, pack_linear, packing_obstacle
 from penstock.kernels.signature import Attention, Operation
 from support.stepping import ShuffledStorage
 
 BLOCK_SIZE = 16
+PACKING: dict[str, Callable[[Tensor], Weight]] = {"native": pack_dense, "onednn_packed": pack_linear}
+
+
+def obstacle(implementation: Implementation, dtype: torch.dtype) -> str | None:
+    """Why an implementation cannot run in this installation."""
+    if implementation.name == "onednn_packed":
+        return packing_obstacle(dtype)
+    return OBSTACLE if implementation.name == "native" else None
 
 
 @dataclass(frozen=True)
@@ -60,15 +70,13 @@ class Bench:
     def tokens(self) -> int:
         return sum(added for added, _ in self.case.rows)
 
-    def run(
-        self, implementation: Implementation, *, pack: bool = False, reusable: bool = True, only: int | None = None
-    ) -> Run:
-        """Carry the operation out; with `only`, for that row of the batch alone."""
+    def run(self, implementation: Implementation, *, reusable: bool = True, only: int | None = None) -> Run:
+        """Carry the operation out, its matrices packed as it wants; with `only`, for that row of the batch alone."""
         chosen = range(len(self.case.rows)) if only is None else [only]
         self._fill_planes()
         batch, tokens = self._batch(list(chosen))
         weights = {
-            name: pack_linear(weight) if pack and weight.dim() == 2 else weight.clone()
+            name: PACKING.get(implementation.name, Tensor.clone)(weight) if weight.dim() == 2 else weight.clone()
             for name, weight in self.weights.items()
         }
         reusables = (reusable,) * len(self.case.widths)

@@ -14,6 +14,7 @@ from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher, Implementation
 from penstock.kernels.program import Program, compile_program
 from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.packing import IN_OWN_PRECISION, Packing
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
@@ -122,12 +123,12 @@ def make_stepper(
     rows: int = 8,
     tokens: int = 320,
     implementations: Sequence[Implementation] = IMPLEMENTATIONS,
-    pack: bool = True,
+    packing: Packing = IN_OWN_PRECISION,
 ) -> Stepper:
     """A stepper for the checkpoint at `path`; `declaration` replaces the one of its config.json."""
     checkpoint = open_checkpoint(path)
     declaration = declaration or declare(checkpoint.config)
-    weights = load_weights(checkpoint, declaration, dtype, pack=pack)
+    weights = load_weights(checkpoint, declaration, dtype, packing=packing)
     storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows)
     program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(implementations))
     return Stepper(program, storage)

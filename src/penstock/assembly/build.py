@@ -10,13 +10,16 @@ import torch
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import keyed_hash
 from penstock.core.config import EngineConfig
+from penstock.core.errors import ConfigurationError
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
+from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
 from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.packing import packing_of
 from penstock.loading.weights import dummy_weights, load_weights
 from penstock.models.registry import declare
 from penstock.runtime.executor import ModelExecutor
@@ -56,13 +59,20 @@ def build_engine(
     budget = _Budget(time.monotonic() if started is None else started)
     budget.done("start Python and import torch")
     torch.set_num_threads(config.threads)
+    if OBSTACLE is None:
+        native.set_threads(config.threads)
+        _use_instruction_set(config.instruction_set)
     dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     declaration = declare(checkpoint.config)
+    packing = packing_of(config.model, declaration)
     if config.model.load_format == "dummy":
-        weights = dummy_weights(declaration, dtype, DUMMY_SEED)
+        weights = dummy_weights(declaration, dtype, DUMMY_SEED, packing=packing)
     else:
-        weights = load_weights(checkpoint, declaration, dtype, progress)
+        weights = load_weights(checkpoint, declaration, dtype, progress, packing=packing)
+    if OBSTACLE is None:
+        # What is left to torch is too little to share out, and its threads would take cores from the native ones.
+        torch.set_num_threads(1)
     budget.done("load and pack weights")
     tokenizer = find_tokenizer(Path(config.model.tokenizer), declaration.vocab_size)
     table = tokenizer.table if tokenizer else None
@@ -72,7 +82,9 @@ def build_engine(
     executor = ModelExecutor(program, storage, Sampler(declaration.vocab_size), table)
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
-    namespace = f"{config.model.path}\0{config.model.dtype}\0{config.cache.spec}".encode()
+    model = config.model
+    weights_kept = (model.path, model.dtype, model.quantization, model.quantize_head)
+    namespace = "\0".join((*weights_kept, str(config.cache.spec))).encode()
     cache = KVCache(
         config.cache.spec,
         config.cache.num_blocks,
@@ -81,8 +93,17 @@ def build_engine(
         prefix_caching=config.cache.prefix_caching,
     )
     core = EngineCore(Scheduler(config.scheduler, cache), executor)
-    notes = [*declaration.notes, _promise(program)]
+    slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
+    notes = [*declaration.notes, *slow, _promise(program)]
     return BuiltEngine(core, declaration.vocab_size, tokenizer, budget.stages, notes)
+
+
+def _use_instruction_set(name: str) -> None:
+    """Raises ConfigurationError where this processor, or this build, does not have it."""
+    there = native.instruction_sets()
+    if name != "auto" and name not in there:
+        raise ConfigurationError(f"--instruction-set {name} is not possible here; there are {', '.join(there)}.")
+    native.use_instruction_set(there[0] if name == "auto" else name)
 
 
 def _promise(program: Program) -> str:

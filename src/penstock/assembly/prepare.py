@@ -9,6 +9,7 @@ from penstock.bundled.registry import find_bundled
 from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason, resolve
 from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.engine.interface import ModelInfo
+from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.models.declaration import ModelDeclaration
@@ -96,7 +97,10 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
         path=str(path),
         stored_dtype=declaration.dtype,
         num_parameters=declaration.num_parameters,
-        resident_parameters=declaration.resident_parameters,
+        # The native kernels look embeddings up in the packed head.
+        resident_parameters=declaration.num_parameters if OBSTACLE is None else declaration.resident_parameters,
+        body_parameters=declaration.parameters_in("linear"),
+        head_parameters=declaration.parameters_in("head", "embedding"),
         max_position_embeddings=declaration.max_position_embeddings,
         kv_layers=declaration.kv_layers,
     )

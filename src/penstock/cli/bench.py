@@ -11,6 +11,7 @@ from rich.table import Table
 from penstock.bench.engine import EngineFigures, measure_engine
 from penstock.core.errors import ConfigurationError
 from penstock.llm import LLM
+from penstock.runtime.machine import machine_facts
 
 
 def run_bench_engine(
@@ -58,6 +59,59 @@ def run_bench_engine(
     console.print(table)
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode({"results": results}), indent=1))
+
+
+# The projections of a model in Llama 3.2 1B's shape, (outputs, inputs).
+LINEAR_SHAPES = ((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048))
+
+
+def run_bench_kernels(formats: str, rows: list[int], threads: int | None, json_file: Path | None) -> None:
+    """Measure the native kernels and show their figures beside the machine's ceilings.
+
+    Raises ConfigurationError where there are no native kernels, or no such format.
+    """
+    from penstock.bench.kernels import FORMATS, measure_ceilings, measure_linear
+    from penstock.kernels.cpu.native import OBSTACLE, native
+
+    if OBSTACLE is not None:
+        raise ConfigurationError(f"There is nothing to measure: {OBSTACLE}.")
+    asked = {name.strip() for name in formats.split(",")}
+    chosen = [format for format in FORMATS if format in asked]
+    if len(chosen) != len(asked):
+        raise ConfigurationError(f"--format {formats!r} is not a list of {', '.join(FORMATS)}.")
+    if json_file is not None:
+        _check_writable(json_file)
+    if threads is not None and threads < 1:
+        raise ConfigurationError(f"--threads is {threads}; it must be at least 1.")
+    native.set_threads(threads or machine_facts(api_beside=False).cores)
+    console = Console()
+    with console.status("measuring the machine"):
+        ceilings = measure_ceilings()
+    peaks = ", ".join(f"{name} {figure:,.0f} GOP/s" for name, figure in ceilings.arithmetic.items() if figure)
+    console.print(
+        f"{native.threads()} threads, {native.instruction_set()}: memory read at {ceilings.read:.1f} GB/s; {peaks}",
+        highlight=False,
+    )
+    table = Table("weights", "outputs × inputs", title="linear: the larger share is of memory or of arithmetic")
+    for heading in ("rows", "µs", "GB/s", "GOP/s", "of ceiling"):
+        table.add_column(heading, justify="right")
+    results = []
+    with console.status("measuring"):
+        for figures in measure_linear(chosen, LINEAR_SHAPES, rows, ceilings):
+            results.append(figures)
+            table.add_row(
+                figures.format,
+                f"{figures.outputs:,} × {figures.inputs:,}",
+                str(figures.rows),
+                f"{figures.microseconds:,.0f}",
+                f"{figures.gigabytes:.1f}",
+                f"{figures.gigaoperations:,.0f}",
+                f"{figures.of_ceiling:.0%}",
+            )
+    console.print(table)
+    if json_file is not None:
+        value = {"ceilings": ceilings, "linear": results}
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
 
 
 def _check_writable(file: Path) -> None:

@@ -57,6 +57,8 @@ def serve(
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = "none",
+    quantize_head: options.QuantizeHead = None,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
@@ -65,6 +67,7 @@ def serve(
     enable_prefix_caching: options.PrefixCaching = True,
     load_format: options.LoadFormat = "auto",
     threads: options.Threads = None,
+    instruction_set: options.InstructionSet = "auto",
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.serve import run_serve
@@ -73,6 +76,8 @@ def serve(
         options.model_or_default(model),
         tokenizer=tokenizer,
         dtype=dtype,
+        quantization=quantization,
+        quantize_head=quantize_head,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -81,6 +86,7 @@ def serve(
         enable_prefix_caching=enable_prefix_caching,
         load_format=load_format,
         threads=threads,
+        instruction_set=instruction_set,
     )
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     raise typer.Exit(run_serve(engine, host, port, tuple(served_model_name or ()), explain_only=explain_config))
@@ -96,12 +102,15 @@ def run(
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = "none",
+    quantize_head: options.QuantizeHead = None,
     max_model_len: options.MaxModelLen = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     long_prefill_token_threshold: options.LongPrefill = None,
     kv_cache_memory: options.KvCacheMemory = None,
     load_format: options.LoadFormat = "auto",
     threads: options.Threads = None,
+    instruction_set: options.InstructionSet = "auto",
 ) -> None:
     """Chat with a model in the terminal."""
     from penstock.cli.chat import run_chat
@@ -111,6 +120,8 @@ def run(
         options.model_or_default(model),
         tokenizer=tokenizer,
         dtype=dtype,
+        quantization=quantization,
+        quantize_head=quantize_head,
         max_model_len=max_model_len,
         max_num_seqs=None,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -119,6 +130,7 @@ def run(
         enable_prefix_caching=True,
         load_format=load_format,
         threads=threads,
+        instruction_set=instruction_set,
     )
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     # A prompt need not be quoted.
@@ -146,6 +158,8 @@ def bench_engine(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
+    quantization: options.Quantization = "none",
+    quantize_head: options.QuantizeHead = None,
     max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
@@ -154,6 +168,7 @@ def bench_engine(
     enable_prefix_caching: options.PrefixCaching = False,
     load_format: options.LoadFormat = "auto",
     threads: options.Threads = None,
+    instruction_set: options.InstructionSet = "auto",
 ) -> None:
     """Prefill and decode speed of the engine by itself, on random prompts."""
     from penstock.cli.bench import run_bench_engine
@@ -162,6 +177,8 @@ def bench_engine(
         options.model_or_default(model),
         tokenizer=tokenizer,
         dtype=dtype,
+        quantization=quantization,
+        quantize_head=quantize_head,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -170,9 +187,25 @@ def bench_engine(
         enable_prefix_caching=enable_prefix_caching,
         load_format=load_format,
         threads=threads,
+        instruction_set=instruction_set,
     )
     engine["static_batching"] = static
     run_bench_engine(engine, input_len, output_len, options.parse_batch_sizes(batch_size), repeat, json_file)
+
+
+@bench.command("kernels")
+def bench_kernels(
+    format_: Annotated[str, typer.Option("--format", help="Formats of weights, separated by commas.")] = (
+        "int4,int8,bfloat16,float32"
+    ),
+    rows: Annotated[str, typer.Option(help="Rows at a time; several separated by commas.")] = "1,4,16,32,512",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    threads: options.Threads = None,
+) -> None:
+    """Speed of the native kernels, beside what this machine's memory and arithmetic allow."""
+    from penstock.cli.bench import run_bench_kernels
+
+    run_bench_kernels(format_, options.parse_batch_sizes(rows, "--rows"), threads, json_file)
 
 
 def main() -> None:

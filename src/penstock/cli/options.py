@@ -21,6 +21,10 @@ Model = Annotated[
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Directory to take the tokenizer from, instead of the model's.")]
 Dtype = Annotated[str, typer.Option(help="What the model computes in: auto, bfloat16 or float32.")]
+Quantization = Annotated[str, typer.Option(help="Round the weights when they are loaded: none, int8 or int4.")]
+QuantizeHead = Annotated[
+    str | None, typer.Option(help="int8: keep output head and embedding at 8 bits where the others are int4.")
+]
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of prompt and output together.")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences that run at a time.")]
 MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Positions computed in one step.")]
@@ -31,6 +35,7 @@ PrefixCaching = Annotated[
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy: random weights from config.json alone.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the computation.")]
+InstructionSet = Annotated[str, typer.Option(help="Of the native kernels: auto, avx512, avx2 or portable.")]
 
 MAX_DIGITS = 24
 LONGEST_SHOWN = 60
@@ -53,11 +58,11 @@ def parse_size(text: str | None, option: str) -> int | None:
     return int(Fraction(match[1]) * _UNITS[match[2].upper()])
 
 
-def parse_batch_sizes(text: str) -> list[int]:
+def parse_batch_sizes(text: str, option: str = "--batch-size") -> list[int]:
     """Batch sizes of "1,4,16". Raises ConfigurationError."""
     sizes = [int(part) for part in text.split(",") if re.fullmatch(r"\s*[0-9]{1,9}\s*", part)]
     if len(sizes) != len(text.split(",")) or not all(sizes):
-        raise ConfigurationError(f"--batch-size {text!r} is not a list of positive numbers such as 1,4,16.")
+        raise ConfigurationError(f"{option} {text!r} is not a list of positive numbers such as 1,4,16.")
     return sizes
 
 
@@ -103,6 +108,8 @@ def engine_options(
     *,
     tokenizer: str | None,
     dtype: str,
+    quantization: str,
+    quantize_head: str | None,
     max_model_len: int | None,
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
@@ -111,12 +118,15 @@ def engine_options(
     enable_prefix_caching: bool,
     load_format: str,
     threads: int | None,
+    instruction_set: str,
 ) -> dict[str, Any]:
     """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""
     return {
         "model": model,
         "tokenizer": tokenizer,
         "dtype": dtype,
+        "quantization": quantization,
+        "quantize_head": quantize_head,
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
@@ -125,4 +135,5 @@ def engine_options(
         "enable_prefix_caching": enable_prefix_caching,
         "load_format": load_format,
         "threads": threads,
+        "instruction_set": instruction_set,
     }

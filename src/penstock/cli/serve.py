@@ -23,7 +23,7 @@ from penstock.server.serve import bind, run_loop, serve
 from penstock.text.tokenizer import Tokenizer
 
 # Of the resolved settings, those that limit what can be asked of the server.
-SHOWN_AT_START = ("dtype", "threads", "max model len", "kv cache memory")
+SHOWN_AT_START = ("dtype", "quantization", "threads", "max model len", "kv cache memory")
 
 console = Console(stderr=True, highlight=False)
 

@@ -9,6 +9,10 @@ from penstock.core.kv import DTYPE_BYTES, KVSpec, LayerKV, build_kv_spec
 
 LoadFormat = Literal["auto", "dummy"]
 COMPUTE_DTYPES = ("bfloat16", "float32")
+# Bytes of a weight; for int4 with its share of the scales, one float16 for 32 weights.
+QUANTIZED_BYTES = {"int8": 1.0, "int4": 4.5 / 8}
+QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
+INSTRUCTION_SETS = ("auto", "avx512", "avx2", "portable")
 BLOCK_SIZE = 16
 WORKSPACE_BYTES = 512 << 20
 KV_SHARE_OF_FREE_MEMORY = 0.8
@@ -25,6 +29,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         model: a directory in Hugging Face's layout, a hub name, or a bundled model's name.
         tokenizer: a directory to take the tokenizer from instead of the model's.
         dtype: what the model computes in: "auto" (the checkpoint's own), "bfloat16" or "float32".
+        quantization: to what the weights are rounded when they are loaded: "none", "int8" or "int4".
+        quantize_head: the same for output head and embedding; None: as the others.
         max_model_len: most tokens of prompt and output together.
         max_num_seqs: sequences that run at a time.
         max_num_batched_tokens: positions computed in one step.
@@ -34,11 +40,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         static_batching: the baseline that continuous batching is compared with.
         load_format: "dummy" makes random weights from the configuration alone.
         threads: threads of the computation.
+        instruction_set: of the native kernels: "auto" is the fastest that the processor has.
     """
 
     model: str
     tokenizer: str | None = None
     dtype: str = "auto"
+    quantization: str = "none"
+    quantize_head: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -48,6 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     static_batching: bool = False
     load_format: LoadFormat = "auto"
     threads: int | None = None
+    instruction_set: str = "auto"
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
@@ -87,13 +97,16 @@ class ModelConfig(msgspec.Struct, frozen=True):
         path: its directory.
         tokenizer: the tokenizer's directory.
         dtype: what it computes in.
-        load_format: see EngineOptions.
+        load_format, quantization: see EngineOptions.
+        quantize_head: what head and embedding are rounded to.
     """
 
     path: str
     tokenizer: str
     dtype: str
     load_format: LoadFormat = "auto"
+    quantization: str = "none"
+    quantize_head: str = "none"
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -103,6 +116,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     cache: CacheConfig
     scheduler: SchedulerConfig
     threads: int
+    instruction_set: str = "auto"
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -112,7 +126,9 @@ class ModelFacts(msgspec.Struct, frozen=True):
         path: its directory.
         stored_dtype: of most of its weights.
         num_parameters: over all tensors that are loaded; a tied head counts once.
-        resident_parameters: over all weights that are kept in memory, where a tied head is a second copy.
+        resident_parameters: over all weights that are kept in memory, where a tied head may be a second copy.
+        body_parameters, head_parameters: of projections, and of head and embedding, where a tied one counts once:
+            what quantization makes smaller.
         max_position_embeddings: the longest context it was made for.
         kv_layers: what its attention layers store.
     """
@@ -121,6 +137,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     stored_dtype: str
     num_parameters: int
     resident_parameters: int
+    body_parameters: int
+    head_parameters: int
     max_position_embeddings: int
     kv_layers: tuple[LayerKV, ...]
 
@@ -166,15 +184,17 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     out = _Resolver()
     tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(options, model, out)
+    quantization = _resolve_quantization(options, model, dtype, out)
     threads = _resolve_threads(options, model, machine, out)
     max_num_seqs, batched = _resolve_batch(options, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
-    num_blocks, max_model_len = _resolve_memory(options, model, machine, spec, dtype, (max_num_seqs, batched), out)
+    weights = _weight_bytes(model, dtype, *quantization)
+    num_blocks, max_model_len = _resolve_memory(options, model, machine, spec, weights, (max_num_seqs, batched), out)
     sharing = "equal prefixes share their KV" if options.enable_prefix_caching else "as asked: every prompt is computed"
     out.note("enable prefix caching", options.enable_prefix_caching, sharing)
     config = EngineConfig(
-        model=ModelConfig(model.path, tokenizer, dtype, options.load_format),
+        model=ModelConfig(model.path, tokenizer, dtype, options.load_format, *quantization),
         cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -184,6 +204,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
             static_batching=options.static_batching,
         ),
         threads=threads,
+        instruction_set=_resolve_instruction_set(options, out),
     )
     return config, out.reasons
 
@@ -223,6 +244,15 @@ def _resolve_threads(options: EngineOptions, model: ModelFacts, machine: Machine
     return machine.cores
 
 
+def _resolve_instruction_set(options: EngineOptions, out: _Resolver) -> str:
+    chosen = options.instruction_set
+    if chosen not in INSTRUCTION_SETS:
+        raise ConfigurationError(f"--instruction-set {chosen} is not one of {', '.join(INSTRUCTION_SETS)}.")
+    fastest = "the fastest that the processor has; results are the same bits on machines that use the same one"
+    out.note("instruction set", chosen, fastest if chosen == "auto" else "as asked")
+    return chosen
+
+
 def _resolve_dtype(options: EngineOptions, model: ModelFacts, out: _Resolver) -> str:
     if options.dtype != "auto":
         if options.dtype not in COMPUTE_DTYPES:
@@ -238,6 +268,38 @@ def _resolve_dtype(options: EngineOptions, model: ModelFacts, out: _Resolver) ->
         f"the checkpoint is {model.stored_dtype}, which bfloat16 would round; --dtype bfloat16 halves the memory",
     )
     return "float32"
+
+
+def _resolve_quantization(options: EngineOptions, model: ModelFacts, dtype: str, out: _Resolver) -> tuple[str, str]:
+    """What projections, and what head and embedding, are rounded to."""
+    body, head = options.quantization, options.quantize_head
+    if body not in QUANTIZATIONS:
+        raise ConfigurationError(f"--quantization {body} is not one of {', '.join(QUANTIZATIONS)}.")
+    if head is not None and head not in (body, "int8"):
+        raise ConfigurationError(f"--quantize-head {head} is neither int8 nor what --quantization says ({body}).")
+    if body == "none" and head not in (None, "none"):
+        raise ConfigurationError(f"--quantize-head {head} needs --quantization: the head is not rounded alone.")
+    if body == "none":
+        whole = _gib(model.num_parameters * DTYPE_BYTES[dtype])
+        smaller = [f"{_gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
+        out.note(
+            "quantization",
+            body,
+            f"the {whole} of weights would be {' or '.join(smaller)}; few sequences decode as fast as they are read",
+        )
+    else:
+        out.note("quantization", body, "as asked: rounded to the nearest when loaded")
+    out.note("quantize head", head or body, "as the other weights" if head in (None, body) else "as asked")
+    return body, head or body
+
+
+def _weight_bytes(model: ModelFacts, dtype: str, body: str, head: str) -> int:
+    size = DTYPE_BYTES[dtype]
+    if body == "none":
+        return model.resident_parameters * size
+    rest = model.num_parameters - model.body_parameters - model.head_parameters
+    rounded = model.body_parameters * QUANTIZED_BYTES[body] + model.head_parameters * QUANTIZED_BYTES[head]
+    return int(rounded) + rest * size
 
 
 def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
@@ -276,7 +338,7 @@ def _resolve_memory(
     model: ModelFacts,
     machine: MachineFacts,
     spec: KVSpec,
-    dtype: str,
+    weights: int,
     batch: tuple[int, int],
     out: _Resolver,
 ) -> tuple[int, int]:
@@ -290,7 +352,6 @@ def _resolve_memory(
             "made for (max_position_embeddings)."
         )
     max_num_seqs, chunk = batch
-    weights = model.resident_parameters * DTYPE_BYTES[dtype]
     free = machine.available_memory - weights - WORKSPACE_BYTES
     smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * spec.block_bytes
     if free < smallest:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from penstock.kernels.cpu.implementations import NATIVE
 from penstock.kernels.cpu_attention import ATTENTION
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always
 from penstock.kernels.packing import PackedLinear, packing_obstacle
@@ -34,10 +35,16 @@ def _embedding(op: Embedding, binding: Binding) -> Kernel:
     return lambda step: table.index_select(0, step.batch.token_ids)
 
 
+def _embedding_supports(op: Embedding, binding: Binding) -> str | None:
+    return None if isinstance(binding.weight(op.weight), Tensor) else "the weight is packed"
+
+
 def _packed_linear_supports(op: Linear, binding: Binding) -> str | None:
     weight = binding.weight(op.weight)
     if isinstance(weight, PackedLinear):
         return None
+    if not isinstance(weight, Tensor):
+        return "the weight is packed for other kernels"
     return packing_obstacle(weight.dtype) or "the weight was loaded without packing"
 
 
@@ -186,7 +193,7 @@ def _fast(name: str, operation: Any, prepare: Any, supports: Any = fits_always, 
 
 
 CPU_TORCH: tuple[Implementation, ...] = (
-    _fast("torch", Embedding, _embedding),
+    _fast("torch", Embedding, _embedding, _embedding_supports),
     _fast("onednn_packed", Linear, _packed_linear, _packed_linear_supports, row_function=False),
     _fast("torch_fused", RmsNorm, _rms_norm),
     _fast("torch_fused", AddRmsNorm, _add_rms_norm),
@@ -200,5 +207,5 @@ CPU_TORCH: tuple[Implementation, ...] = (
     _fast("torch", SelectRows, _select_rows),
 )
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = (*CPU_TORCH, *REFERENCE)
+IMPLEMENTATIONS: tuple[Implementation, ...] = (*NATIVE, *CPU_TORCH, *REFERENCE)
 """Everything that can run on a CPU, fastest first."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.packing import PackedLinear, Weight
+from penstock.kernels.packing import Weight
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import Operation, RopeSpec, WeightRef
 
@@ -70,7 +70,7 @@ class Binding:
     def tensor(self, ref: WeightRef) -> Tensor:
         """The weight that `ref` names, which must not be packed."""
         weight = self.weights[ref.name]
-        if isinstance(weight, PackedLinear):
+        if not isinstance(weight, Tensor):
             raise TypeError(f"{ref.name} is packed, but a plain tensor is needed.")
         return weight
 

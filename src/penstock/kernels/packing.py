@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.kernels.cpu.weights import NativeLinear
+
 # Rows that the layout is chosen for. Weights packed for this many are as fast at one row and at hundreds.
 _PACKED_FOR_ROWS = 32
 
@@ -18,7 +20,7 @@ class PackedLinear:
     dtype: torch.dtype
 
 
-Weight = Tensor | PackedLinear
+Weight = Tensor | PackedLinear | NativeLinear
 
 
 def packing_obstacle(dtype: torch.dtype) -> str | None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always
-from penstock.kernels.packing import PackedLinear
 from penstock.kernels.rope import inverse_frequencies
 from penstock.kernels.signature import (
     AddRmsNorm,
@@ -84,8 +83,8 @@ def _linear(op: Linear, binding: Binding) -> Kernel:
     return lambda _step, x: F.linear(x, weight, bias)
 
 
-def _linear_supports(op: Linear, binding: Binding) -> str | None:
-    return "the weight is packed" if isinstance(binding.weight(op.weight), PackedLinear) else None
+def _takes_plain(op: Linear | Embedding, binding: Binding) -> str | None:
+    return None if isinstance(binding.weight(op.weight), Tensor) else "the weight is packed"
 
 
 def _rms_norm(op: RmsNorm, binding: Binding) -> Kernel:
@@ -201,9 +200,9 @@ def _reference(operation: Any, prepare: Any, supports: Any = fits_always, row_fu
 
 
 REFERENCE: tuple[Implementation, ...] = (
-    _reference(Embedding, _embedding),
+    _reference(Embedding, _embedding, _takes_plain),
     # Matrix products of torch choose their inner loops by the number of rows.
-    _reference(Linear, _linear, _linear_supports, row_function=False),
+    _reference(Linear, _linear, _takes_plain, row_function=False),
     _reference(RmsNorm, _rms_norm),
     _reference(AddRmsNorm, _add_rms_norm),
     _reference(HeadNorm, _head_norm),

@@ -50,10 +50,14 @@ class RopeTable:
 
     def rows(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
         """(cos, signed sin), each [tokens, 1, head_dim], for `positions`, none of which is above `highest`."""
+        rows = self.reaching(highest).index_select(0, positions)
+        return rows[:, :1], rows[:, 1:]
+
+    def reaching(self, highest: int) -> Tensor:
+        """`entries`, with those of all positions up to `highest`."""
         if highest >= self.entries.shape[0]:
             self.entries = self._build(1 << highest.bit_length())
-        rows = self.entries.index_select(0, positions)
-        return rows[:, :1], rows[:, 1:]
+        return self.entries
 
     def _build(self, positions: int) -> Tensor:
         angles = torch.arange(positions, dtype=torch.float32)[:, None] * self._frequencies

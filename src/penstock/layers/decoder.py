@@ -83,7 +83,7 @@ class Decoder:
     @property
     def output(self) -> Linear:
         """The projection to logits; a weight of its own even where its tensor is the embedding's."""
-        return Linear("lm_head", self.width, ((self.head or self.embedding, self.vocab_size),))
+        return Linear("lm_head", self.width, ((self.head or self.embedding, self.vocab_size),), head=True)
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:

@@ -10,13 +10,15 @@ from penstock.layers.weights import WeightPart, WeightSpec
 class Linear:
     """A projection from `inputs` columns; `parts` are (checkpoint name without suffix, columns) side by side.
 
-    `name` is what the fused weight is called; `bias` says whether every part has one.
+    `name` is what the fused weight is called; `bias` says whether every part has one; `head` marks the projection to
+    logits.
     """
 
     name: str
     inputs: int
     parts: tuple[tuple[str, int], ...]
     bias: bool = False
+    head: bool = False
 
     @property
     def outputs(self) -> int:
@@ -27,7 +29,7 @@ class Linear:
     def weight(self) -> WeightSpec:
         """The matrix [outputs, inputs]."""
         parts = tuple(WeightPart(f"{name}.weight", (columns, self.inputs)) for name, columns in self.parts)
-        return WeightSpec(f"{self.name}.weight", parts, "linear")
+        return WeightSpec(f"{self.name}.weight", parts, "head" if self.head else "linear")
 
     @property
     def bias_weight(self) -> WeightSpec | None:

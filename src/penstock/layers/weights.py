@@ -6,7 +6,7 @@ from typing import Literal
 
 from penstock.kernels.signature import WeightRef
 
-WeightRole = Literal["linear", "embedding", "norm", "bias"]
+WeightRole = Literal["linear", "head", "embedding", "norm", "bias"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class WeightSpec:
 
     Attributes:
         name: what operations call it.
-        role: "linear" weights may be repacked, others stay as they are in the file.
+        role: what it is for; "head" is the projection to logits. Matrices may be repacked, norms and biases stay.
         neutral: for norms and biases, the value that changes nothing; None for matrices.
     """
 

@@ -2,13 +2,16 @@
 
 import mmap
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.packing import Weight, pack_linear
-from penstock.layers.weights import WeightSpec
+from penstock.kernels.cpu.weights import NativeLinear
+from penstock.kernels.packing import Weight
+from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.packing import IN_OWN_PRECISION, Packing
 from penstock.loading.safetensors import TensorEntry
 from penstock.models.declaration import ModelDeclaration
 
@@ -30,20 +33,21 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     *,
-    pack: bool = True,
+    packing: Packing = IN_OWN_PRECISION,
 ) -> dict[str, Weight]:
-    """Every weight of `declaration` by name, in `dtype`; linear weights packed unless `pack` is off.
+    """Every weight of `declaration` by name, in `dtype` and in the form that `packing` gives it.
 
     A tensor's pages of the file stay mapped as long as a weight reads from them. A packed, fused or converted weight
     has memory of its own and is made before the next is read, so that the model is never in memory twice.
     """
     entries = checkpoint.locate(declaration)
     total = sum(entries[part.tensor].nbytes for weight in declaration.weights for part in weight.parts)
+    finish = _Finisher(packing)
     weights: dict[str, Weight] = {}
     done = 0
     for spec in declaration.weights:
         parts = [entries[part.tensor] for part in spec.parts]
-        weights[spec.name] = _finish(spec, _assemble(spec, parts, dtype), pack)
+        weights[spec.name] = finish(spec, partial(_assemble, spec, parts, dtype))
         done += sum(entry.nbytes for entry in parts)
         if progress is not None:
             progress(done, total)
@@ -51,7 +55,7 @@ def load_weights(
 
 
 def dummy_weights(
-    declaration: ModelDeclaration, dtype: torch.dtype, seed: int = 0, *, pack: bool = True
+    declaration: ModelDeclaration, dtype: torch.dtype, seed: int = 0, *, packing: Packing = IN_OWN_PRECISION
 ) -> dict[str, Weight]:
     """Random weights for `declaration`: normal with deviation 0.02, norms and biases neutral.
 
@@ -59,6 +63,7 @@ def dummy_weights(
     """
     generator = torch.Generator().manual_seed(seed)
     embedding = declaration.decoder.embedding_weight
+    finish = _Finisher(packing)
     weights: dict[str, Weight] = {}
     tensors: dict[str, Tensor] = {}
     for spec in declaration.weights:
@@ -70,7 +75,7 @@ def dummy_weights(
             tensor = torch.empty(spec.shape, dtype=dtype).normal_(0.0, _DUMMY_DEVIATION, generator=generator)
         if spec.name == embedding.name:
             tensors[spec.name] = tensor
-        weights[spec.name] = _finish(spec, tensor, pack)
+        weights[spec.name] = finish(spec, partial(Tensor.contiguous, tensor))
     return weights
 
 
@@ -101,5 +106,17 @@ def _assemble(spec: WeightSpec, parts: list[TensorEntry], dtype: torch.dtype) ->
     return fused
 
 
-def _finish(spec: WeightSpec, tensor: Tensor, pack: bool) -> Weight:
-    return pack_linear(tensor) if pack and spec.role == "linear" else tensor
+class _Finisher:
+    """Packs weights; one that native kernels read both as embedding and as head is packed once."""
+
+    def __init__(self, packing: Packing) -> None:
+        self._packing = packing
+        self._matrices: dict[tuple[WeightPart, ...], NativeLinear] = {}
+
+    def __call__(self, spec: WeightSpec, assemble: Callable[[], Tensor]) -> Weight:
+        if spec.role == "head" and spec.parts in self._matrices:
+            return self._matrices[spec.parts]
+        weight = self._packing(spec, assemble())
+        if spec.role == "embedding" and isinstance(weight, NativeLinear):
+            self._matrices[spec.parts] = weight
+        return weight

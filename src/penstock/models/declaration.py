@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from penstock.core.kv import LayerKV
 from penstock.kernels.tape import Tape
 from penstock.layers.decoder import Decoder
-from penstock.layers.weights import WeightSpec
+from penstock.layers.weights import WeightRole, WeightSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,13 @@ class ModelDeclaration:
 
     @property
     def resident_parameters(self) -> int:
-        """Number of parameters that are kept in memory: a tied head has a packed copy of the embedding's matrix."""
+        """Number of parameters kept in memory where torch packs them: a tied head is a second copy of the embedding."""
         return sum(weight.size for weight in self.weights)
+
+    def parameters_in(self, *roles: WeightRole) -> int:
+        """Number of distinct parameters in weights of these roles."""
+        parts = {part.tensor: part.shape for weight in self.weights if weight.role in roles for part in weight.parts}
+        return sum(math.prod(shape) for shape in parts.values())
 
     def record(self) -> Tape:
         """The model as a list of operations."""

@@ -6,6 +6,9 @@ from support.operations import Case
 
 GROUPED = HeadLayout(6, 2, 8)
 SINGLE = HeadLayout(3, 3, 16)
+# Head sizes of common models, which vector kernels are for.
+WIDE = HeadLayout(8, 2, 64)
+WIDEST = HeadLayout(3, 1, 128)
 MIXED = ((1, 1), (1, 16), (1, 17), (1, 50), (1, 33), (4, 4), (17, 17), (3, 40), (16, 64), (2, 18), (33, 33))
 DECODES = tuple((1, context) for context in (1, 2, 15, 16, 17, 31, 32, 33, 100))
 EQUAL = ((1, 30), (1, 30), (1, 30))
@@ -34,6 +37,11 @@ CASES = (
     _case("one decode, soft cap", GROUPED, ((1, 45),), softcap=2.0),
     _case("decodes of very different length", GROUPED, UNEVEN),
     _case("decodes of very different length, window", GROUPED, UNEVEN, window=1000),
+    _case("mixed, wide heads", WIDE, MIXED),
+    _case("mixed, wide heads, window", WIDE, MIXED, window=19),
+    _case("mixed, widest heads, soft cap", WIDEST, MIXED, softcap=1.5),
+    _case("decodes, wide heads", WIDE, DECODES),
+    _case("decodes of very different length, wide heads, window", WIDE, UNEVEN, window=1000),
     _case("prompt much longer than the window", GROUPED, ((700, 700),), window=40),
     _case("chunk much longer than the window", GROUPED, ((600, 650),), window=40),
 )

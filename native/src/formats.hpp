@@ -1,0 +1,79 @@
+// Linear weights as the kernels read them: panels of 32 outputs, each one sequential stream.
+//
+//   float32   a line pair [2][16] for each input
+//   bfloat16  a line pair [2][16][2] for each two inputs
+//   int8      a line pair [2][16][4] of w + 128 for each four inputs; then 32 float32 scales, one for each output
+//   int4      groups of inputs; in each one line [16][4] for each four inputs, outputs 0-15 in the low nibbles of its
+//             bytes and 16-31 in the high ones, of q in 0..15; then 32 float16 scales, then, with zero points, 32 float16
+//             offsets. A weight is scale · (q − 8), with zero points scale · q − offset.
+//
+// Weights are unsigned where activations are signed, as the processors' dot products want it. Inputs are filled up with
+// zeros to a whole line (int4: group), outputs to a whole panel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace penstock {
+
+enum class Format : int { float32, bfloat16, int8, int4 };
+
+// Inlined everywhere, so that no version of them that was compiled for one processor is used on another.
+#define PENSTOCK_INLINE __attribute__((always_inline)) inline
+
+constexpr int64_t kPanel = 32;
+constexpr int64_t kLine = 64;
+
+struct Shape {
+    Format format;
+    int64_t outputs;
+    int64_t inputs;
+    int64_t group = 0;       // int4 only: inputs that share a scale
+    bool zero_points = false; // int4 only
+
+    PENSTOCK_INLINE int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
+
+    // Inputs that one step of the inner loop takes.
+    PENSTOCK_INLINE int64_t inputs_per_step() const {
+        switch (format) {
+        case Format::float32: return 1;
+        case Format::bfloat16: return 2;
+        default: return 4;
+        }
+    }
+
+    // Inputs with their filling.
+    PENSTOCK_INLINE int64_t padded_inputs() const {
+        const int64_t unit = format == Format::int4 ? group : inputs_per_step();
+        return (inputs + unit - 1) / unit * unit;
+    }
+
+    PENSTOCK_INLINE int64_t steps() const { return padded_inputs() / inputs_per_step(); }
+    PENSTOCK_INLINE int64_t groups() const { return format == Format::int4 ? padded_inputs() / group : 1; }
+    PENSTOCK_INLINE int64_t group_bytes() const { return (group / 4 + 1 + (zero_points ? 1 : 0)) * kLine; }
+
+    PENSTOCK_INLINE int64_t panel_bytes() const {
+        switch (format) {
+        case Format::int8: return (steps() + 1) * 2 * kLine;
+        case Format::int4: return groups() * group_bytes();
+        default: return steps() * 2 * kLine;
+        }
+    }
+
+    PENSTOCK_INLINE int64_t bytes() const { return panels() * panel_bytes(); }
+};
+
+// Packs a dense weight [outputs, inputs] of float32 or bfloat16 values into `packed`.
+void pack_float32(const Shape &shape, const float *weight, uint8_t *packed);
+void pack_bfloat16(const Shape &shape, const uint16_t *weight, uint8_t *packed);
+// Packs integers in -127..127 [outputs, inputs] with a scale for each output.
+void pack_int8(const Shape &shape, const int8_t *weight, const float *scales, uint8_t *packed);
+// Packs integers in 0..15 [outputs, inputs] with float16 scales [outputs, groups], and offsets of the same shape where
+// the shape has zero points.
+void pack_int4(
+    const Shape &shape, const uint8_t *weight, const uint16_t *scales, const uint16_t *offsets, uint8_t *packed);
+
+// The weights of output `output`, in float32: what an embedding looks up.
+void unpack_row(const Shape &shape, const uint8_t *packed, int64_t output, float *row);
+
+} // namespace penstock

@@ -1,0 +1,158 @@
+// The kernels in plain C++: the meaning of the vector ones, and what runs where there are none for the processor. The
+// compiler vectorizes over outputs; each file that includes this is compiled for one instruction set.
+#include "half.hpp"
+#include "linear.hpp"
+
+#include <cmath>
+#include <cstring>
+
+namespace penstock {
+namespace {
+
+constexpr int64_t kGenericRows = 4;
+
+inline float value_at(const Rows &rows, int64_t row, int64_t index) {
+    const int64_t at = row * rows.stride + index;
+    return rows.type == Type::float32 ? static_cast<const float *>(rows.data)[at]
+                                      : bf16_to_float(static_cast<const uint16_t *>(rows.data)[at]);
+}
+
+void quantize(const Rows &rows, int64_t row, const Shape &shape, int8_t *values, float *scale, int32_t *sums) {
+    // As integers, magnitudes are ordered with infinity and then NaN behind all finite ones.
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < shape.inputs; ++i) {
+        const uint32_t magnitude = bits_of(value_at(rows, row, i)) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    const int64_t padded = shape.padded_inputs(), groups = shape.groups();
+    std::memset(values, 0, static_cast<size_t>(padded));
+    *scale = quantized_scale(largest);
+    if (*scale > 0.0f) {
+        const float inverse = 127.0f / float_of(largest);
+        for (int64_t i = 0; i < shape.inputs; ++i)
+            values[i] = static_cast<int8_t>(std::nearbyint(value_at(rows, row, i) * inverse));
+    }
+    for (int64_t group = 0; group < groups; ++group) {
+        int32_t sum = 0;
+        for (int64_t i = group * (padded / groups); i < (group + 1) * (padded / groups); ++i) sum += values[i];
+        sums[group] = sum;
+    }
+}
+
+template <int R> using Sums = float[R][kPanel];
+
+template <int R> void store(const Tile &tile, int64_t row, const Sums<R> &sums) {
+    const Output &output = tile.output;
+    const int64_t left = tile.shape->outputs - tile.first_output;
+    const int64_t count = left < kPanel ? left : kPanel;
+    for (int r = 0; r < R; ++r) {
+        const int64_t at = (row + r) * output.stride + tile.first_output;
+        for (int64_t i = 0; i < count; ++i) {
+            const float value = output.bias ? sums[r][i] + output.bias[tile.first_output + i] : sums[r][i];
+            if (output.type == Type::float32) static_cast<float *>(output.data)[at + i] = value;
+            else static_cast<uint16_t *>(output.data)[at + i] = float_to_bf16(value);
+        }
+    }
+}
+
+template <typename Value> const Value *values_of(const Tile &tile, int64_t row) {
+    return reinterpret_cast<const Value *>(tile.activations.values + row * tile.activations.stride);
+}
+
+template <int R> struct Float32 {
+    static void run(const Tile &tile, int64_t row) {
+        Sums<R> sums = {};
+        const auto *weights = reinterpret_cast<const float *>(tile.panel);
+        for (int64_t k = 0; k < tile.shape->inputs; ++k, weights += kPanel)
+            for (int r = 0; r < R; ++r) {
+                const float x = values_of<float>(tile, row + r)[k];
+                for (int64_t i = 0; i < kPanel; ++i) sums[r][i] = multiply_add(x, weights[i], sums[r][i]);
+            }
+        store<R>(tile, row, sums);
+    }
+};
+
+template <int R> struct Bfloat16 {
+    static void run(const Tile &tile, int64_t row) {
+        Sums<R> sums = {};
+        const auto *weights = reinterpret_cast<const uint16_t *>(tile.panel);
+        for (int64_t k = 0; k < tile.shape->padded_inputs(); k += 2, weights += 2 * kPanel)
+            for (int r = 0; r < R; ++r) {
+                const uint16_t *x = values_of<uint16_t>(tile, row + r) + k;
+                const float first = bf16_to_float(x[0]), second = bf16_to_float(x[1]);
+                for (int64_t i = 0; i < kPanel; ++i) {
+                    sums[r][i] = multiply_add(first, bf16_to_float(weights[2 * i]), sums[r][i]);
+                    sums[r][i] = multiply_add(second, bf16_to_float(weights[2 * i + 1]), sums[r][i]);
+                }
+            }
+        store<R>(tile, row, sums);
+    }
+};
+
+template <int R> struct Int8 {
+    static void run(const Tile &tile, int64_t row) {
+        int32_t counts[R][kPanel];
+        for (int r = 0; r < R; ++r)
+            for (int64_t i = 0; i < kPanel; ++i) counts[r][i] = -128 * tile.activations.sums[row + r];
+        const uint8_t *weights = tile.panel;
+        for (int64_t k = 0; k < tile.shape->padded_inputs(); k += 4, weights += 2 * kLine)
+            for (int r = 0; r < R; ++r) {
+                const int8_t *x = values_of<int8_t>(tile, row + r) + k;
+                for (int64_t i = 0; i < kPanel; ++i)
+                    counts[r][i] += weights[4 * i] * x[0] + weights[4 * i + 1] * x[1] + weights[4 * i + 2] * x[2] +
+                                    weights[4 * i + 3] * x[3];
+            }
+        const auto *scales = reinterpret_cast<const float *>(weights);
+        Sums<R> sums;
+        for (int r = 0; r < R; ++r)
+            for (int64_t i = 0; i < kPanel; ++i)
+                sums[r][i] = static_cast<float>(counts[r][i]) * scales[i] * tile.activations.scales[row + r];
+        store<R>(tile, row, sums);
+    }
+};
+
+template <int R> struct Int4 {
+    static void run(const Tile &tile, int64_t row) {
+        Sums<R> sums = {};
+        const Shape &shape = *tile.shape;
+        const int64_t groups = shape.groups();
+        const uint8_t *weights = tile.panel;
+        for (int64_t group = 0; group < groups; ++group, weights += shape.group_bytes()) {
+            int32_t counts[R][kPanel];
+            for (int r = 0; r < R; ++r) {
+                const int32_t sum = tile.activations.sums[(row + r) * groups + group];
+                for (int64_t i = 0; i < kPanel; ++i) counts[r][i] = shape.zero_points ? 0 : -8 * sum;
+            }
+            for (int64_t line = 0; line < shape.group / 4; ++line)
+                for (int r = 0; r < R; ++r) {
+                    const int8_t *x = values_of<int8_t>(tile, row + r) + group * shape.group + line * 4;
+                    const uint8_t *bytes = weights + line * kLine;
+                    for (int64_t i = 0; i < 16; ++i)
+                        for (int64_t j = 0; j < 4; ++j) {
+                            counts[r][i] += (bytes[4 * i + j] & 15) * x[j];
+                            counts[r][i + 16] += (bytes[4 * i + j] >> 4) * x[j];
+                        }
+                }
+            const auto *tail = reinterpret_cast<const uint16_t *>(weights + shape.group / 4 * kLine);
+            for (int r = 0; r < R; ++r) {
+                const auto sum = static_cast<float>(-tile.activations.sums[(row + r) * groups + group]);
+                for (int64_t i = 0; i < kPanel; ++i) {
+                    sums[r][i] = multiply_add(static_cast<float>(counts[r][i]), half_to_float(tail[i]), sums[r][i]);
+                    if (shape.zero_points) sums[r][i] = multiply_add(half_to_float(tail[kPanel + i]), sum, sums[r][i]);
+                }
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int64_t i = 0; i < kPanel; ++i) sums[r][i] *= tile.activations.scales[row + r];
+        store<R>(tile, row, sums);
+    }
+};
+
+template <template <int> class Kernel> void rows_of(const Tile &tile) {
+    int64_t row = tile.first_row;
+    for (; row + kGenericRows <= tile.last_row; row += kGenericRows) Kernel<kGenericRows>::run(tile, row);
+    for (; row < tile.last_row; ++row) Kernel<1>::run(tile, row);
+}
+
+} // namespace
+} // namespace penstock

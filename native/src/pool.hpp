@@ -1,0 +1,64 @@
+// One pool of threads for all kernels. Work is claimed from a counter, so no thread waits for a slower one's share.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace penstock {
+
+class Pool {
+public:
+    // `threads` take part in a job, the caller among them.
+    explicit Pool(int threads);
+    ~Pool();
+    Pool(const Pool &) = delete;
+    Pool &operator=(const Pool &) = delete;
+
+    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+    // Calls work(task) for every task in [0, tasks), in any order on any thread, and returns when all are done.
+    // `work` must not call `run`; if it throws, the process ends. Callers from several threads take turns.
+    template <typename Work> void run(int64_t tasks, const Work &work) {
+        run(tasks,
+            [](const void *context, int64_t task) noexcept { (*static_cast<const Work *>(context))(task); }, &work);
+    }
+
+private:
+    using Function = void (*)(const void *context, int64_t task) noexcept;
+    struct Job {
+        Function function = nullptr;
+        const void *context = nullptr;
+        int64_t tasks = 0;
+    };
+
+    void run(int64_t tasks, Function function, const void *context);
+    void work(uint64_t seen);
+    void claim();
+    uint64_t wait_for_job(uint64_t seen);
+
+    std::vector<std::thread> workers_;
+    std::mutex callers_;
+    Job job_;
+    alignas(64) std::atomic<int64_t> next_{0};
+    // The number of the job that may be entered, 0 between jobs; `inside_` counts the workers that are in it.
+    alignas(64) std::atomic<uint64_t> open_{0};
+    alignas(64) std::atomic<int> inside_{0};
+    std::atomic<bool> closing_{false};
+    uint64_t jobs_ = 0;
+    std::mutex parking_;
+    std::condition_variable bell_;
+    std::atomic<int> parked_{0};
+};
+
+// The pool that kernels use; made at first use, with as many threads as `set_threads` said last (1 before). Whoever holds
+// it keeps it: `set_threads` ends its threads only when the last holder lets go. A forked child begins with none.
+std::shared_ptr<Pool> pool();
+void set_threads(int threads);
+
+} // namespace penstock

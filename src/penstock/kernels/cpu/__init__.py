@@ -1,0 +1,1 @@
+"""Kernels in C++ (sources in `native/`), with what Python needs to call them."""

@@ -1,0 +1,60 @@
+"""Linear weights packed for the native kernels; native/src/formats.hpp has the layouts."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.cpu.native import native
+
+NativeFormat = Literal["float32", "bfloat16", "int8", "int4"]
+# Processors read lines of this many bytes, and the kernels load them aligned.
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLinear:
+    """A packed weight of shape (outputs, inputs). `handle` is what the kernels take; it reads from `memory`."""
+
+    handle: "native.Weight"
+    memory: Tensor
+    shape: tuple[int, int]
+    format: NativeFormat
+
+
+def _aligned(size: int) -> Tensor:
+    memory = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
+    start = -memory.data_ptr() % _ALIGNMENT
+    return memory[start : start + size]
+
+
+def _empty(format: NativeFormat, shape: torch.Size, group: int = 0, zero_points: bool = False) -> NativeLinear:
+    outputs, inputs = shape
+    memory = _aligned(native.packed_bytes(format, outputs, inputs, group, zero_points))
+    handle = native.Weight(format, outputs, inputs, group, zero_points, memory)
+    return NativeLinear(handle, memory, (outputs, inputs), format)
+
+
+def pack_dense(weight: Tensor) -> NativeLinear:
+    """A float32 or bfloat16 weight [outputs, inputs] in its own precision."""
+    packed = _empty("float32" if weight.dtype is torch.float32 else "bfloat16", weight.shape)
+    packed.handle.fill_dense(weight.contiguous())
+    return packed
+
+
+def pack_int8(integers: Tensor, scales: Tensor) -> NativeLinear:
+    """int8 [outputs, inputs] in -127..127 with float32 scales [outputs]: a weight is scale · integer."""
+    packed = _empty("int8", integers.shape)
+    packed.handle.fill_int8(integers, scales)
+    return packed
+
+
+def pack_int4(integers: Tensor, scales: Tensor, group: int, offsets: Tensor | None = None) -> NativeLinear:
+    """uint8 [outputs, inputs] in 0..15 with float16 scales [outputs, groups of `group` inputs].
+
+    A weight is scale · (integer − 8); with `offsets`, of the scales' type and shape, it is scale · integer − offset.
+    """
+    packed = _empty("int4", integers.shape, group, offsets is not None)
+    packed.handle.fill_int4(integers, scales, offsets)
+    return packed

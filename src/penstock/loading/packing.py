@@ -1,0 +1,73 @@
+"""In which form a weight is kept: as it is in the file, packed for the kernels, or rounded to integers and packed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.core.config import ModelConfig
+from penstock.core.errors import ConfigurationError, ModelFileError
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.weights import NativeLinear, pack_dense, pack_int4, pack_int8
+from penstock.kernels.packing import Weight, pack_linear
+from penstock.layers.weights import WeightSpec
+from penstock.models.declaration import ModelDeclaration
+from penstock.quantization.rounding import INT4_GROUP, round_int4, round_int8
+
+Packing = Callable[[WeightSpec, Tensor], Weight]
+
+
+def plain(_spec: WeightSpec, tensor: Tensor) -> Weight:
+    """The tensor itself, which the reference operations take."""
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeights:
+    """Packs matrices for the fastest kernels there are.
+
+    Attributes:
+        body: "none" for projections in their own precision, "int8" or "int4".
+        head: the same for the output head, and for the embedding.
+        tied: whether head and embedding are one matrix, which is then kept once.
+    """
+
+    body: str = "none"
+    head: str = "none"
+    tied: bool = False
+
+    def __call__(self, spec: WeightSpec, tensor: Tensor) -> Weight:
+        """The weight in its form. Raises ModelFileError where its values cannot be rounded."""
+        if spec.role in ("norm", "bias"):
+            return tensor
+        quantization = self.body if spec.role == "linear" else self.head
+        if quantization != "none":
+            return _rounded(spec, tensor, quantization)
+        if spec.role == "embedding" and not (self.tied and OBSTACLE is None):
+            return tensor
+        packs = OBSTACLE is None and tensor.dtype in (torch.float32, torch.bfloat16)
+        return pack_dense(tensor) if packs else pack_linear(tensor)
+
+
+IN_OWN_PRECISION = PackedWeights()
+
+
+def packing_of(config: ModelConfig, declaration: ModelDeclaration) -> PackedWeights:
+    """The form that a configuration asks for. Raises ConfigurationError where it needs kernels that are not there."""
+    if config.quantization != "none" and OBSTACLE is not None:
+        raise ConfigurationError(f"--quantization {config.quantization} is not possible here: {OBSTACLE}.")
+    decoder = declaration.decoder
+    tied = decoder.output.weight.parts == decoder.embedding_weight.parts
+    return PackedWeights(config.quantization, config.quantize_head, tied)
+
+
+def _rounded(spec: WeightSpec, tensor: Tensor, quantization: str) -> NativeLinear:
+    values = tensor if tensor.dtype in (torch.float32, torch.bfloat16) else tensor.float()
+    integers, scales = round_int8(values) if quantization == "int8" else round_int4(values)
+    if not scales.isfinite().all():
+        raise ModelFileError(
+            f"{spec.name} has values that {quantization} cannot hold (infinite, NaN, or too large for a float16 "
+            "scale); serve the model without --quantization."
+        )
+    return pack_int8(integers, scales) if quantization == "int8" else pack_int4(integers, scales, INT4_GROUP)

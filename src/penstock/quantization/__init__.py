@@ -1,0 +1,1 @@
+"""Number formats of weights, and how weights get into them."""

@@ -1,0 +1,121 @@
+"""The promise: a request's tokens and logprobs are the same bits whatever else is in the batch, however it is computed.
+
+With the native kernels, on the bundled model, for every precision.
+"""
+
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.llm import Completion
+
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+
+MODES: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"quantization": "int8"},
+    "int4": {"quantization": "int4"},
+}
+VOCABULARY = 4096
+OUTPUT = 40
+# Of 16 tokens in 8 layers: keys and values of 2 heads of 64 in bfloat16.
+BLOCK_BYTES = 16 * 8 * 2 * 2 * 64 * 2
+
+
+def prompt(rng: random.Random, length: int) -> dict[str, list[int]]:
+    return {"prompt_token_ids": [rng.randrange(300, VOCABULARY) for _ in range(length)]}
+
+
+SUBJECTS = [prompt(random.Random(1), 40), prompt(random.Random(2), 130), prompt(random.Random(3), 1)]
+# Greedy and sampled, both with logprobs.
+PARAMS = [
+    SamplingParams(temperature=temperature, seed=7, max_tokens=OUTPUT, ignore_eos=True, logprobs=3)
+    for temperature in (0.0, 1.0)
+]
+
+
+def subjects() -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:
+    pairs = list(itertools.product(SUBJECTS, PARAMS))
+    return [subject for subject, _ in pairs], [params for _, params in pairs]
+
+
+def engine(mode: str, **options: Any) -> LLM:
+    return LLM("haiku", **{"threads": 1, "enable_prefix_caching": False, **MODES[mode], **options})
+
+
+def bits(outputs: Sequence[Completion]) -> list[tuple[list[int], object]]:
+    return [(list(output.token_ids), output.logprobs) for output in outputs]
+
+
+def alone(llm: LLM) -> list[tuple[list[int], object]]:
+    return [bits(llm.generate([subject], [params]))[0] for subject, params in zip(*subjects(), strict=True)]
+
+
+@pytest.fixture(scope="module", params=MODES)
+def mode(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(mode: str) -> list[tuple[list[int], object]]:
+    return alone(engine(mode))
+
+
+@pytest.mark.parametrize("size", [2, 7, 16, 64])
+def test_companions_change_nothing(mode: str, expected: list[tuple[list[int], object]], size: int) -> None:
+    llm = engine(mode)
+    rng = random.Random(size)
+    for index, (subject, params) in enumerate(zip(*subjects(), strict=True)):
+        if size > 7 and index % 2:
+            continue
+        place = rng.randrange(size)
+        prompts = [prompt(rng, rng.randint(1, 90)) for _ in range(size)]
+        others = [SamplingParams(max_tokens=rng.randint(1, OUTPUT), temperature=1.0) for _ in range(size)]
+        prompts[place], others[place] = subject, params
+        assert bits(llm.generate(prompts, others))[place] == expected[index]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunks_change_nothing(mode: str, expected: list[tuple[list[int], object]], chunk: int) -> None:
+    llm = engine(mode, long_prefill_token_threshold=chunk)
+    assert alone(llm) == expected
+    assert bits(llm.generate(*subjects())) == expected
+
+
+def test_threads_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
+    for threads in (2, 3):
+        assert bits(engine(mode, threads=threads).generate(*subjects())) == expected
+
+
+def test_the_avx2_kernels_keep_the_promise_too(mode: str) -> None:
+    """Their bits are others, but do not depend on the batch either."""
+    if "avx2" not in native.instruction_sets():
+        pytest.skip("this processor does not have AVX2")
+    single = alone(engine(mode, instruction_set="avx2"))
+    assert bits(engine(mode, instruction_set="avx2", threads=2).generate(*subjects())) == single
+    assert bits(engine(mode, instruction_set="avx2", long_prefill_token_threshold=7).generate(*subjects())) == single
+
+
+def test_preemption_changes_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
+    """A pool that holds the short prompts when they begin, but not what they become."""
+    short = [index for index, (subject, _) in enumerate(itertools.product(SUBJECTS, PARAMS)) if subject != SUBJECTS[1]]
+    block = BLOCK_BYTES * (2 if mode == "float32" else 1)
+    llm = engine(mode, kv_cache_memory=10 * block, max_model_len=96)
+    prompts, params = subjects()
+    found = bits(llm.generate([prompts[index] for index in short], [params[index] for index in short]))
+    assert found == [expected[index] for index in short]
+    assert llm.load.preemptions > 0
+
+
+def test_prefix_hits_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
+    llm = engine(mode, enable_prefix_caching=True)
+    first = llm.generate(*subjects())
+    again = llm.generate(*subjects())
+    assert bits(first) == bits(again) == expected
+    assert sum(output.cached_tokens for output in again) > 0

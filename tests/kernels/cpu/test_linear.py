@@ -1,0 +1,181 @@
+"""Packed linear weights: right by exact arithmetic, and the same bits for a row whatever is beside it."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.weights import NativeLinear, pack_dense, pack_int4, pack_int8
+
+if OBSTACLE is not None:
+    pytest.skip(OBSTACLE, allow_module_level=True)
+
+from penstock.kernels.cpu.native import native
+
+FORMATS = ("float32", "bfloat16", "int8", "int4", "int4 zero points")
+# (outputs, inputs, group): whole panels and lines, and what must be filled up.
+SHAPES = ((96, 64, 32), (47, 35, 32), (100, 256, 128), (33, 96, 64), (1, 1, 32))
+ROWS = (*range(1, 14), 24, 25, 64, 192)
+MOST_ROWS = 193
+
+
+@pytest.fixture(params=native.instruction_sets())
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = native.instruction_set()
+    native.use_instruction_set(request.param)
+    yield request.param
+    native.use_instruction_set(before)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = native.threads()
+    native.set_threads(request.param)
+    yield request.param
+    native.set_threads(before)
+
+
+def packed(format: str, shape: tuple[int, int, int]) -> tuple[NativeLinear, Tensor]:
+    """A random weight of a format, and what its values are exactly, in float64."""
+    outputs, inputs, group = shape
+    generator = torch.Generator().manual_seed(outputs)
+    groups = -(-inputs // group)
+    if format in ("float32", "bfloat16"):
+        weight = torch.randn(outputs, inputs, generator=generator).to(getattr(torch, format))
+        return pack_dense(weight), weight.double()
+    if format == "int8":
+        integers = torch.randint(-127, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
+        scales = torch.rand(outputs, generator=generator)
+        return pack_int8(integers, scales), integers.double() * scales.double()[:, None]
+    nibbles = torch.randint(0, 16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    scale = torch.randn(outputs, groups, generator=generator).half()
+    offset = torch.randn(outputs, groups, generator=generator).half() if "zero" in format else None
+
+    def spread(values: Tensor) -> Tensor:
+        return values.double().repeat_interleave(group, dim=1)[:, :inputs]
+
+    if offset is None:
+        return pack_int4(nibbles, scale, group), spread(scale) * (nibbles.double() - 8)
+    return pack_int4(nibbles, scale, group, offset), spread(scale) * nibbles.double() - spread(offset)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """What the integer kernels make of activations: 8 bits and a scale for each row, in float64."""
+    largest = x.abs().amax(1, keepdim=True)
+    return (x * (127.0 / largest)).round().nan_to_num().double() * (largest / 127.0).double()
+
+
+def multiply(weight: NativeLinear, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    output = torch.full((x.shape[0], weight.shape[0]), 7.0, dtype=dtype)
+    weight.handle.multiply(x, output)
+    return output
+
+
+def inputs_for(format: str, inputs: int) -> Tensor:
+    x = torch.randn(MOST_ROWS, inputs, generator=torch.Generator().manual_seed(1))
+    x[5] = 0.0
+    return x.bfloat16() if format == "bfloat16" else x
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_products_are_right(format: str, shape: tuple[int, int, int]) -> None:
+    weight, exact = packed(format, shape)
+    x = inputs_for(format, shape[1])
+    expected = (rounded(x) if format.startswith("int") else x.double()) @ exact.T
+    bound = 1e-5 * expected.abs().max()
+    assert (multiply(weight, x) - expected).abs().max() <= bound
+    bias = torch.randn(shape[0])
+    output = torch.empty(MOST_ROWS, shape[0], dtype=torch.bfloat16)
+    weight.handle.multiply(x, output, bias)
+    torch.testing.assert_close(output.double(), expected + bias, rtol=2**-8, atol=float(bound))
+
+
+@pytest.mark.usefixtures("instruction_set", "threads")
+@pytest.mark.parametrize("shape", SHAPES[:4])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_rows_bits_do_not_depend_on_its_neighbours(format: str, shape: tuple[int, int, int]) -> None:
+    weight, _ = packed(format, shape)
+    x = inputs_for(format, shape[1])
+    together = multiply(weight, x)
+    for rows in ROWS:
+        assert torch.equal(multiply(weight, x[:rows]), together[:rows])
+        assert torch.equal(multiply(weight, x[-rows:]), together[-rows:])
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+@pytest.mark.parametrize("format", FORMATS)
+def test_threads_do_not_change_bits(format: str, shape: tuple[int, int, int]) -> None:
+    weight, _ = packed(format, shape)
+    x = inputs_for(format, shape[1])
+    before = native.threads()
+    found = []
+    for threads in (1, 2, 4):
+        native.set_threads(threads)
+        found.append(multiply(weight, x))
+    native.set_threads(before)
+    assert all(torch.equal(one, other) for one, other in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("format", ("int8", "int4", "int4 zero points"))
+def test_integer_sums_agree_between_instruction_sets(format: str) -> None:
+    """Up to the last bits: integers add up exactly, and only the scales are applied in float32."""
+    weight, _ = packed(format, SHAPES[2])
+    x = inputs_for(format, SHAPES[2][1])
+    before = native.instruction_set()
+    found = []
+    for name in native.instruction_sets():
+        native.use_instruction_set(name)
+        found.append(multiply(weight, x))
+    native.use_instruction_set(before)
+    for other in found[1:]:
+        torch.testing.assert_close(found[0], other, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+@pytest.mark.parametrize("format", ("int8", "int4"))
+def test_a_broken_row_breaks_alone(format: str, broken: float) -> None:
+    weight, _ = packed(format, SHAPES[0])
+    x = inputs_for(format, SHAPES[0][1])
+    whole = multiply(weight, x)
+    x[3, 17] = broken
+    found = multiply(weight, x)
+    assert found[3].isnan().all()
+    others = [row for row in range(MOST_ROWS) if row != 3]
+    assert torch.equal(found[others], whole[others])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_rows_can_be_looked_up(format: str, shape: tuple[int, int, int]) -> None:
+    weight, exact = packed(format, shape)
+    ids = torch.tensor([0, shape[0] - 1, shape[0] // 2])
+    rows = torch.empty(3, shape[1])
+    weight.handle.look_up(ids, rows)
+    torch.testing.assert_close(rows.double(), exact[ids], rtol=1e-6, atol=1e-6)
+    with pytest.raises(ValueError, match="no row"):
+        weight.handle.look_up(torch.tensor([shape[0]]), rows[:1])
+
+
+def test_wrong_arguments_are_refused() -> None:
+    weight, _ = packed("int8", SHAPES[0])
+    with pytest.raises(ValueError, match="rows, inputs"):
+        weight.handle.multiply(torch.zeros(2, 63), torch.empty(2, 96))
+    with pytest.raises(ValueError, match="rows, outputs"):
+        weight.handle.multiply(torch.zeros(2, 64), torch.empty(3, 96))
+    with pytest.raises(ValueError, match="float32 or bfloat16"):
+        weight.handle.multiply(torch.zeros(2, 64, dtype=torch.float64), torch.empty(2, 96))
+    with pytest.raises(ValueError, match="format"):
+        native.packed_bytes("int3", 4, 4)
+    with pytest.raises(ValueError, match="multiple of 16"):
+        native.packed_bytes("int4", 4, 4, 24)
+
+
+def test_no_rows_are_no_work() -> None:
+    weight, _ = packed("int4", SHAPES[0])
+    assert multiply(weight, torch.zeros(0, 64)).shape == (0, 96)
