@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from training.data import Corpus, Packer
+from training.data import Corpus, Encoded, Packer
 from training.export import fingerprint, write_json
 from training.model import document_lengths
 from training.optimizer import Optimizer, rate_scale
@@ -123,7 +123,7 @@ class Run:
     def __init__(self, recipe: Recipe, model: nn.Module, loss: Loss, corpus: Corpus, device: torch.device) -> None:
         self.recipe, self.model, self.loss, self.device = recipe, model.to(device), loss, device
         self.corpus = corpus
-        text = (corpus.tokens, corpus.learned, corpus.syllables, corpus.topics)
+        text = (getattr(corpus, name) for name in Encoded._fields)
         self.fingerprint = fingerprint(repr(recipe).encode(), *(array.tobytes() for array in text))
         self.directory = WORK / recipe.name
         self.directory.mkdir(parents=True, exist_ok=True)

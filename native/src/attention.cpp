@@ -6,7 +6,6 @@
 #include "pool.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -35,18 +34,6 @@ PENSTOCK_CLONES void turn_keys(const Plane &keys, int64_t size, int64_t count, f
         const auto *values = static_cast<const float *>(keys.rows);
         for (int64_t i = 0; i < size; ++i)
             for (int64_t t = 0; t < count; ++t) columns[i * kStep + t] = values[t * keys.stride + i];
-    }
-}
-
-PENSTOCK_CLONES void widen_values(const Plane &plane, int64_t size, int64_t count, float *into) {
-    for (int64_t t = 0; t < count; ++t) {
-        if (plane.type == Type::bfloat16) {
-            const auto *values = static_cast<const uint16_t *>(plane.rows) + t * plane.stride;
-            for (int64_t i = 0; i < size; ++i) into[t * size + i] = bf16_to_float(values[i]);
-        } else {
-            std::memcpy(into + t * size, static_cast<const float *>(plane.rows) + t * plane.stride,
-                        static_cast<size_t>(size) * sizeof(float));
-        }
     }
 }
 
@@ -127,7 +114,7 @@ public:
         State *totals = states.data(), *segments = totals + rows;
         for (int64_t i = 0; i < rows; ++i) reset(totals[i], size_);
         for (int64_t query = first_; query < last_; ++query)
-            read_values(qkv, (row + query) * qkv.stride + kv_head_ * group_ * size_, group_ * size_,
+            read_values(qkv.data, qkv.type, (row + query) * qkv.stride + kv_head_ * group_ * size_, group_ * size_,
                         queries + (query - first_) * group_ * size_);
 
         const int64_t from = lowest(first_) / kStep * kStep, until = start_ + last_;
@@ -146,15 +133,6 @@ private:
         return attention_.window == 0 ? 0 : std::max<int64_t>(0, start_ + query - attention_.window + 1);
     }
 
-    static void read_values(const Rows &rows, int64_t at, int64_t count, float *into) {
-        if (rows.type == Type::float32) {
-            std::memcpy(into, static_cast<const float *>(rows.data) + at, static_cast<size_t>(count) * sizeof(float));
-            return;
-        }
-        const auto *narrow = static_cast<const uint16_t *>(rows.data) + at;
-        for (int64_t i = 0; i < count; ++i) into[i] = bf16_to_float(narrow[i]);
-    }
-
     // The rows of positions [at, at + kStep) in a plane.
     Plane place(const Rows &plane, int64_t at) const {
         const int64_t block = batch_.tables[sequence_ * batch_.table_stride + at / batch_.block_size];
@@ -169,7 +147,9 @@ private:
         const Kernels &set = kernels();
         const bool vectors = set.attend_block && size_ % 16 == 0;
         (vectors ? set.turn_keys : turn_keys)(place(keys, at), size_, count, columns_);
-        widen_values(place(values, at), size_, count, rows_);
+        const Plane plane = place(values, at);
+        for (int64_t t = 0; t < count; ++t)
+            read_values(plane.rows, plane.type, t * plane.stride, size_, rows_ + t * size_);
         int64_t lows[kTileRows], highs[kTileRows];
         for (int64_t query = first_; query < last_; ++query) {
             lows[query - first_] = std::max<int64_t>(0, lowest(query) - at);
@@ -180,14 +160,10 @@ private:
         (vectors ? set.attend_block : attend_block)(block);
     }
 
-    void write_row(const State &state, int64_t row, int64_t head, const MutableRows &output) const {
-        const int64_t at = row * output.stride + (kv_head_ * group_ + head) * size_;
+    void write_row(State &state, int64_t row, int64_t head, const MutableRows &output) const {
         const float inverse = 1.0f / state.total;
-        for (int64_t i = 0; i < size_; ++i) {
-            const float value = state.mixed[i] * inverse;
-            if (output.type == Type::float32) static_cast<float *>(output.data)[at + i] = value;
-            else static_cast<uint16_t *>(output.data)[at + i] = float_to_bf16(value);
-        }
+        for (int64_t i = 0; i < size_; ++i) state.mixed[i] *= inverse;
+        write_values(state.mixed, output, row * output.stride + (kv_head_ * group_ + head) * size_, size_);
     }
 
     const Attention &attention_;

@@ -29,7 +29,7 @@ struct Block {
     State *states;        // [rows]
 };
 
-// `count` rows of a plane, `stride` values apart, as floats: keys turned to [size][kStep], values as [kStep][size].
+// One head's rows of a plane, `stride` values apart. `turn_keys` makes them columns, [size][kStep] floats.
 struct Plane {
     const void *rows;
     Type type;

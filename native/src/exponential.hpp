@@ -1,4 +1,4 @@
-// One exponential for all kernels: the same bits wherever it is compiled.
+// The exponential of the plain kernels: the same bits wherever it is compiled. Vector kernels may have their own.
 #pragma once
 
 #include "half.hpp"

@@ -95,11 +95,12 @@ void linear(const Shape &shape, const uint8_t *packed, const Rows &x, int64_t ro
     const auto kernel = kernels().tile[static_cast<int>(shape.format)];
 
     const int64_t panels = shape.panels(), panel_bytes = shape.panel_bytes();
-    const int64_t share = panels / (pool()->threads() * kTasksPerThread);
+    const auto threads = pool();
+    const int64_t share = panels / (threads->threads() * kTasksPerThread);
     const int64_t together = std::max<int64_t>(1, std::min(kTaskBytes / std::max<int64_t>(panel_bytes, 1), share));
     const int64_t batches = (panels + together - 1) / together;
     const int64_t chunks = (rows + kRowChunk - 1) / kRowChunk;
-    pool()->run(chunks * batches, [&](int64_t task) {
+    threads->run(chunks * batches, [&](int64_t task) {
         const int64_t chunk = task / batches, batch = task % batches;
         const int64_t last_panel = std::min(panels, (batch + 1) * together);
         for (int64_t panel = batch * together; panel < last_panel; ++panel)

@@ -2,6 +2,7 @@
 
 #include "clones.hpp"
 #include "pool.hpp"
+#include "values.hpp"
 
 #include <cstring>
 #include <limits>
@@ -44,16 +45,6 @@ PENSTOCK_CLONES Fit fit(const float *values, int64_t padded, float inverse) {
     return {along[0], size[0]};
 }
 
-void read_row(const Rows &weight, int64_t row, int64_t inputs, float *into) {
-    const int64_t at = row * weight.stride;
-    if (weight.type == Type::float32) {
-        std::memcpy(into, static_cast<const float *>(weight.data) + at, static_cast<size_t>(inputs) * sizeof(float));
-        return;
-    }
-    const auto *narrow = static_cast<const uint16_t *>(weight.data) + at;
-    for (int64_t i = 0; i < inputs; ++i) into[i] = bf16_to_float(narrow[i]);
-}
-
 // Bits of the largest magnitude: as integers, infinity and then NaN are behind all finite values.
 uint32_t largest_of(const float *values, int64_t count) {
     uint32_t largest = 0;
@@ -91,7 +82,7 @@ void round_int8(const Rows &weight, int64_t outputs, int64_t inputs, int8_t *val
     pool()->run(outputs, [&](int64_t output) {
         thread_local std::vector<float> row;
         row.resize(static_cast<size_t>(inputs));
-        read_row(weight, output, inputs, row.data());
+        read_values(weight.data, weight.type, output * weight.stride, inputs, row.data());
         const uint32_t largest = largest_of(row.data(), inputs);
         scales[output] = quantized_scale(largest);
         if (!is_finite(largest)) row.assign(row.size(), 0.0f);
@@ -108,7 +99,7 @@ void round_int4(
     pool()->run(outputs, [&](int64_t output) {
         thread_local std::vector<float> row, part;
         row.resize(static_cast<size_t>(inputs));
-        read_row(weight, output, inputs, row.data());
+        read_values(weight.data, weight.type, output * weight.stride, inputs, row.data());
         for (int64_t g = 0; g < groups; ++g) {
             const int64_t begin = g * group, count = inputs - begin < group ? inputs - begin : group;
             part.assign(static_cast<size_t>(padded), 0.0f);

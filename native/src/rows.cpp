@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 namespace penstock {
@@ -24,25 +23,6 @@ template <typename Work> void for_rows(int64_t rows, int64_t width, const Work &
         const int64_t last = std::min(rows, (task + 1) * together);
         for (int64_t row = task * together; row < last; ++row) work(row);
     });
-}
-
-// Rows as floats, so that the arithmetic below is written once.
-PENSTOCK_CLONES void widen(const uint16_t *from, float *into, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) into[i] = bf16_to_float(from[i]);
-}
-
-PENSTOCK_CLONES void narrow(const float *from, uint16_t *into, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) into[i] = float_to_bf16(from[i]);
-}
-
-void read(const void *data, Type type, int64_t at, float *into, int64_t count) {
-    if (type == Type::bfloat16) widen(static_cast<const uint16_t *>(data) + at, into, count);
-    else std::memcpy(into, static_cast<const float *>(data) + at, static_cast<size_t>(count) * sizeof(float));
-}
-
-void write(const float *from, const MutableRows &rows, int64_t at, int64_t count) {
-    if (rows.type == Type::bfloat16) narrow(from, static_cast<uint16_t *>(rows.data) + at, count);
-    else std::memcpy(static_cast<float *>(rows.data) + at, from, static_cast<size_t>(count) * sizeof(float));
 }
 
 // A thread's own memory for `count` floats.
@@ -96,9 +76,9 @@ PENSTOCK_CLONES void gelu_gate(const float *gate, const float *up, float *output
 void rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &output) {
     for_rows(rows, norm.width, [&](int64_t row) {
         float *values = scratch(norm.width);
-        read(x.data, x.type, row * x.stride, values, norm.width);
+        read_values(x.data, x.type, row * x.stride, norm.width, values);
         normalise(norm, values);
-        write(values, output, row * output.stride, norm.width);
+        write_values(values, output, row * output.stride, norm.width);
     });
 }
 
@@ -106,14 +86,14 @@ void add_rms_norm(
     const Norm &norm, const Rows &x, int64_t rows, const MutableRows &residual, const MutableRows &output) {
     for_rows(rows, norm.width, [&](int64_t row) {
         float *values = scratch(2 * norm.width), *other = values + norm.width;
-        read(residual.data, residual.type, row * residual.stride, values, norm.width);
-        read(x.data, x.type, row * x.stride, other, norm.width);
+        read_values(residual.data, residual.type, row * residual.stride, norm.width, values);
+        read_values(x.data, x.type, row * x.stride, norm.width, other);
         add(other, values, norm.width);
-        write(values, residual, row * residual.stride, norm.width);
+        write_values(values, residual, row * residual.stride, norm.width);
         // What is normalised is what the next layer reads.
-        read(residual.data, residual.type, row * residual.stride, values, norm.width);
+        read_values(residual.data, residual.type, row * residual.stride, norm.width, values);
         normalise(norm, values);
-        write(values, output, row * output.stride, norm.width);
+        write_values(values, output, row * output.stride, norm.width);
     });
 }
 
@@ -121,10 +101,10 @@ void head_norm(const Heads &heads, const Norm &query, const Norm &key, const Mut
     const int64_t width = (heads.query + heads.key) * heads.size;
     for_rows(rows, width, [&](int64_t row) {
         float *values = scratch(width);
-        read(qkv.data, qkv.type, row * qkv.stride, values, width);
+        read_values(qkv.data, qkv.type, row * qkv.stride, width, values);
         for (int64_t head = 0; head < heads.query + heads.key; ++head)
             normalise(head < heads.query ? query : key, values + head * heads.size);
-        write(values, qkv, row * qkv.stride, width);
+        write_values(values, qkv, row * qkv.stride, width);
     });
 }
 
@@ -133,11 +113,11 @@ void rotary(
     const int64_t width = (heads.query + heads.key) * heads.size;
     for_rows(rows, width, [&](int64_t row) {
         float *values = scratch(width + 2 * heads.size), *angles = values + width;
-        read(qkv.data, qkv.type, row * qkv.stride, values, width);
-        read(table.data, table.type, positions[row] * table.stride, angles, 2 * heads.size);
+        read_values(qkv.data, qkv.type, row * qkv.stride, width, values);
+        read_values(table.data, table.type, positions[row] * table.stride, 2 * heads.size, angles);
         for (int64_t head = 0; head < heads.query + heads.key; ++head)
             turn(angles, values + head * heads.size, heads.size);
-        write(values, qkv, row * qkv.stride, width);
+        write_values(values, qkv, row * qkv.stride, width);
     });
 }
 
@@ -146,9 +126,9 @@ void gated_activation(
     const auto gate_with = activation == Activation::silu ? silu_gate : gelu_gate;
     for_rows(rows, 2 * width, [&](int64_t row) {
         float *gate = scratch(3 * width), *result = gate + 2 * width;
-        read(x.data, x.type, row * x.stride, gate, 2 * width);
+        read_values(x.data, x.type, row * x.stride, 2 * width, gate);
         gate_with(gate, gate + width, result, width);
-        write(result, output, row * output.stride, width);
+        write_values(result, output, row * output.stride, width);
     });
 }
 

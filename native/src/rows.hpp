@@ -2,17 +2,11 @@
 // float32 or bfloat16; everything is computed in float32 and rounded once, where it is stored.
 #pragma once
 
-#include "linear.hpp"
+#include "values.hpp"
 
 #include <cstdint>
 
 namespace penstock {
-
-struct MutableRows {
-    void *data;
-    Type type;
-    int64_t stride;
-};
 
 struct Norm {
     const float *weight; // with the 1 of 1 + w already added where the family wants that

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from penstock.kernels.cpu.implementations import NATIVE
 from penstock.kernels.cpu_attention import ATTENTION
-from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always
+from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, overwrites_input
 from penstock.kernels.packing import PackedLinear, packing_obstacle
-from penstock.kernels.reference import REFERENCE
+from penstock.kernels.reference import REFERENCE, takes_plain
 from penstock.kernels.signature import (
     AddRmsNorm,
     Embedding,
@@ -33,10 +33,6 @@ _MIRRORED_WIDTH = 1024
 def _embedding(op: Embedding, binding: Binding) -> Kernel:
     table = binding.tensor(op.weight)
     return lambda step: table.index_select(0, step.batch.token_ids)
-
-
-def _embedding_supports(op: Embedding, binding: Binding) -> str | None:
-    return None if isinstance(binding.weight(op.weight), Tensor) else "the weight is packed"
 
 
 def _packed_linear_supports(op: Linear, binding: Binding) -> str | None:
@@ -111,10 +107,6 @@ def _head_norm(op: HeadNorm, binding: Binding) -> Kernel:
         return qkv
 
     return run
-
-
-def _overwrites_fused(_op: HeadNorm | Rotary, binding: Binding) -> str | None:
-    return None if binding.reusable[0] else "the fused projection is needed afterwards and cannot be overwritten"
 
 
 def _rotary(op: Rotary, binding: Binding) -> Kernel:
@@ -193,12 +185,12 @@ def _fast(name: str, operation: Any, prepare: Any, supports: Any = fits_always, 
 
 
 CPU_TORCH: tuple[Implementation, ...] = (
-    _fast("torch", Embedding, _embedding, _embedding_supports),
+    _fast("torch", Embedding, _embedding, takes_plain),
     _fast("onednn_packed", Linear, _packed_linear, _packed_linear_supports, row_function=False),
     _fast("torch_fused", RmsNorm, _rms_norm),
     _fast("torch_fused", AddRmsNorm, _add_rms_norm),
-    _fast("torch_in_place", HeadNorm, _head_norm, _overwrites_fused),
-    _fast("torch_in_place", Rotary, _rotary, _overwrites_fused),
+    _fast("torch_in_place", HeadNorm, _head_norm, overwrites_input),
+    _fast("torch_in_place", Rotary, _rotary, overwrites_input),
     _fast("torch", WriteKV, _write_kv, _write_kv_supports),
     *ATTENTION,
     _fast("torch", GatedActivation, _gated_activation, row_function=False),

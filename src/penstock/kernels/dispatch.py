@@ -116,6 +116,11 @@ def fits_always(_operation: Operation, _binding: Binding) -> str | None:
     return None
 
 
+def overwrites_input(_operation: Operation, binding: Binding) -> str | None:
+    """`supports` of an implementation that turns the fused projection into its result in place."""
+    return None if binding.reusable[0] else "the fused projection is needed afterwards and cannot be overwritten"
+
+
 class Dispatcher:
     """Takes the first implementation that fits, in the order given, and remembers what it took and why."""
 

@@ -83,7 +83,8 @@ def _linear(op: Linear, binding: Binding) -> Kernel:
     return lambda _step, x: F.linear(x, weight, bias)
 
 
-def _takes_plain(op: Linear | Embedding, binding: Binding) -> str | None:
+def takes_plain(op: Linear | Embedding, binding: Binding) -> str | None:
+    """`supports` of what needs its weight as a tensor."""
     return None if isinstance(binding.weight(op.weight), Tensor) else "the weight is packed"
 
 
@@ -200,9 +201,9 @@ def _reference(operation: Any, prepare: Any, supports: Any = fits_always, row_fu
 
 
 REFERENCE: tuple[Implementation, ...] = (
-    _reference(Embedding, _embedding, _takes_plain),
+    _reference(Embedding, _embedding, takes_plain),
     # Matrix products of torch choose their inner loops by the number of rows.
-    _reference(Linear, _linear, _takes_plain, row_function=False),
+    _reference(Linear, _linear, takes_plain, row_function=False),
     _reference(RmsNorm, _rms_norm),
     _reference(AddRmsNorm, _add_rms_norm),
     _reference(HeadNorm, _head_norm),

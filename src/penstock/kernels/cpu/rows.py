@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cpu.native import OBSTACLE, native
-from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState
-from penstock.kernels.signature import AddRmsNorm, GatedActivation, HeadNorm, RmsNorm, Rotary, WeightRef
+from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, overwrites_input
+from penstock.kernels.signature import AddRmsNorm, GatedActivation, HeadNorm, Operation, RmsNorm, Rotary, WeightRef
 
 _DTYPES = (torch.float32, torch.bfloat16)
 
@@ -18,11 +18,8 @@ def _supports(_op: object, binding: Binding) -> str | None:
     return None if binding.dtype in _DTYPES else f"there is no native kernel for {binding.dtype}"
 
 
-def _supports_in_place(op: object, binding: Binding) -> str | None:
-    reason = _supports(op, binding)
-    if reason is None and not binding.reusable[0]:
-        return "the fused projection is needed afterwards and cannot be overwritten"
-    return reason
+def _supports_in_place(op: Operation, binding: Binding) -> str | None:
+    return _supports(op, binding) or overwrites_input(op, binding)
 
 
 def _norm_weight(binding: Binding, ref: WeightRef, unit_offset: bool) -> Tensor:
