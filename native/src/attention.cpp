@@ -17,69 +17,81 @@ namespace {
 constexpr int64_t kSegment = 512;
 // Queries times query heads that share what is read of a KV head.
 constexpr int64_t kTileRows = 32;
+// Fewer tasks than this for each thread are cut further, by segments of positions.
+constexpr int64_t kTasksPerThread = 2;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-void reset(State &state, int64_t size) {
-    state.most = kNone;
-    state.total = 0.0f;
-    std::memset(state.mixed, 0, static_cast<size_t>(size) * sizeof(float));
-}
+inline float as_float(float value) { return value; }
+inline float as_float(uint16_t value) { return bf16_to_float(value); }
 
-PENSTOCK_CLONES void turn_keys(const Plane &keys, int64_t size, int64_t count, float *columns) {
-    if (keys.type == Type::bfloat16) {
-        const auto *values = static_cast<const uint16_t *>(keys.rows);
-        for (int64_t i = 0; i < size; ++i)
-            for (int64_t t = 0; t < count; ++t) columns[i * kStep + t] = bf16_to_float(values[t * keys.stride + i]);
-    } else {
-        const auto *values = static_cast<const float *>(keys.rows);
-        for (int64_t i = 0; i < size; ++i)
-            for (int64_t t = 0; t < count; ++t) columns[i * kStep + t] = values[t * keys.stride + i];
-    }
-}
-
-PENSTOCK_CLONES void scores_of(const float *query, const float *columns, int64_t size, float scale, float *scores) {
+// One query's scores in a tile, and what it takes in of the tile's values [kStep / pair][size][pair].
+template <typename Value>
+PENSTOCK_INLINE void scores_in(const float *query, const uint8_t *tile, int64_t size, float *scores) {
+    constexpr int64_t pair = kUnit / static_cast<int64_t>(sizeof(Value));
+    const auto *keys = reinterpret_cast<const Value *>(tile);
     float sums[kStep] = {};
-    for (int64_t i = 0; i < size; ++i)
-        for (int64_t t = 0; t < kStep; ++t) sums[t] += query[i] * columns[i * kStep + t];
-    for (int64_t t = 0; t < kStep; ++t) scores[t] = sums[t] * scale;
+    for (int64_t i = 0; i < size; i += pair)
+        for (int64_t t = 0; t < kStep; ++t)
+            for (int64_t j = 0; j < pair; ++j) sums[t] += query[i + j] * as_float(keys[(i * kStep) + t * pair + j]);
+    std::memcpy(scores, sums, sizeof sums);
 }
 
-PENSTOCK_CLONES void bounded(float cap, float *scores) {
-    for (int64_t t = 0; t < kStep; ++t) {
-        const float twice = exponential(2.0f * (scores[t] / cap));
-        scores[t] = cap * (1.0f - 2.0f / (twice + 1.0f));
-    }
+template <typename Value>
+PENSTOCK_INLINE void mix_in(float weight, const uint8_t *tile, int64_t at, int64_t size, float *mixed) {
+    constexpr int64_t pair = kUnit / static_cast<int64_t>(sizeof(Value));
+    const auto *values = reinterpret_cast<const Value *>(tile) + at / pair * size * pair + at % pair;
+    for (int64_t i = 0; i < size; ++i) mixed[i] += weight * as_float(values[i * pair]);
 }
 
-// Takes in scores, of which those outside [low, high) are hidden, and their values [kStep, size].
-PENSTOCK_CLONES void take_in(
-    const float *scores, int64_t low, int64_t high, const float *values, int64_t size, State &state) {
-    float most = state.most;
-    for (int64_t t = low; t < high; ++t) most = scores[t] > most ? scores[t] : most;
-    // A score that is not a number is not larger than any, but its weight is not a number either, as it should be.
-    float weights[kStep];
-    for (int64_t t = 0; t < kStep; ++t) weights[t] = exponential(scores[t] - most);
-    float sum = 0.0f;
-    for (int64_t t = low; t < high; ++t) sum += weights[t];
-    const float kept = exponential(state.most - most);
-    state.total = state.total * kept + sum;
-    for (int64_t i = 0; i < size; ++i) state.mixed[i] *= kept;
-    for (int64_t t = low; t < high; ++t) {
-        const float weight = weights[t];
-        for (int64_t i = 0; i < size; ++i) state.mixed[i] += weight * values[t * size + i];
-    }
-    state.most = most;
+PENSTOCK_CLONES void scores_of(Type type, const float *query, const uint8_t *tile, int64_t size, float *scores) {
+    if (type == Type::float32) scores_in<float>(query, tile, size, scores);
+    else scores_in<uint16_t>(query, tile, size, scores);
 }
 
+PENSTOCK_CLONES void mix(Type type, float weight, const uint8_t *tile, int64_t at, int64_t size, float *mixed) {
+    if (type == Type::float32) mix_in<float>(weight, tile, at, size, mixed);
+    else mix_in<uint16_t>(weight, tile, at, size, mixed);
+}
+
+PENSTOCK_CLONES void exponentials(const float *scores, float most, int64_t count, float *weights) {
+    for (int64_t t = 0; t < count; ++t) weights[t] = exponential(scores[t] - most);
+}
+
+PENSTOCK_CLONES void multiply(float factor, int64_t size, float *values) {
+    for (int64_t i = 0; i < size; ++i) values[i] *= factor;
+}
+
+float bounded(float score, float cap) {
+    const float twice = exponential(2.0f * (score / cap));
+    return cap * (1.0f - 2.0f / (twice + 1.0f));
+}
+
+// The meaning of Kernels::attend_block, and what runs where an instruction set has none.
 void attend_block(const Block &block) {
     for (int64_t row = 0; row < block.rows; ++row) {
         const int64_t low = block.lows[row / block.group], high = block.highs[row / block.group];
-        // A query that sees nothing here is left alone, whatever the others in the tile see.
         if (low >= high) continue;
-        float scores[kStep];
-        scores_of(block.queries + row * block.size, block.columns, block.size, block.scale, scores);
-        if (block.softcap != 0.0f) bounded(block.softcap, scores);
-        take_in(scores, low, high, block.values, block.size, block.states[row]);
+        State &state = block.states[row];
+        float scores[kSpan], weights[kSpan];
+        for (int64_t tile = low / kStep; tile * kStep < high; ++tile)
+            scores_of(block.type, block.queries + row * block.size, block.tiles.keys[tile], block.size,
+                      scores + tile * kStep);
+        float most = state.most;
+        for (int64_t t = low; t < high; ++t) {
+            scores[t] *= block.scale;
+            if (block.softcap != 0.0f) scores[t] = bounded(scores[t], block.softcap);
+            most = scores[t] > most ? scores[t] : most;
+        }
+        // A score that is not a number is not larger than any, but its weight is not a number either, as it should be.
+        exponentials(scores + low, most, high - low, weights + low);
+        float sum = 0.0f;
+        for (int64_t t = low; t < high; ++t) sum += weights[t];
+        const float kept = exponential(state.most - most);
+        state.total = state.total * kept + sum;
+        multiply(kept, block.size, state.mixed);
+        for (int64_t t = low; t < high; ++t)
+            mix(block.type, weights[t], block.tiles.values[t / kStep], t % kStep, block.size, state.mixed);
+        state.most = most;
     }
 }
 
@@ -91,104 +103,207 @@ PENSTOCK_CLONES void merge(const State &segment, int64_t size, State &into) {
     into.most = most;
 }
 
-// Some queries of a sequence and the query heads that share a KV head.
+// What all tasks of a step share.
+struct Call {
+    const Attention &attention;
+    const Batch &batch;
+    const Tables &tables;
+    const Rows &qkv;
+    const Cache &cache;
+    const MutableRows &output;
+};
+
+// Queries [first, last) of a sequence, and one KV head; `row` is that of the sequence's first query in the step.
+struct Piece {
+    int64_t sequence, first, last, row, head;
+};
+
+// `count` running softmaxes that have seen nothing, over `count` · `size` floats.
+void begin(State *states, float *mixed, int64_t count, int64_t size) {
+    std::memset(mixed, 0, static_cast<size_t>(count * size) * sizeof(float));
+    for (int64_t i = 0; i < count; ++i) states[i] = {kNone, 0.0f, mixed + i * size};
+}
+
+// The queries of a piece and the query heads that share its KV head: `rows` rows.
 class QueryTile {
 public:
-    QueryTile(const Attention &attention, const AttentionBatch &batch, int64_t sequence, int64_t first, int64_t last,
-         int64_t kv_head)
-        : attention_(attention), batch_(batch), sequence_(sequence), first_(first), last_(last), kv_head_(kv_head),
-          size_(attention.heads.size), group_(attention.heads.query / attention.heads.key),
-          start_(batch.context[sequence] - batch.added[sequence]) {}
+    QueryTile(const Call &call, const Piece &piece)
+        : call_(call), piece_(piece), size_(call.attention.heads.size),
+          group_(call.attention.heads.query / call.attention.heads.key),
+          start_(call.batch.context[piece.sequence] - call.batch.added[piece.sequence]), rows_(rows_of(call, piece)) {}
 
-    // `row` is that of the sequence's first query in `qkv` and `output`.
-    void run(int64_t row, const Rows &qkv, const Rows &keys, const Rows &values, const MutableRows &output) {
-        const int64_t rows = (last_ - first_) * group_;
-        thread_local std::vector<float> memory;
-        memory.resize(static_cast<size_t>(rows * size_ * 3 + 2 * kStep * size_));
-        float *queries = memory.data(), *mixed = queries + rows * size_;
-        columns_ = mixed + 2 * rows * size_;
-        rows_ = columns_ + kStep * size_;
-        thread_local std::vector<State> states;
-        states.resize(static_cast<size_t>(2 * rows));
-        for (int64_t i = 0; i < 2 * rows; ++i) states[static_cast<size_t>(i)].mixed = mixed + i * size_;
-        State *totals = states.data(), *segments = totals + rows;
-        for (int64_t i = 0; i < rows; ++i) reset(totals[i], size_);
-        for (int64_t query = first_; query < last_; ++query)
-            read_values(qkv.data, qkv.type, (row + query) * qkv.stride + kv_head_ * group_ * size_, group_ * size_,
-                        queries + (query - first_) * group_ * size_);
-
-        const int64_t from = lowest(first_) / kStep * kStep, until = start_ + last_;
-        for (int64_t segment = from / kSegment * kSegment; segment < until; segment += kSegment) {
-            for (int64_t i = 0; i < rows; ++i) reset(segments[i], size_);
-            for (int64_t at = std::max(segment, from); at < std::min(segment + kSegment, until); at += kStep)
-                step(at, until, queries, keys, values, segments);
-            for (int64_t i = 0; i < rows; ++i)
-                if (segments[i].total != 0.0f) merge(segments[i], size_, totals[i]);
-        }
-        for (int64_t i = 0; i < rows; ++i) write_row(totals[i], row + first_ + i / group_, i % group_, output);
+    static int64_t rows_of(const Call &call, const Piece &piece) {
+        return (piece.last - piece.first) * (call.attention.heads.query / call.attention.heads.key);
     }
+
+    int64_t first_segment() const { return lowest(piece_.first) / kSegment; }
+    int64_t end_segment() const { return (until() + kSegment - 1) / kSegment; }
+
+    // Reads the queries; `memory` is for 2 · rows · size floats.
+    void read_queries(float *memory) {
+        queries_ = memory;
+        for (int64_t query = piece_.first; query < piece_.last; ++query)
+            std::memcpy(memory + (query - piece_.first) * group_ * size_,
+                        call_.qkv.row(piece_.row + query) + piece_.head * group_ * size_,
+                        static_cast<size_t>(group_ * size_) * sizeof(float));
+        if (call_.cache.type == Type::float32) {
+            units_ = reinterpret_cast<const uint32_t *>(memory);
+            return;
+        }
+        float *rounded = memory + rows_ * size_;
+        narrow(memory, reinterpret_cast<uint16_t *>(rounded), rows_ * size_);
+        units_ = reinterpret_cast<const uint32_t *>(rounded);
+    }
+
+    void attend_segment(int64_t segment, State *states) const {
+        const int64_t from = std::max(segment * kSegment, lowest(piece_.first) / kSpan * kSpan);
+        const int64_t end = std::min((segment + 1) * kSegment, until());
+        Tiles tiles = tiles_at(from);
+        for (int64_t at = from; at < end; at += kSpan) {
+            const Tiles next = at + kSpan < until() ? tiles_at(at + kSpan) : tiles;
+            attend_span(at, tiles, next, states);
+            tiles = next;
+        }
+    }
+
+    void write(State *states) const {
+        for (int64_t i = 0; i < rows_; ++i) {
+            const int64_t row = piece_.row + piece_.first + i / group_, head = piece_.head * group_ + i % group_;
+            float *output = call_.output.row(row) + head * size_;
+            std::memcpy(output, states[i].mixed, static_cast<size_t>(size_) * sizeof(float));
+            multiply(1.0f / states[i].total, size_, output);
+        }
+    }
+
+    int64_t rows() const { return rows_; }
 
 private:
+    int64_t until() const { return start_ + piece_.last; }
+
     int64_t lowest(int64_t query) const {
-        return attention_.window == 0 ? 0 : std::max<int64_t>(0, start_ + query - attention_.window + 1);
+        const int64_t window = call_.attention.window;
+        return window == 0 ? 0 : std::max<int64_t>(0, start_ + query - window + 1);
     }
 
-    // The rows of positions [at, at + kStep) in a plane.
-    Plane place(const Rows &plane, int64_t at) const {
-        const int64_t block = batch_.tables[sequence_ * batch_.table_stride + at / batch_.block_size];
-        const int64_t slot = block * batch_.block_size + at % batch_.block_size;
-        const int64_t value = slot * plane.stride + kv_head_ * size_;
-        const auto *rows = static_cast<const uint8_t *>(plane.data) + value * (plane.type == Type::float32 ? 4 : 2);
-        return {rows, plane.type, plane.stride};
-    }
+    int64_t first_tile(int64_t at) const { return std::max<int64_t>(0, lowest(piece_.first) - at) / kStep; }
+    int64_t last_tile(int64_t at) const { return (std::min(kSpan, until() - at) + kStep - 1) / kStep; }
 
-    void step(int64_t at, int64_t until, const float *queries, const Rows &keys, const Rows &values, State *states) {
-        const int64_t count = std::min(kStep, until - at);
-        const Kernels &set = kernels();
-        const bool vectors = set.attend_block && size_ % 16 == 0;
-        (vectors ? set.turn_keys : turn_keys)(place(keys, at), size_, count, columns_);
-        const Plane plane = place(values, at);
-        for (int64_t t = 0; t < count; ++t)
-            read_values(plane.rows, plane.type, t * plane.stride, size_, rows_ + t * size_);
-        int64_t lows[kTileRows], highs[kTileRows];
-        for (int64_t query = first_; query < last_; ++query) {
-            lows[query - first_] = std::max<int64_t>(0, lowest(query) - at);
-            highs[query - first_] = std::min(kStep, start_ + query + 1 - at);
+    // Tiles before the window may be another sequence's by now, and those behind the context are nobody's.
+    Tiles tiles_at(int64_t at) const {
+        Tiles tiles;
+        const int64_t low = first_tile(at), last = last_tile(at) - 1;
+        for (int64_t i = 0; i < kSpanTiles; ++i) {
+            const int64_t position = at + std::min(std::max(i, low), last) * kStep;
+            const int64_t tile = call_.tables.tile(piece_.sequence, position, call_.batch.block_size);
+            const int64_t place = call_.cache.place(tile, piece_.head);
+            tiles.keys[i] = call_.cache.keys + place;
+            tiles.values[i] = call_.cache.values + place;
         }
-        const Block block{queries, (last_ - first_) * group_, size_, lows, highs, group_, columns_, rows_,
-                          attention_.scale, attention_.softcap, states};
-        (vectors ? set.attend_block : attend_block)(block);
+        return tiles;
     }
 
-    void write_row(State &state, int64_t row, int64_t head, const MutableRows &output) const {
-        const float inverse = 1.0f / state.total;
-        for (int64_t i = 0; i < size_; ++i) state.mixed[i] *= inverse;
-        write_values(state.mixed, output, row * output.stride + (kv_head_ * group_ + head) * size_, size_);
+    void attend_span(int64_t at, const Tiles &tiles, const Tiles &next, State *states) const {
+        int64_t lows[kTileRows], highs[kTileRows];
+        for (int64_t query = piece_.first; query < piece_.last; ++query) {
+            lows[query - piece_.first] = std::max<int64_t>(0, lowest(query) - at);
+            highs[query - piece_.first] = std::min(kSpan, start_ + query + 1 - at);
+        }
+        const Block block{queries_, units_, rows_, size_, call_.cache.type, lows, highs, group_, tiles, next,
+                          first_tile(at), last_tile(at), call_.attention.scale, call_.attention.softcap, states};
+        const auto vectors = kernels().attend_block;
+        (vectors ? vectors : attend_block)(block);
     }
 
-    const Attention &attention_;
-    const AttentionBatch &batch_;
-    int64_t sequence_, first_, last_, kv_head_, size_, group_, start_;
-    float *columns_ = nullptr, *rows_ = nullptr;
+    const Call &call_;
+    const Piece &piece_;
+    int64_t size_, group_, start_, rows_;
+    const float *queries_ = nullptr;
+    const uint32_t *units_ = nullptr;
 };
 
-struct Piece {
-    int64_t sequence, first, last, row;
+// Memory of a thread that grows and is kept.
+struct Memory {
+    std::vector<float> floats;
+    std::vector<State> states;
 };
 
-} // namespace
+Memory &memory_of_thread(int64_t rows, int64_t size) {
+    thread_local Memory memory;
+    const auto floats = static_cast<size_t>(4 * rows * size);
+    if (memory.floats.size() < floats) memory.floats.resize(floats);
+    if (memory.states.size() < static_cast<size_t>(2 * rows)) memory.states.resize(static_cast<size_t>(2 * rows));
+    return memory;
+}
 
-void attend(const Attention &attention, const AttentionBatch &batch, const Rows &qkv, const Rows &keys,
-            const Rows &values, const MutableRows &output) {
-    const int64_t group = attention.heads.query / attention.heads.key;
-    const int64_t most = std::max<int64_t>(1, kTileRows / group);
+void merge_all(const State *segment, int64_t rows, int64_t size, State *totals) {
+    for (int64_t i = 0; i < rows; ++i)
+        if (segment[i].total != 0.0f) merge(segment[i], size, totals[i]);
+}
+
+void attend_piece(const Call &call, const Piece &piece) {
+    QueryTile tile(call, piece);
+    const int64_t rows = tile.rows(), size = call.attention.heads.size;
+    Memory &memory = memory_of_thread(rows, size);
+    float *mixed = memory.floats.data() + 2 * rows * size;
+    State *totals = memory.states.data(), *segment_states = totals + rows;
+    tile.read_queries(memory.floats.data());
+    begin(totals, mixed, rows, size);
+    // Merging into nothing would change nothing, so the first segment adds up in place.
+    tile.attend_segment(tile.first_segment(), totals);
+    for (int64_t segment = tile.first_segment() + 1; segment < tile.end_segment(); ++segment) {
+        begin(segment_states, mixed + rows * size, rows, size);
+        tile.attend_segment(segment, segment_states);
+        merge_all(segment_states, rows, size, totals);
+    }
+    tile.write(totals);
+}
+
+// The same with a task for each segment, for few pieces of long contexts.
+void attend_in_segments(const Call &call, const std::vector<Piece> &pieces) {
+    struct Part {
+        const Piece *piece;
+        int64_t segment, first_row;
+    };
+    const int64_t size = call.attention.heads.size;
+    std::vector<Part> parts;
+    std::vector<size_t> firsts;
+    int64_t rows = 0;
+    for (const Piece &piece : pieces) {
+        const QueryTile tile(call, piece);
+        firsts.push_back(parts.size());
+        for (int64_t segment = tile.first_segment(); segment < tile.end_segment(); ++segment, rows += tile.rows())
+            parts.push_back({&piece, segment, rows});
+    }
+    firsts.push_back(parts.size());
+    std::vector<float> mixed(static_cast<size_t>(rows * size));
+    std::vector<State> states(static_cast<size_t>(rows));
+    pool()->run(static_cast<int64_t>(parts.size()), [&](int64_t task) {
+        const Part &part = parts[static_cast<size_t>(task)];
+        QueryTile tile(call, *part.piece);
+        tile.read_queries(memory_of_thread(tile.rows(), size).floats.data());
+        State *own = states.data() + part.first_row;
+        begin(own, mixed.data() + part.first_row * size, tile.rows(), size);
+        tile.attend_segment(part.segment, own);
+    });
+    pool()->run(static_cast<int64_t>(pieces.size()), [&](int64_t task) {
+        const QueryTile tile(call, pieces[static_cast<size_t>(task)]);
+        const size_t first = firsts[static_cast<size_t>(task)], end = firsts[static_cast<size_t>(task) + 1];
+        State *totals = states.data() + parts[first].first_row;
+        for (size_t part = first + 1; part < end; ++part)
+            merge_all(states.data() + parts[part].first_row, tile.rows(), size, totals);
+        tile.write(totals);
+    });
+}
+
+std::vector<Piece> cut(const Call &call) {
+    const Heads &heads = call.attention.heads;
+    const Batch &batch = call.batch;
+    const int64_t most = std::max<int64_t>(1, kTileRows / (heads.query / heads.key));
     std::vector<Piece> pieces;
-    int64_t row = 0;
-    for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
+    for (int64_t sequence = 0, row = 0; sequence < batch.sequences; row += batch.added[sequence++])
         for (int64_t first = 0; first < batch.added[sequence]; first += most)
-            pieces.push_back({sequence, first, std::min(first + most, batch.added[sequence]), row});
-        row += batch.added[sequence];
-    }
+            for (int64_t head = 0; head < heads.key; ++head)
+                pieces.push_back({sequence, first, std::min(first + most, batch.added[sequence]), row, head});
     // The longest first: what comes last should be short, so that threads end together.
     std::stable_sort(pieces.begin(), pieces.end(), [&](const Piece &left, const Piece &right) {
         auto end = [&](const Piece &piece) {
@@ -196,12 +311,22 @@ void attend(const Attention &attention, const AttentionBatch &batch, const Rows 
         };
         return end(left) > end(right);
     });
-    const int64_t kv_heads = attention.heads.key;
-    pool()->run(static_cast<int64_t>(pieces.size()) * kv_heads, [&](int64_t task) {
-        const Piece &piece = pieces[static_cast<size_t>(task / kv_heads)];
-        QueryTile(attention, batch, piece.sequence, piece.first, piece.last, task % kv_heads)
-            .run(piece.row, qkv, keys, values, output);
-    });
+    return pieces;
+}
+
+} // namespace
+
+void attend(const Attention &attention, const Batch &batch, const Tables &tables, const Rows &qkv, const Cache &cache,
+            const MutableRows &output) {
+    const Call call{attention, batch, tables, qkv, cache, output};
+    const std::vector<Piece> pieces = cut(call);
+    const auto threads = pool();
+    const auto tasks = static_cast<int64_t>(pieces.size());
+    if (threads->threads() > 1 && tasks < kTasksPerThread * threads->threads()) {
+        attend_in_segments(call, pieces);
+        return;
+    }
+    threads->run(tasks, [&](int64_t task) { attend_piece(call, pieces[static_cast<size_t>(task)]); });
 }
 
 } // namespace penstock

@@ -1,14 +1,15 @@
-// One block of keys and values against some queries: the inner part of attention, which instruction sets provide.
+// A span of keys and values against some queries: the inner part of attention, which instruction sets provide.
 #pragma once
 
-#include "linear.hpp"
+#include "kv.hpp"
 
 #include <cstdint>
 
 namespace penstock {
 
-// Positions of a block: a vector's lanes.
-constexpr int64_t kStep = 16;
+// Positions that a softmax takes in at once.
+constexpr int64_t kSpan = 64;
+constexpr int64_t kSpanTiles = kSpan / kStep;
 
 // A running softmax: the largest score, the sum of exponentials relative to it, and the weighted sum of values.
 struct State {
@@ -16,24 +17,27 @@ struct State {
     float *mixed;
 };
 
+// Keys and values of one head in the tiles of a span (kv.hpp), and where those of the next span are, to be asked for
+// early. Pointers of tiles that a span does not have are those of one that it has.
+struct Tiles {
+    const uint8_t *keys[kSpanTiles], *values[kSpanTiles];
+};
+
 struct Block {
-    const float *queries; // [rows, size]
+    // [rows, size]; `units` are the same values as the cache stores them, in units of four bytes.
+    const float *queries;
+    const uint32_t *units;
     int64_t rows, size;
-    // For each `group` of rows the positions of the block that they see: from lows[i] on, before highs[i]. Those with
+    Type type;
+    // For each `group` of rows the positions of the span that they see: from lows[i] on, before highs[i]. Those with
     // none are left alone.
     const int64_t *lows, *highs;
     int64_t group;
-    const float *columns; // keys, [size][kStep]
-    const float *values;  // [kStep][size]
+    Tiles tiles, next;
+    // The tiles that somebody sees: from first_tile on, before last_tile.
+    int64_t first_tile, last_tile;
     float scale, softcap; // no soft cap where it is 0
     State *states;        // [rows]
-};
-
-// One head's rows of a plane, `stride` values apart. `turn_keys` makes them columns, [size][kStep] floats.
-struct Plane {
-    const void *rows;
-    Type type;
-    int64_t stride;
 };
 
 } // namespace penstock

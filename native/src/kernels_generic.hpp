@@ -11,17 +11,11 @@ namespace {
 
 constexpr int64_t kGenericRows = 4;
 
-inline float value_at(const Rows &rows, int64_t row, int64_t index) {
-    const int64_t at = row * rows.stride + index;
-    return rows.type == Type::float32 ? static_cast<const float *>(rows.data)[at]
-                                      : bf16_to_float(static_cast<const uint16_t *>(rows.data)[at]);
-}
-
-void quantize(const Rows &rows, int64_t row, const Shape &shape, int8_t *values, float *scale, int32_t *sums) {
+void quantize(const float *row, const Shape &shape, int8_t *values, float *scale, int32_t *sums) {
     // As integers, magnitudes are ordered with infinity and then NaN behind all finite ones.
     uint32_t largest = 0;
     for (int64_t i = 0; i < shape.inputs; ++i) {
-        const uint32_t magnitude = bits_of(value_at(rows, row, i)) & 0x7fffffffu;
+        const uint32_t magnitude = bits_of(row[i]) & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
     }
     const int64_t padded = shape.padded_inputs(), groups = shape.groups();
@@ -29,8 +23,7 @@ void quantize(const Rows &rows, int64_t row, const Shape &shape, int8_t *values,
     *scale = quantized_scale(largest);
     if (*scale > 0.0f) {
         const float inverse = 127.0f / float_of(largest);
-        for (int64_t i = 0; i < shape.inputs; ++i)
-            values[i] = static_cast<int8_t>(std::nearbyint(value_at(rows, row, i) * inverse));
+        for (int64_t i = 0; i < shape.inputs; ++i) values[i] = static_cast<int8_t>(std::nearbyint(row[i] * inverse));
     }
     for (int64_t group = 0; group < groups; ++group) {
         int32_t sum = 0;
@@ -41,63 +34,56 @@ void quantize(const Rows &rows, int64_t row, const Shape &shape, int8_t *values,
 
 template <int R> using Sums = float[R][kPanel];
 
-template <int R> void store(const Tile &tile, int64_t row, const Sums<R> &sums) {
-    const Output &output = tile.output;
-    const int64_t left = tile.shape->outputs - tile.first_output;
-    const int64_t count = left < kPanel ? left : kPanel;
-    for (int r = 0; r < R; ++r) {
-        const int64_t at = (row + r) * output.stride + tile.first_output;
-        for (int64_t i = 0; i < count; ++i) {
-            const float value = output.bias ? sums[r][i] + output.bias[tile.first_output + i] : sums[r][i];
-            if (output.type == Type::float32) static_cast<float *>(output.data)[at + i] = value;
-            else static_cast<uint16_t *>(output.data)[at + i] = float_to_bf16(value);
-        }
-    }
+template <int R> void store(const Tile &tile, const Sums<R> &sums) {
+    for (int r = 0; r < R; ++r)
+        for (int64_t i = 0; i < tile.columns; ++i)
+            tile.output.row(r)[i] = tile.bias ? sums[r][i] + tile.bias[i] : sums[r][i];
 }
 
-template <typename Value> const Value *values_of(const Tile &tile, int64_t row) {
-    return reinterpret_cast<const Value *>(tile.activations.values + row * tile.activations.stride);
+// The inputs of a row that step `step` takes.
+template <int R, typename Value> const Value *values_of(const Tile &tile, int64_t step, int r) {
+    return reinterpret_cast<const Value *>(tile.values + step * R + r);
 }
 
 template <int R> struct Float32 {
-    static void run(const Tile &tile, int64_t row) {
+    static void run(const Tile &tile) {
         Sums<R> sums = {};
         const auto *weights = reinterpret_cast<const float *>(tile.panel);
         for (int64_t k = 0; k < tile.shape->inputs; ++k, weights += kPanel)
             for (int r = 0; r < R; ++r) {
-                const float x = values_of<float>(tile, row + r)[k];
+                const float x = *values_of<R, float>(tile, k, r);
                 for (int64_t i = 0; i < kPanel; ++i) sums[r][i] = multiply_add(x, weights[i], sums[r][i]);
             }
-        store<R>(tile, row, sums);
+        store<R>(tile, sums);
     }
 };
 
 template <int R> struct Bfloat16 {
-    static void run(const Tile &tile, int64_t row) {
+    static void run(const Tile &tile) {
         Sums<R> sums = {};
         const auto *weights = reinterpret_cast<const uint16_t *>(tile.panel);
-        for (int64_t k = 0; k < tile.shape->padded_inputs(); k += 2, weights += 2 * kPanel)
+        for (int64_t k = 0; k < tile.shape->steps(); ++k, weights += 2 * kPanel)
             for (int r = 0; r < R; ++r) {
-                const uint16_t *x = values_of<uint16_t>(tile, row + r) + k;
+                const uint16_t *x = values_of<R, uint16_t>(tile, k, r);
                 const float first = bf16_to_float(x[0]), second = bf16_to_float(x[1]);
                 for (int64_t i = 0; i < kPanel; ++i) {
                     sums[r][i] = multiply_add(first, bf16_to_float(weights[2 * i]), sums[r][i]);
                     sums[r][i] = multiply_add(second, bf16_to_float(weights[2 * i + 1]), sums[r][i]);
                 }
             }
-        store<R>(tile, row, sums);
+        store<R>(tile, sums);
     }
 };
 
 template <int R> struct Int8 {
-    static void run(const Tile &tile, int64_t row) {
+    static void run(const Tile &tile) {
         int32_t counts[R][kPanel];
         for (int r = 0; r < R; ++r)
-            for (int64_t i = 0; i < kPanel; ++i) counts[r][i] = -128 * tile.activations.sums[row + r];
+            for (int64_t i = 0; i < kPanel; ++i) counts[r][i] = tile.sums[r];
         const uint8_t *weights = tile.panel;
-        for (int64_t k = 0; k < tile.shape->padded_inputs(); k += 4, weights += 2 * kLine)
+        for (int64_t k = 0; k < tile.shape->steps(); ++k, weights += 2 * kLine)
             for (int r = 0; r < R; ++r) {
-                const int8_t *x = values_of<int8_t>(tile, row + r) + k;
+                const int8_t *x = values_of<R, int8_t>(tile, k, r);
                 for (int64_t i = 0; i < kPanel; ++i)
                     counts[r][i] += weights[4 * i] * x[0] + weights[4 * i + 1] * x[1] + weights[4 * i + 2] * x[2] +
                                     weights[4 * i + 3] * x[3];
@@ -106,26 +92,25 @@ template <int R> struct Int8 {
         Sums<R> sums;
         for (int r = 0; r < R; ++r)
             for (int64_t i = 0; i < kPanel; ++i)
-                sums[r][i] = static_cast<float>(counts[r][i]) * scales[i] * tile.activations.scales[row + r];
-        store<R>(tile, row, sums);
+                sums[r][i] = static_cast<float>(counts[r][i]) * scales[i] * tile.scales[r];
+        store<R>(tile, sums);
     }
 };
 
 template <int R> struct Int4 {
-    static void run(const Tile &tile, int64_t row) {
+    static void run(const Tile &tile) {
         Sums<R> sums = {};
         const Shape &shape = *tile.shape;
-        const int64_t groups = shape.groups();
+        const int64_t groups = shape.groups(), lines = shape.group / 4;
         const uint8_t *weights = tile.panel;
         for (int64_t group = 0; group < groups; ++group, weights += shape.group_bytes()) {
             int32_t counts[R][kPanel];
-            for (int r = 0; r < R; ++r) {
-                const int32_t sum = tile.activations.sums[(row + r) * groups + group];
-                for (int64_t i = 0; i < kPanel; ++i) counts[r][i] = shape.zero_points ? 0 : -8 * sum;
-            }
-            for (int64_t line = 0; line < shape.group / 4; ++line)
+            for (int r = 0; r < R; ++r)
+                for (int64_t i = 0; i < kPanel; ++i)
+                    counts[r][i] = shape.zero_points ? 0 : tile.sums[r * groups + group];
+            for (int64_t line = 0; line < lines; ++line)
                 for (int r = 0; r < R; ++r) {
-                    const int8_t *x = values_of<int8_t>(tile, row + r) + group * shape.group + line * 4;
+                    const int8_t *x = values_of<R, int8_t>(tile, group * lines + line, r);
                     const uint8_t *bytes = weights + line * kLine;
                     for (int64_t i = 0; i < 16; ++i)
                         for (int64_t j = 0; j < 4; ++j) {
@@ -133,9 +118,9 @@ template <int R> struct Int4 {
                             counts[r][i + 16] += (bytes[4 * i + j] >> 4) * x[j];
                         }
                 }
-            const auto *tail = reinterpret_cast<const uint16_t *>(weights + shape.group / 4 * kLine);
+            const auto *tail = reinterpret_cast<const uint16_t *>(weights + lines * kLine);
             for (int r = 0; r < R; ++r) {
-                const auto sum = static_cast<float>(-tile.activations.sums[(row + r) * groups + group]);
+                const auto sum = static_cast<float>(tile.sums[r * groups + group]);
                 for (int64_t i = 0; i < kPanel; ++i) {
                     sums[r][i] = multiply_add(static_cast<float>(counts[r][i]), half_to_float(tail[i]), sums[r][i]);
                     if (shape.zero_points) sums[r][i] = multiply_add(half_to_float(tail[kPanel + i]), sum, sums[r][i]);
@@ -143,15 +128,14 @@ template <int R> struct Int4 {
             }
         }
         for (int r = 0; r < R; ++r)
-            for (int64_t i = 0; i < kPanel; ++i) sums[r][i] *= tile.activations.scales[row + r];
-        store<R>(tile, row, sums);
+            for (int64_t i = 0; i < kPanel; ++i) sums[r][i] *= tile.scales[r];
+        store<R>(tile, sums);
     }
 };
 
-template <template <int> class Kernel> void rows_of(const Tile &tile) {
-    int64_t row = tile.first_row;
-    for (; row + kGenericRows <= tile.last_row; row += kGenericRows) Kernel<kGenericRows>::run(tile, row);
-    for (; row < tile.last_row; ++row) Kernel<1>::run(tile, row);
+template <template <int> class Kernel, int R = kGenericRows> void tile_of(const Tile &tile) {
+    if (tile.rows == R) Kernel<R>::run(tile);
+    else if constexpr (R > 1) tile_of<Kernel, R - 1>(tile);
 }
 
 } // namespace

@@ -9,7 +9,8 @@ namespace penstock {
 
 const Kernels *portable_kernels() {
     static const Kernels set = {
-        "portable", quantize, {rows_of<Float32>, rows_of<Bfloat16>, rows_of<Int8>, rows_of<Int4>}, nullptr, nullptr, {}};
+        "portable", quantize, {tile_of<Float32>, tile_of<Bfloat16>, tile_of<Int8>, tile_of<Int4>},
+        {kGenericRows, kGenericRows, kGenericRows, kGenericRows}, nullptr, {}};
     return &set;
 }
 

@@ -1,156 +1,141 @@
 #include "linear.hpp"
 
 #include "half.hpp"
+#include "memory.hpp"
 #include "pool.hpp"
+#include "values.hpp"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 
 namespace penstock {
 
 namespace {
 
 // Rows whose activations stay near the processor while panel after panel passes over them.
-constexpr int64_t kRowChunk = 192;
+constexpr int64_t kChunkRows = 192;
 // Weights that a thread claims at once: enough to make claiming cheap, little enough that threads end together.
 constexpr int64_t kTaskBytes = 96 * 1024;
 constexpr int64_t kTasksPerThread = 4;
 
-// Memory that grows and is kept: a step must not wait for the allocator.
-class Scratch {
-public:
-    uint8_t *take(int64_t bytes) {
-        if (bytes > size_) {
-            const auto rounded = static_cast<size_t>((bytes + kLine - 1) / kLine * kLine);
-            data_.reset(static_cast<uint8_t *>(std::aligned_alloc(kLine, rounded)));
-            if (!data_) throw std::bad_alloc();
-            size_ = static_cast<int64_t>(rounded);
-        }
-        return data_.get();
-    }
+// Rows in tiles of nearly equal height: 13 of at most 12 are 6 and 7, not 12 and 1.
+struct Cut {
+    int64_t rows, tiles;
 
-private:
-    struct Free {
-        void operator()(uint8_t *pointer) const { std::free(pointer); }
-    };
-    std::unique_ptr<uint8_t, Free> data_;
-    int64_t size_ = 0;
+    Cut(int64_t all, int64_t most) : rows(all), tiles((all + most - 1) / most) {}
+    int64_t first(int64_t tile) const { return rows * tile / tiles; }
 };
 
-thread_local Scratch t_scratch;
+struct Activations {
+    const uint32_t *values; // tile after tile
+    const float *scales;
+    const int32_t *sums;
+};
 
-int64_t aligned(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+thread_local Memory t_activations;
+thread_local Memory t_row;
+thread_local Memory t_gate;
 
-// One line beyond a power of two, so that rows do not fight for the same sets of the cache.
-int64_t row_stride(int64_t bytes) { return aligned(bytes) + kLine; }
+// One row as the kernels want it: [steps] units, filled up with zeros.
+void prepare_row(const Shape &shape, const float *row, uint32_t *units, float *scale, int32_t *sums) {
+    const int64_t padded = shape.padded_inputs();
+    switch (shape.format) {
+    case Format::float32: std::memcpy(units, row, static_cast<size_t>(padded) * 4); break;
+    case Format::bfloat16:
+        units[shape.steps() - 1] = 0;
+        narrow(row, reinterpret_cast<uint16_t *>(units), shape.inputs);
+        break;
+    default: {
+        kernels().quantize(row, shape, reinterpret_cast<int8_t *>(units), scale, sums);
+        const int32_t factor = shape.format == Format::int8 ? -128 : shape.zero_points ? -1 : -8;
+        for (int64_t group = 0; group < shape.groups(); ++group) sums[group] *= factor;
+    }
+    }
+}
 
-Activations quantized(const Shape &shape, const Rows &x, int64_t rows) {
-    const int64_t stride = row_stride(shape.padded_inputs()), groups = shape.groups();
-    const int64_t scales_at = stride * rows, sums_at = scales_at + aligned(rows * 4);
-    uint8_t *memory = t_scratch.take(sums_at + rows * groups * 4);
+void interleave(const uint32_t *row, int64_t steps, int64_t rows, uint32_t *panel) {
+    for (int64_t step = 0; step < steps; ++step) panel[step * rows] = row[step];
+}
+
+Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
+    const int64_t steps = shape.steps(), groups = shape.groups();
+    const int64_t scales_at = aligned(cut.rows * steps * 4), sums_at = scales_at + aligned(cut.rows * 4);
+    uint8_t *memory = t_activations.take(sums_at + cut.rows * groups * 4);
+    auto *units = reinterpret_cast<uint32_t *>(memory);
     auto *scales = reinterpret_cast<float *>(memory + scales_at);
     auto *sums = reinterpret_cast<int32_t *>(memory + sums_at);
-    const Kernels &set = kernels();
-    pool()->run(rows, [&](int64_t row) {
-        set.quantize(
-            x, row, shape, reinterpret_cast<int8_t *>(memory + row * stride), scales + row, sums + row * groups);
-    });
-    return {memory, stride, scales, sums};
-}
-
-// The values themselves where they are as the kernel wants them, else converted.
-Activations dense(const Shape &shape, const Rows &x, int64_t rows) {
-    const bool wide = shape.format == Format::float32;
-    const int64_t size = wide ? 4 : 2;
-    if (x.type == (wide ? Type::float32 : Type::bfloat16) && shape.padded_inputs() == shape.inputs)
-        return {static_cast<const uint8_t *>(x.data), x.stride * size, nullptr, nullptr};
-    const int64_t stride = row_stride(shape.padded_inputs() * size);
-    uint8_t *memory = t_scratch.take(stride * rows);
-    pool()->run(rows, [&](int64_t row) {
-        uint8_t *target = memory + row * stride;
-        std::memset(target, 0, static_cast<size_t>(shape.padded_inputs() * size));
-        const auto *narrow = static_cast<const uint16_t *>(x.data) + row * x.stride;
-        const auto *values = static_cast<const float *>(x.data) + row * x.stride;
-        if (wide) {
-            for (int64_t i = 0; i < shape.inputs; ++i) reinterpret_cast<float *>(target)[i] = bf16_to_float(narrow[i]);
-        } else if (x.type == Type::bfloat16) {
-            std::memcpy(target, narrow, static_cast<size_t>(shape.inputs * 2));
-        } else {
-            for (int64_t i = 0; i < shape.inputs; ++i)
-                reinterpret_cast<uint16_t *>(target)[i] = float_to_bf16(values[i]);
+    pool()->run(cut.tiles, [&](int64_t tile) {
+        const int64_t first = cut.first(tile), rows = cut.first(tile + 1) - first;
+        uint32_t *panel = units + first * steps;
+        auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(steps * 4));
+        for (int64_t r = 0; r < rows; ++r) {
+            prepare_row(shape, x.row(first + r), row, scales + first + r, sums + (first + r) * groups);
+            if (rows > 1) interleave(row, steps, rows, panel + r);
         }
     });
-    return {memory, stride, nullptr, nullptr};
+    return {units, scales, sums};
 }
 
-} // namespace
-
-void linear(const Shape &shape, const uint8_t *packed, const Rows &x, int64_t rows, const Output &output) {
-    if (rows == 0) return;
-    const bool integer = shape.format == Format::int8 || shape.format == Format::int4;
-    const Activations activations = integer ? quantized(shape, x, rows) : dense(shape, x, rows);
+// Multiplies tiles [first, last) with one panel. `output` is that of the first tile's first row, at the panel's first column.
+void multiply(const Shape &shape, const uint8_t *packed, const float *bias, const Activations &x, const Cut &cut,
+              int64_t panel, int64_t first, int64_t last, const MutableRows &output) {
     const auto kernel = kernels().tile[static_cast<int>(shape.format)];
+    const int64_t columns = std::min(kPanel, shape.outputs - panel * kPanel);
+    for (int64_t tile = first; tile < last; ++tile) {
+        const int64_t row = cut.first(tile);
+        kernel({&shape, packed + panel * shape.panel_bytes(), x.values + row * shape.steps(), cut.first(tile + 1) - row,
+                x.scales + row, x.sums + row * shape.groups(), {output.row(row - cut.first(first)), output.stride},
+                columns, bias ? bias + panel * kPanel : nullptr});
+    }
+}
 
-    const int64_t panels = shape.panels(), panel_bytes = shape.panel_bytes();
+// Calls work(panel, first tile, last tile) for all panels and chunks of tiles, on all threads.
+template <typename Work> void for_tiles(const Cut &cut, int64_t panels, int64_t panel_bytes, const Work &work) {
     const auto threads = pool();
     const int64_t share = panels / (threads->threads() * kTasksPerThread);
     const int64_t together = std::max<int64_t>(1, std::min(kTaskBytes / std::max<int64_t>(panel_bytes, 1), share));
     const int64_t batches = (panels + together - 1) / together;
-    const int64_t chunks = (rows + kRowChunk - 1) / kRowChunk;
+    const int64_t chunks = (cut.rows + kChunkRows - 1) / kChunkRows;
     threads->run(chunks * batches, [&](int64_t task) {
         const int64_t chunk = task / batches, batch = task % batches;
-        const int64_t last_panel = std::min(panels, (batch + 1) * together);
-        for (int64_t panel = batch * together; panel < last_panel; ++panel)
-            kernel({&shape, packed + panel * panel_bytes, panel * kPanel, activations, chunk * kRowChunk,
-                    std::min(rows, (chunk + 1) * kRowChunk), output});
+        const int64_t first = cut.tiles * chunk / chunks, last = cut.tiles * (chunk + 1) / chunks;
+        for (int64_t panel = batch * together; panel < std::min(panels, (batch + 1) * together); ++panel)
+            work(panel, first, last);
     });
 }
 
-namespace {
-
-struct Choice {
-    const Kernels *sets[4] = {};
-    const Kernels *chosen = nullptr;
-    Choice() {
-        int count = 0;
-#if defined(PENSTOCK_AVX512) || defined(PENSTOCK_AVX2)
-        __builtin_cpu_init();
-#endif
-#if defined(PENSTOCK_AVX512)
-        if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16"))
-            sets[count++] = avx512_kernels();
-#endif
-#if defined(PENSTOCK_AVX2)
-        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
-            sets[count++] = avx2_kernels();
-#endif
-        sets[count] = portable_kernels();
-        chosen = sets[0];
-    }
-};
-
-Choice &choice() {
-    static Choice instance;
-    return instance;
-}
+Cut cut_for(const Shape &shape, int64_t rows) { return {rows, kernels().tile_rows[static_cast<int>(shape.format)]}; }
 
 } // namespace
 
-const Kernels *const *available_kernels() { return choice().sets; }
+void linear(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows,
+            const MutableRows &output) {
+    if (rows == 0) return;
+    const Cut cut = cut_for(shape, rows);
+    const Activations activations = prepare(shape, x, cut);
+    for_tiles(cut, shape.panels(), shape.panel_bytes(), [&](int64_t panel, int64_t first, int64_t last) {
+        const MutableRows target{output.row(cut.first(first)) + panel * kPanel, output.stride};
+        multiply(shape, packed, bias, activations, cut, panel, first, last, target);
+    });
+}
 
-const Kernels &kernels() { return *choice().chosen; }
-
-bool use_kernels(const char *name) {
-    for (const Kernels *const *set = choice().sets; *set; ++set)
-        if (std::strcmp((*set)->name, name) == 0) {
-            choice().chosen = *set;
-            return true;
+void gated_linear(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows, Gate gate,
+                  const MutableRows &output) {
+    if (rows == 0) return;
+    const Cut cut = cut_for(shape, rows);
+    const Activations activations = prepare(shape, x, cut);
+    const int64_t pairs = shape.panels() / 2;
+    for_tiles(cut, pairs, 2 * shape.panel_bytes(), [&](int64_t pair, int64_t first, int64_t last) {
+        const int64_t begin = cut.first(first), count = cut.first(last) - begin;
+        // A pair's sums stay in the first cache until they are one value.
+        auto *sums = reinterpret_cast<float *>(t_gate.take(count * 2 * kPanel * 4));
+        multiply(shape, packed, bias, activations, cut, pair, first, last, {sums, 2 * kPanel});
+        multiply(shape, packed, bias, activations, cut, pair + pairs, first, last, {sums + kPanel, 2 * kPanel});
+        for (int64_t row = 0; row < count; ++row) {
+            const float *both = sums + row * 2 * kPanel;
+            gate(both, both + kPanel, output.row(begin + row) + pair * kPanel, kPanel);
         }
-    return false;
+    });
 }
 
 } // namespace penstock

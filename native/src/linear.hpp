@@ -2,7 +2,7 @@
 //
 // Every output is one chain of operations over the inputs in ascending order, the same for any number of rows, threads
 // and neighbours: tiles are cut over rows and outputs only. Integer weights meet activations that are quantized row by
-// row to 8 bits, with one scale for a row.
+// row to 8 bits, with one scale for a row; bfloat16 weights meet activations rounded to bfloat16.
 #pragma once
 
 #include "formats.hpp"
@@ -13,55 +13,51 @@
 
 namespace penstock {
 
-enum class Type : int { float32, bfloat16 };
-
-// Rows of values, `stride` elements apart.
+// Rows of floats, `stride` apart.
 struct Rows {
-    const void *data;
-    Type type;
+    const float *data;
     int64_t stride;
+
+    PENSTOCK_INLINE const float *row(int64_t index) const { return data + index * stride; }
 };
 
-// Rows as a kernel reads them: float32, bfloat16 or int8 values, `stride` bytes apart, filled up with zeros to the
-// weight's padded inputs.
-struct Activations {
-    const uint8_t *values;
+struct MutableRows {
+    float *data;
     int64_t stride;
-    // For int8 values: of each row its scale, and the sum of its values in each of the weight's groups.
-    const float *scales;
-    const int32_t *sums;
+
+    PENSTOCK_INLINE float *row(int64_t index) const { return data + index * stride; }
 };
 
-struct Output {
-    void *data;
-    Type type;
-    int64_t stride;
-    const float *bias; // may be null
-};
-
-// Some rows times one panel.
+// Some rows times one panel. Values are in units of four bytes, which are as many inputs as one step of the weight's
+// format takes: [steps][rows] units.
 struct Tile {
     const Shape *shape;
     const uint8_t *panel;
-    int64_t first_output;
-    Activations activations;
-    int64_t first_row, last_row;
-    Output output;
+    const uint32_t *values;
+    int64_t rows;
+    // For int8 values: the scale of each row, and for each row and group of the weight the sum of its values, times −128
+    // for int8 weights, −8 for int4 weights and −1 for those with zero points.
+    const float *scales;
+    const int32_t *sums;
+    // The tile's first row and column; as many columns as the panel has outputs.
+    MutableRows output;
+    int64_t columns;
+    const float *bias; // of the panel's outputs; may be null
 };
 
 struct Block;
-struct Plane;
 
 // What an instruction set provides.
 struct Kernels {
     const char *name;
-    // One row to int8 [padded inputs]: values = round(x / scale), scale = max|x| / 127; sums of `groups` equal groups.
+    // One row to int8 [padded inputs]: values = round(x / scale), scale = max|x| / 127; sums of the weight's groups.
     // A row with NaN or infinities gets a scale of NaN.
-    void (*quantize)(const Rows &rows, int64_t row, const Shape &shape, int8_t *values, float *scale, int32_t *sums);
-    void (*tile[4])(const Tile &tile); // by Format
-    // Attention's inner part for head sizes that are a multiple of 16 (see attention_block.hpp); null where it has none.
+    void (*quantize)(const float *row, const Shape &shape, int8_t *values, float *scale, int32_t *sums);
+    // By Format: a tile, and how many rows it has at most.
+    void (*tile[4])(const Tile &tile);
+    int64_t tile_rows[4];
+    // Attention's inner part (attention_block.hpp); null where it has none.
     void (*attend_block)(const Block &block);
-    void (*turn_keys)(const Plane &keys, int64_t size, int64_t count, float *columns);
     // Loops of nothing but products in registers, for int8, bfloat16 and float32 (see ceilings.hpp); null where it has none.
     int64_t (*compute[3])(int64_t rounds);
 };
@@ -85,7 +81,14 @@ const Kernels &kernels();
 // Use the kernels called `name`; false where they are not available.
 bool use_kernels(const char *name);
 
+// What the outputs of a pair of panels become: output i is gate(i, i + half) of all outputs.
+using Gate = void (*)(const float *gate, const float *up, float *output, int64_t count);
+
 // `output` [rows, shape.outputs] from `x` [rows, shape.inputs].
-void linear(const Shape &shape, const uint8_t *packed, const Rows &x, int64_t rows, const Output &output);
+void linear(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows,
+            const MutableRows &output);
+// The same for outputs [gates | ups], whose halves are whole panels: `output` [rows, shape.outputs / 2] is `gate` of both.
+void gated_linear(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows, Gate gate,
+                  const MutableRows &output);
 
 } // namespace penstock

@@ -1,8 +1,8 @@
 #include "quantize.hpp"
 
 #include "clones.hpp"
+#include "linear.hpp"
 #include "pool.hpp"
-#include "values.hpp"
 
 #include <cstring>
 #include <limits>
@@ -78,11 +78,11 @@ float best_scale(const float *values, int64_t padded) {
 
 } // namespace
 
-void round_int8(const Rows &weight, int64_t outputs, int64_t inputs, int8_t *values, float *scales) {
+void round_int8(const Stored &weight, int64_t outputs, int64_t inputs, int8_t *values, float *scales) {
     pool()->run(outputs, [&](int64_t output) {
         thread_local std::vector<float> row;
         row.resize(static_cast<size_t>(inputs));
-        read_values(weight.data, weight.type, output * weight.stride, inputs, row.data());
+        read_values(weight, output * weight.stride, inputs, row.data());
         const uint32_t largest = largest_of(row.data(), inputs);
         scales[output] = quantized_scale(largest);
         if (!is_finite(largest)) row.assign(row.size(), 0.0f);
@@ -93,13 +93,13 @@ void round_int8(const Rows &weight, int64_t outputs, int64_t inputs, int8_t *val
 }
 
 void round_int4(
-    const Rows &weight, int64_t outputs, int64_t inputs, int64_t group, uint8_t *values, uint16_t *scales) {
+    const Stored &weight, int64_t outputs, int64_t inputs, int64_t group, uint8_t *values, uint16_t *scales) {
     const int64_t groups = (inputs + group - 1) / group;
     const int64_t padded = (group + kLanes - 1) / kLanes * kLanes;
     pool()->run(outputs, [&](int64_t output) {
         thread_local std::vector<float> row, part;
         row.resize(static_cast<size_t>(inputs));
-        read_values(weight.data, weight.type, output * weight.stride, inputs, row.data());
+        read_values(weight, output * weight.stride, inputs, row.data());
         for (int64_t g = 0; g < groups; ++g) {
             const int64_t begin = g * group, count = inputs - begin < group ? inputs - begin : group;
             part.assign(static_cast<size_t>(padded), 0.0f);

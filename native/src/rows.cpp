@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
 namespace penstock {
 
@@ -25,14 +24,7 @@ template <typename Work> void for_rows(int64_t rows, int64_t width, const Work &
     });
 }
 
-// A thread's own memory for `count` floats.
-float *scratch(int64_t count) {
-    thread_local std::vector<float> memory;
-    if (static_cast<int64_t>(memory.size()) < count) memory.resize(static_cast<size_t>(count));
-    return memory.data();
-}
-
-PENSTOCK_CLONES void normalise(const Norm &norm, float *x) {
+PENSTOCK_CLONES void normalise(const Norm &norm, const float *x, float *y) {
     float sums[kLanes] = {};
     const int64_t whole = norm.width / kLanes * kLanes;
     for (int64_t i = 0; i < whole; i += kLanes)
@@ -41,7 +33,7 @@ PENSTOCK_CLONES void normalise(const Norm &norm, float *x) {
     for (int64_t half = kLanes / 2; half > 0; half /= 2)
         for (int64_t lane = 0; lane < half; ++lane) sums[lane] += sums[lane + half];
     const float factor = 1.0f / std::sqrt(sums[0] / static_cast<float>(norm.width) + norm.eps);
-    for (int64_t i = 0; i < norm.width; ++i) x[i] = x[i] * factor * norm.weight[i];
+    for (int64_t i = 0; i < norm.width; ++i) y[i] = x[i] * factor * norm.weight[i];
 }
 
 PENSTOCK_CLONES void add(const float *x, float *into, int64_t count) {
@@ -58,6 +50,26 @@ PENSTOCK_CLONES void turn(const float *cos_sin, float *head, int64_t size) {
     }
 }
 
+PENSTOCK_CLONES void multiply(float factor, float *values, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) values[i] *= factor;
+}
+
+PENSTOCK_CLONES void bound(float cap, float *values, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        const float twice = exponential(2.0f * (values[i] / cap));
+        values[i] = cap * (1.0f - 2.0f / (twice + 1.0f));
+    }
+}
+
+// Pieces of a long run of values for all threads; what a value becomes does not depend on where it is cut.
+template <typename Work> void for_pieces(float *values, int64_t count, const Work &work) {
+    pool()->run((count + kTaskValues - 1) / kTaskValues, [&](int64_t task) {
+        work(values + task * kTaskValues, std::min(kTaskValues, count - task * kTaskValues));
+    });
+}
+
+} // namespace
+
 PENSTOCK_CLONES void silu_gate(const float *gate, const float *up, float *output, int64_t count) {
     for (int64_t i = 0; i < count; ++i) output[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
 }
@@ -71,65 +83,43 @@ PENSTOCK_CLONES void gelu_gate(const float *gate, const float *up, float *output
     }
 }
 
-} // namespace
-
-void rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &output) {
-    for_rows(rows, norm.width, [&](int64_t row) {
-        float *values = scratch(norm.width);
-        read_values(x.data, x.type, row * x.stride, norm.width, values);
-        normalise(norm, values);
-        write_values(values, output, row * output.stride, norm.width);
-    });
+void rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &y) {
+    for_rows(rows, norm.width, [&](int64_t row) { normalise(norm, x.row(row), y.row(row)); });
 }
 
-void add_rms_norm(
-    const Norm &norm, const Rows &x, int64_t rows, const MutableRows &residual, const MutableRows &output) {
+void add_rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &residual, const MutableRows &y) {
     for_rows(rows, norm.width, [&](int64_t row) {
-        float *values = scratch(2 * norm.width), *other = values + norm.width;
-        read_values(residual.data, residual.type, row * residual.stride, norm.width, values);
-        read_values(x.data, x.type, row * x.stride, norm.width, other);
-        add(other, values, norm.width);
-        write_values(values, residual, row * residual.stride, norm.width);
-        // What is normalised is what the next layer reads.
-        read_values(residual.data, residual.type, row * residual.stride, norm.width, values);
-        normalise(norm, values);
-        write_values(values, output, row * output.stride, norm.width);
+        add(x.row(row), residual.row(row), norm.width);
+        normalise(norm, residual.row(row), y.row(row));
     });
 }
 
 void head_norm(const Heads &heads, const Norm &query, const Norm &key, const MutableRows &qkv, int64_t rows) {
-    const int64_t width = (heads.query + heads.key) * heads.size;
-    for_rows(rows, width, [&](int64_t row) {
-        float *values = scratch(width);
-        read_values(qkv.data, qkv.type, row * qkv.stride, width, values);
-        for (int64_t head = 0; head < heads.query + heads.key; ++head)
-            normalise(head < heads.query ? query : key, values + head * heads.size);
-        write_values(values, qkv, row * qkv.stride, width);
+    for_rows(rows, (heads.query + heads.key) * heads.size, [&](int64_t row) {
+        for (int64_t head = 0; head < heads.query + heads.key; ++head) {
+            float *values = qkv.row(row) + head * heads.size;
+            normalise(head < heads.query ? query : key, values, values);
+        }
     });
 }
 
-void rotary(
-    const Heads &heads, const Rows &table, const int64_t *positions, const MutableRows &qkv, int64_t rows) {
-    const int64_t width = (heads.query + heads.key) * heads.size;
-    for_rows(rows, width, [&](int64_t row) {
-        float *values = scratch(width + 2 * heads.size), *angles = values + width;
-        read_values(qkv.data, qkv.type, row * qkv.stride, width, values);
-        read_values(table.data, table.type, positions[row] * table.stride, 2 * heads.size, angles);
+void rotary(const Heads &heads, const Rows &table, const int64_t *positions, const MutableRows &qkv, int64_t rows) {
+    for_rows(rows, (heads.query + heads.key) * heads.size, [&](int64_t row) {
         for (int64_t head = 0; head < heads.query + heads.key; ++head)
-            turn(angles, values + head * heads.size, heads.size);
-        write_values(values, qkv, row * qkv.stride, width);
+            turn(table.row(positions[row]), qkv.row(row) + head * heads.size, heads.size);
     });
 }
 
-void gated_activation(
-    Activation activation, const Rows &x, int64_t rows, int64_t width, const MutableRows &output) {
-    const auto gate_with = activation == Activation::silu ? silu_gate : gelu_gate;
-    for_rows(rows, 2 * width, [&](int64_t row) {
-        float *gate = scratch(3 * width), *result = gate + 2 * width;
-        read_values(x.data, x.type, row * x.stride, 2 * width, gate);
-        gate_with(gate, gate + width, result, width);
-        write_values(result, output, row * output.stride, width);
-    });
+void gated_activation(Gate gate, const Rows &x, int64_t rows, int64_t width, const MutableRows &y) {
+    for_rows(rows, 2 * width, [&](int64_t row) { gate(x.row(row), x.row(row) + width, y.row(row), width); });
+}
+
+void scale(float factor, float *values, int64_t count) {
+    for_pieces(values, count, [&](float *piece, int64_t size) { multiply(factor, piece, size); });
+}
+
+void soft_cap(float cap, float *values, int64_t count) {
+    for_pieces(values, count, [&](float *piece, int64_t size) { bound(cap, piece, size); });
 }
 
 } // namespace penstock

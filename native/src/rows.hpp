@@ -1,8 +1,7 @@
-// What happens to each row of a step between the projections: norms, rotary embedding, gated activation. Values are
-// float32 or bfloat16; everything is computed in float32 and rounded once, where it is stored.
+// What happens to each row of a step between the projections: norms, rotary embedding, gated activation, in float32.
 #pragma once
 
-#include "values.hpp"
+#include "linear.hpp"
 
 #include <cstdint>
 
@@ -19,20 +18,21 @@ struct Heads {
     int64_t query, key, size;
 };
 
-enum class Activation : int { silu, gelu_tanh };
-
-// output = x / sqrt(mean(x²) + eps) · weight
-void rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &output);
-// residual += x, stored; output = rms_norm(residual)
-void add_rms_norm(
-    const Norm &norm, const Rows &x, int64_t rows, const MutableRows &residual, const MutableRows &output);
+// y = x / sqrt(mean(x²) + eps) · weight; y may be x.
+void rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &y);
+// residual += x; y = rms_norm(residual); y may be x.
+void add_rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &residual, const MutableRows &y);
 // rms_norm of each query and key head in place, by the weight of its kind; both have heads.size as their width.
 void head_norm(const Heads &heads, const Norm &query, const Norm &key, const MutableRows &qkv, int64_t rows);
 // Turns query and key heads in place. `table` has for each position (cos, cos, −sin, sin), 2 · heads.size values.
-void rotary(
-    const Heads &heads, const Rows &table, const int64_t *positions, const MutableRows &qkv, int64_t rows);
-// output [width] = activation(gate) · up of x = [gate | up]
-void gated_activation(
-    Activation activation, const Rows &x, int64_t rows, int64_t width, const MutableRows &output);
+void rotary(const Heads &heads, const Rows &table, const int64_t *positions, const MutableRows &qkv, int64_t rows);
+// output[i] = silu(gate[i]) · up[i], and the same for the tanh form of gelu.
+void silu_gate(const float *gate, const float *up, float *output, int64_t count);
+void gelu_gate(const float *gate, const float *up, float *output, int64_t count);
+// y [width] = gate of x = [gates | ups]
+void gated_activation(Gate gate, const Rows &x, int64_t rows, int64_t width, const MutableRows &y);
+// values · factor, and cap · tanh(values / cap), in place
+void scale(float factor, float *values, int64_t count);
+void soft_cap(float cap, float *values, int64_t count);
 
 } // namespace penstock

@@ -1,19 +1,26 @@
 // Stored values to floats and back.
 #pragma once
 
-#include "linear.hpp"
+#include <cstdint>
 
 namespace penstock {
 
-struct MutableRows {
+// What values in Python's arrays and in the cache are.
+enum class Type : int { float32, bfloat16 };
+
+// Rows of stored values, `stride` values apart.
+struct Stored {
     void *data;
     Type type;
     int64_t stride;
 };
 
-// `count` values from element `at` on, as floats.
-void read_values(const void *data, Type type, int64_t at, int64_t count, float *into);
-// And back, rounded to the nearest where the rows are bfloat16.
-void write_values(const float *from, const MutableRows &rows, int64_t at, int64_t count);
+void widen(const uint16_t *from, float *into, int64_t count);
+// To the nearest bfloat16, ties to even.
+void narrow(const float *from, uint16_t *into, int64_t count);
+
+// `count` values from element `at` on, as floats, and back.
+void read_values(const Stored &rows, int64_t at, int64_t count, float *into);
+void write_values(const float *from, const Stored &rows, int64_t at, int64_t count);
 
 } // namespace penstock

@@ -8,6 +8,7 @@ from penstock.assembly import build
 from penstock.assembly.prepare import prepare
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
+from penstock.kernels.cpu import operations
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu_torch import CPU_TORCH
 from penstock.kernels.reference import REFERENCE
@@ -28,6 +29,7 @@ def test_the_native_kernels_keep_the_promise(quantization: str) -> None:
 def test_without_them_the_start_says_why_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "OBSTACLE", "they were not built")
     monkeypatch.setattr(packing, "OBSTACLE", "they were not built")
+    monkeypatch.setattr(operations, "OBSTACLE", "they were not built")
     monkeypatch.setattr(build, "IMPLEMENTATIONS", (*CPU_TORCH, *REFERENCE))
     said = notes()
     assert any("attention" in note and "linear" in note for note in said)

@@ -10,7 +10,7 @@ from kernels.linear.cases import CASES as LINEAR
 from kernels.norm.cases import CASES as NORM
 from kernels.rotary.cases import CASES as ROTARY
 from kernels.rows.cases import CASES as ROWS
-from penstock.kernels.cpu.implementations import NATIVE
+from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE

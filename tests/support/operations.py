@@ -11,9 +11,12 @@ from penstock.core.kv import LayerKV
 from penstock.kernels.batch import GroupBatch, StepBatch
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import pack_dense
-from penstock.kernels.dispatch import Binding, Implementation, StepState
+from penstock.kernels.dispatch import Binding, FusedStep, Fusible, Implementation, Kernel, StepState
 from penstock.kernels.packing import Weight, pack_linear, packing_obstacle
-from penstock.kernels.signature import Attention, Operation
+from penstock.kernels.reference import REFERENCE
+from penstock.kernels.signature import Attention, Operation, SelectRows
+from penstock.kernels.tape import Value
+from support.layouts import slots_of, stored
 from support.stepping import ShuffledStorage
 
 BLOCK_SIZE = 16
@@ -65,6 +68,7 @@ class Bench:
         )
         longest = max(context for _, context in case.rows)
         self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE)
+        self._widths: list[int] = []
 
     @property
     def tokens(self) -> int:
@@ -73,6 +77,7 @@ class Bench:
     def run(self, implementation: Implementation, *, reusable: bool = True, only: int | None = None) -> Run:
         """Carry the operation out, its matrices packed as it wants; with `only`, for that row of the batch alone."""
         chosen = range(len(self.case.rows)) if only is None else [only]
+        self.storage.layout = "tiles" if implementation.name == "native" else "slots"
         self._fill_planes()
         batch, tokens = self._batch(list(chosen))
         weights = {
@@ -82,7 +87,7 @@ class Bench:
         reusables = (reusable,) * len(self.case.widths)
         binding = Binding(weights, self.storage, self.dtype, reusables)
         assert implementation.supports(self.case.operation, binding) is None
-        kernel: Callable[..., Tensor | tuple[Tensor, ...] | None] = implementation.prepare(self.case.operation, binding)
+        kernel = self._kernel(implementation.prepare(self.case.operation, binding))
         inputs = [value[tokens].clone() for value in self.inputs]
         with torch.inference_mode():
             made = kernel(StepState(batch), *inputs)
@@ -90,25 +95,51 @@ class Bench:
         if not reusable:
             for value, given in zip(inputs, self.inputs, strict=True):
                 assert torch.equal(value, given[tokens]), "an input that is needed afterwards was overwritten"
-        planes = self.storage.planes(0)
+        keys, values = self.storage.planes(0)
+        planes = slots_of(keys, "key", self.storage.layout), slots_of(values, "value", self.storage.layout)
         return Run(tuple(output.clone() for output in outputs), (planes[0].clone(), planes[1].clone()))
+
+    def _kernel(self, prepared: Kernel | Fusible) -> Kernel:
+        """What an implementation made of the operation; a part of a fused kernel becomes one of its own."""
+        if callable(prepared):
+            return prepared
+        inputs = tuple(Value(index, width) for index, width in enumerate(self.case.widths))
+        selected = isinstance(self.case.operation, SelectRows)
+        outputs = tuple(
+            Value(len(inputs) + index, width, selected) for index, width in enumerate(self._output_widths())
+        )
+        return prepared.fuse([FusedStep(prepared, inputs, outputs)], outputs, self.dtype)
+
+    def _output_widths(self) -> list[int]:
+        if not self._widths:
+            layout = self.storage.layout
+            reference = next(entry for entry in REFERENCE if entry.operation is type(self.case.operation))
+            self._widths = [output.shape[1] for output in self.run(reference).outputs]
+            self.storage.layout = layout
+            self._fill_planes()
+        return self._widths
 
     def _normal(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator).to(self.dtype)
 
     def _fill_planes(self) -> None:
         """Every row's context into its blocks; what nobody owns holds NaN."""
-        keys, values = self.storage.planes(0)
-        keys.fill_(torch.nan), values.fill_(torch.nan)
-        first = 0
+        planes = self.storage.planes(0)
+        for plane in planes:
+            plane.fill_(torch.nan)
         for row, (_, context) in enumerate(self.case.rows):
             for block in self.storage.tables[0][row, : -(-context // BLOCK_SIZE)].tolist():
                 self.storage.own(0, block)
+        keys, values = (plane.clone() for plane in planes)
+        first = 0
+        for row, (_, context) in enumerate(self.case.rows):
             slots = self._slots(row, range(context))
             keys[slots], values[slots] = self.context[first : first + context].unbind(1)
             first += context
         if isinstance(self.case.operation, Attention):
             self._write_own(keys, values)
+        planes[0].copy_(stored(keys, "key", self.storage.layout))
+        planes[1].copy_(stored(values, "value", self.storage.layout))
 
     def _write_own(self, keys: Tensor, values: Tensor) -> None:
         """The step's own keys and values, which are written before attention reads them."""

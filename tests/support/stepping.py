@@ -10,8 +10,9 @@ from torch import Tensor
 
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.cpu.operations import NATIVE, kv_layout
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
-from penstock.kernels.dispatch import Dispatcher, Implementation
+from penstock.kernels.dispatch import Dispatcher, Implementation, KVLayout
 from penstock.kernels.program import Program, compile_program
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
@@ -24,9 +25,16 @@ class ShuffledStorage:
     """KV planes with block tables in random order; blocks that no row owns hold NaN, so that reading one is seen."""
 
     def __init__(
-        self, layers: Sequence[LayerKV], dtype: torch.dtype, tokens: int, rows: int, block_size: int = 16
+        self,
+        layers: Sequence[LayerKV],
+        dtype: torch.dtype,
+        tokens: int,
+        rows: int,
+        block_size: int = 16,
+        layout: KVLayout = "slots",
     ) -> None:
         self.block_size = block_size
+        self.layout = layout
         self.spec = build_kv_spec(layers, str(dtype).removeprefix("torch."), block_size)
         self._group = {layer: index for index, group in enumerate(self.spec.groups) for layer in group.layers}
         per_row = -(-tokens // block_size)
@@ -130,6 +138,8 @@ def make_stepper(
     declaration = declaration or declare(checkpoint.config)
     weights = load_weights(checkpoint, declaration, dtype, packing=packing)
     storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows)
+    if set(NATIVE) <= set(implementations):
+        storage.layout = kv_layout(storage.spec, dtype)
     program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(implementations))
     return Stepper(program, storage)
 

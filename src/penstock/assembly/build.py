@@ -15,6 +15,7 @@ from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.kernels.cpu.operations import kv_layout
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
@@ -77,7 +78,8 @@ def build_engine(
     tokenizer = find_tokenizer(Path(config.model.tokenizer), declaration.vocab_size)
     table = tokenizer.table if tokenizer else None
     budget.done("load tokenizer")
-    storage = KVStorage(config.cache.spec, config.cache.num_blocks)
+    spec = config.cache.spec
+    storage = KVStorage(spec, config.cache.num_blocks, kv_layout(spec, dtype))
     program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
     executor = ModelExecutor(program, storage, Sampler(declaration.vocab_size), table)
     executor.warm_up()

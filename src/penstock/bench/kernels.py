@@ -102,8 +102,7 @@ def measure_linear(
 
 def _measure_one(copies: list[NativeLinear], rows: int, ceilings: Ceilings) -> LinearFigures:
     outputs, inputs = copies[0].shape
-    dtype = torch.bfloat16 if copies[0].format == "bfloat16" else torch.float32
-    x, output = torch.randn(rows, inputs).to(dtype), torch.empty(rows, outputs, dtype=dtype)
+    x, output = torch.randn(rows, inputs), torch.empty(rows, outputs)
 
     def pass_over_all() -> None:
         for copy in copies:

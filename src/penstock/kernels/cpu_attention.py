@@ -18,6 +18,8 @@ _BLOCK_DIAGONAL_WIDTH = 128
 
 
 def _supports(op: Attention, binding: Binding) -> str | None:
+    if binding.kv.layout != "slots":
+        return "the cache is laid out for other kernels"
     stored = binding.kv.planes(op.layer)[0].dtype
     return None if stored is binding.dtype else f"keys are stored as {stored}, queries are {binding.dtype}"
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.cpu.implementations import NATIVE
+from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu_attention import ATTENTION
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, overwrites_input
 from penstock.kernels.packing import PackedLinear, packing_obstacle
@@ -142,6 +142,8 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
 
 
 def _write_kv_supports(op: WriteKV, binding: Binding) -> str | None:
+    if binding.kv.layout != "slots":
+        return "the cache is laid out for other kernels"
     stored = binding.kv.planes(op.layer)[0].dtype
     return None if stored is binding.dtype else f"values of {binding.dtype} are stored as {stored}"
 

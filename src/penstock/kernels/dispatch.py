@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,10 +12,19 @@ from penstock.kernels.batch import StepBatch
 from penstock.kernels.packing import Weight
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import Operation, RopeSpec, WeightRef
+from penstock.kernels.tape import Value
+
+KVLayout = Literal["slots", "tiles"]
+"""How a plane of the cache is laid out: [slots, KV heads, head_dim], or as native/src/kv.hpp says."""
 
 
 class KVStorage(Protocol):
     """Where keys and values are kept; the runtime owns it."""
+
+    @property
+    def layout(self) -> KVLayout:
+        """How all planes are laid out."""
+        ...
 
     @property
     def block_size(self) -> int:
@@ -23,7 +32,10 @@ class KVStorage(Protocol):
         ...
 
     def planes(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of `layer`, each [num_blocks · block_size, kv_heads, head_dim]."""
+        """Keys and values of `layer`, each of the shape [num_blocks · block_size, kv_heads, head_dim] and contiguous.
+
+        Where the layout is not "slots", the shape says how much memory there is, and nothing of its order.
+        """
         ...
 
     def group_of(self, layer: int) -> int:
@@ -43,6 +55,27 @@ class StepState:
 
 Kernel = Callable[..., Any]
 """(StepState, input tensors …) → the output tensor, a tuple of them where there are several, None where none."""
+
+
+class Fusible(Protocol):
+    """What an implementation may make of an operation instead of a kernel: a part of one, with those beside it."""
+
+    @staticmethod
+    def fuse(steps: "Sequence[FusedStep]", wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
+        """One kernel that carries out all `steps` in order and returns the values `wanted`, in `dtype`.
+
+        Its inputs are the values that steps read and none of them makes, in the order of their first use.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedStep:
+    """One operation among those that become one kernel: a fusible `part`, with the values that it reads and makes."""
+
+    part: Any
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,14 +123,14 @@ class Implementation:
         operation: the signature's class.
         row_function: whether each row's result depends on that row alone, bit for bit.
         supports: (operation, binding) → None where it fits, else the reason why not.
-        prepare: (operation, binding) → the function that runs each step.
+        prepare: (operation, binding) → the function that runs each step, or what becomes a part of one.
     """
 
     name: str
     operation: type[Operation]
     row_function: bool
     supports: Callable[[Any, Binding], str | None]
-    prepare: Callable[[Any, Binding], Kernel]
+    prepare: Callable[[Any, Binding], Kernel | Fusible]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """A recorded model bound to weights and KV storage: a flat list of calls that runs one step."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.dispatch import Binding, Choice, Dispatcher, Kernel, KVStorage, StepState
+from penstock.kernels.dispatch import Binding, Choice, Dispatcher, FusedStep, Fusible, Kernel, KVStorage, StepState
 from penstock.kernels.packing import Weight
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import RopeSpec
-from penstock.kernels.tape import Tape
+from penstock.kernels.tape import Tape, Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,23 +69,58 @@ class Program:
 def compile_program(
     tape: Tape, weights: Mapping[str, Weight], kv: KVStorage, dtype: torch.dtype, dispatcher: Dispatcher
 ) -> Program:
-    """Bind every recorded operation to an implementation, its weights and its KV planes.
+    """Bind every recorded operation to an implementation, its weights and its KV planes; fuse those that can be.
 
-    Raises ConfigurationError where no implementation fits an operation.
+    The result is in float32 where the kernel that makes it is fused, else in `dtype`. Raises ConfigurationError where
+    no implementation fits an operation.
     """
     rope_tables: dict[RopeSpec, RopeTable] = {}
-    registers = _Registers()
-    instructions: list[Instruction] = []
+    bound: list[_Bound] = []
     for step, dying in zip(tape.steps, tape.last_uses(), strict=True):
         reusable = tuple(value.index in dying for value in step.inputs)
         binding = Binding(weights, kv, dtype, reusable, rope_tables)
-        implementation = dispatcher.choose(step.operation, binding)
-        inputs = tuple(registers.of(value.index) for value in step.inputs)
-        outputs = tuple(registers.of(value.index) for value in step.outputs)
-        instructions.append(Instruction(implementation.prepare(step.operation, binding), inputs, outputs))
-        for index in dying:
-            registers.free(index)
+        prepared = dispatcher.choose(step.operation, binding).prepare(step.operation, binding)
+        bound.append(_Bound(prepared, step.inputs, step.outputs))
+    calls = _fuse(bound, tape.result, dtype)
+    registers = _Registers()
+    instructions: list[Instruction] = []
+    last_use = {value: index for index, call in enumerate(calls) for value in (*call.inputs, *call.outputs)}
+    for index, call in enumerate(calls):
+        assert callable(call.prepared)
+        inputs = tuple(registers.of(value.index) for value in call.inputs)
+        outputs = tuple(registers.of(value.index) for value in call.outputs)
+        instructions.append(Instruction(call.prepared, inputs, outputs))
+        for value in dict.fromkeys((*call.inputs, *call.outputs)):
+            if last_use[value] == index and value != tape.result:
+                registers.free(value.index)
     return Program(instructions, registers.count, registers.of(tape.result.index), dispatcher.report())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Bound:
+    """What was made of an operation, or of several, with the values that it reads and makes."""
+
+    prepared: Kernel | Fusible
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+
+
+def _fuse(calls: Sequence[_Bound], result: Value, dtype: torch.dtype) -> list[_Bound]:
+    """The same calls with every run of fusible ones as one."""
+    fused: list[_Bound] = []
+    for run, members in itertools.groupby(enumerate(calls), lambda call: type(call[1].prepared)):
+        group = list(members)
+        if not hasattr(run, "fuse"):
+            fused.extend(call for _, call in group)
+            continue
+        steps = [FusedStep(call.prepared, call.inputs, call.outputs) for _, call in group]
+        later = {value for call in calls[group[-1][0] + 1 :] for value in call.inputs} | {result}
+        made = dict.fromkeys(value for step in steps for value in step.outputs)
+        given = tuple(dict.fromkeys(value for step in steps for value in step.inputs if value not in made))
+        wanted = tuple(value for value in made if value in later)
+        kernel = run.fuse(steps, wanted, torch.float32 if wanted == (result,) else dtype)
+        fused.append(_Bound(kernel, given, wanted))
+    return fused
 
 
 class _Registers:

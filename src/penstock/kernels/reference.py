@@ -128,6 +128,10 @@ def _rotary(op: Rotary, _binding: Binding) -> Kernel:
     return run
 
 
+def _takes_slots(_op: WriteKV | Attention, binding: Binding) -> str | None:
+    return None if binding.kv.layout == "slots" else "the cache is laid out for other kernels"
+
+
 def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
     key_plane, value_plane = binding.kv.planes(op.layer)
     group = binding.kv.group_of(op.layer)
@@ -208,8 +212,8 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(AddRmsNorm, _add_rms_norm),
     _reference(HeadNorm, _head_norm),
     _reference(Rotary, _rotary),
-    _reference(WriteKV, _write_kv),
-    _reference(Attention, _attention),
+    _reference(WriteKV, _write_kv, _takes_slots),
+    _reference(Attention, _attention, _takes_slots),
     # Where a thread's share ends, torch computes the last few values by another routine than full vectors.
     _reference(GatedActivation, _gated_activation, row_function=False),
     _reference(Scale, _scale),

@@ -25,10 +25,15 @@ from penstock.kernels.signature import (
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A matrix that the program computes: `index` is unique in its tape, `width` is its columns."""
+    """A matrix that the program computes.
+
+    `index` is unique in its tape and `width` is its columns. It has a row for each token of the step, or, where it is
+    `selected`, for each token whose logits are wanted.
+    """
 
     index: int
     width: int
+    selected: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,7 @@ class Tape:
     ) -> tuple[Value, Value]:
         """Add `x` to the residual stream and normalise: (normalised, new residual)."""
         _same_width(x, residual)
-        normed, total = self._new(x.width), self._new(x.width)
+        normed, total = self._new(x.width, x.selected), self._new(x.width, x.selected)
         self._steps.append(Step(AddRmsNorm(weight, eps, unit_offset), (x, residual), (normed, total)))
         return normed, total
 
@@ -147,15 +152,17 @@ class Tape:
 
     def select_rows(self, x: Value) -> Value:
         """Keep the rows whose logits are wanted."""
-        return self._append(SelectRows(), (x,), x.width)
+        output = self._new(x.width, selected=True)
+        self._steps.append(Step(SelectRows(), (x,), (output,)))
+        return output
 
     def _append(self, operation: Operation, inputs: tuple[Value, ...], width: int) -> Value:
-        output = self._new(width)
+        output = self._new(width, any(value.selected for value in inputs))
         self._steps.append(Step(operation, inputs, (output,)))
         return output
 
-    def _new(self, width: int) -> Value:
-        value = Value(self._values, width)
+    def _new(self, width: int, selected: bool) -> Value:
+        value = Value(self._values, width, selected)
         self._values += 1
         return value
 

@@ -9,25 +9,34 @@ from torch import Tensor
 from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.core.plan import BlockCopy
+from penstock.kernels.dispatch import KVLayout
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+# Kernels read lines of this many bytes; one that crosses two costs twice.
+_ALIGNMENT = 64
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
     # numpy asks for zeroed pages, which cost nothing until they are touched; torch.zeros would write them all.
     size = math.prod(shape) * TORCH_DTYPES[dtype].itemsize
-    return torch.from_numpy(np.zeros(size, np.uint8)).view(TORCH_DTYPES[dtype]).view(shape)
+    memory = torch.from_numpy(np.zeros(size + _ALIGNMENT, np.uint8))
+    start = -memory.data_ptr() % _ALIGNMENT
+    return memory[start : start + size].view(TORCH_DTYPES[dtype]).view(shape)
 
 
 class KVStorage:
     """Planes of all blocks, one array per plane and layer of a group: [num_blocks · block_size, kv_heads, head_dim].
 
-    The layers at the same place of different groups share an array, since groups share block ids. Memory is zeroed
-    lazily by the operating system, so a pool costs what has been used of it.
+    Whatever the `layout` within a block, its memory is one piece of each plane, so that blocks are copied and cleared
+    without a look at it. The layers at the same place of different groups share an array, since groups share block ids.
+    Memory is zeroed lazily by the operating system, so a pool costs what has been used of it.
     """
 
-    def __init__(self, spec: KVSpec, num_blocks: int) -> None:
+    def __init__(self, spec: KVSpec, num_blocks: int, layout: KVLayout = "slots") -> None:
         self.spec = spec
+        self.layout = layout
         self.block_size = spec.block_size
         self._group_of: dict[int, tuple[int, int]] = {
             layer: (group, place)

@@ -1,0 +1,188 @@
+// Attention's inner part for processors with AVX-512 and BF16: 16 positions, then 16 columns of values, are a vector.
+#include "attention_block.hpp"
+#include "avx512.hpp"
+
+#include <initializer_list>
+#include <limits>
+
+namespace penstock {
+namespace {
+
+// The exponential of exponential.hpp with fused multiplications, 16 at a time.
+inline __m512 exponential(__m512 x) {
+    const __m512 bounded = _mm512_max_ps(_mm512_min_ps(x, _mm512_set1_ps(88.0f)), _mm512_set1_ps(-87.3f));
+    const __m512 power = _mm512_roundscale_ps(
+        _mm512_mul_ps(bounded, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    __m512 rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(0.693359375f), bounded);
+    rest = _mm512_fnmadd_ps(power, _mm512_set1_ps(-2.12194440e-4f), rest);
+    __m512 sum = _mm512_set1_ps(1.9875691500e-4f);
+    for (const float factor : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(factor));
+    sum = _mm512_add_ps(_mm512_fmadd_ps(sum, _mm512_mul_ps(rest, rest), rest), _mm512_set1_ps(1.0f));
+    const __m512 scaled = _mm512_scalef_ps(sum, power);
+    const __m512 kept = _mm512_mask_mov_ps(scaled, _mm512_cmp_ps_mask(x, _mm512_set1_ps(-87.3f), _CMP_LT_OQ),
+                                           _mm512_setzero_ps());
+    // The bounds above lose what is not a number.
+    return _mm512_mask_mov_ps(kept, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+}
+
+inline __m512 soft_capped(__m512 scores, float cap) {
+    const __m512 twice = exponential(_mm512_mul_ps(_mm512_set1_ps(2.0f / cap), scores));
+    const __m512 part = _mm512_div_ps(_mm512_set1_ps(2.0f), _mm512_add_ps(twice, _mm512_set1_ps(1.0f)));
+    return _mm512_mul_ps(_mm512_set1_ps(cap), _mm512_sub_ps(_mm512_set1_ps(1.0f), part));
+}
+
+// Rows that share what is loaded of keys and values.
+constexpr int kRows = 8;
+
+// Positions from `low` on, before `high`, as bits of a span.
+inline uint64_t seen_by(int64_t low, int64_t high) {
+    const uint64_t below = high >= kSpan ? ~uint64_t{0} : (uint64_t{1} << high) - 1;
+    return low >= high ? 0 : below & ~((uint64_t{1} << low) - 1);
+}
+
+inline void ask_for(const uint8_t *line) { _mm_prefetch(reinterpret_cast<const char *>(line), _MM_HINT_T0); }
+
+// Scores of R rows with T tiles from `tile` on, unscaled. T is so large that there are chains enough to hide how long a
+// product takes; a chain runs over a row's size, whatever R and T are.
+template <typename Product, int R, int T>
+void score_tiles(const Block &block, const uint32_t *units, int64_t width, int64_t tile, float (*scores)[kSpan]) {
+    __m512 sums[R][T];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) sums[r][t] = _mm512_setzero_ps();
+    for (int64_t i = 0; i < width; ++i) {
+        __m512i keys[T];
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) {
+            keys[t] = _mm512_loadu_si512(block.tiles.keys[tile + t] + i * 64);
+            ask_for(block.next.keys[tile + t] + i * 64);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const __m512i unit = broadcast(units + r * width + i);
+#pragma GCC unroll 4
+            for (int t = 0; t < T; ++t) sums[r][t] = Product::add(sums[r][t], keys[t], unit);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int t = 0; t < T; ++t) _mm512_store_ps(scores[r] + (tile + t) * kStep, sums[r][t]);
+}
+
+// What a row makes of its scores: weights, 0 where it sees nothing, and the factor of what it had before.
+inline float weigh(const Block &block, State &state, uint64_t seen, const float *scores, float *weights) {
+    const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
+    __m512 score[kSpanTiles], largest = none;
+    for (int t = 0; t < kSpanTiles; ++t) {
+        score[t] = _mm512_mul_ps(_mm512_load_ps(scores + t * kStep), _mm512_set1_ps(block.scale));
+        if (block.softcap != 0.0f) score[t] = soft_capped(score[t], block.softcap);
+        const auto mask = static_cast<__mmask16>(seen >> (t * kStep));
+        largest = _mm512_max_ps(_mm512_mask_mov_ps(none, mask, score[t]), largest);
+    }
+    const float peak = _mm512_reduce_max_ps(largest);
+    const float most = peak > state.most ? peak : state.most;
+    __m512 sum = _mm512_setzero_ps();
+    for (int t = 0; t < kSpanTiles; ++t) {
+        const auto mask = static_cast<__mmask16>(seen >> (t * kStep));
+        const __m512 weight =
+            _mm512_maskz_mov_ps(mask, exponential(_mm512_sub_ps(score[t], _mm512_set1_ps(most))));
+        sum = _mm512_add_ps(sum, weight);
+        _mm512_store_ps(weights + t * kStep, weight);
+    }
+    const float kept = _mm512_cvtss_f32(exponential(_mm512_set1_ps(state.most - most)));
+    state.total = state.total * kept + _mm512_reduce_add_ps(sum);
+    state.most = most;
+    return kept;
+}
+
+// Adds the values of C · 16 columns from `column` on, of which `mask` are there, to R rows.
+template <typename Product, int R, int C>
+void mix_columns(const Block &block, int64_t row, int64_t column, __mmask16 mask, int64_t pair,
+                 const uint32_t (*weights)[kSpan], const float *kept) {
+    __m512 sums[R][C];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c)
+            sums[r][c] = _mm512_mul_ps(
+                _mm512_maskz_loadu_ps(mask, block.states[row + r].mixed + column + c * 16), _mm512_set1_ps(kept[r]));
+    const int64_t steps = kStep / pair;
+    for (int64_t tile = block.first_tile; tile < block.last_tile; ++tile) {
+        const uint8_t *values = block.tiles.values[tile] + column * 4, *next = block.next.values[tile] + column * 4;
+        for (int64_t i = 0; i < steps; ++i, values += block.size * 4, next += block.size * 4) {
+            __m512i lanes[C];
+#pragma GCC unroll 4
+            for (int c = 0; c < C; ++c) {
+                lanes[c] = _mm512_maskz_loadu_epi32(mask, values + c * 64);
+                ask_for(next + c * 64);
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) {
+                const __m512i unit = broadcast(weights[r] + tile * steps + i);
+#pragma GCC unroll 4
+                for (int c = 0; c < C; ++c) sums[r][c] = Product::add(sums[r][c], lanes[c], unit);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int c = 0; c < C; ++c)
+            if (mask == 0xffff) _mm512_storeu_ps(block.states[row + r].mixed + column + c * 16, sums[r][c]);
+            else _mm512_mask_storeu_ps(block.states[row + r].mixed + column + c * 16, mask, sums[r][c]);
+}
+
+// Weights as the cache stores values.
+inline void narrow(const float *weights, uint32_t *units) {
+    for (int64_t t = 0; t < kSpan; t += 16) {
+        const auto half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_load_ps(weights + t)));
+        _mm256_store_si256(reinterpret_cast<__m256i *>(units + t / 2), half);
+    }
+}
+
+template <typename Product, int R> void attend_rows(const Block &block, int64_t row) {
+    const int64_t pair = block.type == Type::float32 ? 1 : 2, width = block.size / pair;
+    alignas(64) float scores[R][kSpan];
+    alignas(64) float weights[R][kSpan];
+    alignas(64) uint32_t units[R][kSpan];
+    constexpr int T = R <= 2 ? 4 : R <= 4 ? 2 : 1;
+    for (int64_t tile = block.first_tile / T * T; tile < block.last_tile; tile += T)
+        score_tiles<Product, R, T>(block, block.units + row * width, width, tile, scores);
+    float kept[R];
+    for (int r = 0; r < R; ++r) {
+        const int64_t query = (row + r) / block.group;
+        const uint64_t seen = seen_by(block.lows[query], block.highs[query]);
+        kept[r] = 1.0f;
+        if (seen != 0) kept[r] = weigh(block, block.states[row + r], seen, scores[r], weights[r]);
+        else std::memset(weights[r], 0, sizeof weights[r]);
+        if (pair == 1) std::memcpy(units[r], weights[r], sizeof units[r]);
+        else narrow(weights[r], units[r]);
+    }
+    int64_t column = 0;
+    for (; column + 32 <= block.size; column += 32)
+        mix_columns<Product, R, 2>(block, row, column, 0xffff, pair, units, kept);
+    for (; column < block.size; column += 16)
+        mix_columns<Product, R, 1>(block, row, column, first(block.size - column), pair, units, kept);
+}
+
+template <typename Product, int R> void attend_some(const Block &block, int64_t row, int64_t count) {
+    if (count == R) attend_rows<Product, R>(block, row);
+    else if constexpr (R > 1) attend_some<Product, R - 1>(block, row, count);
+}
+
+template <typename Product> void attend_all(const Block &block) {
+    for (int64_t row = 0; row < block.rows; row += kRows)
+        attend_some<Product, kRows>(block, row, block.rows - row < kRows ? block.rows - row : kRows);
+}
+
+} // namespace
+
+void attend_block_avx512(const Block &block) {
+    if (block.type == Type::float32) attend_all<Float32Product>(block);
+    else attend_all<Bfloat16Product>(block);
+}
+
+} // namespace penstock

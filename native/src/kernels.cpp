@@ -1,0 +1,52 @@
+// Which instruction set's kernels are used.
+#include "linear.hpp"
+
+#include <cstring>
+
+namespace penstock {
+
+namespace {
+
+struct Choice {
+    const Kernels *sets[4] = {};
+    const Kernels *chosen = nullptr;
+    Choice() {
+        int count = 0;
+#if defined(PENSTOCK_AVX512) || defined(PENSTOCK_AVX2)
+        __builtin_cpu_init();
+#endif
+#if defined(PENSTOCK_AVX512)
+        if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16"))
+            sets[count++] = avx512_kernels();
+#endif
+#if defined(PENSTOCK_AVX2)
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+            sets[count++] = avx2_kernels();
+#endif
+        sets[count] = portable_kernels();
+        chosen = sets[0];
+    }
+};
+
+Choice &choice() {
+    static Choice instance;
+    return instance;
+}
+
+} // namespace
+
+const Kernels *const *available_kernels() { return choice().sets; }
+
+const Kernels &kernels() { return *choice().chosen; }
+
+bool use_kernels(const char *name) {
+    for (const Kernels *const *set = choice().sets; *set; ++set)
+        if (std::strcmp((*set)->name, name) == 0) {
+            choice().chosen = *set;
+            return true;
+        }
+    return false;
+}
+
+} // namespace penstock

@@ -1,0 +1,60 @@
+// The paged KV cache as the kernels keep it: tiles of kStep positions, in which a head's keys, and a head's values, are one
+// piece of memory, in the order in which attention multiplies them.
+//
+//   keys    [tile][KV head][size / pair][kStep][pair]
+//   values  [tile][KV head][kStep / pair][size][pair]
+//
+// A pair is what fills four bytes: 1 float32 or 2 bfloat16. A block of the cache is a whole number of tiles.
+#pragma once
+
+#include "rows.hpp"
+#include "values.hpp"
+
+#include <cstdint>
+
+namespace penstock {
+
+// Positions of a tile: a vector's lanes.
+constexpr int64_t kStep = 16;
+constexpr int64_t kUnit = 4; // bytes
+
+struct Cache {
+    uint8_t *keys, *values;
+    Type type;
+    int64_t heads, size;
+
+    PENSTOCK_INLINE int64_t pair() const { return type == Type::float32 ? 1 : 2; }
+    // Bytes of one head's keys, or values, in a tile.
+    PENSTOCK_INLINE int64_t head_bytes() const { return size / pair() * kStep * kUnit; }
+    // Where a head's part of a tile begins, in the keys and in the values.
+    PENSTOCK_INLINE int64_t place(int64_t tile, int64_t head) const { return (tile * heads + head) * head_bytes(); }
+};
+
+// A ragged step: sequences one after another, with the positions that each adds and has in all.
+struct Batch {
+    const int64_t *ids;       // [tokens]
+    const int64_t *positions; // [tokens]
+    int64_t tokens;
+    const int64_t *added;   // [sequences]
+    const int64_t *context; // [sequences]
+    int64_t sequences;
+    const int64_t *selected; // indices into the tokens
+    int64_t selections;
+    int64_t block_size;
+};
+
+// Block of each absolute block index of each sequence, in one of the cache's groups.
+struct Tables {
+    const int32_t *blocks; // [sequences, stride]
+    int64_t stride;
+
+    PENSTOCK_INLINE int64_t tile(int64_t sequence, int64_t position, int64_t block_size) const {
+        const int64_t block = blocks[sequence * stride + position / block_size];
+        return block * (block_size / kStep) + position % block_size / kStep;
+    }
+};
+
+// Stores the key and value heads of each token of `qkv` (query heads first) at its position.
+void store_kv(const Heads &heads, const Batch &batch, const Tables &tables, const Rows &qkv, const Cache &cache);
+
+} // namespace penstock

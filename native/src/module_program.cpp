@@ -1,0 +1,309 @@
+// The native program in Python: built operation by operation, then run with one call for each step.
+#include "arrays.hpp"
+#include "program.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace penstock {
+
+namespace {
+
+// Cosines and sines [positions, 2, head size].
+using Angles = nb::ndarray<const float, nb::shape<-1, 2, -1>, nb::c_contig, nb::device::cpu>;
+using Table = nb::ndarray<const int32_t, nb::ndim<2>, nb::device::cpu>;
+
+// Keeps something alive, whatever it is.
+using Keeper = std::shared_ptr<const void>;
+
+template <typename Value> Keeper keeper(const Value &value) { return std::make_shared<Value>(value); }
+
+// A program, the objects whose memory it reads, and what the inputs of a step must keep to.
+class BoundProgram {
+public:
+    explicit BoundProgram(int registers) : registers_(registers), program_(registers) {
+        require(registers > 0, "A program needs registers.");
+    }
+
+    void embedding(const Weight &weight, Keeper owner, int y) {
+        limit(ids_, weight.shape.outputs);
+        add(penstock::embedding(Matrix{weight.shape, weight.packed()}, known(y)), std::move(owner));
+    }
+
+    void plain_embedding(const Array &table, int y) {
+        require(table.ndim() == 2 && table.stride(1) == 1, "An embedding must be [ids, width] with adjacent columns.");
+        limit(ids_, static_cast<int64_t>(table.shape(0)));
+        add(penstock::embedding(stored(table), static_cast<int64_t>(table.shape(1)), known(y)), keeper(table));
+    }
+
+    void linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, int x, int y) {
+        require(!bias || static_cast<int64_t>(bias->size()) == weight.shape.outputs, "The bias must have one value an output.");
+        require(x != y, "A projection cannot work in place.");
+        if (bias) kept_.push_back(keeper(*bias));
+        add(penstock::linear({weight.shape, weight.packed()}, bias ? bias->data() : nullptr, known(x), known(y)),
+            std::move(owner));
+    }
+
+    void rms_norm(const Floats &weight, float eps, int x, int y) {
+        add(penstock::rms_norm(norm(weight, eps), known(x), known(y)), keeper(weight));
+    }
+
+    void add_rms_norm(const Floats &weight, float eps, int x, int residual, int y, int total) {
+        require(y != total && x != total && y != residual, "The sum and its norm need registers of their own.");
+        add(penstock::add_rms_norm(norm(weight, eps), known(x), known(residual), known(y), known(total)),
+            keeper(weight));
+    }
+
+    void head_norm(int64_t query_heads, int64_t kv_heads, const Floats &query, const Floats &key, float eps, int x, int y) {
+        require(query.size() == key.size(), "Query and key heads must be of one size.");
+        const Heads heads = heads_of(query_heads, kv_heads, static_cast<int64_t>(query.size()));
+        kept_.push_back(keeper(query));
+        add(penstock::head_norm(heads, norm(query, eps), norm(key, eps), known(x), known(y)), keeper(key));
+    }
+
+    // Returns the table's number.
+    size_t add_rope(const Angles &table) {
+        ropes_.emplace_back();
+        rope_owners_.emplace_back();
+        set_rope(ropes_.size() - 1, table);
+        return ropes_.size() - 1;
+    }
+
+    void set_rope(size_t index, const Angles &table) {
+        require(index < ropes_.size(), "There is no such table.");
+        const auto size = static_cast<int64_t>(table.shape(2));
+        ropes_[index] = {{table.data(), 2 * size}, static_cast<int64_t>(table.shape(0)), size};
+        rope_owners_[index] = keeper(table);
+    }
+
+    void rotary(int64_t query_heads, int64_t kv_heads, int64_t size, size_t rope, int x, int y) {
+        const Heads heads = heads_of(query_heads, kv_heads, size);
+        require(rope < ropes_.size() && ropes_[rope].size == size && size % 2 == 0, "There is no table for such heads.");
+        program_.add(penstock::rotary(heads, &ropes_[rope].rows, known(x), known(y)));
+    }
+
+    void write_kv(int64_t query_heads, int64_t kv_heads, const Array &keys, const Array &values, int64_t block_size,
+                  size_t group, int x) {
+        const Cache cache = cache_of(keys, values, block_size);
+        require(cache.heads == kv_heads, "The cache is for another number of heads.");
+        groups_ = std::max(groups_, group + 1);
+        kept_.push_back(keeper(keys));
+        add(penstock::write_kv(heads_of(query_heads, kv_heads, cache.size), cache, group, known(x)), keeper(values));
+    }
+
+    void attention(int64_t query_heads, const Array &keys, const Array &values, int64_t block_size, size_t group,
+                   float factor, int64_t window, float softcap, int x, int y) {
+        const Cache cache = cache_of(keys, values, block_size);
+        require(query_heads % cache.heads == 0, "Query heads must be a multiple of KV heads.");
+        require(x != y, "Attention cannot work in place.");
+        groups_ = std::max(groups_, group + 1);
+        kept_.push_back(keeper(keys));
+        const Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, window, softcap};
+        add(penstock::attention(operation, cache, group, known(x), known(y)), keeper(values));
+    }
+
+    void gated_linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, const std::string &gate,
+                      int x, int y) {
+        require(weight.shape.outputs % (2 * kPanel) == 0, "Gates and ups must be whole panels of 32 outputs.");
+        require(!bias || static_cast<int64_t>(bias->size()) == weight.shape.outputs, "The bias must have one value an output.");
+        require(x != y, "A projection cannot work in place.");
+        if (bias) kept_.push_back(keeper(*bias));
+        add(penstock::gated_linear({weight.shape, weight.packed()}, bias ? bias->data() : nullptr, gate_of(gate),
+                                   known(x), known(y)), std::move(owner));
+    }
+
+    void gated_activation(const std::string &gate, int x, int y) {
+        require(x != y, "A gated activation cannot work in place.");
+        program_.add(penstock::gated_activation(gate_of(gate), known(x), known(y)));
+    }
+
+    void scale(float factor, int x, int y) {
+        program_.add(penstock::scale(factor, known(x), known(y)));
+    }
+
+    void soft_cap(float cap, int x, int y) {
+        program_.add(penstock::soft_cap(cap, known(x), known(y)));
+    }
+
+    void select_rows(int x, int y) {
+        require(x != y, "Rows cannot be selected in place.");
+        program_.add(penstock::select_rows(known(x), known(y)));
+    }
+
+    void run(const Indices &ids, const Indices &positions, const std::vector<int64_t> &added,
+             const std::vector<int64_t> &context, const Indices &selected, const std::vector<Table> &tables,
+             int64_t block_size, const std::vector<std::pair<int, Array>> &inputs,
+             const std::vector<std::pair<int, Array>> &outputs) {
+        const Batch batch{ids.data(), positions.data(), static_cast<int64_t>(ids.size()), added.data(), context.data(),
+                          static_cast<int64_t>(added.size()), selected.data(), static_cast<int64_t>(selected.size()),
+                          block_size};
+        require(positions.size() == ids.size() && context.size() == added.size(), "The step's arrays do not fit together.");
+        check_ids(batch);
+        check_positions(batch);
+        std::vector<Tables> groups;
+        for (const Table &table : tables) groups.push_back(checked(batch, table));
+        require(groups.size() >= groups_, "There must be block tables for each group of the cache.");
+        const std::vector<Boundary> from = boundaries(inputs), into = boundaries(outputs);
+        nb::gil_scoped_release unlocked;
+        program_.run(batch, groups, from, into);
+    }
+
+private:
+    struct Rope {
+        Rows rows;
+        int64_t positions, size;
+    };
+
+    int known(int index) const {
+        require(index >= 0 && index < registers_, "There is no such register.");
+        return index;
+    }
+
+    void add(Program::Operation operation, Keeper owner) {
+        kept_.push_back(std::move(owner));
+        program_.add(std::move(operation));
+    }
+
+    static void limit(int64_t &bound, int64_t value) { bound = std::min(bound, value); }
+
+    static Norm norm(const Floats &weight, float eps) {
+        return {weight.data(), static_cast<int64_t>(weight.size()), eps};
+    }
+
+    static Gate gate_of(const std::string &name) {
+        require(name == "silu" || name == "gelu_tanh", "The activation must be silu or gelu_tanh.");
+        return name == "silu" ? silu_gate : gelu_gate;
+    }
+
+    static Heads heads_of(int64_t query, int64_t key, int64_t size) {
+        require(query > 0 && key > 0 && size > 0, "Heads must be there.");
+        return {query, key, size};
+    }
+
+    // Planes are [blocks · block size, KV heads, size] and dense; kv.hpp says what is in them.
+    Cache cache_of(const Array &keys, const Array &values, int64_t block_size) {
+        for (const Array *plane : {&keys, &values}) {
+            require(plane->ndim() == 3 && plane->stride(2) == 1 &&
+                        plane->stride(1) == static_cast<int64_t>(plane->shape(2)) &&
+                        plane->stride(0) == static_cast<int64_t>(plane->shape(1) * plane->shape(2)),
+                    "A plane of the cache must be contiguous.");
+            require(plane->shape(0) == keys.shape(0) && plane->shape(1) == keys.shape(1) &&
+                        plane->shape(2) == keys.shape(2) && type_of(*plane) == type_of(keys),
+                    "Keys and values must be of one shape and type.");
+        }
+        require(block_size > 0 && block_size % kStep == 0, "Blocks must be of a multiple of 16 tokens.");
+        require(keys.shape(2) % 2 == 0, "Heads must be of an even size.");
+        require(block_size_ == 0 || block_size_ == block_size, "All blocks must be of one size.");
+        block_size_ = block_size;
+        limit(blocks_, static_cast<int64_t>(keys.shape(0)) / block_size);
+        auto bytes = [](const Array &plane) { return static_cast<uint8_t *>(plane.data()); };
+        return {bytes(keys), bytes(values), type_of(keys), static_cast<int64_t>(keys.shape(1)),
+                static_cast<int64_t>(keys.shape(2))};
+    }
+
+    void check_ids(const Batch &batch) const {
+        for (int64_t i = 0; i < batch.tokens; ++i)
+            require(batch.ids[i] >= 0 && batch.ids[i] < ids_, "There is no embedding of such a token id.");
+        for (int64_t i = 0; i < batch.selections; ++i)
+            require(batch.selected[i] >= 0 && batch.selected[i] < batch.tokens, "There is no such token to select.");
+    }
+
+    void check_positions(const Batch &batch) const {
+        int64_t reach = std::numeric_limits<int64_t>::max();
+        for (const Rope &rope : ropes_) limit(reach, rope.positions);
+        int64_t token = 0;
+        for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
+            const int64_t added = batch.added[sequence], context = batch.context[sequence];
+            require(added > 0 && added <= context && token + added <= batch.tokens,
+                    "A sequence's tokens must be in its context and in the step.");
+            require(context <= reach, "The rope tables must reach as far as the positions.");
+            for (int64_t i = 0; i < added; ++i, ++token)
+                require(batch.positions[token] == context - added + i, "Positions must be the last of their contexts.");
+        }
+        require(token == batch.tokens, "Every token must be a sequence's.");
+    }
+
+    Tables checked(const Batch &batch, const Table &table) const {
+        require(block_size_ == 0 || batch.block_size == block_size_, "The step has blocks of another size.");
+        require(static_cast<int64_t>(table.shape(0)) == batch.sequences && table.stride(1) == 1,
+                "There must be a row of the block tables for each sequence.");
+        for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
+            const int64_t blocks = (batch.context[sequence] + batch.block_size - 1) / batch.block_size;
+            require(blocks <= static_cast<int64_t>(table.shape(1)), "A context must be in its block table.");
+            const int32_t *row = table.data() + sequence * table.stride(0);
+            for (int64_t i = 0; i < blocks; ++i) require(row[i] >= 0 && row[i] < blocks_, "There is no such block.");
+        }
+        return {table.data(), table.stride(0)};
+    }
+
+    std::vector<Boundary> boundaries(const std::vector<std::pair<int, Array>> &values) const {
+        std::vector<Boundary> result;
+        for (const auto &[index, array] : values) {
+            require(array.ndim() == 2 && array.stride(1) == 1, "Values must be [rows, width] with adjacent columns.");
+            result.push_back({known(index), stored(array), static_cast<int64_t>(array.shape(0)),
+                              static_cast<int64_t>(array.shape(1))});
+        }
+        return result;
+    }
+
+    int registers_;
+    Program program_;
+    std::vector<Keeper> kept_;
+    // Operations hold pointers to them.
+    std::deque<Rope> ropes_;
+    std::vector<Keeper> rope_owners_;
+    int64_t ids_ = std::numeric_limits<int64_t>::max(), blocks_ = std::numeric_limits<int64_t>::max();
+    int64_t block_size_ = 0;
+    size_t groups_ = 0;
+};
+
+} // namespace
+
+void bind_program(nb::module_ &module) {
+    using nb::arg;
+    nb::class_<BoundProgram>(module, "Program")
+        .def(nb::init<int>(), arg("registers"))
+        .def("embedding", [](BoundProgram &self, nb::object weight, int y) {
+            self.embedding(nb::cast<const Weight &>(weight), keeper(weight), y);
+        }, arg("weight"), arg("y"))
+        .def("plain_embedding", &BoundProgram::plain_embedding, arg("table").noconvert(), arg("y"))
+        .def("linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias, int x, int y) {
+            self.linear(nb::cast<const Weight &>(weight), keeper(weight), bias, x, y);
+        }, arg("weight"), arg("bias").noconvert().none(), arg("x"), arg("y"))
+        .def("rms_norm", &BoundProgram::rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"), arg("y"))
+        .def("add_rms_norm", &BoundProgram::add_rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"),
+             arg("residual"), arg("y"), arg("total"))
+        .def("head_norm", &BoundProgram::head_norm, arg("query_heads"), arg("kv_heads"), arg("query").noconvert(),
+             arg("key").noconvert(), arg("eps"), arg("x"), arg("y"))
+        .def("add_rope", &BoundProgram::add_rope, arg("table").noconvert())
+        .def("set_rope", &BoundProgram::set_rope, arg("index"), arg("table").noconvert())
+        .def("rotary", &BoundProgram::rotary, arg("query_heads"), arg("kv_heads"), arg("size"), arg("rope"), arg("x"), arg("y"))
+        .def("write_kv", &BoundProgram::write_kv, arg("query_heads"), arg("kv_heads"), arg("keys").noconvert(),
+             arg("values").noconvert(), arg("block_size"), arg("group"), arg("x"))
+        .def("attention", &BoundProgram::attention, arg("query_heads"), arg("keys").noconvert(),
+             arg("values").noconvert(), arg("block_size"), arg("group"), arg("factor"), arg("window"), arg("softcap"),
+             arg("x"), arg("y"))
+        .def("gated_linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias,
+                                const std::string &gate, int x, int y) {
+            self.gated_linear(nb::cast<const Weight &>(weight), keeper(weight), bias, gate, x, y);
+        }, arg("weight"), arg("bias").noconvert().none(), arg("gate"), arg("x"), arg("y"))
+        .def("gated_activation", &BoundProgram::gated_activation, arg("gate"), arg("x"), arg("y"))
+        .def("scale", &BoundProgram::scale, arg("factor"), arg("x"), arg("y"))
+        .def("soft_cap", &BoundProgram::soft_cap, arg("cap"), arg("x"), arg("y"))
+        .def("select_rows", &BoundProgram::select_rows, arg("x"), arg("y"))
+        .def("run", &BoundProgram::run, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
+             arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
+             arg("inputs").noconvert(), arg("outputs").noconvert());
+}
+
+} // namespace penstock

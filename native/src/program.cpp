@@ -1,0 +1,181 @@
+#include "program.hpp"
+
+#include "formats.hpp"
+#include "pool.hpp"
+
+#include <cstring>
+
+namespace penstock {
+
+void Register::shape(int64_t rows, int64_t width) {
+    rows_ = rows;
+    width_ = width;
+    if (!lent_) own_ = reinterpret_cast<float *>(memory_.take(rows * width * 4));
+}
+
+void Register::lend(float *memory, int64_t rows, int64_t width) {
+    lent_ = memory;
+    rows_ = rows;
+    width_ = width;
+}
+
+void Program::run(const Batch &batch, const std::vector<Tables> &groups, const std::vector<Boundary> &inputs,
+                  const std::vector<Boundary> &outputs) {
+    std::lock_guard<std::mutex> turn(turn_);
+    for (const Boundary &input : inputs) {
+        Register &x = registers_[static_cast<size_t>(input.reg)];
+        x.shape(input.rows, input.width);
+        for (int64_t row = 0; row < input.rows; ++row)
+            read_values(input.values, row * input.values.stride, input.width, x.row(row));
+    }
+    // What nobody converts is computed where it is wanted.
+    auto in_place = [](const Boundary &output) {
+        return output.values.type == Type::float32 && output.values.stride == output.width;
+    };
+    for (const Boundary &output : outputs)
+        if (in_place(output))
+            registers_[static_cast<size_t>(output.reg)].lend(
+                static_cast<float *>(output.values.data), output.rows, output.width);
+    Step step{batch, groups, registers_};
+    for (const Operation &operation : operations_) operation(step);
+    for (const Boundary &output : outputs) {
+        Register &y = registers_[static_cast<size_t>(output.reg)];
+        if (!in_place(output))
+            for (int64_t row = 0; row < output.rows; ++row)
+                write_values(y.row(row), output.values, row * output.values.stride, output.width);
+        y.release();
+    }
+}
+
+namespace {
+
+Register &at(Program::Step &step, int index) { return step.registers[static_cast<size_t>(index)]; }
+
+// y with the rows of x, which it may be; then nothing moves.
+Register &copied(Program::Step &step, int x, int y) {
+    Register &source = at(step, x), &target = at(step, y);
+    if (x == y) return target;
+    target.shape(source.rows(), source.width());
+    std::memcpy(target.data(), source.data(), static_cast<size_t>(source.size()) * sizeof(float));
+    return target;
+}
+
+} // namespace
+
+Program::Operation embedding(const Matrix &weight, int y) {
+    return [=](Program::Step &step) {
+        Register &rows = at(step, y);
+        rows.shape(step.batch.tokens, weight.shape.inputs);
+        pool()->run(step.batch.tokens, [&](int64_t token) {
+            unpack_row(weight.shape, weight.packed, step.batch.ids[token], rows.row(token));
+        });
+    };
+}
+
+Program::Operation embedding(const Stored &table, int64_t width, int y) {
+    return [=](Program::Step &step) {
+        Register &rows = at(step, y);
+        rows.shape(step.batch.tokens, width);
+        for (int64_t token = 0; token < step.batch.tokens; ++token)
+            read_values(table, step.batch.ids[token] * table.stride, width, rows.row(token));
+    };
+}
+
+Program::Operation linear(const Matrix &weight, const float *bias, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, y);
+        output.shape(input.rows(), weight.shape.outputs);
+        linear(weight.shape, weight.packed, bias, input.read(), input.rows(), output.write());
+    };
+}
+
+Program::Operation gated_linear(const Matrix &weight, const float *bias, Gate gate, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, y);
+        output.shape(input.rows(), weight.shape.outputs / 2);
+        gated_linear(weight.shape, weight.packed, bias, input.read(), input.rows(), gate, output.write());
+    };
+}
+
+Program::Operation rms_norm(const Norm &norm, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, y);
+        if (x != y) output.shape(input.rows(), norm.width);
+        rms_norm(norm, input.read(), input.rows(), output.write());
+    };
+}
+
+Program::Operation add_rms_norm(const Norm &norm, int x, int residual, int y, int total) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x), &sum = copied(step, residual, total);
+        Register &output = at(step, y);
+        if (x != y) output.shape(input.rows(), norm.width);
+        add_rms_norm(norm, input.read(), input.rows(), sum.write(), output.write());
+    };
+}
+
+Program::Operation head_norm(const Heads &heads, const Norm &query, const Norm &key, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &qkv = copied(step, x, y);
+        head_norm(heads, query, key, qkv.write(), qkv.rows());
+    };
+}
+
+Program::Operation rotary(const Heads &heads, const Rows *table, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &qkv = copied(step, x, y);
+        rotary(heads, *table, step.batch.positions, qkv.write(), qkv.rows());
+    };
+}
+
+Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, int x) {
+    return [=](Program::Step &step) {
+        store_kv(heads, step.batch, step.groups[group], at(step, x).read(), cache);
+    };
+}
+
+Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, int x, int y) {
+    return [=](Program::Step &step) {
+        Register &output = at(step, y);
+        output.shape(step.batch.tokens, attention.heads.query * attention.heads.size);
+        attend(attention, step.batch, step.groups[group], at(step, x).read(), cache, output.write());
+    };
+}
+
+Program::Operation gated_activation(Gate gate, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, y);
+        output.shape(input.rows(), input.width() / 2);
+        gated_activation(gate, input.read(), input.rows(), output.width(), output.write());
+    };
+}
+
+Program::Operation scale(float factor, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &values = copied(step, x, y);
+        scale(factor, values.data(), values.size());
+    };
+}
+
+Program::Operation soft_cap(float cap, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &values = copied(step, x, y);
+        soft_cap(cap, values.data(), values.size());
+    };
+}
+
+Program::Operation select_rows(int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &input = at(step, x);
+        Register &output = at(step, y);
+        output.shape(step.batch.selections, input.width());
+        for (int64_t i = 0; i < step.batch.selections; ++i)
+            std::memcpy(output.row(i), input.row(step.batch.selected[i]), static_cast<size_t>(input.width()) * sizeof(float));
+    };
+}
+
+} // namespace penstock

@@ -1,0 +1,97 @@
+// A model as a list of operations on registers, run with one call for each step.
+//
+// A register is a matrix of float32, one row for each token or, behind select_rows, for each token whose logits are wanted.
+// Values are rounded to 8 or 16 bits only where weights or the cache want them so.
+#pragma once
+
+#include "attention.hpp"
+#include "linear.hpp"
+#include "memory.hpp"
+#include "rows.hpp"
+#include "values.hpp"
+
+#include <cstdint>
+#include <functional>
+#include <mutex>
+#include <vector>
+
+namespace penstock {
+
+class Register {
+public:
+    // Makes it rows · width floats, whose values are not kept.
+    void shape(int64_t rows, int64_t width);
+    // Makes it stand for memory that is not its own until the next `release`.
+    void lend(float *memory, int64_t rows, int64_t width);
+    void release() { lent_ = nullptr; }
+
+    int64_t rows() const { return rows_; }
+    int64_t width() const { return width_; }
+    int64_t size() const { return rows_ * width_; }
+    float *data() const { return lent_ ? lent_ : own_; }
+    float *row(int64_t index) const { return data() + index * width_; }
+    Rows read() const { return {data(), width_}; }
+    MutableRows write() const { return {data(), width_}; }
+
+private:
+    Memory memory_;
+    float *own_ = nullptr, *lent_ = nullptr;
+    int64_t rows_ = 0, width_ = 0;
+};
+
+// A value that comes from outside, or goes there: rows · width values of either type.
+struct Boundary {
+    int reg;
+    Stored values;
+    int64_t rows, width;
+};
+
+class Program {
+public:
+    // What an operation sees of a step.
+    struct Step {
+        const Batch &batch;
+        const std::vector<Tables> &groups;
+        std::vector<Register> &registers;
+    };
+    using Operation = std::function<void(Step &)>;
+
+    explicit Program(int registers) : registers_(static_cast<size_t>(registers)) {}
+
+    void add(Operation operation) { operations_.push_back(std::move(operation)); }
+
+    // Inputs are read before the first operation, outputs written after the last. Callers take turns.
+    void run(const Batch &batch, const std::vector<Tables> &groups, const std::vector<Boundary> &inputs,
+             const std::vector<Boundary> &outputs);
+
+private:
+    std::vector<Register> registers_;
+    std::vector<Operation> operations_;
+    std::mutex turn_;
+};
+
+// The operations (kernels/signature.py says what each means). `x`, `y`, … are registers; where an operation may work in
+// place, both may be the same.
+struct Matrix {
+    Shape shape;
+    const uint8_t *packed;
+};
+
+Program::Operation embedding(const Matrix &weight, int y);
+Program::Operation embedding(const Stored &table, int64_t width, int y);
+Program::Operation linear(const Matrix &weight, const float *bias, int x, int y);
+// A linear of outputs [gates | ups] and what becomes of them, without a pass over memory between.
+Program::Operation gated_linear(const Matrix &weight, const float *bias, Gate gate, int x, int y);
+Program::Operation rms_norm(const Norm &norm, int x, int y);
+// `total` becomes x + residual, and y its norm.
+Program::Operation add_rms_norm(const Norm &norm, int x, int residual, int y, int total);
+Program::Operation head_norm(const Heads &heads, const Norm &query, const Norm &key, int x, int y);
+Program::Operation rotary(const Heads &heads, const Rows *table, int x, int y);
+Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, int x);
+Program::Operation attention(const Attention &attention, const Cache &cache, size_t group, int x, int y);
+Program::Operation gated_activation(Gate gate, int x, int y);
+Program::Operation scale(float factor, int x, int y);
+Program::Operation soft_cap(float cap, int x, int y);
+Program::Operation select_rows(int x, int y);
+
+} // namespace penstock

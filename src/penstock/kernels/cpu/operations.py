@@ -1,0 +1,175 @@
+"""What each operation becomes in a native program."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.core.kv import KVSpec
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.program import Draft, NativeCall, Registers
+from penstock.kernels.cpu.weights import NativeLinear
+from penstock.kernels.dispatch import Binding, Implementation, KVLayout
+from penstock.kernels.signature import (
+    ActivationName,
+    AddRmsNorm,
+    Attention,
+    Embedding,
+    GatedActivation,
+    HeadNorm,
+    Linear,
+    RmsNorm,
+    Rotary,
+    Scale,
+    SelectRows,
+    SoftCap,
+    WeightRef,
+    WriteKV,
+)
+
+_DTYPES = (torch.float32, torch.bfloat16)
+# Positions of a tile of the cache; a block is a multiple of them.
+_TILE = 16
+# Outputs of a panel of weights.
+_PANEL = 32
+
+
+def kv_layout(spec: KVSpec, dtype: torch.dtype) -> KVLayout:
+    """How to lay out keys and values for a model of `dtype`: for the native kernels where they can carry it."""
+    if OBSTACLE is not None or dtype not in _DTYPES or spec.block_size % _TILE:
+        return "slots"
+    plain = all(plane.dtype in ("float32", "bfloat16") and plane.shape[-1] % 2 == 0 for plane in spec.planes)
+    return "tiles" if plain else "slots"
+
+
+def _supports(_op: object, binding: Binding) -> str | None:
+    if OBSTACLE is not None:
+        return OBSTACLE
+    return None if binding.dtype in _DTYPES else f"there is no native kernel for {binding.dtype}"
+
+
+def _supports_packed(op: Linear, binding: Binding) -> str | None:
+    packed = isinstance(binding.weight(op.weight), NativeLinear)
+    return _supports(op, binding) if packed else "the weight is not packed for it"
+
+
+def _supports_embedding(op: Embedding, binding: Binding) -> str | None:
+    weight = binding.weight(op.weight)
+    if isinstance(weight, NativeLinear) or (isinstance(weight, Tensor) and weight.dtype in _DTYPES):
+        return _supports(op, binding)
+    return "there is no native kernel for such an embedding"
+
+
+def _supports_cache(op: WriteKV | Attention, binding: Binding) -> str | None:
+    tiles = binding.kv.layout == "tiles"
+    return _supports(op, binding) if tiles else "the cache is laid out for other kernels"
+
+
+def _norm_weight(binding: Binding, ref: WeightRef, unit_offset: bool) -> Tensor:
+    weight = binding.tensor(ref).float()
+    return (1.0 + weight if unit_offset else weight).contiguous()
+
+
+def _embedding(op: Embedding, binding: Binding) -> NativeCall:
+    weight = binding.weight(op.weight)
+    if isinstance(weight, NativeLinear):
+        handle = weight.handle
+        return NativeCall(lambda draft, _, y: draft.program.embedding(handle, *y))
+    table = binding.tensor(op.weight)
+    return NativeCall(lambda draft, _, y: draft.program.plain_embedding(table, *y))
+
+
+def _linear(op: Linear, binding: Binding) -> NativeCall:
+    weight = binding.weight(op.weight)
+    assert isinstance(weight, NativeLinear)
+    handle = weight.handle
+    bias = None if op.bias is None else binding.tensor(op.bias).float()
+
+    def with_gate(gate: ActivationName) -> NativeCall:
+        return NativeCall(lambda draft, x, y: draft.program.gated_linear(handle, bias, gate, *x, *y))
+
+    whole = weight.shape[0] % (2 * _PANEL) == 0
+    return NativeCall(
+        lambda draft, x, y: draft.program.linear(handle, bias, *x, *y), with_gate=with_gate if whole else None
+    )
+
+
+def _rms_norm(op: RmsNorm, binding: Binding) -> NativeCall:
+    weight = _norm_weight(binding, op.weight, op.unit_offset)
+    return NativeCall(lambda draft, x, y: draft.program.rms_norm(weight, op.eps, *x, *y), reuses=(0,))
+
+
+def _add_rms_norm(op: AddRmsNorm, binding: Binding) -> NativeCall:
+    weight = _norm_weight(binding, op.weight, op.unit_offset)
+    return NativeCall(lambda draft, x, y: draft.program.add_rms_norm(weight, op.eps, *x, *y), reuses=(0, 1))
+
+
+def _head_norm(op: HeadNorm, binding: Binding) -> NativeCall:
+    query = _norm_weight(binding, op.query_weight, op.unit_offset)
+    key = _norm_weight(binding, op.key_weight, op.unit_offset)
+    heads = op.heads.query_heads, op.heads.kv_heads
+    return NativeCall(lambda draft, x, y: draft.program.head_norm(*heads, query, key, op.eps, *x, *y), reuses=(0,))
+
+
+def _rotary(op: Rotary, binding: Binding) -> NativeCall:
+    table, heads = binding.rope_table(op.rope), op.heads
+    sizes = heads.query_heads, heads.kv_heads, heads.head_dim
+
+    def add(draft: Draft, x: Registers, y: Registers) -> None:
+        draft.program.rotary(*sizes, draft.rope(table), *x, *y)
+
+    return NativeCall(add, reuses=(0,))
+
+
+def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
+    planes, size = binding.kv.planes(op.layer), binding.kv.block_size
+    heads, group = (op.heads.query_heads, op.heads.kv_heads), binding.kv.group_of(op.layer)
+    return NativeCall(lambda draft, x, _: draft.program.write_kv(*heads, *planes, size, group, *x), reuses=())
+
+
+def _attention(op: Attention, binding: Binding) -> NativeCall:
+    planes, size = binding.kv.planes(op.layer), binding.kv.block_size
+    heads, group = op.heads.query_heads, binding.kv.group_of(op.layer)
+    scale, window, softcap = op.scale, op.window or 0, op.softcap or 0.0
+    return NativeCall(
+        lambda draft, x, y: draft.program.attention(heads, *planes, size, group, scale, window, softcap, *x, *y)
+    )
+
+
+def _gated_activation(op: GatedActivation, _binding: Binding) -> NativeCall:
+    activation = op.activation
+    return NativeCall(lambda draft, x, y: draft.program.gated_activation(activation, *x, *y), gate=activation)
+
+
+def _scale(op: Scale, binding: Binding) -> NativeCall:
+    factor = float(torch.tensor(op.factor, dtype=binding.dtype))
+    return NativeCall(lambda draft, x, y: draft.program.scale(factor, *x, *y), reuses=(0,))
+
+
+def _soft_cap(op: SoftCap, _binding: Binding) -> NativeCall:
+    return NativeCall(lambda draft, x, y: draft.program.soft_cap(op.cap, *x, *y), reuses=(0,))
+
+
+def _select_rows(_op: SelectRows, _binding: Binding) -> NativeCall:
+    return NativeCall(lambda draft, x, y: draft.program.select_rows(*x, *y))
+
+
+def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implementation:
+    return Implementation("native", operation, True, supports, prepare)
+
+
+NATIVE: tuple[Implementation, ...] = (
+    _native(Embedding, _embedding, _supports_embedding),
+    _native(Linear, _linear, _supports_packed),
+    _native(RmsNorm, _rms_norm),
+    _native(AddRmsNorm, _add_rms_norm),
+    _native(HeadNorm, _head_norm),
+    _native(Rotary, _rotary),
+    _native(WriteKV, _write_kv, _supports_cache),
+    _native(Attention, _attention, _supports_cache),
+    _native(GatedActivation, _gated_activation),
+    _native(Scale, _scale),
+    _native(SoftCap, _soft_cap),
+    _native(SelectRows, _select_rows),
+)
+"""Every operation, natively."""

@@ -1,0 +1,155 @@
+"""Operations that run one after another in native code: one call for a run of them, without Python in between."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.cpu.native import native
+from penstock.kernels.dispatch import FusedStep, Kernel, StepState
+from penstock.kernels.rope import RopeTable
+from penstock.kernels.signature import ActivationName
+from penstock.kernels.tape import Value
+
+
+@dataclass(slots=True)
+class Draft:
+    """A native program while operations are added to it, with the rope tables that grow with the context."""
+
+    program: "native.Program"
+    ropes: dict[int, tuple[int, RopeTable]] = field(default_factory=dict)
+
+    def rope(self, table: RopeTable) -> int:
+        """The number under which the program knows `table`."""
+        if id(table) not in self.ropes:
+            self.ropes[id(table)] = self.program.add_rope(table.entries.float()), table
+        return self.ropes[id(table)][0]
+
+
+Registers = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeCall:
+    """One operation of a native program.
+
+    Attributes:
+        add: (draft, registers of the inputs, registers of the outputs) → None: adds it to a program.
+        reuses: for each output the input whose register it may take, or None.
+        with_gate: for a projection to [gates | ups], what it is together with the gate behind it.
+        gate: for a gate, its activation.
+    """
+
+    add: Callable[[Draft, Registers, Registers], None]
+    reuses: tuple[int | None, ...] = (None,)
+    with_gate: "Callable[[ActivationName], NativeCall] | None" = None
+    gate: ActivationName | None = None
+
+    @staticmethod
+    def fuse(steps: Sequence[FusedStep], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
+        """A kernel that carries out all steps in one native call."""
+        steps = _with_gates(steps, wanted)
+        made = {value for step in steps for value in step.outputs}
+        given = tuple(dict.fromkeys(value for step in steps for value in step.inputs if value not in made))
+        registers = _assign(steps, given, wanted)
+        draft = Draft(native.Program(1 + max(registers.values(), default=0)))
+        for step in steps:
+            inputs = tuple(registers[value] for value in step.inputs)
+            step.part.add(draft, inputs, tuple(registers[value] for value in step.outputs))
+        return _Runner(
+            draft, [registers[value] for value in given], [(registers[value], value) for value in wanted], dtype
+        )
+
+
+def _with_gates(steps: Sequence[FusedStep], wanted: Sequence[Value]) -> list[FusedStep]:
+    """The same steps, with projections and the gates behind them as one where nothing else reads between them."""
+    readers = Counter(value for step in steps for value in step.inputs)
+    readers.update(wanted)
+    merged: list[FusedStep] = []
+    for step in steps:
+        before = merged[-1] if merged else None
+        if (
+            before is not None
+            and before.part.with_gate is not None
+            and step.part.gate is not None
+            and step.inputs == before.outputs
+            and readers[step.inputs[0]] == 1
+        ):
+            merged[-1] = FusedStep(before.part.with_gate(step.part.gate), before.inputs, step.outputs)
+        else:
+            merged.append(step)
+    return merged
+
+
+class _Runner:
+    """Calls a native program with the arrays of a step."""
+
+    def __init__(
+        self, draft: Draft, given: Sequence[int], wanted: Sequence[tuple[int, Value]], dtype: torch.dtype
+    ) -> None:
+        self._program = draft.program
+        self._ropes = tuple(draft.ropes.values())
+        self._reach = self._shortest_rope()
+        self._given, self._wanted, self._dtype = tuple(given), tuple(wanted), dtype
+
+    def __call__(self, state: StepState, *values: Tensor) -> Any:
+        batch = state.batch
+        if self._reach is not None:
+            self._extend_ropes(max(batch.context_lengths))
+        tokens, selected = batch.token_ids.shape[0], batch.logit_rows.shape[0]
+        outputs = [
+            (register, torch.empty((selected if value.selected else tokens, value.width), dtype=self._dtype))
+            for register, value in self._wanted
+        ]
+        self._program.run(
+            batch.token_ids,
+            batch.positions,
+            batch.query_lengths,
+            batch.context_lengths,
+            batch.logit_rows,
+            [group.block_tables for group in batch.groups],
+            batch.block_size,
+            list(zip(self._given, values, strict=True)),
+            outputs,
+        )
+        if len(outputs) == 1:
+            return outputs[0][1]
+        return tuple(output for _, output in outputs) if outputs else None
+
+    def _shortest_rope(self) -> int | None:
+        return min((table.entries.shape[0] for _, table in self._ropes), default=None)
+
+    def _extend_ropes(self, context: int) -> None:
+        if self._reach is not None and context > self._reach:
+            for index, table in self._ropes:
+                self._program.set_rope(index, table.reaching(context - 1).float())
+            self._reach = self._shortest_rope()
+
+
+def _assign(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value]) -> dict[Value, int]:
+    """Registers of all values: an output takes that of an input which is not read again, where the call allows it."""
+    last_use = {value: index for index, step in enumerate(steps) for value in step.inputs}
+    # A wanted value is computed in the memory of its tensor, which is large enough for it alone. What a caller gives is
+    # copied into a register, so that may be overwritten like any other.
+    registers = {value: index for index, value in enumerate((*wanted, *given))}
+    count = len(registers)
+    free: list[int] = []
+    for index, step in enumerate(steps):
+        dying = [value for value in dict.fromkeys(step.inputs) if last_use[value] == index and value not in wanted]
+        for value, source in zip(step.outputs, step.part.reuses, strict=True):
+            if value in wanted:
+                continue
+            if source is not None and step.inputs[source] in dying:
+                dying.remove(step.inputs[source])
+                registers[value] = registers[step.inputs[source]]
+                continue
+            if not free:
+                free.append(count)
+                count += 1
+            registers[value] = free.pop()
+        unread = [value for value in step.outputs if value not in last_use and value not in wanted]
+        free.extend(registers[value] for value in (*dying, *unread))
+    return registers

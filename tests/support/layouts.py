@@ -1,0 +1,27 @@
+"""The layouts of the KV cache in torch: what native/src/kv.hpp says, written another way."""
+
+from torch import Tensor
+
+from penstock.kernels.dispatch import KVLayout
+
+TILE = 16
+
+
+def stored(slots: Tensor, kind: str, layout: KVLayout) -> Tensor:
+    """`slots` [slots, heads, size] as a plane of `kind` "key" or "value" has them."""
+    if layout == "slots":
+        return slots
+    (_, heads, size), pair = slots.shape, 4 // slots.element_size()
+    if kind == "key":
+        return slots.reshape(-1, TILE, heads, size // pair, pair).permute(0, 2, 3, 1, 4).reshape(slots.shape)
+    return slots.reshape(-1, TILE // pair, pair, heads, size).permute(0, 3, 1, 4, 2).reshape(slots.shape)
+
+
+def slots_of(plane: Tensor, kind: str, layout: KVLayout) -> Tensor:
+    """What `stored` made, as [slots, heads, size] again."""
+    if layout == "slots":
+        return plane
+    (_, heads, size), pair = plane.shape, 4 // plane.element_size()
+    if kind == "key":
+        return plane.reshape(-1, heads, size // pair, TILE, pair).permute(0, 3, 1, 2, 4).reshape(plane.shape)
+    return plane.reshape(-1, heads, TILE // pair, size, pair).permute(0, 2, 4, 1, 3).reshape(plane.shape)
