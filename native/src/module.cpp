@@ -281,7 +281,10 @@ void native_gated_activation(const Array &x, const std::string &activation, cons
 
 } // namespace
 
+void bind_sampling(nb::module_ &module); // module_sampling.cpp
+
 NB_MODULE(_native, module) {
+    bind_sampling(module);
     module.def("packed_bytes", [](const std::string &format, int64_t outputs, int64_t inputs, int64_t group,
                                   bool zero_points) { return shape_of(format, outputs, inputs, group, zero_points).bytes(); },
                nb::arg("format"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("group") = 0,

@@ -1,5 +1,9 @@
-"""What native/src/module.cpp offers. Tensors are taken as they are, without a copy; wrong shapes raise ValueError."""
+"""What native/src/module*.cpp offer. Tensors are taken as they are, without a copy; wrong shapes raise ValueError."""
 
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 def packed_bytes(format: str, outputs: int, inputs: int, group: int = 0, zero_points: bool = False) -> int: ...
@@ -30,6 +34,9 @@ def attention(
     softcap: float,
     output: Tensor,
 ) -> None: ...
+def choose(
+    logits: NDArray[np.float32], choices: Sequence[tuple[int, int, float, int, float, float, int, int, int, int]]
+) -> list[tuple[int, float, float, list[int], list[float]]]: ...
 def read_memory(memory: Tensor) -> int: ...
 def compute(type: str, rounds: int) -> int: ...
 
