@@ -2,8 +2,8 @@
 
     python benchmarks/sampling.py [--rounds N] [--threads N]
 
-Logits are float32, normal with a standard deviation of 3; each row draws random numbers of its own. Times are of a whole
-`Sampler.sample`, medians over alternating rounds.
+Logits are float32, normal with a standard deviation of 3; each row draws random numbers of its own. Times are of a
+whole `Sampler.sample`, medians over alternating rounds.
 """
 
 import time

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
+#include <memory>
 
 namespace penstock {
 
@@ -31,7 +34,9 @@ struct Candidate {
 };
 
 // The order in which top-k, top-p and min-p keep tokens.
-bool precedes(const Candidate &a, const Candidate &b) { return a.value > b.value || (a.value == b.value && a.id < b.id); }
+bool precedes(const Candidate &a, const Candidate &b) {
+    return a.value > b.value || (a.value == b.value && a.id < b.id);
+}
 
 // The last token that is kept: survivors are what precedes it, and itself.
 using Cut = Candidate;
@@ -44,7 +49,7 @@ struct Row {
     const float *logits;
     int64_t vocabulary, blocks;
     float *maxima, *bounds;         // [blocks]: of logits, and of perturbed values
-    double *weights, *likelihoods;  // [blocks]: sums of e^scaled at the choice's temperature, and at 1
+    double *likelihoods;            // [blocks]: sums of e^(logit − peak)
     std::vector<uint8_t> unordered; // by part, as threads write it
     PositionKey key{};
     Scale scale{};
@@ -54,8 +59,9 @@ struct Row {
     double scaled(float value) const {
         return (static_cast<double>(value) - static_cast<double>(result.peak)) / choice->temperature;
     }
-    int64_t count(int64_t block) const { return std::min(kBlock, vocabulary - block * kBlock); }
+    int64_t count(int64_t block) const { return std::min<int64_t>(kBlock, vocabulary - block * kBlock); }
     bool samples() const { return choice->temperature > 0 && std::isfinite(result.peak); }
+    bool reports() const { return choice->logprobs >= 0 && std::isfinite(result.peak); }
     bool narrows() const { return choice->top_p < 1; }
     // Whether survivors are listed before the draw; else a draw from all is likely to be one from the survivors.
     bool lists() const {
@@ -71,7 +77,9 @@ struct Row {
         return padded;
     }
     // Whether e^scaled is 0 in the whole block.
-    bool weightless(int64_t block, const Scale &by) const { return (by.peak - maxima[block]) * by.inverse > kNoWeight32; }
+    bool weightless(int64_t block, const Scale &by) const {
+        return (by.peak - maxima[block]) * by.inverse > kNoWeight32;
+    }
 };
 
 // Calls work(block, values) for the blocks in [first, last) that have a logit of at least `least`.
@@ -129,27 +137,23 @@ void find_bounds(Row &row, int64_t first, int64_t last, float least) {
     });
 }
 
-void find_weights(const Row &row, int64_t first, int64_t last, const Scale &scale, double *weights) {
-    std::fill(weights + first, weights + last, 0.0);
+void find_likelihoods(Row &row, int64_t first, int64_t last) {
+    const Scale scale{row.result.peak, 1.0f};
+    std::fill(row.likelihoods + first, row.likelihoods + last, 0.0);
     each_block(row, first, last, -kInfinity, [&](int64_t block, const float *values) {
-        if (!row.weightless(block, scale)) weights[block] = block_weight(values, scale);
+        if (!row.weightless(block, scale)) row.likelihoods[block] = block_weight(values, scale);
     });
 }
 
 void weigh(Row &row, int64_t part) {
-    if (!std::isfinite(row.result.peak)) return;
     const int64_t first = part * kPartBlocks, last = std::min(row.blocks, first + kPartBlocks);
-    if (row.samples() && !row.lists()) {
-        find_bounds(row, first, last, row.least.value);
-        if (row.narrows()) find_weights(row, first, last, row.scale, row.weights);
-    }
-    if (row.choice->logprobs >= 0) find_weights(row, first, last, {row.result.peak, 1.0f}, row.likelihoods);
+    if (row.samples() && !row.lists()) find_bounds(row, first, last, row.least.value);
+    if (row.reports()) find_likelihoods(row, first, last);
 }
 
 // Of what `cut` keeps, the token with the largest perturbed value, the lowest of equals. Blocks are looked at in the
 // order of their bounds, until no bound reaches the best value found. The blocks' bounds are used up.
 int64_t best_of_bounds(Row &row, const Cut &cut) {
-    Candidate exact{};
     double largest = -std::numeric_limits<double>::infinity();
     int64_t chosen = -1;
     while (true) {
@@ -161,13 +165,13 @@ int64_t best_of_bounds(Row &row, const Cut &cut) {
         const float *values = row.values(block, padded);
         block_bounds(values, row.scale, row.key, static_cast<uint32_t>(first), cut.value, bounds);
         for (int64_t i = 0; i < row.count(block); ++i) {
-            exact = {values[i], first + i};
-            if (!(bounds[i] > float_below(largest - kSlack)) || !keeps(cut, exact)) continue;
-            const double value =
-                row.scaled(exact.value) + gumbel(random_word(row.key, static_cast<uint32_t>(exact.id)));
-            if (value < largest || (value == largest && exact.id > chosen)) continue;
+            const Candidate token{values[i], first + i};
+            if (!(bounds[i] > float_below(largest - kSlack)) || !keeps(cut, token)) continue;
+            const double noise = gumbel(random_word(row.key, static_cast<uint32_t>(token.id)));
+            const double value = row.scaled(token.value) + noise;
+            if (value < largest || (value == largest && token.id > chosen)) continue;
             largest = value;
-            chosen = exact.id;
+            chosen = token.id;
         }
     }
 }
@@ -181,22 +185,22 @@ int64_t draw_from(Row &row, const Cut &cut) {
 std::vector<Candidate> gather(const Row &row, float least) {
     std::vector<Candidate> found;
     each_block(row, 0, row.blocks, least, [&](int64_t block, const float *values) {
-        for (int64_t i = 0; i < row.count(block); ++i)
+        const int64_t count = row.count(block);
+        for (int64_t i = 0; i < count; ++i)
             if (values[i] >= least) found.push_back({values[i], block * kBlock + i});
     });
     return found;
 }
 
-// The `count` first tokens, in order. Where there are as many blocks, so many tokens are at least as large as the
-// count-th of the blocks' maxima, and not many more.
+// The `count` first tokens, in order. The count-th largest of the blocks' maxima, where there are so many, is at most the
+// count-th largest logit, and not many logits are between the two.
 std::vector<Candidate> first_tokens(const Row &row, int64_t count) {
-    float least = -kInfinity;
-    if (count <= row.blocks) {
-        std::vector<float> maxima(row.maxima, row.maxima + row.blocks);
-        std::nth_element(maxima.begin(), maxima.begin() + (count - 1), maxima.end(), std::greater<float>());
-        least = maxima[static_cast<size_t>(count - 1)];
-    }
-    std::vector<Candidate> found = gather(row, least);
+    const bool by_blocks = count <= row.blocks;
+    const float *from = by_blocks ? row.maxima : row.logits;
+    std::vector<float> values(from, from + (by_blocks ? row.blocks : row.vocabulary));
+    const auto least = values.begin() + (count - 1);
+    std::nth_element(values.begin(), least, values.end(), std::greater<float>());
+    std::vector<Candidate> found = gather(row, *least);
     if (count < static_cast<int64_t>(found.size())) {
         std::nth_element(found.begin(), found.begin() + (count - 1), found.end(), precedes);
         found.resize(static_cast<size_t>(count));
@@ -263,14 +267,16 @@ Nucleus narrow(const Row &row, double limit) {
     };
     std::vector<Weighted> tokens;
     each_block(row, 0, row.blocks, -kInfinity, [&](int64_t block, const float *values) {
-        const float highest = (row.scale.peak - row.maxima[block]) * row.scale.inverse * 8.0f;
+        const float highest = (row.scale.peak - row.maxima[block]) * row.scale.inverse * kStepsPerUnit;
         if (highest >= static_cast<float>(last + 1) || row.weightless(block, row.scale)) return;
         block_steps(values, row.scale, weights, steps);
-        for (int64_t i = 0; i < row.count(block); ++i)
+        const int64_t count = row.count(block);
+        for (int64_t i = 0; i < count; ++i)
             if (steps[i] >= first && steps[i] <= last && weights[i] > 0)
                 tokens.push_back({{values[i], block * kBlock + i}, weights[i]});
     });
-    std::sort(tokens.begin(), tokens.end(), [](const Weighted &a, const Weighted &b) { return precedes(a.token, b.token); });
+    std::sort(tokens.begin(), tokens.end(),
+              [](const Weighted &a, const Weighted &b) { return precedes(a.token, b.token); });
     // What precedes the first of them is kept, whatever becomes of it.
     Nucleus nucleus{{tokens[0].token.value, tokens[0].token.id - 1}, tokens[0].token};
     for (const Weighted &next : tokens) {
@@ -282,9 +288,11 @@ Nucleus narrow(const Row &row, double limit) {
     return nucleus;
 }
 
-double sum_of(const double *values, int64_t count) {
+double weight_of_all(const Row &row) {
     double sum = 0;
-    for (int64_t i = 0; i < count; ++i) sum += values[i];
+    each_block(row, 0, row.blocks, -kInfinity, [&](int64_t block, const float *values) {
+        if (!row.weightless(block, row.scale)) sum += block_weight(values, row.scale);
+    });
     return sum;
 }
 
@@ -296,13 +304,13 @@ double weight_before(const Row &row, const Candidate &token) {
     return sum;
 }
 
-// The largest of all perturbed values is the survivors' too where its token survives, and of what surely contains the
-// survivors where it is one of them. Sums of float32 settle that for all but those few that fall near the edge.
+// The largest of all perturbed values is the survivors' too where its token survives; so is the largest of any other
+// set that has all survivors. Sums of float32 settle that for all but those few that fall near the edge.
 int64_t draw(Row &row) {
     if (row.lists()) return draw_from(row, exact_cut(row));
     const int64_t token = best_of_bounds(row, row.least);
-    if (!row.narrows()) return token;
-    const double limit = row.choice->top_p * sum_of(row.weights, row.blocks);
+    if (!row.narrows() || token == row.result.token) return token;
+    const double limit = row.choice->top_p * weight_of_all(row);
     if (surely_below(weight_before(row, {row.logits[token], token}), limit)) return token;
     const Nucleus nucleus = narrow(row, limit);
     const bool tighter = keeps(nucleus.possible, row.least);
@@ -313,7 +321,9 @@ int64_t draw(Row &row) {
 
 void find_logprobs(Row &row) {
     Chosen &result = row.result;
-    const double total = static_cast<double>(result.peak) + exact_log(sum_of(row.likelihoods, row.blocks));
+    double sum = 0;
+    for (int64_t block = 0; block < row.blocks; ++block) sum += row.likelihoods[block];
+    const double total = static_cast<double>(result.peak) + exact_log(sum);
     result.logprob = static_cast<double>(row.logits[result.token]) - total;
     if (row.choice->logprobs == 0) return;
     for (const Candidate &token : first_tokens(row, std::min(row.choice->logprobs, row.vocabulary))) {
@@ -325,7 +335,7 @@ void find_logprobs(Row &row) {
 
 void decide(Row &row) {
     if (row.samples()) row.result.token = draw(row);
-    if (row.choice->logprobs >= 0 && std::isfinite(row.result.peak)) find_logprobs(row);
+    if (row.reports()) find_logprobs(row);
 }
 
 // A thread's own memory for `count` numbers.
@@ -339,14 +349,14 @@ std::vector<Row> rows_of(const float *logits, int64_t vocabulary, const std::vec
     const int64_t blocks = (vocabulary + kBlock - 1) / kBlock, parts = (blocks + kPartBlocks - 1) / kPartBlocks;
     const auto count = static_cast<int64_t>(choices.size());
     float *floats = scratch<float>(2 * blocks * count);
-    double *doubles = scratch<double>(2 * blocks * count);
+    double *doubles = scratch<double>(blocks * count);
     std::vector<Row> rows;
     rows.reserve(choices.size());
     for (const Choice &choice : choices) {
         rows.push_back({&choice, logits + choice.row * vocabulary, vocabulary, blocks, floats, floats + blocks, doubles,
-                        doubles + blocks, std::vector<uint8_t>(static_cast<size_t>(parts))});
+                        std::vector<uint8_t>(static_cast<size_t>(parts))});
         floats += 2 * blocks;
-        doubles += 2 * blocks;
+        doubles += blocks;
     }
     return rows;
 }
@@ -371,8 +381,10 @@ std::vector<Chosen> choose(const float *logits, int64_t vocabulary, const std::v
     } else {
         threads->run(count * parts, [&](int64_t task) { find_maxima(row_at(task / parts), task % parts); });
         for (Row &row : rows) find_peak(row);
-        threads->run(count * parts, [&](int64_t task) { weigh(row_at(task / parts), task % parts); });
-        threads->run(count, [&](int64_t index) { decide(row_at(index)); });
+        if (std::any_of(rows.begin(), rows.end(), [](const Row &row) { return row.samples() || row.reports(); })) {
+            threads->run(count * parts, [&](int64_t task) { weigh(row_at(task / parts), task % parts); });
+            threads->run(count, [&](int64_t index) { decide(row_at(index)); });
+        }
     }
     std::vector<Chosen> results;
     results.reserve(rows.size());

@@ -1,5 +1,5 @@
-// Choosing tokens: argmax, log probabilities, and draws from what top-k, top-p and min-p leave of a row of logits. Draws
-// give the tokens of src/penstock/sampling, whatever the threads and the rows beside.
+// Choosing tokens: argmax, log probabilities, and draws from what top-k, top-p and min-p leave of a row of logits.
+// Draws give the tokens of src/penstock/sampling, whatever the threads and the rows beside.
 #pragma once
 
 #include "sampling_numbers.hpp"

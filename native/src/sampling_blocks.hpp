@@ -9,7 +9,7 @@
 namespace penstock {
 
 // Tokens in a block, at absolute places of the vocabulary.
-constexpr int64_t kBlock = 128;
+constexpr int kBlock = 128;
 
 // x → (x − peak) · inverse in float32, the inverse of a temperature.
 struct Scale {
@@ -26,8 +26,9 @@ float block_bounds(const float *values, const Scale &scale, const PositionKey &k
 double block_weight(const float *values, const Scale &scale);
 // The sum of e^scaled over what precedes (value, id) in the order of (logit descending, id ascending).
 double block_weight_before(const float *values, const Scale &scale, float value, int64_t id, int64_t first);
-// e^scaled, and in which step of 1/8 below the peak the scaled logit lies, at most kSteps − 1.
-constexpr int kSteps = 704;
+// e^scaled, and in which step below the peak the scaled logit lies, at most kSteps − 1.
+constexpr float kStepsPerUnit = 32;
+constexpr int kSteps = 88 * 32;
 void block_steps(const float *values, const Scale &scale, float *weights, int32_t *steps);
 
 } // namespace penstock

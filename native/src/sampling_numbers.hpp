@@ -3,10 +3,10 @@
 #pragma once
 
 #include <array>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <cmath>
 
 namespace penstock {
 

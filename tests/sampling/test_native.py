@@ -40,7 +40,7 @@ def rows_of_logits(draw):
 def choices(draw):
     """What is asked for one token, of row 0."""
     return Choice(
-        index=0,
+        row=0,
         position=draw(st.integers(0, 2**31)),
         temperature=draw(TEMPERATURES),
         top_k=draw(st.one_of(st.just(0), st.integers(1, 60), st.sampled_from([200, 5000, 200_000]))),
@@ -127,14 +127,14 @@ def test_rows_and_threads_change_no_bit():
             for count in (1, 2, 4):
                 assert native.choose(logits, asked[:count]) == expected[:count]
             for choice, alone in zip(asked, expected, strict=True):
-                assert native.choose(logits[choice.index][None].copy(), [choice._replace(index=0)]) == [alone]
+                assert native.choose(logits[choice.row][None].copy(), [choice._replace(row=0)]) == [alone]
     finally:
         native.set_threads(before)
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"index": 2}, {"index": -1}, {"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}]
+    [{"row": 2}, {"row": -1}, {"temperature": -1.0}, {"temperature": math.nan}, {"top_k": -1}, {"top_p": 0.0}]
     + [{"top_p": 1.5}, {"log_min_p": 0.5}, {"log_min_p": math.nan}],
 )
 def test_what_makes_no_sense_is_refused(change):

@@ -18,7 +18,7 @@ class Choice(NamedTuple):
     """How one token is chosen.
 
     Attributes:
-        index: which row of the logits.
+        row: which one of the logits.
         position: output tokens before this one.
         temperature: 0 takes the largest logit, the first of equals.
         top_k: 0 keeps all.
@@ -30,7 +30,7 @@ class Choice(NamedTuple):
         purpose: of the random numbers.
     """
 
-    index: int
+    row: int
     position: int
     temperature: float
     top_k: int
@@ -67,7 +67,7 @@ Choose = Callable[[NDArray[np.float32], Sequence[Choice]], Sequence[tuple[int, f
 def constants_of(
     params: SamplingParams, sample_index: int, purpose: Purpose = Purpose.TOKEN
 ) -> tuple[float, int, float, float, int, int, int, int]:
-    """The fields of a `Choice` that stay as they are from token to token: all but index and position."""
+    """The fields of a `Choice` that stay as they are from token to token: all but row and position."""
     log_min_p = log_one(max(params.min_p, sys.float_info.min)) if params.min_p > 0.0 else -math.inf
     return (
         params.temperature,

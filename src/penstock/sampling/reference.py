@@ -18,7 +18,7 @@ class Reference:
 
     def choose(self, logits: Floats, choices: Sequence[Choice]) -> list[Chosen]:
         """One token for each choice, in order, from `logits` [S, V], float32 and contiguous."""
-        return [self._choose_one(logits[choice.index], choice) for choice in choices]
+        return [self._choose_one(logits[choice.row], choice) for choice in choices]
 
     def _choose_one(self, logits: Floats, choice: Choice) -> Chosen:
         token = int(logits.argmax())
