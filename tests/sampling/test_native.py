@@ -111,6 +111,17 @@ def test_top_p_near_its_edge(size, seed, spread, top_p, temperature):
     assert [found[0] for found in native.choose(logits, asked)] == [right.token for right in expected]
 
 
+@given(st.integers(2, 40), st.integers(1, 39), st.integers(0, 2**32))
+def test_where_the_sum_is_p_to_the_last_bit(size, kept, seed):
+    """Equal logits, of which p keeps exactly so many: float32 sums can't tell, and the exact ones must be asked."""
+    logits = np.full((1, size), 3.5, np.float32)
+    top_p = min(kept, size) / size
+    asked = [Choice(0, position, 0.8, 0, top_p, -INFINITY, -1, seed, 0, 0) for position in range(40)]
+    tokens = [found[0] for found in native.choose(logits, asked)]
+    assert tokens == [right.token for right in Reference(size).choose(logits, asked)]
+    assert max(tokens) < math.ceil(size * top_p)
+
+
 def test_rows_and_threads_change_no_bit():
     generator = np.random.default_rng(3)
     logits = (generator.standard_normal((9, 50_003)) * 3).astype(np.float32)
