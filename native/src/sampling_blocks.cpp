@@ -17,6 +17,8 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 constexpr float kNegativeLn2Step = static_cast<float>(-0.6931471805599453 / 8388608.0);
 constexpr float kLn2Times159 = static_cast<float>(0.6931471805599453 * 159);
 
+// What a clone calls has to be inlined: else it is compiled for the default instructions.
+
 [[gnu::always_inline]] inline float noise_bound(uint32_t word) {
     const auto number = static_cast<float>(word);
     int32_t bits;
@@ -25,8 +27,6 @@ constexpr float kLn2Times159 = static_cast<float>(0.6931471805599453 * 159);
 }
 
 [[gnu::always_inline]] inline float larger(float a, float b) { return a > b ? a : b; }
-
-// What a clone calls must be inlined, or it is compiled for the default instructions.
 
 // The largest of `count` values, a power of two, by halves: loops of fixed length, which become vector instructions.
 template <int count> [[gnu::always_inline]] inline float largest_of(const float *values) {
