@@ -54,5 +54,6 @@ private:
 
 // Parts of the module, each in a file of its own.
 void bind_program(nb::module_ &module);
+void bind_sampling(nb::module_ &module);
 
 } // namespace penstock

@@ -170,4 +170,5 @@ NB_MODULE(_native, module) {
         .def("multiply", &multiply, nb::arg("x").noconvert(), nb::arg("output").noconvert(), nb::arg("bias").noconvert() = nb::none())
         .def("look_up", &look_up, nb::arg("ids").noconvert(), nb::arg("output").noconvert());
     bind_program(module);
+    bind_sampling(module);
 }

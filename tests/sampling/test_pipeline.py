@@ -8,21 +8,25 @@ from transformers.generation import logits_process as reference
 
 from penstock.core.errors import RowFailed
 from penstock.core.sampling import SamplingParams
+from penstock.sampling.choice import Choice, constants_of
 from penstock.sampling.history import TokenHistory
-from penstock.sampling.pipeline import Candidates, best, build_steps, ranked
+from penstock.sampling.pipeline import Candidates, best, editing_steps, narrowing_steps, ranked
 
 VOCABULARY = 500
 
 
+def narrowing_of(params):
+    return narrowing_steps(Choice(0, 0, *constants_of(params, 0))) if params.temperature > 0 else ()
+
+
 def prepare(logits, params, history=None, endings=()):
     """The row after the whole pipeline."""
-    editing, narrowing = build_steps(params, history, endings)
     candidates = Candidates(logits.copy())
-    for step in editing:
+    for step in editing_steps(params, history, endings):
         assert step.changes_argmax
         step.apply(candidates)
     candidates.peak = float(candidates.logits.max())
-    for step in narrowing:
+    for step in narrowing_of(params):
         assert not step.changes_argmax
         step.apply(candidates)
         assert candidates.ids is None or int(candidates.logits.argmax()) in candidates.ids
@@ -152,12 +156,11 @@ def test_what_is_surely_kept_survives(logits, top_p, min_p, temperature):
     params = SamplingParams(temperature=temperature, top_p=top_p, min_p=min_p)
     kept = survivors(prepare(logits, params))
     whole = Candidates(logits, float(logits.max()), temperature)
-    narrowing = build_steps(params, None, ()).narrowing
+    narrowing = narrowing_of(params)
     for token in range(logits.size):
         assert token in kept or not all(step.surely_keeps(whole, token) for step in narrowing)
 
 
-def test_greedy_needs_no_narrowing():
-    params = SamplingParams(temperature=0.0, top_k=5, top_p=0.5, min_p=0.1)
-    assert build_steps(params, None, ()) == ((), ())
-    assert build_steps(SamplingParams(), None, ()) == ((), ())
+def test_what_is_not_asked_for_is_no_step():
+    assert editing_steps(SamplingParams(), None, ()) == ()
+    assert narrowing_of(SamplingParams(top_k=-1)) == ()

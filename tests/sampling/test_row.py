@@ -1,5 +1,8 @@
+import math
+
 import pytest
 
+from penstock.sampling.choice import Choice
 from penstock.sampling.noise import Purpose
 from penstock.sampling.pipeline import MinTokens
 from penstock.text.stops import StopMatcher
@@ -71,8 +74,8 @@ def test_only_a_repetition_penalty_looks_at_the_prompt():
         assert penalties.history.ids.tolist() == expected
 
 
-def test_keys_move_with_the_position_and_the_purpose():
-    row = make_row(seed=1)
-    first, draft = row.key(), row.key(Purpose.DRAFT)
+def test_a_choice_has_the_position_and_what_was_asked_for():
+    row = make_row(seed=-1, sample_index=3, temperature=0.5, top_k=-1, top_p=0.9, min_p=1.0)
     row.advance(5)
-    assert len({first, draft, row.key()}) == 3
+    assert row.choice(7) == Choice(7, 1, 0.5, 0, 0.9, 0.0, -1, 2**64 - 1, 3, Purpose.TOKEN)
+    assert make_row(temperature=0.0, logprobs=2).choice(0)[5:] == (-math.inf, 2, 0, 0, 0)

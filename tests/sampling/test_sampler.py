@@ -4,8 +4,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.sampling import sampler as module
 from penstock.sampling.draw import perturbed
-from penstock.sampling.pipeline import Candidates
+from penstock.sampling.noise import Purpose, position_key
+from penstock.sampling.pipeline import Candidates, narrowing_steps
+from penstock.sampling.reference import Reference
 from penstock.sampling.sampler import Sampler
 from support.sampling_rows import EOS, chi_square, make_row, make_samples
 
@@ -20,6 +24,19 @@ MIXED = (
     {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
     {"temperature": 0.0, "logit_bias": {5: 3.0, 6: -100.0}, "min_tokens": 3, "logprobs": 0},
 )
+
+
+@pytest.fixture(autouse=True, scope="module", params=["native", "reference"])
+def implementation(request):
+    """Every test of the sampler holds for both implementations."""
+    if request.param == "native":
+        if OBSTACLE is not None:
+            pytest.skip(OBSTACLE)
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "chooser", lambda vocab_size: Reference(vocab_size).choose)
+        yield
 
 
 def logits_of(step, count, spread=2.0):
@@ -76,10 +93,12 @@ def test_a_sample_is_the_largest_perturbed_value_of_the_survivors(spread, top_k,
     expected = []
     for row, values in zip(rows, logits.float().numpy(), strict=True):
         candidates = Candidates(values, float(values.max()))
-        for step in row.narrowing:
+        choice = row.choice(0)
+        for step in narrowing_steps(choice):
             step.apply(candidates)
         ids = np.arange(VOCABULARY) if candidates.ids is None else candidates.ids
-        expected.append([int(ids[perturbed(values, candidates.peak, 0.8, ids, row.key()).argmax()])])
+        key = position_key(choice.seed, 0, Purpose.TOKEN, 0)
+        expected.append([int(ids[perturbed(values, candidates.peak, 0.8, ids, key).argmax()])])
     results = Sampler(VOCABULARY).sample(logits, rows, range(20))
     assert [result.tokens for result in results] == expected
 

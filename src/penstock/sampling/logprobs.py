@@ -12,7 +12,8 @@ def token_logprobs(logits: Floats, peak: float, token: int, top: int) -> TokenLo
     `logits` is float32 [V] and `peak` its largest value. Exponentials are float32, their sum and the results float64.
     Masked tokens have no place among the most likely, so the list is shorter where too few are left.
     """
-    weights = np.subtract(logits, np.float32(peak))
+    with np.errstate(over="ignore"):
+        weights = np.subtract(logits, np.float32(peak))
     np.exp(weights, out=weights)
     total = peak + float(np.log(weights.sum(dtype=np.float64)))
     order = ranked(logits, best(logits, top)) if top else np.empty(0, np.int64)

@@ -6,19 +6,20 @@ scales and narrows, never drops the most likely token, and is skipped at tempera
 id, the lower first, in every step.
 """
 
-import sys
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.core.errors import RowFailed
 from penstock.core.sampling import SamplingParams
+from penstock.sampling.choice import Choice
 from penstock.sampling.draw import float_below, scaled
+from penstock.sampling.exponential import exp
 from penstock.sampling.history import TokenHistory
-from penstock.sampling.noise import log_one
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -71,13 +72,6 @@ class NarrowingStep(Protocol):
 
     def surely_keeps(self, candidates: Candidates, token: int) -> bool:
         """Whether `token` survives this step when it is applied to the whole row; False also where that is unsure."""
-
-
-class Steps(NamedTuple):
-    """The steps of one row at one position, each group in order."""
-
-    editing: tuple[EditingStep, ...]
-    narrowing: tuple[NarrowingStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +170,14 @@ class TopP:
         logits = candidates.logits if candidates.ids is None else candidates.logits[candidates.ids]
         weighty = logits[logits > float_below(candidates.peak + _NO_WEIGHT * candidates.temperature)]
         weighty.sort()
-        sums = np.cumsum(np.exp(scaled(weighty[::-1], candidates.peak, candidates.temperature)))
+        sums = np.cumsum(exp(scaled(weighty[::-1], candidates.peak, candidates.temperature)))
         candidates.keep_best(int(np.searchsorted(sums, self.p * sums[-1], side="left")) + 1)
 
     def surely_keeps(self, candidates: Candidates, token: int) -> bool:
         # The sum before a token is at most that of all tokens as likely or more, less its own. float32 suffices to
         # judge all but the few draws that fall near the edge.
-        weights = np.subtract(candidates.logits, np.float32(candidates.peak))
         with np.errstate(over="ignore"):
+            weights = np.subtract(candidates.logits, np.float32(candidates.peak))
             np.divide(weights, np.float32(max(candidates.temperature, _LEAST_TEMPERATURE)), out=weights)
         np.exp(weights, out=weights)
         ahead = float(weights[candidates.logits >= candidates.logits[token]].sum()) - float(weights[token])
@@ -208,18 +202,14 @@ class MinP:
         return (logit - candidates.peak) / candidates.temperature >= self.log_min_p
 
 
-def build_steps(params: SamplingParams, history: TokenHistory | None, endings: Sequence[int]) -> Steps:
-    """The steps that `params` ask for.
+def editing_steps(
+    params: SamplingParams, history: TokenHistory | None, endings: Sequence[int]
+) -> tuple[EditingStep, ...]:
+    """The steps that change logits, in order.
 
     `history` is needed where `params.has_penalties`; `endings` are the end-of-sequence and stop ids that the mask of
     min_tokens covers, empty once enough tokens were produced.
     """
-    return Steps(_editing_steps(params, history, endings), () if params.greedy else _narrowing_steps(params))
-
-
-def _editing_steps(
-    params: SamplingParams, history: TokenHistory | None, endings: Sequence[int]
-) -> tuple[EditingStep, ...]:
     steps: list[EditingStep] = []
     if history is not None and params.has_penalties:
         steps.append(Penalties(history, params.repetition_penalty, params.presence_penalty, params.frequency_penalty))
@@ -231,16 +221,17 @@ def _editing_steps(
     return tuple(steps)
 
 
-def _narrowing_steps(params: SamplingParams) -> tuple[NarrowingStep, ...]:
+def narrowing_steps(choice: Choice) -> tuple[NarrowingStep, ...]:
+    """The steps that scale and narrow, in order; the temperature must be above 0."""
     steps: list[NarrowingStep] = []
-    if params.temperature != 1.0:
-        steps.append(Temperature(params.temperature))
-    if params.top_k > 0:
-        steps.append(TopK(params.top_k))
-    if params.top_p < 1.0:
-        steps.append(TopP(params.top_p))
-    if params.min_p > 0.0:
-        steps.append(MinP(log_one(max(params.min_p, sys.float_info.min))))
+    if choice.temperature != 1.0:
+        steps.append(Temperature(choice.temperature))
+    if choice.top_k > 0:
+        steps.append(TopK(choice.top_k))
+    if choice.top_p < 1.0:
+        steps.append(TopP(choice.top_p))
+    if choice.log_min_p > -math.inf:
+        steps.append(MinP(choice.log_min_p))
     return tuple(steps)
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.core.plan import BeginRow, FinishReason
+from penstock.sampling.choice import Choice, constants_of
 from penstock.sampling.history import TokenHistory
-from penstock.sampling.noise import PositionKey, Purpose, position_key
-from penstock.sampling.pipeline import EditingStep, NarrowingStep, build_steps
+from penstock.sampling.pipeline import EditingStep, editing_steps
 
 
 class StopSearch(Protocol):
@@ -26,11 +26,10 @@ class RowState:
         params: as in the request, with the seed resolved.
         position: output tokens so far, which is the index of the next one.
         editing: pipeline steps that change logits at this position.
-        narrowing: pipeline steps that choose survivors.
     """
 
     __slots__ = (
-        "_begin",
+        "_constants",
         "_endings",
         "_eos",
         "_history",
@@ -38,7 +37,6 @@ class RowState:
         "_stops",
         "_stop_tokens",
         "editing",
-        "narrowing",
         "params",
         "position",
         "sequence",
@@ -49,7 +47,7 @@ class RowState:
         params = begin.sampling
         if params.seed is None and not params.greedy:
             raise ValueError("the seed must be resolved before a row begins")
-        self._begin = begin
+        self._constants = constants_of(params, begin.sample_index)
         self._stops = stops
         self._eos = frozenset() if params.ignore_eos else frozenset(begin.eos_token_ids)
         self._stop_tokens = frozenset(params.stop_token_ids)
@@ -62,16 +60,15 @@ class RowState:
         self.params = params
         self.position = 0
         self.editing: tuple[EditingStep, ...] = ()
-        self.narrowing: tuple[NarrowingStep, ...] = ()
-        self._choose_steps()
+        self._choose_editing()
 
-    def _choose_steps(self) -> None:
+    def _choose_editing(self) -> None:
         endings = self._endings if self.position < self.params.min_tokens else ()
-        self.editing, self.narrowing = build_steps(self.params, self._history, endings)
+        self.editing = editing_steps(self.params, self._history, endings)
 
-    def key(self, purpose: Purpose = Purpose.TOKEN) -> PositionKey:
-        """The key of the random numbers at the current output position; the row must not be greedy."""
-        return position_key(self.params.seed or 0, self._begin.sample_index, purpose, self.position)
+    def choice(self, index: int) -> Choice:
+        """How the token at the current output position is chosen, `index` being the logits' row."""
+        return Choice(index, self.position, *self._constants)
 
     def advance(self, token: int) -> tuple[FinishReason | None, int | str | None]:
         """Take a verified output token; whether it ends the output ("stop"), and by which stop string or token id.
@@ -86,7 +83,7 @@ class RowState:
         if self._history is not None:
             self._history.add(token)
         if self.position == self.params.min_tokens:
-            self._choose_steps()
+            self._choose_editing()
         if self.position >= self.params.min_tokens:
             if token in self._eos:
                 return "stop", None

@@ -8,19 +8,22 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import RowFailed
-from penstock.core.plan import SampleResult
-from penstock.sampling.draw import TokenDraw
-from penstock.sampling.logprobs import token_logprobs
+from penstock.core.plan import SampleResult, TokenLogprobs
+from penstock.sampling.choice import Choose
+from penstock.sampling.native import chooser
 from penstock.sampling.pipeline import Candidates, Floats
 from penstock.sampling.row import RowState
+
+_NONE_LEFT = "No token is left to choose once penalties, logit_bias and min_tokens are applied."
 
 
 class Sampler:
     """Samples rows of logits of one vocabulary; it keeps buffers, so one step at a time."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._draw = TokenDraw(vocab_size)
-        self._edited = np.empty(vocab_size, np.float32)
+    def __init__(self, vocab_size: int, choose: Choose | None = None) -> None:
+        """`choose` is the implementation, by default the fastest that there is."""
+        self._choose = chooser(vocab_size) if choose is None else choose
+        self._edited = np.empty((1, vocab_size), np.float32)
         self._floats = torch.empty(0, vocab_size, dtype=torch.float32)
 
     def sample(self, logits: Tensor, rows: Sequence[RowState], logit_index: Sequence[int]) -> list[SampleResult]:
@@ -36,16 +39,17 @@ class Sampler:
             left, its result has finish "error" and its state stays as it was; the others are not affected.
         """
         floats = self._as_floats(logits)
-        tops = floats.argmax(axis=1)
-        peaks = floats[np.arange(len(floats)), tops].tolist()
-        top_tokens = tops.tolist()
+        pairs = list(zip(rows, logit_index, strict=True))
+        together = iter(self._choose(floats, [row.choice(index) for row, index in pairs if not row.editing]))
         results = []
-        for row, index in zip(rows, logit_index, strict=True):
+        for row, index in pairs:
             try:
-                result = self._sample_row(floats[index], peaks[index], top_tokens[index], row)
+                chosen = self._edit_and_choose(floats[index], row) if row.editing else next(together)
+                if not math.isfinite(chosen[1]):
+                    raise RowFailed(_not_finite(chosen[1]))
+                results.append(_advance(row, *chosen))
             except RowFailed as failure:
-                result = SampleResult(row.sequence, [], "error", error=failure.message)
-            results.append(result)
+                results.append(SampleResult(row.sequence, [], "error", error=failure.message))
         return results
 
     def _as_floats(self, logits: Tensor) -> Floats:
@@ -60,38 +64,31 @@ class Sampler:
         converted: Floats = target.numpy()
         return converted
 
-    def _sample_row(self, logits: Floats, peak: float, top: int, row: RowState) -> SampleResult:
-        # The maximum is NaN where any logit is, so one look at it finds NaN and +infinity.
+    def _edit_and_choose(self, logits: Floats, row: RowState) -> tuple[int, float, float, list[int], list[float]]:
+        """Choose from a copy of the row that the editing steps have changed."""
+        peak = float(logits.max())
         if not math.isfinite(peak):
             raise RowFailed(_not_finite(peak))
-        if row.editing:
-            np.copyto(self._edited, logits)
-            logits = self._edited
-            candidates = Candidates(logits)
-            for step in row.editing:
-                step.apply(candidates)
-            top = int(logits.argmax())
-            peak = float(logits[top])
-            if not math.isfinite(peak):
-                raise RowFailed("No token is left to choose once penalties, logit_bias and min_tokens are applied.")
-        token = top if row.params.greedy else self._choose(logits, peak, row)
-        wanted = row.params.logprobs
-        logprobs = None if wanted is None else [token_logprobs(logits, peak, token, wanted)]
-        finish, reason = row.advance(token)
-        return SampleResult(row.sequence, [token], finish, reason, logprobs)
-
-    def _choose(self, logits: Floats, peak: float, row: RowState) -> int:
-        params = row.params
-        candidates = Candidates(logits, peak)
-        # Sorting for top-p is dear, and needed only if the best of all tokens may not be among the survivors.
-        if params.top_p < 1.0 and params.top_k <= 0:
-            token = self._draw.draw(logits, peak, params.temperature, None, row.key())
-            candidates.temperature = params.temperature
-            if all(step.surely_keeps(candidates, token) for step in row.narrowing):
-                return token
-        for step in row.narrowing:
+        edited = self._edited[0]
+        np.copyto(edited, logits)
+        candidates = Candidates(edited)
+        for step in row.editing:
             step.apply(candidates)
-        return self._draw.draw(logits, peak, candidates.temperature, candidates.ids, row.key())
+        (chosen,) = self._choose(self._edited, [row.choice(0)])
+        if not math.isfinite(chosen[1]):
+            raise RowFailed(_NONE_LEFT)
+        return chosen
+
+
+def _advance(
+    row: RowState, token: int, peak: float, logprob: float, top_tokens: list[int], top_logprobs: list[float]
+) -> SampleResult:
+    """Give the row its token; the fields after `row` are those of `Chosen`."""
+    logprobs = None
+    if row.params.logprobs is not None:
+        logprobs = [TokenLogprobs(token, logprob, top_tokens, top_logprobs)]
+    finish, reason = row.advance(token)
+    return SampleResult(row.sequence, [token], finish, reason, logprobs)
 
 
 def _not_finite(peak: float) -> str:

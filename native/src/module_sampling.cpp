@@ -1,0 +1,52 @@
+// The part of the Python module that chooses tokens.
+#include "arrays.hpp"
+#include "sampling.hpp"
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <limits>
+#include <tuple>
+
+using namespace penstock;
+
+namespace {
+
+using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// The fields of sampling/choice.py: Choice and Chosen, in their order.
+using Asked = std::tuple<int64_t, uint32_t, double, int64_t, double, double, int64_t, uint64_t, uint32_t, uint32_t>;
+using Found = std::tuple<int64_t, double, double, std::vector<int64_t>, std::vector<double>>;
+
+Choice choice_of(const Asked &asked, size_t rows) {
+    const auto &[row, position, temperature, top_k, top_p, log_min_p, logprobs, seed, sample, purpose] = asked;
+    require(row >= 0 && static_cast<size_t>(row) < rows, "There is no such row of logits.");
+    require(temperature >= 0 && temperature < std::numeric_limits<double>::infinity(),
+            "A temperature must be finite and not negative.");
+    require(top_k >= 0 && top_p > 0 && top_p <= 1 && log_min_p <= 0,
+            "top_k must not be negative, top_p in (0, 1] and log_min_p not above 0.");
+    return {row, position, temperature, top_k, top_p, log_min_p, logprobs, {seed, sample, purpose}};
+}
+
+std::vector<Found> native_choose(const Logits &logits, const std::vector<Asked> &asked) {
+    require(logits.shape(1) > 0 && logits.shape(1) < size_t{1} << 31, "The vocabulary must have 1 to 2^31 − 1 tokens.");
+    std::vector<Choice> choices;
+    choices.reserve(asked.size());
+    for (const Asked &one : asked) choices.push_back(choice_of(one, logits.shape(0)));
+    std::vector<Chosen> chosen;
+    {
+        nb::gil_scoped_release unlocked;
+        chosen = choose(logits.data(), static_cast<int64_t>(logits.shape(1)), choices);
+    }
+    std::vector<Found> found;
+    found.reserve(chosen.size());
+    for (Chosen &one : chosen)
+        found.emplace_back(one.token, static_cast<double>(one.peak), one.logprob, std::move(one.top_tokens),
+                           std::move(one.top_logprobs));
+    return found;
+}
+
+} // namespace
+
+void penstock::bind_sampling(nb::module_ &module) {
+    module.def("choose", &native_choose, nb::arg("logits").noconvert(), nb::arg("choices"));
+}
