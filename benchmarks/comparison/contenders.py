@@ -1,0 +1,145 @@
+"""Who is compared: each contender's driver, model and options, and what it takes to run it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+DRIVERS = Path(__file__).parent.parent / "peers"
+OURS = "penstock"
+PEERS = ("vllm", "llama-cpp", "openvino", "transformers")
+LARGE, TOY = "large", "toy"
+MACHINE = "machine"
+# A toy's whole measurement takes less than a second, so that more runs cost nothing.
+TOY_RUNS = 5
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An engine in one of its modes.
+
+    Attributes:
+        name: as the page and the options call it.
+        engine: whose environment it runs in: "penstock" or one of PEERS.
+        model: file or folder of the large checkpoint, below the folder of all models.
+        make: the command that makes that model.
+        options: of its driver.
+        toy: whether it runs the toy checkpoint too.
+    """
+
+    name: str
+    engine: str
+    model: str
+    make: str
+    options: tuple[str, ...] = ()
+    toy: bool = False
+
+    @property
+    def driver(self) -> Path:
+        """The script that measures it."""
+        return DRIVERS / f"bench_{self.engine.replace('-', '_')}.py"
+
+
+def _ours(mode: str, *options: str) -> Contender:
+    return Contender(f"{OURS}-{mode}", OURS, "bf16", "make_checkpoints.py OUT bf16", options, toy=True)
+
+
+CONTENDERS = (
+    _ours("bf16"),
+    _ours("int8", "--quantization", "int8"),
+    _ours("int4", "--quantization", "int4"),
+    _ours("int4-head8", "--quantization", "int4", "--quantize-head", "int8"),
+    Contender("vllm-bf16", "vllm", "bf16", "make_checkpoints.py OUT bf16", toy=True),
+    Contender("vllm-w8a8", "vllm", "w8a8", "make_checkpoints.py OUT w8a8"),
+    Contender("llama-cpp-q4_0", "llama-cpp", "q4_0.gguf", "make_checkpoints.py OUT gguf-q4_0"),
+    Contender("openvino-int8", "openvino", "ov8", "peers/export_openvino.py OUT/bf16 OUT/ov8 --bits 8"),
+    Contender("openvino-int4", "openvino", "ov4", "peers/export_openvino.py OUT/bf16 OUT/ov4 --bits 4"),
+    Contender("transformers-bf16", "transformers", "bf16", "make_checkpoints.py OUT bf16"),
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is asked of every engine; the other lengths are constants of the drivers.
+
+    Attributes:
+        decode_steps: further tokens of each sequence, whose time is that of decoding.
+        runs: how often a child times each of its figures; the best counts.
+        threads: of the computation.
+        batch_sizes: of decoding.
+    """
+
+    decode_steps: int = 64
+    runs: int = 2
+    threads: int = 2
+    batch_sizes: tuple[int, ...] = (1, 4, 16, 32)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One child process: a contender on one checkpoint, or the measurement of the machine."""
+
+    contender: str
+    checkpoint: str
+    command: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one round runs, in this order, and why the rest is missing (by contender, or contender and checkpoint)."""
+
+    jobs: list[Job] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def chosen_names(text: str | None) -> list[str]:
+    """Names in a comma-separated list, all of them where there is none. Exits with a sentence for an unknown one."""
+    known = [contender.name for contender in CONTENDERS]
+    if text is None:
+        return known
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = sorted(set(names) - set(known))
+    if unknown or not names:
+        raise SystemExit(f"--contenders {text}: {', '.join(unknown) or 'nothing'} is not among {', '.join(known)}.")
+    return names
+
+
+def plan_round(names: Sequence[str], interpreters: Mapping[str, str | None], models: Path, workload: Workload) -> Plan:
+    """The children of one round: the machine first, then every contender that has what it needs."""
+    plan = Plan()
+    ours = interpreters[OURS]
+    if ours is not None:
+        machine = (ours, str(DRIVERS / "measure_machine.py"), "--threads", str(workload.threads))
+        plan.jobs.append(Job(MACHINE, LARGE, machine))
+    for contender in CONTENDERS:
+        python = interpreters[contender.engine]
+        obstacle = _obstacle(contender, names, python)
+        for checkpoint in (LARGE, TOY) if contender.toy else (LARGE,):
+            path = models / (contender.model if checkpoint == LARGE else TOY)
+            make = contender.make if checkpoint == LARGE else "make_checkpoints.py OUT toy"
+            why = obstacle or (None if path.exists() else f"{path.name} is not among the models: run {make}")
+            if why is not None:
+                plan.missing[f"{contender.name}/{checkpoint}"] = why
+            elif python is not None:
+                command = _command(contender, python, path, checkpoint, workload)
+                plan.jobs.append(Job(contender.name, checkpoint, command))
+    return plan
+
+
+def _obstacle(contender: Contender, names: Sequence[str], python: str | None) -> str | None:
+    """Why a contender cannot run whatever the checkpoint, None where it can."""
+    if contender.name not in names:
+        return "left out by --contenders"
+    return None if python is not None else f"no environment given: --{contender.engine} PYTHON"
+
+
+def _command(contender: Contender, python: str, model: Path, checkpoint: str, workload: Workload) -> tuple[str, ...]:
+    return (
+        python,
+        str(contender.driver),
+        str(model),
+        *("--output-len", str(workload.decode_steps)),
+        *("--runs", str(TOY_RUNS if checkpoint == TOY else workload.runs)),
+        *("--threads", str(workload.threads)),
+        *("--batch-sizes", ",".join(map(str, workload.batch_sizes))),
+        *contender.options,
+    )

@@ -1,0 +1,60 @@
+"""Speed of Penstock on a checkpoint in Hugging Face's layout, rounded when it is loaded if asked."""
+
+import argparse
+import time
+
+from workload import MAX_LENGTH, MAX_SEQUENCES, Engine, arguments_parser, drive
+
+
+def main() -> None:
+    parser = arguments_parser(__doc__)
+    parser.add_argument("--quantization", default="none", help="none, int8 or int4 (default none)")
+    parser.add_argument("--quantize-head", help="int8: the output head at 8 bits (default: as the other weights)")
+    drive(parser.parse_args(), ("penstock", "torch"), load)
+
+
+def load(arguments: argparse.Namespace) -> Engine:
+    from penstock import LLM, SamplingParams
+
+    rounding = {"quantization": arguments.quantization, "quantize_head": arguments.quantize_head}
+    llm = LLM(
+        arguments.model,
+        threads=arguments.threads,
+        max_num_seqs=MAX_SEQUENCES,
+        max_model_len=MAX_LENGTH,
+        enable_prefix_caching=False,
+        **rounding,
+    )
+
+    def generate(prompts: list[list[int]], output_length: int) -> float:
+        params = SamplingParams(temperature=0.0, max_tokens=output_length, ignore_eos=True)
+        begun = time.perf_counter()
+        llm.generate(prompts, params)
+        return time.perf_counter() - begun
+
+    return Engine(generate, weight_bytes(arguments.model, **rounding), {**rounding, "kernels": kernels()})
+
+
+def weight_bytes(model: str, quantization: str, quantize_head: str | None) -> int:
+    """Bytes of projections and of the head, with which these checkpoints share the embedding."""
+    from penstock.assembly.prepare import prepare
+    from penstock.core.config import QUANTIZED_BYTES, EngineOptions
+    from penstock.core.kv import DTYPE_BYTES
+
+    options = EngineOptions(model=model, quantization=quantization, quantize_head=quantize_head)
+    prepared = prepare(options, api_beside=False)
+    sizes = {"none": DTYPE_BYTES[prepared.config.model.dtype], **QUANTIZED_BYTES}
+    body, head = prepared.declaration.parameters_in("linear"), prepared.declaration.parameters_in("head", "embedding")
+    resolved = prepared.config.model
+    return int(body * sizes[resolved.quantization] + head * sizes[resolved.quantize_head])
+
+
+def kernels() -> str:
+    """Which instruction set the native kernels use, or why there are none."""
+    from penstock.kernels.cpu.native import OBSTACLE, native
+
+    return str(native.instruction_set()) if OBSTACLE is None else f"torch's operations: {OBSTACLE}"
+
+
+if __name__ == "__main__":
+    main()
