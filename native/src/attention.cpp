@@ -295,22 +295,26 @@ void attend_in_segments(const Call &call, const std::vector<Piece> &pieces) {
     });
 }
 
+// All pieces, those of the longest contexts first: what comes last should be short, so that threads end together.
 std::vector<Piece> cut(const Call &call) {
     const Heads &heads = call.attention.heads;
     const Batch &batch = call.batch;
+    struct Sequence {
+        int64_t index, row;
+    };
+    std::vector<Sequence> order;
+    for (int64_t index = 0, row = 0; index < batch.sequences; row += batch.added[index++]) order.push_back({index, row});
+    std::stable_sort(order.begin(), order.end(), [&](const Sequence &left, const Sequence &right) {
+        return batch.context[left.index] > batch.context[right.index];
+    });
     const int64_t most = std::max<int64_t>(1, kTileRows / (heads.query / heads.key));
     std::vector<Piece> pieces;
-    for (int64_t sequence = 0, row = 0; sequence < batch.sequences; row += batch.added[sequence++])
-        for (int64_t first = 0; first < batch.added[sequence]; first += most)
+    for (const Sequence &sequence : order) {
+        const int64_t added = batch.added[sequence.index];
+        for (int64_t first = (added - 1) / most * most; first >= 0; first -= most)
             for (int64_t head = 0; head < heads.key; ++head)
-                pieces.push_back({sequence, first, std::min(first + most, batch.added[sequence]), row, head});
-    // The longest first: what comes last should be short, so that threads end together.
-    std::stable_sort(pieces.begin(), pieces.end(), [&](const Piece &left, const Piece &right) {
-        auto end = [&](const Piece &piece) {
-            return batch.context[piece.sequence] - batch.added[piece.sequence] + piece.last;
-        };
-        return end(left) > end(right);
-    });
+                pieces.push_back({sequence.index, first, std::min(first + most, added), sequence.row, head});
+    }
     return pieces;
 }
 

@@ -76,36 +76,51 @@ void pack_int4(
     });
 }
 
+namespace {
+
+// Calls each(input, value) for the values of an output in ascending order, as they are stored.
+template <typename Value, typename Each>
+void for_dense(const Shape &shape, const uint8_t *stream, int64_t column, const Each &each) {
+    const int64_t width = shape.inputs_per_step();
+    const auto *values = reinterpret_cast<const Value *>(stream) + column * width;
+    for (int64_t input = 0; input < shape.inputs; values += kPanel * width)
+        for (int64_t i = 0; i < width && input < shape.inputs; ++i, ++input) each(input, values[i]);
+}
+
+void unpack_int4(const Shape &shape, const uint8_t *group, int64_t column, float *row) {
+    const int shift = column < 16 ? 0 : 4;
+    const int64_t lines = shape.group / 4;
+    for (int64_t input = 0; input < shape.inputs; group += shape.group_bytes()) {
+        const auto *tail = reinterpret_cast<const uint16_t *>(group + lines * kLine);
+        const float scale = half_to_float(tail[column]);
+        const float offset = shape.zero_points ? half_to_float(tail[kPanel + column]) : 0.0f;
+        const uint8_t *bytes = group + column % 16 * 4;
+        for (int64_t line = 0; line < lines; ++line, bytes += kLine)
+            for (int64_t i = 0; i < 4 && input < shape.inputs; ++i, ++input) {
+                const int q = bytes[i] >> shift & 15;
+                row[input] = shape.zero_points ? scale * static_cast<float>(q) - offset : scale * static_cast<float>(q - 8);
+            }
+    }
+}
+
+} // namespace
+
 void unpack_row(const Shape &shape, const uint8_t *packed, int64_t output, float *row) {
     const uint8_t *stream = packed + output / kPanel * shape.panel_bytes();
     const int64_t column = output % kPanel;
     switch (shape.format) {
-    case Format::float32:
-        for (int64_t input = 0; input < shape.inputs; ++input)
-            row[input] = reinterpret_cast<const float *>(stream)[place(column, input, 1)];
-        break;
+    case Format::float32: for_dense<float>(shape, stream, column, [=](int64_t i, float value) { row[i] = value; }); break;
     case Format::bfloat16:
-        for (int64_t input = 0; input < shape.inputs; ++input)
-            row[input] = bf16_to_float(reinterpret_cast<const uint16_t *>(stream)[place(column, input, 2)]);
+        for_dense<uint16_t>(shape, stream, column, [=](int64_t i, uint16_t value) { row[i] = bf16_to_float(value); });
         break;
     case Format::int8: {
         const float scale = reinterpret_cast<const float *>(stream + shape.steps() * 2 * kLine)[column];
-        for (int64_t input = 0; input < shape.inputs; ++input)
-            row[input] = scale * static_cast<float>(stream[place(column, input, 4)] - 128);
+        for_dense<uint8_t>(shape, stream, column, [=](int64_t i, uint8_t value) {
+            row[i] = scale * static_cast<float>(value - 128);
+        });
         break;
     }
-    case Format::int4:
-        for (int64_t input = 0; input < shape.inputs; ++input) {
-            const uint8_t *group = stream + input / shape.group * shape.group_bytes();
-            const int64_t within = input % shape.group;
-            const uint8_t byte = group[within / 4 * kLine + column % 16 * 4 + within % 4];
-            const int q = column < 16 ? byte & 15 : byte >> 4;
-            const auto *tail = reinterpret_cast<const uint16_t *>(group + shape.group / 4 * kLine);
-            const float scale = half_to_float(tail[column]);
-            row[input] = shape.zero_points ? scale * static_cast<float>(q) - half_to_float(tail[kPanel + column])
-                                           : scale * static_cast<float>(q - 8);
-        }
-        break;
+    case Format::int4: unpack_int4(shape, stream, column, row); break;
     }
 }
 
