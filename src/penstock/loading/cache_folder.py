@@ -45,6 +45,11 @@ def mark_used(file: Path) -> None:
         return
 
 
+def in_words(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / 1e9:.2f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
+
+
 def make_room(folder: Path, size: int) -> list[Path]:
     """Remove what was not used for longest until a file of `size` bytes fits; returns what was removed.
 
@@ -57,10 +62,10 @@ def make_room(folder: Path, size: int) -> list[Path]:
     files = packed_files(folder)
     held = sum(each for _, each in files)
     if size > MOST_BYTES:
-        raise NoRoom(f"they take {_gb(size)}, and at most {_gb(MOST_BYTES)} are kept")
+        raise NoRoom(f"they take {in_words(size)}, and at most {in_words(MOST_BYTES)} are kept")
     lacking = _lacking(folder, size)
     if lacking > held:
-        raise NoRoom(f"they take {_gb(size)}, and {SHARE_KEPT_FREE:.0%} of the disk are left free")
+        raise NoRoom(f"they take {in_words(size)}, and {SHARE_KEPT_FREE:.0%} of the disk are left free")
     lacking = max(lacking, held + size - MOST_BYTES)
     removed = []
     for file, each in files:
@@ -71,7 +76,7 @@ def make_room(folder: Path, size: int) -> list[Path]:
         removed.append(file)
     # What another process has mapped takes its place on the disk until that process ends.
     if removed and _lacking(folder, size) > 0:
-        raise NoRoom(f"they take {_gb(size)}, and files that were removed for them are still in use")
+        raise NoRoom(f"they take {in_words(size)}, and files that were removed for them are still in use")
     return removed
 
 
@@ -83,7 +88,3 @@ def _lacking(folder: Path, size: int) -> int:
     """Bytes that would have to become free before `size` more may be taken."""
     disk = shutil.disk_usage(folder)
     return size + int(SHARE_KEPT_FREE * disk.total) - disk.free
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"

@@ -23,7 +23,7 @@ from penstock.kernels.cpu.native import native
 from penstock.kernels.cpu.weights import PACKED_LAYOUT, NativeFormat, NativeLinear, packed_in
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightSpec
-from penstock.loading.cache_folder import PARTIAL_SUFFIX, SUFFIX, NoRoom, make_room, mark_used
+from penstock.loading.cache_folder import PARTIAL_SUFFIX, SUFFIX, NoRoom, in_words, make_room, mark_used
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import Progress, load_weights, stream_weights
@@ -118,7 +118,7 @@ def load_cached(
         pages = _write(file, expected, stream_weights(checkpoint, declaration, dtype, progress, packing))
         weights = _weights_in(pages, expected, progress)
         notes.append(
-            f"The packed weights were written to {file} ({expected.size / 1e9:.2f} GB), and the next start maps them; "
+            f"The packed weights were written to {file} ({in_words(expected.size)}), and the next start maps them; "
             "--packed-cache off keeps none."
         )
         if removed:
@@ -255,7 +255,7 @@ def _write(file: Path, expected: PackedFile, weights: Iterator[tuple[WeightSpec,
             stream.write(expected.header)
             for spec, weight in weights:
                 entry = expected.entries[spec.name]
-                if entry.spec is spec:
+                if entry.spec.name == spec.name:
                     stream.seek(len(expected.header) + entry.offset)
                     stream.write(_bytes_of(weight))
             stream.flush()
