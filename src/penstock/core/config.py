@@ -307,14 +307,13 @@ def _resolve_quantization(options: EngineOptions, model: ModelFacts, dtype: str,
 
 
 def _resolve_packed_cache(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> str | None:
-    """The folder that keeps packed weights."""
-    folder, why = (
-        options.packed_cache or machine.cache_folder,
-        "the first start leaves packed weights there, later ones map them",
-    )
-    if options.packed_cache is not None:
-        why = "as asked"
-    if options.packed_cache == "off":
+    """The folder that keeps packed weights between starts, None where none are kept."""
+    asked = options.packed_cache
+    if asked is not None and (not isinstance(asked, str) or not asked):
+        raise ConfigurationError(f"--packed-cache is {asked!r}; it must be the path of a folder, or off.")
+    folder = asked or machine.cache_folder
+    why = "a first start leaves packed weights there, and later ones map them" if asked is None else "as asked"
+    if asked == "off":
         folder = None
     elif options.load_format == "dummy":
         folder, why = None, "random weights are not kept"

@@ -158,7 +158,7 @@ def expected_file(
         end += size
     header = _header(_metadata(checkpoint, declaration, dtype, packing, places), places, dtype)
     form = packing.body if packing.body != "none" else str(dtype).removeprefix("torch.")
-    model = re.sub(r"[^\w.-]", "_", checkpoint.path.name) or "model"
+    model = re.sub(r"[^\w.-]", "_", checkpoint.path.name, flags=re.ASCII) or "model"
     name = f"{model[:64]}-{form}-{hashlib.sha256(header).hexdigest()[:16]}{SUFFIX}"
     entries = {weight: places[spec.name] for weight, spec in kept.items()}
     return PackedFile(name, header, entries, len(header) + end, dtype)
