@@ -137,7 +137,8 @@ def test_progress_ends_at_the_total(model: Path, folder: Path) -> None:
             form(checkpoint),
             lambda done, total: seen.append((done, total)),  # noqa: B023
         )
-        assert seen[-1][0] == seen[-1][1] > 0
+        assert seen[-1][0] == seen[-1][1] > 0 and len({total for _, total in seen}) == 1
+        assert seen == sorted(seen)
 
 
 def test_the_file_is_safetensors_and_says_what_it_was_made_from(model: Path, folder: Path) -> None:
@@ -329,11 +330,12 @@ def test_what_is_too_large_to_keep_is_served_all_the_same(
 def test_what_a_dead_process_left_is_removed(model: Path, folder: Path) -> None:
     folder.mkdir()
     dead, alive = folder / "a.packed.partial", folder / "b.packed.partial"
-    for file in (dead, alive):
-        file.write_bytes(b"half")
-    os.utime(dead, (0, 0))
-    load(model, folder)
-    assert not dead.exists() and alive.exists()
+    for mapped in (False, True):
+        for file in (dead, alive):
+            file.write_bytes(b"half")
+        os.utime(dead, (0, 0))
+        assert load(model, folder).mapped == mapped
+        assert not dead.exists() and alive.exists()
 
 
 def test_the_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """The folder that keeps packed weights between starts: where it is, what is in it, and what makes room for more."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -29,20 +30,22 @@ def default_folder() -> Path:
 
 def packed_files(folder: Path) -> list[tuple[Path, int]]:
     """The folder's files of packed weights with their sizes; the one that was not used for longest is first."""
-    found = []
-    for file in _files(folder):
-        if _OURS.fullmatch(file.name):
-            state = file.stat()
-            found.append((state.st_mtime, file, state.st_size))
+    found = [(state.st_mtime, file, state.st_size) for file, state in _files(folder) if _OURS.fullmatch(file.name)]
     return [(file, size) for _, file, size in sorted(found)]
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove what a start that was cut off has left half written."""
+    for file, state in _files(folder):
+        if file.name.endswith(PARTIAL_SUFFIX) and time.time() - state.st_mtime > ABANDONED_SECONDS:
+            with contextlib.suppress(OSError):
+                file.unlink()
 
 
 def mark_used(file: Path) -> None:
     """Note that `file` was used now, where the folder may be written."""
-    try:
+    with contextlib.suppress(OSError):
         os.utime(file)
-    except OSError:
-        return
 
 
 def in_words(size: int) -> str:
@@ -56,9 +59,6 @@ def make_room(folder: Path, size: int) -> list[Path]:
     All files together are at most MOST_BYTES, and a share of the disk stays free. Raises NoRoom where a file of this
     size cannot be kept, OSError where the folder cannot be read or written.
     """
-    for file in _files(folder):
-        if file.name.endswith(PARTIAL_SUFFIX) and time.time() - file.stat().st_mtime > ABANDONED_SECONDS:
-            file.unlink(missing_ok=True)
     files = packed_files(folder)
     held = sum(each for _, each in files)
     if size > MOST_BYTES:
@@ -80,8 +80,14 @@ def make_room(folder: Path, size: int) -> list[Path]:
     return removed
 
 
-def _files(folder: Path) -> list[Path]:
-    return [file for file in folder.iterdir() if file.name.endswith((SUFFIX, PARTIAL_SUFFIX)) and file.is_file()]
+def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for file in folder.iterdir():
+            # Another process may rename or remove a file meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                found.append((file, file.stat()))
+    return found
 
 
 def _lacking(folder: Path, size: int) -> int:

@@ -23,7 +23,15 @@ from penstock.kernels.cpu.native import native
 from penstock.kernels.cpu.weights import PACKED_LAYOUT, NativeFormat, NativeLinear, packed_in
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightSpec
-from penstock.loading.cache_folder import PARTIAL_SUFFIX, SUFFIX, NoRoom, in_words, make_room, mark_used
+from penstock.loading.cache_folder import (
+    PARTIAL_SUFFIX,
+    SUFFIX,
+    NoRoom,
+    in_words,
+    make_room,
+    mark_used,
+    remove_abandoned,
+)
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import Progress, load_weights, stream_weights
@@ -102,6 +110,7 @@ def load_cached(
     file = folder / expected.name
     notes: list[str] = []
     try:
+        remove_abandoned(folder)
         weights = _weights_in(_map_sound(file, expected), expected, progress)
         mark_used(file)
         return LoadedWeights(weights, mapped=True)
@@ -116,7 +125,7 @@ def load_cached(
         file.unlink(missing_ok=True)
         removed = make_room(folder, expected.size)
         pages = _write(file, expected, stream_weights(checkpoint, declaration, dtype, progress, packing))
-        weights = _weights_in(pages, expected, progress)
+        weights = _weights_in(pages, expected)
         notes.append(
             f"The packed weights were written to {file} ({in_words(expected.size)}), and the next start maps them; "
             "--packed-cache off keeps none."
@@ -275,7 +284,7 @@ def _bytes_of(weight: Weight) -> memoryview:
     return weight.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
-def _weights_in(pages: mmap.mmap, expected: PackedFile, progress: Progress) -> dict[str, Weight]:
+def _weights_in(pages: mmap.mmap, expected: PackedFile, progress: Progress | None = None) -> dict[str, Weight]:
     _populate(pages, progress)
     made: dict[str, Weight] = {}
     for entry in expected.entries.values():
@@ -294,13 +303,13 @@ def _weight(entry: PackedEntry, pages: mmap.mmap, offset: int, dtype: torch.dtyp
     return packed_in(memory, entry.format, (outputs, inputs), entry.group)
 
 
-def _populate(pages: mmap.mmap, progress: Progress) -> None:
-    """Map all pages now: one by one, as the first steps would, takes several times as long."""
+def _populate(pages: mmap.mmap, progress: Progress | None) -> None:
+    """Map all pages now: one by one, as the first step would, takes longer."""
     for first in range(0, len(pages), _POPULATED_AT_ONCE):
-        length = min(_POPULATED_AT_ONCE, len(pages) - first)
+        last = min(first + _POPULATED_AT_ONCE, len(pages))
         try:
-            pages.madvise(_POPULATE_READ, first, length)
+            pages.madvise(_POPULATE_READ, first, last - first)
         except OSError:
-            pages.madvise(mmap.MADV_WILLNEED)
-            break
-        progress(first + length, len(pages))
+            pages.madvise(mmap.MADV_WILLNEED, first, last - first)
+        if progress is not None:
+            progress(last, len(pages))
