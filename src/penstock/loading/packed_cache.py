@@ -114,12 +114,13 @@ def load_cached(
         weights = _weights_in(_map_sound(file, expected), expected, progress)
         mark_used(file)
         return LoadedWeights(weights, mapped=True)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         pass
     except _Unsound as error:
         notes.append(f"{file} {error}, so the weights were packed anew.")
     except OSError as error:
         notes.append(f"{file} cannot be mapped ({error.strerror}), so the weights were packed anew.")
+    removed: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file.unlink(missing_ok=True)
@@ -130,17 +131,16 @@ def load_cached(
             f"The packed weights were written to {file} ({in_words(expected.size)}), and the next start maps them; "
             "--packed-cache off keeps none."
         )
-        if removed:
-            names = ", ".join(each.name for each in removed)
-            notes.append(f"To make room for them, packed weights that were not used for longest were removed: {names}.")
-        return LoadedWeights(weights, notes=tuple(notes))
     except (OSError, NoRoom) as error:
         cause = error.strerror if isinstance(error, OSError) else error
         notes.append(
             f"The packed weights could not be kept in {folder} for the next start ({cause}); --packed-cache DIR takes "
             "another folder, and --packed-cache off none."
         )
-    weights = load_weights(checkpoint, declaration, dtype, progress, packing=packing)
+        weights = load_weights(checkpoint, declaration, dtype, progress, packing=packing)
+    if removed:
+        names = ", ".join(each.name for each in removed)
+        notes.append(f"To make room for them, packed weights that were not used for longest were removed: {names}.")
     return LoadedWeights(weights, notes=tuple(notes))
 
 
