@@ -13,6 +13,12 @@ settings.register_profile("soak", max_examples=2000, stateful_step_count=100, **
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing that a test loads, in this process or another, gets into the user's cache of packed weights."""
+    os.environ["PENSTOCK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=200, help="how many random workloads the scheduler is tested on")
     parser.addoption("--first-seed", type=int, default=0, help="seed of the first random workload")

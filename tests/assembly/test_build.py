@@ -1,13 +1,16 @@
 """What an engine says of itself when it has been built."""
 
 import time
+from pathlib import Path
 
 import pytest
 
+from penstock import LLM, SamplingParams
 from penstock.assembly import build
 from penstock.assembly.prepare import prepare
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
+from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cpu import operations
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu_torch import CPU_TORCH
@@ -15,9 +18,13 @@ from penstock.kernels.reference import REFERENCE
 from penstock.loading import packing
 
 
-def notes(**options: str) -> list[str]:
+def built(**options: str) -> BuiltEngine:
     config = prepare(EngineOptions(model="haiku", threads=1, **options), api_beside=False).config
-    return build.build_engine(config, lambda done, total: None, time.monotonic()).notes
+    return build.build_engine(config, lambda done, total: None, time.monotonic())
+
+
+def notes(**options: str) -> list[str]:
+    return built(**options).notes
 
 
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -42,3 +49,25 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.Mon
     monkeypatch.setattr(build.native, "instruction_sets", lambda: ["portable"])
     with pytest.raises(ConfigurationError, match="avx512 is not possible here; there are portable"):
         notes(instruction_set="avx512")
+
+
+@pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+def test_a_second_start_maps_what_the_first_one_packed(tmp_path: Path) -> None:
+    first, second = (built(quantization="int4", packed_cache=str(tmp_path)) for _ in range(2))
+    (file,) = tmp_path.iterdir()
+    assert any(str(file) in note for note in first.notes) and not any(str(file) in note for note in second.notes)
+    assert [engine.stages[1].stage for engine in (first, second)] == ["load and pack weights", "map packed weights"]
+    assert built(quantization="int4", packed_cache="off").stages[1].stage == "load and pack weights"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_mapped_weights_give_the_same_bits(tmp_path: Path, quantization: str) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3)
+    found = []
+    for folder in ("off", str(tmp_path), str(tmp_path)):
+        llm = LLM("haiku", quantization=quantization, packed_cache=folder, threads=1)
+        (output,) = llm.generate([[300, 301, 302]], params)
+        found.append((output.token_ids, output.logprobs))
+    assert found[0] == found[1] == found[2]

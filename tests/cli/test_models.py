@@ -150,6 +150,26 @@ def test_a_cache_that_is_a_file_hides_nothing_else(listed: Callable[[], dict[str
     assert "HF_HUB_CACHE" in problem
 
 
+@pytest.mark.usefixtures("cache")
+def test_packed_weights_are_counted(
+    listed: Callable[[], dict[str, Any]],
+    bundle: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path))
+    assert (listed()["packed_cache"], listed()["packed_bytes"]) == (str(tmp_path / "packed"), 0)
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "model-int4-0123456789abcdef.packed").write_bytes(bytes(2_000_000))
+    assert listed()["packed_bytes"] == 2_000_000
+    run_models(as_json=False, folder=bundle)
+    assert f"Packed weights ({tmp_path / 'packed'}): 2.0 MB" in capsys.readouterr().out
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "packed" / "model-int4-0123456789abcdef.packed"))
+    (problem,) = listed()["problems"]
+    assert "PENSTOCK_CACHE" in problem
+
+
 def test_the_table_is_plain(bundle: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add(cache, "models/owner/good", write_config())
     add(cache, "models/owner/odd", write_config(architectures=["[red]"]))

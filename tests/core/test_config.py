@@ -25,8 +25,9 @@ BLOCK_BYTES = 16 * 16 * 2 * 8 * 64 * 2
 def resolved(
     memory: int = 16 * GIB, *, facts: dict[str, Any] | None = None, **options: Any
 ) -> tuple[EngineConfig, dict[str, Reason]]:
+    machine = MachineFacts(memory, 2, cache_folder="/cache/packed")
     config, reasons = resolve(
-        EngineOptions(model="/model", **options), ModelFacts(**{**FACTS, **(facts or {})}), MachineFacts(memory, 2)
+        EngineOptions(model="/model", **options), ModelFacts(**{**FACTS, **(facts or {})}), machine
     )
     assert all(reason.why for reason in reasons)
     return config, {reason.setting: reason for reason in reasons}
@@ -107,6 +108,8 @@ def test_a_context_that_does_not_fit_the_pool_is_shortened_and_said() -> None:
         {},
         {"tokenizer": "/other", "max_num_seqs": 4, "max_num_batched_tokens": 64, "threads": 1, "load_format": "dummy"},
         {"long_prefill_token_threshold": 32, "static_batching": True, "kv_cache_memory": GIB, "max_model_len": 64},
+        {"packed_cache": "/elsewhere"},
+        {"packed_cache": "off"},
     ],
 )
 def test_every_option_has_a_reason(options: dict[str, Any]) -> None:
@@ -185,3 +188,21 @@ def test_quantized_weights_leave_more_memory() -> None:
 def test_quantizations_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         resolved(**options)
+
+
+def test_where_packed_weights_are_kept() -> None:
+    assert resolved()[0].model.packed_cache == "/cache/packed"
+    assert resolved(packed_cache="/elsewhere")[0].model.packed_cache == "/elsewhere"
+    assert resolved(packed_cache="off")[0].model.packed_cache is None
+    config, reasons = resolved(packed_cache="/elsewhere", load_format="dummy")
+    assert config.model.packed_cache is None and "random" in reasons["packed cache"].why
+    for value in ("", 3):
+        with pytest.raises(ConfigurationError, match="--packed-cache"):
+            resolved(packed_cache=value)
+
+
+def test_without_kernels_to_pack_for_nothing_is_kept() -> None:
+    options = EngineOptions(model="/model", packed_cache="/elsewhere")
+    config, reasons = resolve(options, ModelFacts(**FACTS), MachineFacts(16 * GIB, 2))
+    assert config.model.packed_cache is None
+    assert next(reason for reason in reasons if reason.setting == "packed cache").value == "off"

@@ -9,7 +9,7 @@ import torch
 
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import keyed_hash
-from penstock.core.config import EngineConfig
+from penstock.core.config import EngineConfig, ModelConfig
 from penstock.core.errors import ConfigurationError
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
@@ -19,9 +19,11 @@ from penstock.kernels.cpu.operations import kv_layout
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
-from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.checkpoint import Checkpoint, open_checkpoint
+from penstock.loading.packed_cache import LoadedWeights, load_cached
 from penstock.loading.packing import packing_of
-from penstock.loading.weights import dummy_weights, load_weights
+from penstock.loading.weights import Progress, dummy_weights, load_weights
+from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.storage import TORCH_DTYPES, KVStorage
@@ -66,21 +68,17 @@ def build_engine(
     dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     declaration = declare(checkpoint.config)
-    packing = packing_of(config.model, declaration)
-    if config.model.load_format == "dummy":
-        weights = dummy_weights(declaration, dtype, DUMMY_SEED, packing=packing)
-    else:
-        weights = load_weights(checkpoint, declaration, dtype, progress, packing=packing)
+    loaded = _load(config.model, checkpoint, declaration, progress)
     if OBSTACLE is None:
         # What is left to torch is too little to share out, and its threads would take cores from the native ones.
         torch.set_num_threads(1)
-    budget.done("load and pack weights")
+    budget.done("map packed weights" if loaded.mapped else "load and pack weights")
     tokenizer = find_tokenizer(Path(config.model.tokenizer), declaration.vocab_size)
     table = tokenizer.table if tokenizer else None
     budget.done("load tokenizer")
     spec = config.cache.spec
     storage = KVStorage(spec, config.cache.num_blocks, kv_layout(spec, dtype))
-    program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
+    program = compile_program(declaration.record(), loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
     executor = ModelExecutor(program, storage, Sampler(declaration.vocab_size), table)
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
@@ -96,8 +94,21 @@ def build_engine(
     )
     core = EngineCore(Scheduler(config.scheduler, cache), executor)
     slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
-    notes = [*declaration.notes, *slow, _promise(program)]
+    notes = [*declaration.notes, *slow, *loaded.notes, _promise(program)]
     return BuiltEngine(core, declaration.vocab_size, tokenizer, budget.stages, notes)
+
+
+def _load(
+    model: ModelConfig, checkpoint: Checkpoint, declaration: ModelDeclaration, progress: Progress
+) -> LoadedWeights:
+    dtype = TORCH_DTYPES[model.dtype]
+    packing = packing_of(model, declaration)
+    if model.load_format == "dummy":
+        return LoadedWeights(dummy_weights(declaration, dtype, DUMMY_SEED, packing=packing))
+    if model.packed_cache is None or OBSTACLE is not None:
+        return LoadedWeights(load_weights(checkpoint, declaration, dtype, progress, packing=packing))
+    folder = Path(model.packed_cache).expanduser()
+    return load_cached(folder, checkpoint, declaration, dtype, packing, progress)
 
 
 def _use_instruction_set(name: str) -> None:

@@ -10,6 +10,7 @@ from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason
 from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.engine.interface import ModelInfo
 from penstock.kernels.cpu.native import OBSTACLE
+from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.models.declaration import ModelDeclaration
@@ -106,7 +107,8 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     )
     if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
         raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
-    config, reasons = resolve(options, facts, machine_facts(api_beside=api_beside))
+    machine = machine_facts(api_beside=api_beside, cache_folder=str(default_folder()) if OBSTACLE is None else None)
+    config, reasons = resolve(options, facts, machine)
     return Prepared(options, config, reasons, checkpoint, declaration)
 
 

@@ -68,6 +68,7 @@ def serve(
     load_format: options.LoadFormat = "auto",
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = "auto",
+    packed_cache: options.PackedCache = None,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.serve import run_serve
@@ -87,6 +88,7 @@ def serve(
         load_format=load_format,
         threads=threads,
         instruction_set=instruction_set,
+        packed_cache=packed_cache,
     )
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     raise typer.Exit(run_serve(engine, host, port, tuple(served_model_name or ()), explain_only=explain_config))
@@ -111,6 +113,7 @@ def run(
     load_format: options.LoadFormat = "auto",
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = "auto",
+    packed_cache: options.PackedCache = None,
 ) -> None:
     """Chat with a model in the terminal."""
     from penstock.cli.chat import run_chat
@@ -131,6 +134,7 @@ def run(
         load_format=load_format,
         threads=threads,
         instruction_set=instruction_set,
+        packed_cache=packed_cache,
     )
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     # A prompt need not be quoted.
@@ -169,6 +173,7 @@ def bench_engine(
     load_format: options.LoadFormat = "auto",
     threads: options.Threads = None,
     instruction_set: options.InstructionSet = "auto",
+    packed_cache: options.PackedCache = None,
 ) -> None:
     """Prefill and decode speed of the engine by itself, on random prompts."""
     from penstock.cli.bench import run_bench_engine
@@ -188,6 +193,7 @@ def bench_engine(
         load_format=load_format,
         threads=threads,
         instruction_set=instruction_set,
+        packed_cache=packed_cache,
     )
     engine["static_batching"] = static
     run_bench_engine(engine, input_len, output_len, options.parse_batch_sizes(batch_size), repeat, json_file)

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 
 from penstock.bundled.registry import FOLDER, BundledModel, bundled_models
 from penstock.core.errors import StartupError
+from penstock.loading.cache_folder import default_folder, packed_files
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.hub import CachedModel, HubCache, is_hub_name, scan_cache
 from penstock.models.registry import declare
@@ -42,11 +43,19 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """What `penstock models --json` prints; `problems` are a sentence for each unsound thing in the hub's cache."""
+    """What `penstock models --json` prints.
+
+    Attributes:
+        cache: the hub's cache.
+        problems: a sentence for each unsound thing in the caches.
+        packed_cache: the folder that keeps packed weights between starts, and `packed_bytes` what is in it.
+    """
 
     models: list[ModelEntry]
     cache: str
     problems: list[str]
+    packed_cache: str
+    packed_bytes: int
 
 
 def run_models(*, as_json: bool, folder: Path = FOLDER) -> None:
@@ -66,12 +75,25 @@ def run_models(*, as_json: bool, folder: Path = FOLDER) -> None:
         console.print(_cache_table(cached))
     for problem in listing.problems:
         console.print(f"not sound in the cache: {escape(problem)}", soft_wrap=True)
+    packed = f"\n[bold]Packed weights[/bold] ({escape(listing.packed_cache)}): {_bytes(listing.packed_bytes)}"
+    console.print(f"{packed}, which can be deleted" if listing.packed_bytes else packed, soft_wrap=True)
 
 
 def list_models(bundled: tuple[BundledModel, ...], cache: HubCache) -> Listing:
     """All models with what their configurations and headers say; no weight is read."""
     entries = [_bundled_entry(model) for model in bundled] + [_cached_entry(model) for model in cache.models]
-    return Listing(models=entries, cache=str(cache.folder), problems=list(cache.problems))
+    packed, packed_bytes, problems = default_folder(), 0, list(cache.problems)
+    try:
+        packed_bytes = sum(size for _, size in packed_files(packed))
+    except OSError as error:
+        problems.append(f"The folder of packed weights {packed} cannot be read ({error.strerror}); set PENSTOCK_CACHE.")
+    return Listing(
+        models=entries,
+        cache=str(cache.folder),
+        problems=problems,
+        packed_cache=str(packed),
+        packed_bytes=packed_bytes,
+    )
 
 
 def _bundled_entry(model: BundledModel) -> ModelEntry:

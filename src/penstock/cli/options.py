@@ -36,6 +36,9 @@ PrefixCaching = Annotated[
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy: random weights from config.json alone.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the computation.")]
 InstructionSet = Annotated[str, typer.Option(help="Of the native kernels: auto, avx512, avx2 or portable.")]
+PackedCache = Annotated[
+    str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
+]
 
 MAX_DIGITS = 24
 LONGEST_SHOWN = 60
@@ -119,6 +122,7 @@ def engine_options(
     load_format: str,
     threads: int | None,
     instruction_set: str,
+    packed_cache: str | None,
 ) -> dict[str, Any]:
     """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""
     return {
@@ -136,4 +140,5 @@ def engine_options(
         "load_format": load_format,
         "threads": threads,
         "instruction_set": instruction_set,
+        "packed_cache": packed_cache,
     }

@@ -41,6 +41,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         load_format: "dummy" makes random weights from the configuration alone.
         threads: threads of the computation.
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.
+        packed_cache: the folder that keeps packed weights between starts; "off" keeps none.
     """
 
     model: str
@@ -58,6 +59,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     load_format: LoadFormat = "auto"
     threads: int | None = None
     instruction_set: str = "auto"
+    packed_cache: str | None = None
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
@@ -99,6 +101,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         dtype: what it computes in.
         load_format, quantization: see EngineOptions.
         quantize_head: what head and embedding are rounded to.
+        packed_cache: the folder that keeps packed weights between starts, None where none are kept.
     """
 
     path: str
@@ -107,6 +110,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     load_format: LoadFormat = "auto"
     quantization: str = "none"
     quantize_head: str = "none"
+    packed_cache: str | None = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
@@ -150,11 +154,13 @@ class MachineFacts(msgspec.Struct, frozen=True):
         available_memory: bytes that are free now.
         cores: processor cores.
         api_beside: whether an API process works beside the engine.
+        cache_folder: where packed weights are kept unless asked otherwise; None without kernels to pack them for.
     """
 
     available_memory: int
     cores: int
     api_beside: bool = False
+    cache_folder: str | None = None
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -194,7 +200,14 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     sharing = "equal prefixes share their KV" if options.enable_prefix_caching else "as asked: every prompt is computed"
     out.note("enable prefix caching", options.enable_prefix_caching, sharing)
     config = EngineConfig(
-        model=ModelConfig(model.path, tokenizer, dtype, options.load_format, *quantization),
+        model=ModelConfig(
+            model.path,
+            tokenizer,
+            dtype,
+            options.load_format,
+            *quantization,
+            _resolve_packed_cache(options, machine, out),
+        ),
         cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -291,6 +304,23 @@ def _resolve_quantization(options: EngineOptions, model: ModelFacts, dtype: str,
         out.note("quantization", body, "as asked: rounded to the nearest when loaded")
     out.note("quantize head", head or body, "as the other weights" if head in (None, body) else "as asked")
     return body, head or body
+
+
+def _resolve_packed_cache(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> str | None:
+    """The folder that keeps packed weights between starts, None where none are kept."""
+    asked = options.packed_cache
+    if asked is not None and (not isinstance(asked, str) or not asked):
+        raise ConfigurationError(f"--packed-cache is {asked!r}; it must be the path of a folder, or off.")
+    folder = asked or machine.cache_folder
+    why = "a first start leaves packed weights there, and later ones map them" if asked is None else "as asked"
+    if asked == "off":
+        folder = None
+    elif options.load_format == "dummy":
+        folder, why = None, "random weights are not kept"
+    elif machine.cache_folder is None:
+        folder, why = None, "there are no native kernels to pack weights for"
+    out.note("packed cache", folder or "off", why)
+    return folder
 
 
 def _weight_bytes(model: ModelFacts, dtype: str, body: str, head: str) -> int:

@@ -9,13 +9,15 @@ from torch import Tensor
 from penstock.core.config import ModelConfig
 from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.kernels.cpu.weights import NativeLinear, pack_dense, pack_int4, pack_int8
+from penstock.kernels.cpu.weights import NativeFormat, NativeLinear, pack_dense, pack_int4, pack_int8
 from penstock.kernels.packing import Weight, pack_linear
 from penstock.layers.weights import WeightSpec
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.rounding import INT4_GROUP, round_int4, round_int8
 
 Packing = Callable[[WeightSpec, Tensor], Weight]
+
+_IN_OWN_PRECISION: dict[torch.dtype, NativeFormat] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 def plain(_spec: WeightSpec, tensor: Tensor) -> Weight:
@@ -37,17 +39,23 @@ class PackedWeights:
     head: str = "none"
     tied: bool = False
 
-    def __call__(self, spec: WeightSpec, tensor: Tensor) -> Weight:
-        """The weight in its form. Raises ModelFileError where its values cannot be rounded."""
+    def native_format(self, spec: WeightSpec, dtype: torch.dtype) -> NativeFormat | None:
+        """The native kernels' format for the weight; None where it stays a tensor, or is packed for torch's kernels."""
         if spec.role in ("norm", "bias"):
-            return tensor
+            return None
         quantization = self.body if spec.role == "linear" else self.head
         if quantization != "none":
-            return _rounded(spec, tensor, quantization)
-        if spec.role == "embedding" and not (self.tied and OBSTACLE is None):
-            return tensor
-        packs = OBSTACLE is None and tensor.dtype in (torch.float32, torch.bfloat16)
-        return pack_dense(tensor) if packs else pack_linear(tensor)
+            return "int8" if quantization == "int8" else "int4"
+        if OBSTACLE is not None or (spec.role == "embedding" and not self.tied):
+            return None
+        return _IN_OWN_PRECISION.get(dtype)
+
+    def __call__(self, spec: WeightSpec, tensor: Tensor) -> Weight:
+        """The weight in its form. Raises ModelFileError where its values cannot be rounded."""
+        format = self.native_format(spec, tensor.dtype)
+        if format is None:
+            return pack_linear(tensor) if spec.role in ("linear", "head") else tensor
+        return _rounded(spec, tensor, format) if format in ("int8", "int4") else pack_dense(tensor)
 
 
 IN_OWN_PRECISION = PackedWeights()

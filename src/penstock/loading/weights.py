@@ -1,7 +1,7 @@
 """Weights in memory: mapped from the files, fused, converted and packed one at a time."""
 
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -40,18 +40,27 @@ def load_weights(
     A tensor's pages of the file stay mapped as long as a weight reads from them. A packed, fused or converted weight
     has memory of its own and is made before the next is read, so that the model is never in memory twice.
     """
+    return {spec.name: weight for spec, weight in stream_weights(checkpoint, declaration, dtype, progress, packing)}
+
+
+def stream_weights(
+    checkpoint: Checkpoint,
+    declaration: ModelDeclaration,
+    dtype: torch.dtype,
+    progress: Progress | None,
+    packing: Packing,
+) -> Iterator[tuple[WeightSpec, Weight]]:
+    """What `load_weights` returns, one after another, for those who need not have them all in memory."""
     entries = checkpoint.locate(declaration)
     total = sum(entries[part.tensor].nbytes for weight in declaration.weights for part in weight.parts)
     finish = _Finisher(packing)
-    weights: dict[str, Weight] = {}
     done = 0
     for spec in declaration.weights:
         parts = [entries[part.tensor] for part in spec.parts]
-        weights[spec.name] = finish(spec, partial(_assemble, spec, parts, dtype))
+        yield spec, finish(spec, partial(_assemble, spec, parts, dtype))
         done += sum(entry.nbytes for entry in parts)
         if progress is not None:
             progress(done, total)
-    return weights
 
 
 def dummy_weights(

@@ -6,6 +6,8 @@ from torch import Tensor
 from penstock.kernels.cpu.native import native
 
 INT4_GROUP = 32
+# Part of what rounded weights on disk are known by: raise it with every change to what weights are rounded to.
+ROUNDING = 1
 # The largest magnitude of a group becomes one of these many steps of its scale, with either sign: q is in -8..7.
 SCALE_STEPS = (-8.5, -8.0, -7.5, -7.0, -6.5, 6.5, 7.0, 7.5, 8.0, 8.5)
 

@@ -10,9 +10,11 @@ from penstock.core.config import MachineFacts
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def machine_facts(*, api_beside: bool) -> MachineFacts:
+def machine_facts(*, api_beside: bool, cache_folder: str | None = None) -> MachineFacts:
     """Memory that is free now and cores that may be used: affinity and cgroup limits respected."""
-    return MachineFacts(available_memory=_available_memory(), cores=_cores(), api_beside=api_beside)
+    return MachineFacts(
+        available_memory=_available_memory(), cores=_cores(), api_beside=api_beside, cache_folder=cache_folder
+    )
 
 
 def _available_memory() -> int:

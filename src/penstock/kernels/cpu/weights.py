@@ -9,6 +9,9 @@ from torch import Tensor
 from penstock.kernels.cpu.native import native
 
 NativeFormat = Literal["float32", "bfloat16", "int8", "int4"]
+# Part of what packed weights on disk are known by: raise it with every change to what native/src/formats.cpp writes,
+# so that files of the layout before are packed anew.
+PACKED_LAYOUT = 1
 # Processors read lines of this many bytes, and the kernels load them aligned.
 _ALIGNMENT = 64
 
@@ -32,8 +35,14 @@ def _aligned(size: int) -> Tensor:
 def _empty(format: NativeFormat, shape: torch.Size, group: int = 0, zero_points: bool = False) -> NativeLinear:
     outputs, inputs = shape
     memory = _aligned(native.packed_bytes(format, outputs, inputs, group, zero_points))
-    handle = native.Weight(format, outputs, inputs, group, zero_points, memory)
-    return NativeLinear(handle, memory, (outputs, inputs), format)
+    return packed_in(memory, format, (outputs, inputs), group, zero_points)
+
+
+def packed_in(
+    memory: Tensor, format: NativeFormat, shape: tuple[int, int], group: int = 0, zero_points: bool = False
+) -> NativeLinear:
+    """The weight in `memory`: bytes of the packed size that begin at a multiple of 64, such as another's `memory`."""
+    return NativeLinear(native.Weight(format, *shape, group, zero_points, memory), memory, shape, format)
 
 
 def pack_dense(weight: Tensor) -> NativeLinear:
