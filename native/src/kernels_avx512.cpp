@@ -6,9 +6,6 @@
 namespace penstock {
 namespace {
 
-// How far ahead of its use a line of weights is asked for: hardware prefetchers stop at the end of a page.
-constexpr int64_t kAhead = 1536;
-
 void quantize(const float *row, const Shape &shape, int8_t *values, float *scale, int32_t *sums) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     __m512i most = _mm512_setzero_si512();
@@ -54,7 +51,17 @@ inline void store(const Tile &tile, int r, __m512 low, __m512 high) {
     }
 }
 
-inline void ask_for(const uint8_t *weights) { _mm_prefetch(reinterpret_cast<const char *>(weights + kAhead), _MM_HINT_T0); }
+// Asks for what is needed later; a tile does it once for each of its lines.
+struct Ahead {
+    const uint8_t *place;
+    int64_t step;
+
+    explicit Ahead(const Tile &tile) : place(tile.ahead), step(tile.ahead_step) {}
+    void ask() {
+        _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T0);
+        place += step;
+    }
+};
 
 // Loops over rows are unrolled, all of them: an array that one indexes at run time is kept in memory.
 //
@@ -64,9 +71,10 @@ inline const uint8_t *add_up(const Tile &tile, Vector (&sums)[R][2]) {
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
     const int64_t steps = tile.shape->steps();
+    Ahead ahead(tile);
     for (int64_t k = 0; k < steps; ++k, weights += 2 * kLine, values += R) {
-        ask_for(weights);
-        ask_for(weights + kLine);
+        ahead.ask();
+        ahead.ask();
         const __m512i low = _mm512_load_si512(weights), high = _mm512_load_si512(weights + kLine);
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
@@ -123,6 +131,7 @@ template <int R, bool ZeroPoints> void int4(const Tile &tile) {
     for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
+    Ahead ahead(tile);
     for (int64_t group = 0; group < groups; ++group) {
         Int32s counts[R][2];
 #pragma GCC unroll 12
@@ -131,7 +140,7 @@ template <int R, bool ZeroPoints> void int4(const Tile &tile) {
             counts[r][1] = counts[r][0] * 16;
         }
         for (int64_t line = 0; line < lines; ++line, weights += kLine, values += R) {
-            ask_for(weights);
+            ahead.ask();
             const __m512i both = _mm512_load_si512(weights);
             const __m512i low = _mm512_and_si512(both, nibble);
             // 16 times what is meant, which spares a shift; exactly undone by the scale.
@@ -143,7 +152,7 @@ template <int R, bool ZeroPoints> void int4(const Tile &tile) {
                 counts[r][1] = Int8Product::add(counts[r][1], high, unit);
             }
         }
-        ask_for(weights);
+        ahead.ask();
         halves(weights, scale);
         scale[1] = _mm512_mul_ps(scale[1], _mm512_set1_ps(1.0f / 16));
         weights += kLine;

@@ -43,6 +43,9 @@ struct Tile {
     MutableRows output;
     int64_t columns;
     const float *bias; // of the panel's outputs; may be null
+    // Weights that are needed later, and how much of them to ask for with each line that is read.
+    const uint8_t *ahead;
+    int64_t ahead_step;
 };
 
 struct Block;
