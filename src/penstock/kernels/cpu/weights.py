@@ -6,14 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from penstock.kernels.cpu.memory import PageArena
 from penstock.kernels.cpu.native import native
 
 NativeFormat = Literal["float32", "bfloat16", "int8", "int4"]
 # Part of what packed weights on disk are known by: raise it with every change to what native/src/formats.cpp writes,
 # so that files of the layout before are packed anew.
 PACKED_LAYOUT = 1
-# Processors read lines of this many bytes, and the kernels load them aligned.
-_ALIGNMENT = 64
+_ARENA = PageArena()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,15 +26,9 @@ class NativeLinear:
     format: NativeFormat
 
 
-def _aligned(size: int) -> Tensor:
-    memory = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
-    start = -memory.data_ptr() % _ALIGNMENT
-    return memory[start : start + size]
-
-
 def _empty(format: NativeFormat, shape: torch.Size, group: int = 0, zero_points: bool = False) -> NativeLinear:
     outputs, inputs = shape
-    memory = _aligned(native.packed_bytes(format, outputs, inputs, group, zero_points))
+    memory = _ARENA.take(native.packed_bytes(format, outputs, inputs, group, zero_points))
     return packed_in(memory, format, (outputs, inputs), group, zero_points)
 
 
