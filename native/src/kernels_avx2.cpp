@@ -1,4 +1,5 @@
-// For processors with AVX2 and FMA but without AVX-512: the generic kernels, compiled for them.
+// For processors with AVX2 and FMA but without AVX-512. Integer products are by hand: a sum of two products of bytes fits 16 bits
+// where one of them is a nibble, so int8 weights are taken as two planes of nibbles. Floats are the generic kernels.
 #include <cmath>
 
 namespace penstock {
@@ -7,12 +8,144 @@ static inline float multiply_add(float a, float b, float c) { return std::fma(a,
 
 #include "kernels_generic.hpp"
 
+#include <immintrin.h>
+
 namespace penstock {
+namespace {
+
+// Outputs of a vector; a panel is four of them.
+constexpr int64_t kVector = 8;
+// Lines whose products can be added in 16 bits: 8 · 2 · 15 · 128 is below 2^15.
+constexpr int64_t kLinesTogether = 8;
+
+inline __m256i broadcast(const void *four) {
+    int32_t value;
+    std::memcpy(&value, four, sizeof value);
+    return _mm256_set1_epi32(value);
+}
+
+// Pairs of 16-bit sums to 32 bits.
+inline __m256i widened(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+
+inline __m256i nibbles(__m256i bytes, bool high) {
+    return _mm256_and_si256(high ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
+}
+
+inline void ask(const Tile &tile, int64_t line) {
+    _mm_prefetch(reinterpret_cast<const char *>(tile.ahead + line * tile.ahead_step), _MM_HINT_T0);
+}
+
+// Eight sums of row r, from output `at` of the panel on.
+inline void store(const Tile &tile, int r, int64_t at, __m256 sums) {
+    float *output = tile.output.row(r) + at;
+    alignas(32) float values[kVector];
+    if (tile.bias == nullptr && tile.columns >= at + kVector) {
+        _mm256_storeu_ps(output, sums);
+        return;
+    }
+    _mm256_store_ps(values, sums);
+    for (int64_t i = 0; i < kVector && at + i < tile.columns; ++i)
+        output[i] = tile.bias ? values[i] + tile.bias[at + i] : values[i];
+}
+
+// Outputs [8 · part, 8 · part + 8) of a panel: nibbles are those of one half of the bytes, low or high.
+template <int R> void int4_part(const Tile &tile, int part) {
+    const Shape &shape = *tile.shape;
+    const int64_t groups = shape.groups(), lines = shape.group / 4;
+    const bool high = part >= 2;
+    const uint8_t *weights = tile.panel + part % 2 * 32;
+    const uint32_t *values = tile.values;
+    __m256 sums[R];
+    for (int r = 0; r < R; ++r) sums[r] = _mm256_setzero_ps();
+    for (int64_t group = 0; group < groups; ++group) {
+        __m256i counts[R];
+        for (int r = 0; r < R; ++r)
+            counts[r] = _mm256_set1_epi32(shape.zero_points ? 0 : tile.sums[r * groups + group]);
+        for (int64_t first = 0; first < lines; first += kLinesTogether) {
+            __m256i pairs[R];
+            for (int r = 0; r < R; ++r) pairs[r] = _mm256_setzero_si256();
+            const int64_t last = first + kLinesTogether < lines ? first + kLinesTogether : lines;
+            for (int64_t line = first; line < last; ++line, weights += kLine, values += R) {
+                if (part == 0) ask(tile, group * lines + line);
+                const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i *>(weights));
+                const __m256i one = nibbles(both, high);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; ++r)
+                    pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(one, broadcast(values + r)));
+            }
+            for (int r = 0; r < R; ++r) counts[r] = _mm256_add_epi32(counts[r], widened(pairs[r]));
+        }
+        // `weights` stands at the half of the tail's line that its outputs' half of the bytes has, not theirs.
+        const auto *tail = reinterpret_cast<const __m128i *>(weights - part % 2 * 32) + part;
+        const __m256 scale = _mm256_cvtph_ps(_mm_load_si128(tail));
+        for (int r = 0; r < R; ++r) sums[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(counts[r]), scale, sums[r]);
+        if (shape.zero_points) {
+            const __m256 offset = _mm256_cvtph_ps(_mm_load_si128(tail + kLine / 16));
+            for (int r = 0; r < R; ++r) {
+                const __m256 total = _mm256_set1_ps(static_cast<float>(tile.sums[r * groups + group]));
+                sums[r] = _mm256_fmadd_ps(offset, total, sums[r]);
+            }
+            weights += kLine;
+        }
+        weights += kLine;
+    }
+    for (int r = 0; r < R; ++r)
+        store(tile, r, part * kVector, _mm256_mul_ps(sums[r], _mm256_set1_ps(tile.scales[r])));
+}
+
+template <int R> struct NibbleInt4 {
+    static void run(const Tile &tile) {
+        for (int part = 0; part < 4; ++part) int4_part<R>(tile, part);
+    }
+};
+
+template <int R> struct NibbleInt8 {
+    static void run(const Tile &tile) {
+        const int64_t steps = tile.shape->steps();
+        const auto *scales = reinterpret_cast<const float *>(tile.panel + steps * 2 * kLine);
+        for (int part = 0; part < 4; ++part) {
+            __m256i counts[R];
+            for (int r = 0; r < R; ++r) counts[r] = _mm256_set1_epi32(tile.sums[r]);
+            const uint8_t *weights = tile.panel + part * 32;
+            const uint32_t *values = tile.values;
+            for (int64_t first = 0; first < steps; first += kLinesTogether) {
+                __m256i low[R], high[R];
+                for (int r = 0; r < R; ++r) low[r] = high[r] = _mm256_setzero_si256();
+                const int64_t last = first + kLinesTogether < steps ? first + kLinesTogether : steps;
+                for (int64_t step = first; step < last; ++step, weights += 2 * kLine, values += R) {
+                    if (part < 2) ask(tile, 2 * step + part);
+                    const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i *>(weights));
+                    const __m256i lows = nibbles(bytes, false), highs = nibbles(bytes, true);
+#pragma GCC unroll 4
+                    for (int r = 0; r < R; ++r) {
+                        const __m256i four = broadcast(values + r);
+                        low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(lows, four));
+                        high[r] = _mm256_add_epi16(high[r], _mm256_maddubs_epi16(highs, four));
+                    }
+                }
+                for (int r = 0; r < R; ++r) {
+                    const __m256i sixteens = _mm256_slli_epi32(widened(high[r]), 4);
+                    counts[r] = _mm256_add_epi32(counts[r], _mm256_add_epi32(sixteens, widened(low[r])));
+                }
+            }
+            const __m256 scale = _mm256_load_ps(scales + part * kVector);
+            for (int r = 0; r < R; ++r) {
+                const __m256 sums = _mm256_mul_ps(_mm256_cvtepi32_ps(counts[r]), scale);
+                store(tile, r, part * kVector, _mm256_mul_ps(sums, _mm256_set1_ps(tile.scales[r])));
+            }
+        }
+    }
+};
+
+} // namespace
 
 const Kernels *avx2_kernels() {
-    static const Kernels set = {
-        "avx2", quantize, {tile_of<Float32>, tile_of<Bfloat16>, tile_of<Int8>, tile_of<Int4>},
-        {kGenericRows, kGenericRows, kGenericRows, kGenericRows}, nullptr, {}};
+    static const Kernels set = {"avx2",
+                                quantize,
+                                {tile_of<Float32>, tile_of<Bfloat16>, tile_of<NibbleInt8>, tile_of<NibbleInt4>},
+                                {kGenericRows, kGenericRows, kGenericRows, kGenericRows},
+                                nullptr,
+                                {}};
     return &set;
 }
 
