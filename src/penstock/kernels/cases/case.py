@@ -1,5 +1,6 @@
 """One operation on one batch, as data: the tests compare implementations on it, the kernel benchmark times it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,7 +33,7 @@ class Case:
     operation: Operation
     widths: tuple[int, ...]
     rows: tuple[tuple[int, int], ...] = ((1, 7), (1, 1), (1, 40), (5, 5), (3, 20))
-    weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     kv: LayerKV = LayerKV(2, 8)
     wanted: tuple[int, ...] = (0, 2, 7)
     gate: ActivationName | None = None

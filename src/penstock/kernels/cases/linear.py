@@ -13,7 +13,8 @@ def _case(name: str, inputs: int, outputs: int, rows: int, *, bias: bool = False
     return Case(name, operation, (inputs,), ((1, 1),) * rows, weights)
 
 
-def _measured(name: str, inputs: int, outputs: int, gate: ActivationName | None = None) -> Case:
+def _measured(outputs: int, inputs: int, gate: ActivationName | None = None) -> Case:
+    name = f"{outputs:,} × {inputs:,}"
     return Case(name, Linear(WEIGHT), (inputs,), ((1, 1),), {"weight": (outputs, inputs)}, gate=gate, use="bench")
 
 
@@ -23,10 +24,10 @@ CASES = (
     _case("odd sizes", 33, 47, 5),
     _case("odd sizes, bias", 33, 47, 5, bias=True),
     _case("more rows than the packing is for", 48, 320, 70, bias=True),
-    _measured("queries, keys, values", llama.WIDTH, llama.HEADS.fused_width),
-    _measured("attention's output", llama.HEADS.query_width, llama.WIDTH),
-    _measured("gates and ups", llama.WIDTH, 2 * llama.INNER),
-    _measured("down", llama.INNER, llama.WIDTH),
-    _measured("head", llama.WIDTH, llama.VOCABULARY),
-    _measured("gates and ups", llama.WIDTH, 2 * llama.INNER, "silu"),
+    _measured(llama.HEADS.fused_width, llama.WIDTH),
+    _measured(llama.WIDTH, llama.HEADS.query_width),
+    _measured(2 * llama.INNER, llama.WIDTH),
+    _measured(llama.WIDTH, llama.INNER),
+    _measured(llama.VOCABULARY, llama.WIDTH),
+    _measured(2 * llama.INNER, llama.WIDTH, "silu"),
 )

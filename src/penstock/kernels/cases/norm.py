@@ -22,10 +22,10 @@ CASES = (
         (HEADS.fused_width,),
         weights={"weight": (24,), "key": (24,)},
     ),
-    Case("a model's rows", RmsNorm(WEIGHT, 1e-5), (llama.WIDTH,), weights=MODEL, use="both"),
-    Case("a model's rows", AddRmsNorm(WEIGHT, 1e-5), (llama.WIDTH, llama.WIDTH), weights=MODEL, use="both"),
+    Case("width 2,048", RmsNorm(WEIGHT, 1e-5), (llama.WIDTH,), weights=MODEL, use="both"),
+    Case("width 2,048", AddRmsNorm(WEIGHT, 1e-5), (llama.WIDTH, llama.WIDTH), weights=MODEL, use="both"),
     Case(
-        "a model's heads",
+        "32 / 8 heads of 64",
         HeadNorm(llama.HEADS, WEIGHT, KEY, 1e-6),
         (llama.HEADS.fused_width,),
         weights={"weight": (llama.HEADS.head_dim,), "key": (llama.HEADS.head_dim,)},

@@ -19,15 +19,14 @@ CASES = (
     Case("all rows", SelectRows(), (33,), wanted=tuple(range(11))),
     # A quarter of the vocabulary: a row costs the same whichever table it is from, and one is made for each format.
     Case(
-        "a model's rows",
+        "32,064 × 2,048",
         Embedding(WeightRef("weight")),
         (),
         weights={"weight": (llama.VOCABULARY // 4, llama.WIDTH)},
         use="bench",
     ),
-    Case("a model's gates", GatedActivation("silu"), (2 * llama.INNER,), use="both"),
-    Case("a model's gates, gelu", GatedActivation("gelu_tanh"), (2 * llama.INNER,), use="both"),
-    Case("a model's rows", Scale(45.254833995939045), (llama.WIDTH,), use="both"),
-    Case("a model's logits", SoftCap(30.0), (llama.VOCABULARY,), use="bench"),
-    Case("a model's rows", SelectRows(), (llama.WIDTH,), use="both"),
+    Case("width 16,384", GatedActivation("silu"), (2 * llama.INNER,), use="both"),
+    Case("width 2,048", Scale(45.254833995939045), (llama.WIDTH,), use="both"),
+    Case("width 128,256", SoftCap(30.0), (llama.VOCABULARY,), use="bench"),
+    Case("width 2,048", SelectRows(), (llama.WIDTH,), use="both"),
 )
