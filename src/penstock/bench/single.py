@@ -12,7 +12,16 @@ from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu.program import NativeCall
 from penstock.kernels.dispatch import Binding, FusedStep, KVLayout, StepState
 from penstock.kernels.packing import Weight
-from penstock.kernels.signature import Attention, Embedding, GatedActivation, Operation, SelectRows, WriteKV
+from penstock.kernels.rope import RopeTable
+from penstock.kernels.signature import (
+    Attention,
+    Embedding,
+    GatedActivation,
+    Operation,
+    RopeSpec,
+    SelectRows,
+    WriteKV,
+)
 from penstock.kernels.tape import Value
 
 KV_TYPE = torch.bfloat16
@@ -52,6 +61,7 @@ def compile_case(case: Case, matrices: Sequence[Weight | None], steps: int) -> C
     """
     batch = _batch(case)
     planes = [_planes(case) for _ in range(steps if isinstance(case.operation, Attention | WriteKV) else 1)]
+    rope_tables: dict[RopeSpec, RopeTable] = {}
     made = 0
 
     def new(width: int, selected: bool = False) -> Value:
@@ -66,7 +76,7 @@ def compile_case(case: Case, matrices: Sequence[Weight | None], steps: int) -> C
         for name, shape in case.weights.items():
             matrix = matrices[index % len(matrices)]
             weights[name] = random_values(*shape) if len(shape) == 1 or matrix is None else matrix
-        binding = Binding(weights, planes[index % len(planes)], KV_TYPE, (True,) * len(inputs))
+        binding = Binding(weights, planes[index % len(planes)], KV_TYPE, (True,) * len(inputs), rope_tables)
         part = _part(case.operation, binding)
         widths = case.output_widths if case.gate is None else (2 * case.output_widths[0],)
         outputs = tuple(new(width, isinstance(case.operation, SelectRows)) for width in widths)

@@ -55,6 +55,6 @@ CASES = (
     _case("16 decodes over 512", llama.HEADS, ((1, 512),) * 16, use="bench"),
     _case("16 decodes over 2,048", llama.HEADS, ((1, 2048),) * 16, use="bench"),
     _case("16 decodes over 8,192", llama.HEADS, ((1, 8192),) * 16, use="bench"),
-    _case("chunk of 512, the first", llama.HEADS, ((512, 512),), use="bench"),
+    _case("first chunk of 512", llama.HEADS, ((512, 512),), use="bench"),
     _case("chunk of 512 of 2,048", llama.HEADS, ((512, 2048),), use="bench"),
 )
