@@ -5,19 +5,16 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from kernels.attention.cases import CASES as ATTENTION
-from kernels.linear.cases import CASES as LINEAR
-from kernels.norm.cases import CASES as NORM
-from kernels.rotary.cases import CASES as ROTARY
-from kernels.rows.cases import CASES as ROWS
+from penstock.kernels.cases import CASES as ALL
+from penstock.kernels.cases import Case
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
-from support.operations import Bench, Case, obstacle
+from support.operations import Bench, obstacle
 
-CASES: tuple[Case, ...] = (*ATTENTION, *LINEAR, *NORM, *ROTARY, *ROWS)
+CASES = tuple(case for case in ALL if case.use != "bench")
 DTYPES = (torch.float32, torch.bfloat16)
 # Relative to values of about one: a few units in the last place of the sums of each type.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}

@@ -9,6 +9,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
 from penstock.kernels.attention_plan import plan_attention
 from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.cases import Case
 from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Dispatcher
 from penstock.kernels.packing import PackedLinear, pack_linear, packing_obstacle
@@ -17,7 +18,7 @@ from penstock.kernels.reference import REFERENCE
 from penstock.kernels.rope import RopeTable, inverse_frequencies
 from penstock.kernels.signature import Linear, RopeSpec, WeightRef
 from penstock.kernels.tape import Tape
-from support.operations import Bench, Case
+from support.operations import Bench
 
 CASE = Case("projection", Linear(WeightRef("weight")), (8,), ((1, 1),) * 3, {"weight": (8, 8)})
 
@@ -138,7 +139,7 @@ def test_many_long_decodes_are_gathered_in_parts() -> None:
 
 
 def test_storage_of_another_type_is_refused_by_torchs_kernels() -> None:
-    from kernels.attention.cases import CASES
+    from penstock.kernels.cases.attention import CASES
 
     case = CASES[0]
     storage = Bench(dataclasses.replace(case, kv=LayerKV(2, 8)), torch.bfloat16).storage

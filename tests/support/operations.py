@@ -2,19 +2,18 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from penstock.core.kv import LayerKV
 from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.cases import Case
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import pack_dense
 from penstock.kernels.dispatch import Binding, FusedStep, Fusible, Implementation, Kernel, StepState
 from penstock.kernels.packing import Weight, pack_linear, packing_obstacle
-from penstock.kernels.reference import REFERENCE
-from penstock.kernels.signature import Attention, Operation, SelectRows
+from penstock.kernels.signature import Attention, SelectRows
 from penstock.kernels.tape import Value
 from support.layouts import slots_of, stored
 from support.stepping import ShuffledStorage
@@ -28,23 +27,6 @@ def obstacle(implementation: Implementation, dtype: torch.dtype) -> str | None:
     if implementation.name == "onednn_packed":
         return packing_obstacle(dtype)
     return OBSTACLE if implementation.name == "native" else None
-
-
-@dataclass(frozen=True)
-class Case:
-    """One operation on one batch; `rows` are (tokens added, context in all) of each, single tokens first.
-
-    `widths` are the columns of its inputs, `weights` the shapes of its weights. `kv` says what a layer stores, for
-    operations on the cache.
-    """
-
-    name: str
-    operation: Operation
-    widths: tuple[int, ...]
-    rows: tuple[tuple[int, int], ...] = ((1, 7), (1, 1), (1, 40), (5, 5), (3, 20))
-    weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    kv: LayerKV = LayerKV(2, 8)
-    wanted: tuple[int, ...] = (0, 2, 7)
 
 
 @dataclass
@@ -61,18 +43,13 @@ class Bench:
     def __init__(self, case: Case, dtype: torch.dtype) -> None:
         self.case, self.dtype = case, dtype
         generator = torch.Generator().manual_seed(len(case.name))
-        self.inputs = [self._normal((self.tokens, width), generator) for width in case.widths]
+        self.inputs = [self._normal((case.tokens, width), generator) for width in case.widths]
         self.weights = {name: self._normal(shape, generator) for name, shape in case.weights.items()}
         self.context = self._normal(
             (sum(context for _, context in case.rows), 2, case.kv.kv_heads, case.kv.head_dim), generator
         )
         longest = max(context for _, context in case.rows)
         self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE)
-        self._widths: list[int] = []
-
-    @property
-    def tokens(self) -> int:
-        return sum(added for added, _ in self.case.rows)
 
     def run(self, implementation: Implementation, *, reusable: bool = True, only: int | None = None) -> Run:
         """Carry the operation out, its matrices packed as it wants; with `only`, for that row of the batch alone."""
@@ -106,18 +83,9 @@ class Bench:
         inputs = tuple(Value(index, width) for index, width in enumerate(self.case.widths))
         selected = isinstance(self.case.operation, SelectRows)
         outputs = tuple(
-            Value(len(inputs) + index, width, selected) for index, width in enumerate(self._output_widths())
+            Value(len(inputs) + index, width, selected) for index, width in enumerate(self.case.output_widths)
         )
         return prepared.fuse([FusedStep(prepared, inputs, outputs)], outputs, self.dtype)
-
-    def _output_widths(self) -> list[int]:
-        if not self._widths:
-            layout = self.storage.layout
-            reference = next(entry for entry in REFERENCE if entry.operation is type(self.case.operation))
-            self._widths = [output.shape[1] for output in self.run(reference).outputs]
-            self.storage.layout = layout
-            self._fill_planes()
-        return self._widths
 
     def _normal(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator).to(self.dtype)

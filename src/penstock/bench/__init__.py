@@ -1,1 +1,1 @@
-"""Measurements of the engine by itself."""
+"""Measurements of the engine by itself, and of the native operations."""

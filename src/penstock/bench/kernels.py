@@ -1,16 +1,23 @@
-"""Speed of the native kernels for linear weights, beside what this machine's memory and arithmetic allow."""
+"""Speed of every native operation, beside what this machine's memory and arithmetic allow."""
 
+import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import msgspec
 import torch
 
+from penstock.bench.counts import activation_bytes, arithmetic, kv_bytes, weight_bytes
+from penstock.bench.sampling import SAMPLING, compile_choice
+from penstock.bench.single import KV_TYPE, compile_case, random_values
+from penstock.kernels.cases import CASES, Case, llama
 from penstock.kernels.cpu.native import native
 from penstock.kernels.cpu.weights import NativeFormat, NativeLinear, pack_dense, pack_int4, pack_int8
+from penstock.kernels.signature import Attention, Embedding, Linear
 
 FORMATS: tuple[NativeFormat, ...] = ("int4", "int8", "bfloat16", "float32")
+MEASURED = tuple(case for case in CASES if case.use != "tests")
 # Which arithmetic a format's products are done in.
 ARITHMETIC = {"int4": "int8", "int8": "int8", "bfloat16": "bfloat16", "float32": "float32"}
 # More than the caches of most processors hold, so that weights come from memory as they do in a step.
@@ -18,6 +25,12 @@ _ROTATED_BYTES = 256 << 20
 _READ_BYTES = 512 << 20
 _SECONDS = 0.15
 _GROUP = 32
+# Operations in one call where nothing but a share of the call's own cost depends on it.
+_STEPS = 16
+# Operations of one call's arithmetic, so that it takes a fraction of a second.
+_MOST_WORK = 30_000_000_000
+# Tokens of each sequence where it does not matter how many.
+_CONTEXT = 16
 
 
 class Ceilings(msgspec.Struct, frozen=True):
@@ -32,19 +45,22 @@ class Ceilings(msgspec.Struct, frozen=True):
     arithmetic: dict[str, float]
 
 
-class LinearFigures(msgspec.Struct, frozen=True):
-    """One shape at one number of rows.
+class Figures(msgspec.Struct, frozen=True):
+    """One operation on one shape.
 
     Attributes:
-        microseconds: median time of a call.
-        gigabytes: GB/s of weights read.
-        gigaoperations: GOP/s.
-        of_ceiling: the larger of the two shares of what the machine did.
+        case: which of the operation's shapes.
+        format: of its weights, keys and values; empty where it has none.
+        rows: tokens of the step.
+        microseconds: median time of one.
+        gigabytes: GB/s of what must be read and written: weights, keys, values, and float32 between operations.
+        gigaoperations: GOP/s of matrix products; 0 for operations without them.
+        of_ceiling: the larger of the two shares of what the machine did. More than 1 is from its caches.
     """
 
+    operation: str
+    case: str
     format: str
-    outputs: int
-    inputs: int
     rows: int
     microseconds: float
     gigabytes: float
@@ -53,11 +69,11 @@ class LinearFigures(msgspec.Struct, frozen=True):
 
 
 def median_seconds(call: Callable[[], object], seconds: float | None = None) -> float:
-    """Median time of a call over at least so many seconds and five calls, after one that warms up."""
+    """Median time of a call over at least so many seconds and three calls, after one that warms up."""
     call()
     times: list[float] = []
     end = time.perf_counter() + (_SECONDS if seconds is None else seconds)
-    while len(times) < 5 or time.perf_counter() < end:
+    while len(times) < 3 or time.perf_counter() < end:
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
@@ -78,39 +94,102 @@ def measure_ceilings() -> Ceilings:
 
 def random_weight(format: NativeFormat, outputs: int, inputs: int) -> NativeLinear:
     """A packed weight of random values."""
+    values = random_values(outputs, inputs)
     if format == "int8":
-        return pack_int8(torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8), torch.rand(outputs))
+        return pack_int8(values.mul_(40).clamp_(-127, 127).to(torch.int8), torch.rand(outputs))
     if format == "int4":
         scales = torch.rand(outputs, -(-inputs // _GROUP)).half()
-        return pack_int4(torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8), scales, _GROUP)
-    return pack_dense(torch.randn(outputs, inputs).to(getattr(torch, format)))
+        return pack_int4(values.mul_(3).add_(8).clamp_(0, 15).to(torch.uint8), scales, _GROUP)
+    return pack_dense(values.to(getattr(torch, format)))
 
 
-def measure_linear(
-    formats: Sequence[NativeFormat], shapes: Sequence[tuple[int, int]], rows: Sequence[int], ceilings: Ceilings
-) -> Iterator[LinearFigures]:
-    """Figures for each format, shape (outputs, inputs) and number of rows."""
-    for format in formats:
-        for outputs, inputs in shapes:
-            weight = random_weight(format, outputs, inputs)
-            copies = [weight]
-            while sum(len(copy.memory) for copy in copies) < _ROTATED_BYTES:
-                copies.append(random_weight(format, outputs, inputs))
+def operation_names() -> tuple[str, ...]:
+    """What can be measured, in the order of the table."""
+    return tuple(dict.fromkeys((*(case.op for case in MEASURED), "sampling")))
+
+
+def measure_operations(
+    names: Collection[str], formats: Sequence[NativeFormat], rows: Sequence[int], ceilings: Ceilings
+) -> Iterator[Figures]:
+    """Figures of the operations named: for each of `formats` where they have a matrix, and each number of `rows`.
+
+    Attention comes in batches of its own, since what it costs depends on the context of each row.
+    """
+    for case in MEASURED:
+        if case.op not in names:
+            continue
+        if isinstance(case.operation, Attention):
+            yield _measure_attention(case, ceilings)
+        elif isinstance(case.operation, Linear | Embedding):
+            for format in formats:
+                yield from _measure_matrix(case, format, rows, ceilings)
+        else:
             for count in rows:
-                yield _measure_one(copies, count, ceilings)
+                yield _measure_plain(with_rows(case, count), ceilings)
+    if "sampling" in names:
+        for name, params in SAMPLING.items():
+            for count in rows:
+                seconds = median_seconds(compile_choice(params, count, llama.VOCABULARY))
+                yield _figures("sampling", name, "", count, seconds, 4 * count * llama.VOCABULARY, 0, ceilings)
 
 
-def _measure_one(copies: list[NativeLinear], rows: int, ceilings: Ceilings) -> LinearFigures:
-    outputs, inputs = copies[0].shape
-    x, output = torch.randn(rows, inputs), torch.empty(rows, outputs)
+def with_rows(case: Case, count: int) -> Case:
+    """The same operation on `count` sequences with one token each, all of them wanted."""
+    return dataclasses.replace(case, rows=((1, _CONTEXT),) * count, wanted=tuple(range(count)))
 
-    def pass_over_all() -> None:
-        for copy in copies:
-            copy.handle.multiply(x, output)
 
-    seconds = median_seconds(pass_over_all) / len(copies)
-    gigabytes = len(copies[0].memory) / seconds / 1e9
-    gigaoperations = 2 * rows * outputs * inputs / seconds / 1e9
-    peak = ceilings.arithmetic[ARITHMETIC[copies[0].format]]
+def _measure_matrix(case: Case, format: NativeFormat, rows: Sequence[int], ceilings: Ceilings) -> Iterator[Figures]:
+    """Projections take turns with copies of the weight that caches cannot hold; an embedding reads few rows of one."""
+    (shape,) = case.weights.values()
+    copies = [random_weight(format, *shape)]
+    if isinstance(case.operation, Linear):
+        while sum(len(copy.memory) for copy in copies) < _ROTATED_BYTES:
+            copies.append(random_weight(format, *shape))
+    for count in rows:
+        batch = with_rows(case, count)
+        steps = _bounded(len(copies), arithmetic(batch)) if isinstance(case.operation, Linear) else _STEPS
+        seconds = median_seconds(compile_case(batch, copies, steps)) / steps
+        size = weight_bytes(batch, len(copies[0].memory)) + activation_bytes(batch)
+        peak = ceilings.arithmetic[ARITHMETIC[format]]
+        yield _figures(case.op, case.name, format, count, seconds, size, peak, ceilings, arithmetic(batch))
+
+
+def _measure_attention(case: Case, ceilings: Ceilings) -> Figures:
+    """Decodes take turns with as many layers' keys and values as caches cannot hold; chunks compute for longer."""
+    format, size, work = str(KV_TYPE).removeprefix("torch."), kv_bytes(case, KV_TYPE.itemsize), arithmetic(case)
+    steps = _bounded(-(-_ROTATED_BYTES // size), work)
+    seconds = median_seconds(compile_case(case, [None], steps)) / steps
+    size += activation_bytes(case)
+    peak = ceilings.arithmetic[format] or ceilings.arithmetic["float32"]
+    return _figures(case.op, case.name, format, case.tokens, seconds, size, peak, ceilings, work)
+
+
+def _bounded(steps: int, work: int) -> int:
+    """As many of the steps as one call should do; where fewer fit caches, it is arithmetic that takes the time."""
+    return max(1, min(steps, _MOST_WORK // work))
+
+
+def _measure_plain(case: Case, ceilings: Ceilings) -> Figures:
+    """What has no matrix works on values that caches hold, as between a model's operations."""
+    values = kv_bytes(case, KV_TYPE.itemsize)
+    size = weight_bytes(case, 0) + activation_bytes(case) + values
+    steps = max(1, min(_STEPS, _ROTATED_BYTES // size))
+    seconds = median_seconds(compile_case(case, [None], steps)) / steps
+    format = str(KV_TYPE).removeprefix("torch.") if values else ""
+    return _figures(case.op, case.name, format, case.tokens, seconds, size, 0, ceilings)
+
+
+def _figures(
+    operation: str,
+    case: str,
+    format: str,
+    rows: int,
+    seconds: float,
+    size: int,
+    peak: float,
+    ceilings: Ceilings,
+    work: int = 0,
+) -> Figures:
+    gigabytes, gigaoperations = size / seconds / 1e9, work / seconds / 1e9
     of_ceiling = max(gigabytes / ceilings.read, gigaoperations / peak if peak else 0.0)
-    return LinearFigures(copies[0].format, outputs, inputs, rows, seconds * 1e6, gigabytes, gigaoperations, of_ceiling)
+    return Figures(operation, case, format, rows, seconds * 1e6, gigabytes, gigaoperations, of_ceiling)

@@ -1,8 +1,9 @@
 """`penstock bench`: measurements in this process."""
 
+import itertools
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -12,6 +13,9 @@ from penstock.bench.engine import EngineFigures, measure_engine
 from penstock.core.errors import ConfigurationError
 from penstock.llm import LLM
 from penstock.runtime.machine import machine_facts
+
+if TYPE_CHECKING:
+    from penstock.bench.kernels import Figures
 
 
 def run_bench_engine(
@@ -61,20 +65,22 @@ def run_bench_engine(
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode({"results": results}), indent=1))
 
 
-# The projections of a model in Llama 3.2 1B's shape, (outputs, inputs).
-LINEAR_SHAPES = ((3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048))
+def run_bench_kernels(
+    operations: list[str] | None, formats: str, rows: list[int], threads: int | None, json_file: Path | None
+) -> None:
+    """Measure the native kernels and show their figures beside the machine's ceilings; no `operations` are all.
 
-
-def run_bench_kernels(formats: str, rows: list[int], threads: int | None, json_file: Path | None) -> None:
-    """Measure the native kernels and show their figures beside the machine's ceilings.
-
-    Raises ConfigurationError where there are no native kernels, or no such format.
+    Raises ConfigurationError where there are no native kernels, or no such operation or format.
     """
-    from penstock.bench.kernels import FORMATS, measure_ceilings, measure_linear
+    from penstock.bench.kernels import FORMATS, measure_ceilings, measure_operations, operation_names
     from penstock.kernels.cpu.native import OBSTACLE, native
 
     if OBSTACLE is not None:
         raise ConfigurationError(f"There is nothing to measure: {OBSTACLE}.")
+    names = operation_names()
+    for name in operations or ():
+        if name not in names:
+            raise ConfigurationError(f"--operation {name!r} is none of {', '.join(names)}.")
     asked = {name.strip() for name in formats.split(",")}
     chosen = [format for format in FORMATS if format in asked]
     if len(chosen) != len(asked):
@@ -92,26 +98,35 @@ def run_bench_kernels(formats: str, rows: list[int], threads: int | None, json_f
         f"{native.threads()} threads, {native.instruction_set()}: memory read at {ceilings.read:.1f} GB/s; {peaks}",
         highlight=False,
     )
-    table = Table("weights", "outputs × inputs", title="linear: the larger share is of memory or of arithmetic")
-    for heading in ("rows", "µs", "GB/s", "GOP/s", "of ceiling"):
-        table.add_column(heading, justify="right")
-    results = []
+    console.print("Of the ceiling: the larger share, of memory or of arithmetic; above 100% is from caches.")
+    results: list[Figures] = []
     with console.status("measuring"):
-        for figures in measure_linear(chosen, LINEAR_SHAPES, rows, ceilings):
-            results.append(figures)
-            table.add_row(
-                figures.format,
-                f"{figures.outputs:,} × {figures.inputs:,}",
-                str(figures.rows),
-                f"{figures.microseconds:,.0f}",
-                f"{figures.gigabytes:.1f}",
-                f"{figures.gigaoperations:,.0f}",
-                f"{figures.of_ceiling:.0%}",
-            )
-    console.print(table)
+        measured = measure_operations(operations or names, chosen, rows, ceilings)
+        for name, group in itertools.groupby(measured, lambda figures: figures.operation):
+            results.extend(own := list(group))
+            console.print(_kernel_table(name, own))
     if json_file is not None:
-        value = {"ceilings": ceilings, "linear": results}
+        value = {"ceilings": ceilings, "operations": results}
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+def _kernel_table(operation: str, results: "list[Figures]") -> Table:
+    """One line for each figure of an operation; columns that say nothing of it are left out."""
+    formats, products = any(figures.format for figures in results), any(figures.gigaoperations for figures in results)
+    table = Table("shape", *(["format"] if formats else []), title=operation)
+    for heading in ("rows", "µs", "GB/s", *(["GOP/s"] if products else []), "of ceiling"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for figures in results:
+        table.add_row(
+            figures.case,
+            *([figures.format] if formats else []),
+            str(figures.rows),
+            f"{figures.microseconds:,.{0 if figures.microseconds >= 100 else 1}f}",
+            f"{figures.gigabytes:.1f}",
+            *([f"{figures.gigaoperations:,.0f}"] if products else []),
+            f"{figures.of_ceiling:.0%}",
+        )
+    return table
 
 
 def _check_writable(file: Path) -> None:

@@ -201,17 +201,20 @@ def bench_engine(
 
 @bench.command("kernels")
 def bench_kernels(
+    operation: Annotated[
+        list[str] | None, typer.Option(help="Measure this one only, such as attention; may be given several times.")
+    ] = None,
     format_: Annotated[str, typer.Option("--format", help="Formats of weights, separated by commas.")] = (
         "int4,int8,bfloat16,float32"
     ),
-    rows: Annotated[str, typer.Option(help="Rows at a time; several separated by commas.")] = "1,4,16,32,512",
+    rows: Annotated[str, typer.Option(help="Tokens at a time, for all but attention.")] = "1,4,16,32,512",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     threads: options.Threads = None,
 ) -> None:
-    """Speed of the native kernels, beside what this machine's memory and arithmetic allow."""
+    """Speed of each native operation, beside what this machine's memory and arithmetic allow."""
     from penstock.cli.bench import run_bench_kernels
 
-    run_bench_kernels(format_, options.parse_batch_sizes(rows, "--rows"), threads, json_file)
+    run_bench_kernels(operation, format_, options.parse_batch_sizes(rows, "--rows"), threads, json_file)
 
 
 def main() -> None:

@@ -115,7 +115,7 @@ def test_results_of_a_bfloat16_model_are_not_rounded_at_the_end() -> None:
 
 
 def attending() -> Program:
-    from kernels.attention.cases import GROUPED
+    from penstock.kernels.cases.attention import GROUPED
 
     tape = Tape()
     qkv = tape.linear(tape.embedding(WeightRef("embedding"), WIDTH), WeightRef("qkv"), GROUPED.fused_width)

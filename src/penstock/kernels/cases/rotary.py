@@ -1,10 +1,12 @@
 """Rotary positions, near and far, and what is stored of them."""
 
 from penstock.core.kv import LayerKV
+from penstock.kernels.cases import llama
+from penstock.kernels.cases.case import Case
 from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, RopeSpec, Rotary, WriteKV
-from support.operations import Case
 
 HEADS = HeadLayout(4, 2, 24)
+MODEL = RopeSpec(llama.HEADS.head_dim, 500_000.0, Llama3Rope(32.0, 1.0, 4.0, 8192))
 FAR = ((1, 5000), (1, 2), (3, 2050))
 
 CASES = (
@@ -14,4 +16,6 @@ CASES = (
     Case("llama3", Rotary(HEADS, RopeSpec(24, 500.0, Llama3Rope(8.0, 1.0, 4.0, 32))), (HEADS.fused_width,)),
     Case("many heads", Rotary(HeadLayout(160, 80, 24), RopeSpec(24, 10000.0)), (24 * 320,)),
     Case("write", WriteKV(HEADS, 0), (HEADS.fused_width,), kv=LayerKV(2, 24)),
+    Case("32 / 8 heads of 64", Rotary(llama.HEADS, MODEL), (llama.HEADS.fused_width,), use="both"),
+    Case("32 / 8 heads of 64", WriteKV(llama.HEADS, 0), (llama.HEADS.fused_width,), kv=llama.KV, use="both"),
 )

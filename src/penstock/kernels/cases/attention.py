@@ -1,8 +1,11 @@
 """Attention on ragged batches: (tokens added, context) of each row, single tokens first."""
 
+from typing import Any
+
 from penstock.core.kv import LayerKV
+from penstock.kernels.cases import llama
+from penstock.kernels.cases.case import Case, Use
 from penstock.kernels.signature import Attention, HeadLayout
-from support.operations import Case
 
 GROUPED = HeadLayout(6, 2, 8)
 SINGLE = HeadLayout(3, 3, 16)
@@ -15,9 +18,11 @@ EQUAL = ((1, 30), (1, 30), (1, 30))
 UNEVEN = ((1, 1500), (1, 3), (1, 700), (1, 5), (1, 1400), (1, 40))
 
 
-def _case(name: str, heads: HeadLayout, rows: tuple[tuple[int, int], ...], **options: float) -> Case:
+def _case(
+    name: str, heads: HeadLayout, rows: tuple[tuple[int, int], ...], *, use: Use = "tests", **options: Any
+) -> Case:
     operation = Attention(heads, 0, 0.4, **options)
-    return Case(name, operation, (heads.fused_width,), rows, kv=LayerKV(heads.kv_heads, heads.head_dim))
+    return Case(name, operation, (heads.fused_width,), rows, kv=LayerKV(heads.kv_heads, heads.head_dim), use=use)
 
 
 CASES = (
@@ -44,4 +49,12 @@ CASES = (
     _case("decodes of very different length, wide heads, window", WIDE, UNEVEN, window=1000),
     _case("prompt much longer than the window", GROUPED, ((700, 700),), window=40),
     _case("chunk much longer than the window", GROUPED, ((600, 650),), window=40),
+    _case("1 decode over 512", llama.HEADS, ((1, 512),), use="bench"),
+    _case("1 decode over 2,048", llama.HEADS, ((1, 2048),), use="bench"),
+    _case("1 decode over 8,192", llama.HEADS, ((1, 8192),), use="bench"),
+    _case("16 decodes over 512", llama.HEADS, ((1, 512),) * 16, use="bench"),
+    _case("16 decodes over 2,048", llama.HEADS, ((1, 2048),) * 16, use="bench"),
+    _case("16 decodes over 8,192", llama.HEADS, ((1, 8192),) * 16, use="bench"),
+    _case("first chunk of 512", llama.HEADS, ((512, 512),), use="bench"),
+    _case("chunk of 512 of 2,048", llama.HEADS, ((512, 2048),), use="bench"),
 )

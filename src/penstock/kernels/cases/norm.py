@@ -1,10 +1,12 @@
 """Norms of rows, of rows added to the residual stream, and of heads."""
 
+from penstock.kernels.cases import llama
+from penstock.kernels.cases.case import Case
 from penstock.kernels.signature import AddRmsNorm, HeadLayout, HeadNorm, RmsNorm, WeightRef
-from support.operations import Case
 
 WEIGHT, KEY = WeightRef("weight"), WeightRef("key")
 HEADS = HeadLayout(4, 2, 24)
+MODEL = {"weight": (llama.WIDTH,)}
 
 CASES = (
     Case("rows", RmsNorm(WEIGHT, 1e-6), (72,), weights={"weight": (72,)}),
@@ -19,5 +21,14 @@ CASES = (
         HeadNorm(HEADS, WEIGHT, KEY, 1e-2, unit_offset=True),
         (HEADS.fused_width,),
         weights={"weight": (24,), "key": (24,)},
+    ),
+    Case("width 2,048", RmsNorm(WEIGHT, 1e-5), (llama.WIDTH,), weights=MODEL, use="both"),
+    Case("width 2,048", AddRmsNorm(WEIGHT, 1e-5), (llama.WIDTH, llama.WIDTH), weights=MODEL, use="both"),
+    Case(
+        "32 / 8 heads of 64",
+        HeadNorm(llama.HEADS, WEIGHT, KEY, 1e-6),
+        (llama.HEADS.fused_width,),
+        weights={"weight": (llama.HEADS.head_dim,), "key": (llama.HEADS.head_dim,)},
+        use="both",
     ),
 )

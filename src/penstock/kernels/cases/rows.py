@@ -1,7 +1,8 @@
 """Operations on single rows and on their choice."""
 
+from penstock.kernels.cases import llama
+from penstock.kernels.cases.case import Case
 from penstock.kernels.signature import Embedding, GatedActivation, Scale, SelectRows, SoftCap, WeightRef
-from support.operations import Case
 
 CASES = (
     Case("embedding", Embedding(WeightRef("weight")), (), weights={"weight": (11, 40)}),
@@ -16,4 +17,16 @@ CASES = (
     Case("soft cap", SoftCap(1.5), (33,)),
     Case("some rows", SelectRows(), (33,)),
     Case("all rows", SelectRows(), (33,), wanted=tuple(range(11))),
+    # A quarter of the vocabulary: a row costs the same whichever table it is from, and one is made for each format.
+    Case(
+        "32,064 × 2,048",
+        Embedding(WeightRef("weight")),
+        (),
+        weights={"weight": (llama.VOCABULARY // 4, llama.WIDTH)},
+        use="bench",
+    ),
+    Case("width 16,384", GatedActivation("silu"), (2 * llama.INNER,), use="both"),
+    Case("width 2,048", Scale(45.254833995939045), (llama.WIDTH,), use="both"),
+    Case("width 128,256", SoftCap(30.0), (llama.VOCABULARY,), use="bench"),
+    Case("width 2,048", SelectRows(), (llama.WIDTH,), use="both"),
 )

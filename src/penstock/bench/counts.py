@@ -1,0 +1,72 @@
+"""What an operation must do at least: bytes that are read and written, products and sums. Pure arithmetic on a case."""
+
+from penstock.kernels.cases import Case
+from penstock.kernels.signature import Attention, Embedding, HeadNorm, Linear, Rotary, SelectRows, WriteKV
+
+# Values between operations are float32.
+_VALUE = 4
+
+
+def activation_bytes(case: Case) -> int:
+    """Bytes of float32 values that a case reads and writes; of the fused projection only the columns that it uses."""
+    operation, tokens = case.operation, case.tokens
+    match operation:
+        case HeadNorm() | Rotary():
+            columns = 2 * (operation.heads.query_width + operation.heads.kv_width)
+        case WriteKV():
+            columns = 2 * operation.heads.kv_width
+        case Attention():
+            columns = 2 * operation.heads.query_width
+        case SelectRows():
+            return 2 * _VALUE * len(case.wanted) * case.widths[0]
+        case _:
+            columns = sum(case.widths) + sum(case.output_widths)
+    return _VALUE * tokens * columns
+
+
+def kv_bytes(case: Case, value: int) -> int:
+    """Bytes of keys and values of `value` bytes each: those that WriteKV stores and those that attention sees."""
+    match case.operation:
+        case WriteKV(heads):
+            positions = case.tokens
+        case Attention(heads, window=window):
+            positions = sum(
+                context if window is None else min(context, window - 1 + added) for added, context in case.rows
+            )
+        case _:
+            return 0
+    return 2 * heads.kv_width * value * positions
+
+
+def weight_bytes(case: Case, matrix: int) -> int:
+    """Bytes of weights that are read, `matrix` being those of a case's packed matrix; an embedding reads rows of it."""
+    match case.operation:
+        case Linear():
+            return matrix
+        case Embedding(weight):
+            return case.tokens * matrix // case.weights[weight.name][0]
+        case Rotary(rope=rope):
+            return _VALUE * case.tokens * 2 * rope.head_dim
+        case _:
+            return _VALUE * sum(shape[0] for shape in case.weights.values())
+
+
+def arithmetic(case: Case) -> int:
+    """Products and sums of matrix products, each product being two with its sum; 0 for operations without them.
+
+    Attention multiplies every query with the keys that it sees, and the weights with their values.
+    """
+    match case.operation:
+        case Linear(weight):
+            outputs, inputs = case.weights[weight.name]
+            return 2 * case.tokens * outputs * inputs
+        case Attention(heads, window=window):
+            return 4 * heads.query_width * sum(_seen(added, context, window) for added, context in case.rows)
+        case _:
+            return 0
+
+
+def _seen(added: int, context: int, window: int | None) -> int:
+    """How many positions the last `added` tokens of a context see, all together."""
+    counts = range(context - added + 1, context + 1)
+    return sum(counts) if window is None else sum(min(count, window) for count in counts)
