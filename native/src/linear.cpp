@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kChunkRows = 192;
 // Weights that a thread claims at once: enough to make claiming cheap, little enough that threads end together.
 constexpr int64_t kTaskBytes = 96 * 1024;
-constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kTasksPerThread = 8;
 // How far ahead of its use a line of weights is asked for: hardware prefetchers stop at the end of a page.
 constexpr int64_t kAhead = 1536;
 
@@ -78,9 +78,10 @@ Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
     return {units, scales, sums};
 }
 
-// Multiplies tiles [first, last) with one panel. `output` is that of the first tile's first row, at the panel's first column.
+// Multiplies tiles [first, last) with one panel, while panel `next` comes. `output` is that of the first tile's first row, at
+// the panel's first column.
 void multiply(const Shape &shape, const uint8_t *packed, const float *bias, const Activations &x, const Cut &cut,
-              int64_t panel, int64_t first, int64_t last, const MutableRows &output) {
+              int64_t panel, int64_t next, int64_t first, int64_t last, const MutableRows &output) {
     const auto kernel = kernels().tile[static_cast<int>(shape.format)];
     const int64_t columns = std::min(kPanel, shape.outputs - panel * kPanel), bytes = shape.panel_bytes();
     const uint8_t *weights = packed + panel * bytes;
@@ -88,25 +89,28 @@ void multiply(const Shape &shape, const uint8_t *packed, const float *bias, cons
         const int64_t row = cut.first(tile);
         // A panel that only one tile meets comes from memory as it is read; while several meet it, the next one comes.
         const int64_t tiles = last - first;
-        const uint8_t *ahead = tiles == 1 ? weights + kAhead : weights + bytes + bytes * (tile - first) / tiles;
+        const uint8_t *ahead = tiles == 1 ? weights + kAhead : packed + next * bytes + bytes * (tile - first) / tiles;
         kernel({&shape, weights, x.values + row * shape.steps(), cut.first(tile + 1) - row,
                 x.scales + row, x.sums + row * shape.groups(), {output.row(row - cut.first(first)), output.stride},
                 columns, bias ? bias + panel * kPanel : nullptr, ahead, kLine / tiles});
     }
 }
 
-// Calls work(panel, first tile, last tile) for all panels and chunks of tiles, on all threads.
+// Calls work(panel, the thread's next panel, first tile, last tile) for all panels and chunks of tiles, on all threads.
 template <typename Work> void for_tiles(const Cut &cut, int64_t panels, int64_t panel_bytes, const Work &work) {
     const auto threads = pool();
     const int64_t share = panels / (threads->threads() * kTasksPerThread);
-    const int64_t together = std::max<int64_t>(1, std::min(kTaskBytes / std::max<int64_t>(panel_bytes, 1), share));
+    // Where several tiles meet a panel, a thread brings the next one near, which must be its own.
+    const int64_t most = cut.tiles > 1 ? panels : kTaskBytes / std::max<int64_t>(panel_bytes, 1);
+    const int64_t together = std::max<int64_t>(1, std::min(most, share));
     const int64_t batches = (panels + together - 1) / together;
     const int64_t chunks = (cut.rows + kChunkRows - 1) / kChunkRows;
     threads->run(chunks * batches, [&](int64_t task) {
         const int64_t chunk = task / batches, batch = task % batches;
         const int64_t first = cut.tiles * chunk / chunks, last = cut.tiles * (chunk + 1) / chunks;
-        for (int64_t panel = batch * together; panel < std::min(panels, (batch + 1) * together); ++panel)
-            work(panel, first, last);
+        const int64_t end = std::min(panels, (batch + 1) * together);
+        for (int64_t panel = batch * together; panel < end; ++panel)
+            work(panel, std::min(panel + 1, end - 1), first, last);
     });
 }
 
@@ -119,9 +123,9 @@ void linear(const Shape &shape, const uint8_t *packed, const float *bias, const 
     if (rows == 0) return;
     const Cut cut = cut_for(shape, rows);
     const Activations activations = prepare(shape, x, cut);
-    for_tiles(cut, shape.panels(), shape.panel_bytes(), [&](int64_t panel, int64_t first, int64_t last) {
+    for_tiles(cut, shape.panels(), shape.panel_bytes(), [&](int64_t panel, int64_t next, int64_t first, int64_t last) {
         const MutableRows target{output.row(cut.first(first)) + panel * kPanel, output.stride};
-        multiply(shape, packed, bias, activations, cut, panel, first, last, target);
+        multiply(shape, packed, bias, activations, cut, panel, next, first, last, target);
     });
 }
 
@@ -131,12 +135,12 @@ void gated_linear(const Shape &shape, const uint8_t *packed, const float *bias, 
     const Cut cut = cut_for(shape, rows);
     const Activations activations = prepare(shape, x, cut);
     const int64_t pairs = shape.panels() / 2;
-    for_tiles(cut, pairs, 2 * shape.panel_bytes(), [&](int64_t pair, int64_t first, int64_t last) {
+    for_tiles(cut, pairs, 2 * shape.panel_bytes(), [&](int64_t pair, int64_t next, int64_t first, int64_t last) {
         const int64_t begin = cut.first(first), count = cut.first(last) - begin;
         // A pair's sums stay in the first cache until they are one value.
         auto *sums = reinterpret_cast<float *>(t_gate.take(count * 2 * kPanel * 4));
-        multiply(shape, packed, bias, activations, cut, pair, first, last, {sums, 2 * kPanel});
-        multiply(shape, packed, bias, activations, cut, pair + pairs, first, last, {sums + kPanel, 2 * kPanel});
+        multiply(shape, packed, bias, activations, cut, pair, pair + pairs, first, last, {sums, 2 * kPanel});
+        multiply(shape, packed, bias, activations, cut, pair + pairs, next, first, last, {sums + kPanel, 2 * kPanel});
         for (int64_t row = 0; row < count; ++row) {
             const float *both = sums + row * 2 * kPanel;
             gate(both, both + kPanel, output.row(begin + row) + pair * kPanel, kPanel);
