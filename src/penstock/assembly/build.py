@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from penstock.assembly.gain import describe_gain
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import keyed_hash
 from penstock.core.config import EngineConfig, ModelConfig
@@ -94,7 +95,8 @@ def build_engine(
     )
     core = EngineCore(Scheduler(config.scheduler, cache), executor)
     slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
-    notes = [*declaration.notes, *slow, *loaded.notes, _promise(program)]
+    gain = describe_gain(model, declaration, loaded.weights)
+    notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program)]
     return BuiltEngine(core, declaration.vocab_size, tokenizer, budget.stages, notes)
 
 

@@ -260,7 +260,8 @@ def _write(file: Path, expected: PackedFile, weights: Iterator[tuple[WeightSpec,
     try:
         with open(descriptor, "w+b") as stream:
             # A disk that is too full shows here, before anything is packed.
-            os.posix_fallocate(descriptor, 0, expected.size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, expected.size)
             stream.write(expected.header)
             for spec, weight in weights:
                 entry = expected.entries[spec.name]

@@ -1,0 +1,47 @@
+"""What the start says that rounding would gain."""
+
+import dataclasses
+import re
+
+import msgspec
+import pytest
+import torch
+
+from penstock.assembly.gain import describe_gain
+from penstock.assembly.prepare import Prepared, prepare
+from penstock.core.config import EngineOptions, ModelConfig
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.weights import NativeLinear, pack_dense
+
+if OBSTACLE is not None:
+    pytest.skip(OBSTACLE, allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return prepare(EngineOptions(model="haiku"), api_beside=False)
+
+
+@pytest.fixture(scope="module")
+def large() -> NativeLinear:
+    return pack_dense(torch.zeros(32_768, 1_024, dtype=torch.bfloat16))
+
+
+def model(prepared: Prepared, quantization: str = "none") -> ModelConfig:
+    return msgspec.structs.replace(prepared.config.model, quantization=quantization)
+
+
+def test_bytes_make_the_difference(prepared: Prepared, large: NativeLinear) -> None:
+    said = describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": large})
+    assert said is not None
+    speed, now, int8, int4 = (float(found) for found in re.findall(r"[\d.]+(?:e\+\d+)?(?= GB/s| tokens| with)", said))
+    assert int8 / now == pytest.approx(2.0, rel=0.02) and int4 / now == pytest.approx(2.0 / 0.5625, rel=0.02)
+    step = prepared.declaration.parameters_in("linear") + prepared.declaration.decoder.output.weight.size
+    assert now == pytest.approx(speed * 1e9 / (2 * step), rel=0.02)
+
+
+def test_nothing_is_said_of_weights_in_caches_or_rounded_ones(prepared: Prepared, large: NativeLinear) -> None:
+    small = dataclasses.replace(large, memory=large.memory[: 1 << 20])
+    assert describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": small}) is None
+    assert describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": torch.zeros(1)}) is None
+    assert describe_gain(model(prepared, "int8"), prepared.declaration, {"lm_head.weight": large}) is None

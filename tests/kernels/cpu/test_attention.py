@@ -1,0 +1,48 @@
+"""Attention on several threads: few long contexts are cut by segments, and merged alike by any number of threads."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from penstock.kernels.cases.attention import CASES
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.operations import NATIVE
+from penstock.kernels.signature import Attention
+from support.operations import Bench
+
+if OBSTACLE is not None:
+    pytest.skip(OBSTACLE, allow_module_level=True)
+
+from penstock.kernels.cpu.native import native
+
+LONG = [case for case in CASES if case.use != "bench" and max(context for _, context in case.rows) > 512]
+ATTENTION = next(entry for entry in NATIVE if entry.operation is Attention)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = native.threads()
+    yield
+    native.set_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
+def test_threads_and_neighbours_do_not_change_bits(case: object, dtype: torch.dtype) -> None:
+    bench = Bench(case, dtype)
+    native.set_threads(1)
+    (expected,) = bench.run(ATTENTION).outputs
+    # With eight threads even the whole batch is cut by segments, with two only a row alone.
+    for threads in (2, 3, 8):
+        native.set_threads(threads)
+        assert torch.equal(bench.run(ATTENTION).outputs[0], expected)
+        first = 0
+        for row, (added, _) in enumerate(case.rows):
+            alone = bench.run(ATTENTION, only=row).outputs[0]
+            assert torch.equal(alone, expected[first : first + added])
+            first += added
+
+
+def test_there_are_long_cases() -> None:
+    assert len(LONG) >= 4
