@@ -57,15 +57,6 @@ PENSTOCK_CLONES void exponentials(const float *scores, float most, int64_t count
     for (int64_t t = 0; t < count; ++t) weights[t] = exponential(scores[t] - most);
 }
 
-PENSTOCK_CLONES void multiply(float factor, int64_t size, float *values) {
-    for (int64_t i = 0; i < size; ++i) values[i] *= factor;
-}
-
-float bounded(float score, float cap) {
-    const float twice = exponential(2.0f * (score / cap));
-    return cap * (1.0f - 2.0f / (twice + 1.0f));
-}
-
 // The meaning of Kernels::attend_block, and what runs where an instruction set has none.
 void attend_block(const Block &block) {
     for (int64_t row = 0; row < block.rows; ++row) {
@@ -79,7 +70,7 @@ void attend_block(const Block &block) {
         float most = state.most;
         for (int64_t t = low; t < high; ++t) {
             scores[t] *= block.scale;
-            if (block.softcap != 0.0f) scores[t] = bounded(scores[t], block.softcap);
+            if (block.softcap != 0.0f) scores[t] = soft_capped(scores[t], block.softcap);
             most = scores[t] > most ? scores[t] : most;
         }
         // A score that is not a number is not larger than any, but its weight is not a number either, as it should be.
@@ -88,7 +79,7 @@ void attend_block(const Block &block) {
         for (int64_t t = low; t < high; ++t) sum += weights[t];
         const float kept = exponential(state.most - most);
         state.total = state.total * kept + sum;
-        multiply(kept, block.size, state.mixed);
+        multiply_values(kept, state.mixed, block.size);
         for (int64_t t = low; t < high; ++t)
             mix(block.type, weights[t], block.tiles.values[t / kStep], t % kStep, block.size, state.mixed);
         state.most = most;
@@ -171,7 +162,7 @@ public:
             const int64_t row = piece_.row + piece_.first + i / group_, head = piece_.head * group_ + i % group_;
             float *output = call_.output.row(row) + head * size_;
             std::memcpy(output, states[i].mixed, static_cast<size_t>(size_) * sizeof(float));
-            multiply(1.0f / states[i].total, size_, output);
+            multiply_values(1.0f / states[i].total, output, size_);
         }
     }
 

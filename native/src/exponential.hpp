@@ -27,4 +27,10 @@ static inline float exponential(float x) {
     return x < -87.3f ? 0.0f : scaled;
 }
 
+// cap · tanh(x / cap)
+static inline float soft_capped(float x, float cap) {
+    const float twice = exponential(2.0f * (x / cap));
+    return cap * (1.0f - 2.0f / (twice + 1.0f));
+}
+
 } // namespace penstock

@@ -36,7 +36,6 @@ void store_token(const Cache &cache, int64_t tile, int64_t at, const float *keys
 
 void store_kv(const Heads &heads, const Batch &batch, const Tables &tables, const Rows &qkv, const Cache &cache) {
     const int64_t width = heads.key * heads.size;
-    // The sequence of each run of tokens; a token's own is found from there.
     std::vector<int64_t> sequence_of(static_cast<size_t>(batch.tokens));
     for (int64_t sequence = 0, token = 0; sequence < batch.sequences; ++sequence)
         for (int64_t i = 0; i < batch.added[sequence]; ++i) sequence_of[static_cast<size_t>(token++)] = sequence;

@@ -47,10 +47,8 @@ public:
     }
 
     void linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, int x, int y) {
-        require(!bias || static_cast<int64_t>(bias->size()) == weight.shape.outputs, "The bias must have one value an output.");
         require(x != y, "A projection cannot work in place.");
-        if (bias) kept_.push_back(keeper(*bias));
-        add(penstock::linear({weight.shape, weight.packed()}, bias ? bias->data() : nullptr, known(x), known(y)),
+        add(penstock::linear({weight.shape, weight.packed()}, kept_bias(weight, bias), known(x), known(y)),
             std::move(owner));
     }
 
@@ -115,10 +113,8 @@ public:
     void gated_linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, const std::string &gate,
                       int x, int y) {
         require(weight.shape.outputs % (2 * kPanel) == 0, "Gates and ups must be whole panels of 32 outputs.");
-        require(!bias || static_cast<int64_t>(bias->size()) == weight.shape.outputs, "The bias must have one value an output.");
         require(x != y, "A projection cannot work in place.");
-        if (bias) kept_.push_back(keeper(*bias));
-        add(penstock::gated_linear({weight.shape, weight.packed()}, bias ? bias->data() : nullptr, gate_of(gate),
+        add(penstock::gated_linear({weight.shape, weight.packed()}, kept_bias(weight, bias), gate_of(gate),
                                    known(x), known(y)), std::move(owner));
     }
 
@@ -172,6 +168,14 @@ private:
     void add(Program::Operation operation, Keeper owner) {
         kept_.push_back(std::move(owner));
         program_.add(std::move(operation));
+    }
+
+    // The values of a projection's bias, or null.
+    const float *kept_bias(const Weight &weight, const std::optional<Floats> &bias) {
+        if (!bias) return nullptr;
+        require(static_cast<int64_t>(bias->size()) == weight.shape.outputs, "The bias must have one value an output.");
+        kept_.push_back(keeper(*bias));
+        return bias->data();
     }
 
     static void limit(int64_t &bound, int64_t value) { bound = std::min(bound, value); }

@@ -3,6 +3,7 @@
 #include "clones.hpp"
 #include "exponential.hpp"
 #include "pool.hpp"
+#include "values.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -50,15 +51,8 @@ PENSTOCK_CLONES void turn(const float *cos_sin, float *head, int64_t size) {
     }
 }
 
-PENSTOCK_CLONES void multiply(float factor, float *values, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) values[i] *= factor;
-}
-
 PENSTOCK_CLONES void bound(float cap, float *values, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-        const float twice = exponential(2.0f * (values[i] / cap));
-        values[i] = cap * (1.0f - 2.0f / (twice + 1.0f));
-    }
+    for (int64_t i = 0; i < count; ++i) values[i] = soft_capped(values[i], cap);
 }
 
 // Pieces of a long run of values for all threads; what a value becomes does not depend on where it is cut.
@@ -115,7 +109,7 @@ void gated_activation(Gate gate, const Rows &x, int64_t rows, int64_t width, con
 }
 
 void scale(float factor, float *values, int64_t count) {
-    for_pieces(values, count, [&](float *piece, int64_t size) { multiply(factor, piece, size); });
+    for_pieces(values, count, [&](float *piece, int64_t size) { multiply_values(factor, piece, size); });
 }
 
 void soft_cap(float cap, float *values, int64_t count) {

@@ -15,6 +15,10 @@ PENSTOCK_CLONES void narrow(const float *from, uint16_t *into, int64_t count) {
     for (int64_t i = 0; i < count; ++i) into[i] = float_to_bf16(from[i]);
 }
 
+PENSTOCK_CLONES void multiply_values(float factor, float *values, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) values[i] *= factor;
+}
+
 void read_values(const Stored &rows, int64_t at, int64_t count, float *into) {
     if (rows.type == Type::bfloat16) widen(static_cast<const uint16_t *>(rows.data) + at, into, count);
     else std::memcpy(into, static_cast<const float *>(rows.data) + at, static_cast<size_t>(count) * sizeof(float));

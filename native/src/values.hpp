@@ -1,4 +1,4 @@
-// Stored values to floats and back.
+// Stored values to floats and back, and runs of floats.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,8 @@ struct Stored {
 void widen(const uint16_t *from, float *into, int64_t count);
 // To the nearest bfloat16, ties to even.
 void narrow(const float *from, uint16_t *into, int64_t count);
+
+void multiply_values(float factor, float *values, int64_t count);
 
 // `count` values from element `at` on, as floats, and back.
 void read_values(const Stored &rows, int64_t at, int64_t count, float *into);

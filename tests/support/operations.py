@@ -85,7 +85,7 @@ class Bench:
         outputs = tuple(
             Value(len(inputs) + index, width, selected) for index, width in enumerate(self.case.output_widths)
         )
-        return prepared.fuse([FusedStep(prepared, inputs, outputs)], outputs, self.dtype)
+        return prepared.fuse([FusedStep(prepared, inputs, outputs)], inputs, outputs, self.dtype)
 
     def _normal(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator).to(self.dtype)

@@ -87,7 +87,7 @@ def compile_case(case: Case, matrices: Sequence[Weight | None], steps: int) -> C
         if part.reuses and None not in part.reuses:
             inputs = outputs
     # Nothing is wanted: results stay in the program's registers, as those between a model's operations do.
-    kernel = NativeCall.fuse(fused, (), torch.float32)
+    kernel = NativeCall.fuse(fused, given, (), torch.float32)
     state = StepState(batch)
     values = [random_values(case.tokens, value.width) for value in given]
     return lambda: kernel(state, *values)

@@ -61,10 +61,12 @@ class Fusible(Protocol):
     """What an implementation may make of an operation instead of a kernel: a part of one, with those beside it."""
 
     @staticmethod
-    def fuse(steps: "Sequence[FusedStep]", wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
-        """One kernel that carries out all `steps` in order and returns the values `wanted`, in `dtype`.
+    def fuse(
+        steps: "Sequence[FusedStep]", given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype
+    ) -> Kernel:
+        """One kernel that carries out all `steps` in order; it takes `given` and returns `wanted`, in `dtype`.
 
-        Its inputs are the values that steps read and none of them makes, in the order of their first use.
+        `given` are the values that steps read and none of them makes.
         """
         ...
 

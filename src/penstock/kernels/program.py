@@ -118,7 +118,7 @@ def _fuse(calls: Sequence[_Bound], result: Value, dtype: torch.dtype) -> list[_B
         made = dict.fromkeys(value for step in steps for value in step.outputs)
         given = tuple(dict.fromkeys(value for step in steps for value in step.inputs if value not in made))
         wanted = tuple(value for value in made if value in later)
-        kernel = run.fuse(steps, wanted, torch.float32 if wanted == (result,) else dtype)
+        kernel = run.fuse(steps, given, wanted, torch.float32 if wanted == (result,) else dtype)
         fused.append(_Bound(kernel, given, wanted))
     return fused
 

@@ -49,11 +49,9 @@ class NativeCall:
     gate: ActivationName | None = None
 
     @staticmethod
-    def fuse(steps: Sequence[FusedStep], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
+    def fuse(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
         """A kernel that carries out all steps in one native call."""
         steps = _with_gates(steps, wanted)
-        made = {value for step in steps for value in step.outputs}
-        given = tuple(dict.fromkeys(value for step in steps for value in step.inputs if value not in made))
         registers = _assign(steps, given, wanted)
         draft = Draft(native.Program(1 + max(registers.values(), default=0)))
         for step in steps:
