@@ -45,6 +45,14 @@ struct Int8Product {
     }
 };
 
+// Two products of signed 16-bit integers; of sums that fit 16 bits, only the lower one where the factor is below 2^15.
+struct Int16Product {
+    static Int32s add(Int32s sum, Int32s lanes, __m512i factor) {
+        return reinterpret_cast<Int32s>(
+            _mm512_dpwssd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(lanes), factor));
+    }
+};
+
 inline __m512 as_floats(Int32s values) { return _mm512_cvtepi32_ps(reinterpret_cast<__m512i>(values)); }
 
 } // namespace

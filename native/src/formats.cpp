@@ -3,6 +3,7 @@
 #include "half.hpp"
 #include "pool.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace penstock {
@@ -54,21 +55,43 @@ void pack_int8(const Shape &shape, const int8_t *weight, const float *scales, ui
     });
 }
 
-void pack_int4(
+namespace {
+
+// Writes a nibble of a line: output `column` of its panel, input `within` of its group.
+void put_nibble(uint8_t *lines, int64_t column, int64_t within, uint8_t q) {
+    uint8_t &byte = lines[within / 4 * kLine + column % 16 * 4 + within % 4];
+    byte = static_cast<uint8_t>(byte | q << (column < 16 ? 0 : 4));
+}
+
+} // namespace
+
+void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multiples, const float *scales, uint8_t *packed) {
+    const int64_t given = (shape.inputs + kInt4Group - 1) / kInt4Group;
+    for_panels(shape, packed, [&](int64_t first, int64_t count, uint8_t *stream) {
+        for (int64_t group = 0; group < given; ++group) {
+            uint8_t *pair = stream + group / 2 * kInt4Pair;
+            uint8_t *lines = pair + kLine + group % 2 * kInt4Group / 4 * kLine;
+            const int64_t begin = group * kInt4Group, end = std::min(begin + kInt4Group, shape.inputs);
+            for (int64_t column = 0; column < count; ++column) {
+                const uint8_t *row = weight + (first + column) * shape.inputs;
+                for (int64_t input = begin; input < end; ++input) put_nibble(lines, column, input - begin, row[input]);
+                pair[multiple_at(column, group)] = multiples[(first + column) * given + group];
+            }
+        }
+        std::memcpy(stream + shape.groups() / 2 * kInt4Pair, scales + first, static_cast<size_t>(count) * sizeof(float));
+    });
+}
+
+void pack_int4_float16(
     const Shape &shape, const uint8_t *weight, const uint16_t *scales, const uint16_t *offsets, uint8_t *packed) {
     const int64_t groups = shape.groups(), lines = shape.group / 4;
     for_panels(shape, packed, [&](int64_t first, int64_t count, uint8_t *stream) {
         for (int64_t group = 0; group < groups; ++group, stream += shape.group_bytes()) {
-            const int64_t begin = group * shape.group;
-            const int64_t end = begin + shape.group < shape.inputs ? begin + shape.group : shape.inputs;
+            const int64_t begin = group * shape.group, end = std::min(begin + shape.group, shape.inputs);
             auto *tail = reinterpret_cast<uint16_t *>(stream + lines * kLine);
             for (int64_t column = 0; column < count; ++column) {
                 const uint8_t *row = weight + (first + column) * shape.inputs;
-                for (int64_t input = begin; input < end; ++input) {
-                    const int64_t within = input - begin;
-                    uint8_t &byte = stream[within / 4 * kLine + column % 16 * 4 + within % 4];
-                    byte = static_cast<uint8_t>(byte | row[input] << (column < 16 ? 0 : 4));
-                }
+                for (int64_t input = begin; input < end; ++input) put_nibble(stream, column, input - begin, row[input]);
                 tail[column] = scales[(first + column) * groups + group];
                 if (shape.zero_points) tail[kPanel + column] = offsets[(first + column) * groups + group];
             }
@@ -87,19 +110,35 @@ void for_dense(const Shape &shape, const uint8_t *stream, int64_t column, const 
         for (int64_t i = 0; i < width && input < shape.inputs; ++i, ++input) each(input, values[i]);
 }
 
-void unpack_int4(const Shape &shape, const uint8_t *group, int64_t column, float *row) {
-    const int shift = column < 16 ? 0 : 4;
+// Calls each(input, q) for the nibbles of an output in some lines, which begin at input `first`.
+template <typename Each>
+void for_nibbles(const Shape &shape, const uint8_t *lines, int64_t count, int64_t column, int64_t first, const Each &each) {
+    const uint8_t *bytes = lines + column % 16 * 4;
+    for (int64_t line = 0; line < count; ++line, bytes += kLine)
+        for (int64_t i = 0; i < 4 && first + 4 * line + i < shape.inputs; ++i)
+            each(first + 4 * line + i, bytes[i] >> (column < 16 ? 0 : 4) & 15);
+}
+
+void unpack_int4(const Shape &shape, const uint8_t *stream, int64_t column, float *row) {
+    const float scale = reinterpret_cast<const float *>(stream + shape.groups() / 2 * kInt4Pair)[column];
+    for (int64_t group = 0; group * kInt4Group < shape.inputs; ++group) {
+        const uint8_t *pair = stream + group / 2 * kInt4Pair;
+        const int multiple = pair[multiple_at(column, group)];
+        const int times = multiple & kMostMultiple, zero = multiple & kZeroAtSeven ? 7 : 8;
+        const uint8_t *lines = pair + kLine + group % 2 * kInt4Group / 4 * kLine;
+        for_nibbles(shape, lines, kInt4Group / 4, column, group * kInt4Group,
+                    [=](int64_t i, int q) { row[i] = scale * static_cast<float>(times * (q - zero)); });
+    }
+}
+
+void unpack_int4_float16(const Shape &shape, const uint8_t *group, int64_t column, float *row) {
     const int64_t lines = shape.group / 4;
-    for (int64_t input = 0; input < shape.inputs; group += shape.group_bytes()) {
+    for (int64_t first = 0; first < shape.inputs; first += shape.group, group += shape.group_bytes()) {
         const auto *tail = reinterpret_cast<const uint16_t *>(group + lines * kLine);
         const float scale = half_to_float(tail[column]);
-        const float offset = shape.zero_points ? half_to_float(tail[kPanel + column]) : 0.0f;
-        const uint8_t *bytes = group + column % 16 * 4;
-        for (int64_t line = 0; line < lines; ++line, bytes += kLine)
-            for (int64_t i = 0; i < 4 && input < shape.inputs; ++i, ++input) {
-                const int q = bytes[i] >> shift & 15;
-                row[input] = shape.zero_points ? scale * static_cast<float>(q) - offset : scale * static_cast<float>(q - 8);
-            }
+        const float offset = shape.zero_points ? half_to_float(tail[kPanel + column]) : scale * 8.0f;
+        for_nibbles(shape, group, lines, column, first,
+                    [=](int64_t i, int q) { row[i] = scale * static_cast<float>(q) - offset; });
     }
 }
 
@@ -121,6 +160,7 @@ void unpack_row(const Shape &shape, const uint8_t *packed, int64_t output, float
         break;
     }
     case Format::int4: unpack_int4(shape, stream, column, row); break;
+    case Format::int4_float16: unpack_int4_float16(shape, stream, column, row); break;
     }
 }
 

@@ -3,12 +3,18 @@
 //   float32   a line pair [2][16] for each input
 //   bfloat16  a line pair [2][16][2] for each two inputs
 //   int8      a line pair [2][16][4] of w + 128 for each four inputs; then 32 float32 scales, one for each output
-//   int4      groups of inputs; in each one line [16][4] for each four inputs, outputs 0-15 in the low nibbles of its
-//             bytes and 16-31 in the high ones, of q in 0..15; then 32 float16 scales, then, with zero points, 32 float16
-//             offsets. A weight is scale · (q − 8), with zero points scale · q − offset.
+//   int4      pairs of groups of 32 inputs; in each a line of multiples [16][4], those of the first group's outputs 0-15
+//             and 16-31 and then of the second's, then one line [16][4] for each four inputs, outputs 0-15 in the low
+//             nibbles of its bytes and 16-31 in the high ones, of q in 0..15; behind all pairs 32 float32 scales, one for
+//             each output. A multiple's low nibble is m in 0..15, the bit above it moves the zero from 8 to 7: a weight is
+//             scale · m · (q − 8) or scale · m · (q − 7). So all weights of an output are its scale times an integer
+//             in -120..120, and whole rows of products are added up as integers, as for int8.
+//   int4_float16  groups of inputs, with scales as other programs' checkpoints have them; in each one line for each four
+//             inputs, of nibbles as above; then 32 float16 scales, then, with zero points, 32 float16 offsets. A weight is
+//             scale · (q − 8), with zero points scale · q − offset.
 //
 // Weights are unsigned where activations are signed, as the processors' dot products want it. Inputs are filled up with
-// zeros to a whole line (int4: group), outputs to a whole panel.
+// zeros to a whole line (int4: pair of groups; int4_float16: group), outputs to a whole panel.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +22,27 @@
 
 namespace penstock {
 
-enum class Format : int { float32, bfloat16, int8, int4 };
+enum class Format : int { float32, bfloat16, int8, int4, int4_float16 };
+constexpr int kFormats = 5;
 
 // Inlined everywhere, so that no version of them that was compiled for one processor is used on another.
 #define PENSTOCK_INLINE __attribute__((always_inline)) inline
 
 constexpr int64_t kPanel = 32;
 constexpr int64_t kLine = 64;
+// int4: inputs that share a multiple; the largest multiple; the bit beside it.
+constexpr int64_t kInt4Group = 32;
+constexpr int kMostMultiple = 15, kZeroAtSeven = 16;
+// int4: bytes of a pair of groups, and where in them a group's multiple for an output of the panel stands.
+constexpr int64_t kInt4Pair = (1 + 2 * kInt4Group / 4) * kLine;
+constexpr int64_t multiple_at(int64_t column, int64_t group) { return column % 16 * 4 + group % 2 * 2 + column / 16; }
 
 struct Shape {
     Format format;
     int64_t outputs;
     int64_t inputs;
-    int64_t group = 0;       // int4 only: inputs that share a scale
-    bool zero_points = false; // int4 only
+    int64_t group = 0;       // int4_float16 only: inputs that share a scale
+    bool zero_points = false; // int4_float16 only
 
     PENSTOCK_INLINE int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
 
@@ -44,18 +57,28 @@ struct Shape {
 
     // Inputs with their filling.
     PENSTOCK_INLINE int64_t padded_inputs() const {
-        const int64_t unit = format == Format::int4 ? group : inputs_per_step();
+        const int64_t unit = format == Format::int4           ? 2 * kInt4Group
+                             : format == Format::int4_float16 ? group
+                                                              : inputs_per_step();
         return (inputs + unit - 1) / unit * unit;
     }
 
     PENSTOCK_INLINE int64_t steps() const { return padded_inputs() / inputs_per_step(); }
-    PENSTOCK_INLINE int64_t groups() const { return format == Format::int4 ? padded_inputs() / group : 1; }
+    // Parts of a row whose activations are added up, since the weights there share a zero.
+    PENSTOCK_INLINE int64_t groups() const {
+        switch (format) {
+        case Format::int4: return padded_inputs() / kInt4Group;
+        case Format::int4_float16: return padded_inputs() / group;
+        default: return 1;
+        }
+    }
     PENSTOCK_INLINE int64_t group_bytes() const { return (group / 4 + 1 + (zero_points ? 1 : 0)) * kLine; }
 
     PENSTOCK_INLINE int64_t panel_bytes() const {
         switch (format) {
         case Format::int8: return (steps() + 1) * 2 * kLine;
-        case Format::int4: return groups() * group_bytes();
+        case Format::int4: return (steps() + groups() / 2 + 2) * kLine;
+        case Format::int4_float16: return groups() * group_bytes();
         default: return steps() * 2 * kLine;
         }
     }
@@ -68,9 +91,11 @@ void pack_float32(const Shape &shape, const float *weight, uint8_t *packed);
 void pack_bfloat16(const Shape &shape, const uint16_t *weight, uint8_t *packed);
 // Packs integers in -127..127 [outputs, inputs] with a scale for each output.
 void pack_int8(const Shape &shape, const int8_t *weight, const float *scales, uint8_t *packed);
+// Packs integers in 0..15 [outputs, inputs] with multiples [outputs, groups of 32] and a scale for each output.
+void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multiples, const float *scales, uint8_t *packed);
 // Packs integers in 0..15 [outputs, inputs] with float16 scales [outputs, groups], and offsets of the same shape where
 // the shape has zero points.
-void pack_int4(
+void pack_int4_float16(
     const Shape &shape, const uint8_t *weight, const uint16_t *scales, const uint16_t *offsets, uint8_t *packed);
 
 // The weights of output `output`, in float32: what an embedding looks up.

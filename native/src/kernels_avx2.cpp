@@ -49,7 +49,7 @@ inline void store(const Tile &tile, int r, int64_t at, __m256 sums) {
 }
 
 // Outputs [8 · part, 8 · part + 8) of a panel: nibbles are those of one half of the bytes, low or high.
-template <int R> void int4_part(const Tile &tile, int part) {
+template <int R> void int4_float16_part(const Tile &tile, int part) {
     const Shape &shape = *tile.shape;
     const int64_t groups = shape.groups(), lines = shape.group / 4;
     const bool high = part >= 2;
@@ -93,6 +93,55 @@ template <int R> void int4_part(const Tile &tile, int part) {
         store(tile, r, part * kVector, _mm256_mul_ps(sums[r], _mm256_set1_ps(tile.scales[r])));
 }
 
+template <int R> struct NibbleInt4Float16 {
+    static void run(const Tile &tile) {
+        for (int part = 0; part < 4; ++part) int4_float16_part<R>(tile, part);
+    }
+};
+
+// Outputs [8 · part, 8 · part + 8) of a panel. A group's sums fit 16 bits, zeros included, so that its multiples cost one
+// product for all of it.
+template <int R> void int4_part(const Tile &tile, int part) {
+    static_assert(kInt4Group / 4 == kLinesTogether, "a group's sums must fit 16 bits");
+    const int64_t groups = tile.shape->groups();
+    const bool high = part >= 2;
+    const uint8_t *weights = tile.panel + part % 2 * 32;
+    const uint32_t *values = tile.values;
+    __m256i counts[R], multiples = _mm256_setzero_si256();
+    for (int r = 0; r < R; ++r) counts[r] = _mm256_setzero_si256();
+    for (int64_t group = 0; group < groups; ++group) {
+        if (group % 2 == 0) {
+            multiples = _mm256_load_si256(reinterpret_cast<const __m256i *>(weights));
+            if (high) multiples = _mm256_srli_epi32(multiples, 8);
+            weights += kLine;
+        }
+        const __m256i multiple = _mm256_and_si256(multiples, _mm256_set1_epi32(255));
+        multiples = _mm256_srli_epi32(multiples, 16);
+        const __m256i times = _mm256_and_si256(multiple, _mm256_set1_epi32(kMostMultiple));
+        const __m256i zero = _mm256_sub_epi32(_mm256_set1_epi32(8), _mm256_srli_epi32(multiple, 4));
+        __m256i pairs[R];
+        for (int r = 0; r < R; ++r) {
+            const auto sum = static_cast<uint16_t>(tile.sums[r * groups + group]);
+            pairs[r] = _mm256_mullo_epi16(zero, _mm256_set1_epi32(sum));
+        }
+        for (int64_t line = 0; line < kLinesTogether; ++line, weights += kLine, values += R) {
+            if (part == 0) ask(tile, group * kLinesTogether + line);
+            const __m256i one = nibbles(_mm256_load_si256(reinterpret_cast<const __m256i *>(weights)), high);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r)
+                pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(one, broadcast(values + r)));
+        }
+        const __m256i both = _mm256_or_si256(times, _mm256_slli_epi32(times, 16));
+        for (int r = 0; r < R; ++r) counts[r] = _mm256_add_epi32(counts[r], _mm256_madd_epi16(pairs[r], both));
+    }
+    const auto *scales = reinterpret_cast<const float *>(tile.panel + groups / 2 * kInt4Pair);
+    const __m256 scale = _mm256_load_ps(scales + part * kVector);
+    for (int r = 0; r < R; ++r) {
+        const __m256 sums = _mm256_mul_ps(_mm256_cvtepi32_ps(counts[r]), scale);
+        store(tile, r, part * kVector, _mm256_mul_ps(sums, _mm256_set1_ps(tile.scales[r])));
+    }
+}
+
 template <int R> struct NibbleInt4 {
     static void run(const Tile &tile) {
         for (int part = 0; part < 4; ++part) int4_part<R>(tile, part);
@@ -105,7 +154,7 @@ template <int R> struct NibbleInt8 {
         const auto *scales = reinterpret_cast<const float *>(tile.panel + steps * 2 * kLine);
         for (int part = 0; part < 4; ++part) {
             __m256i counts[R];
-            for (int r = 0; r < R; ++r) counts[r] = _mm256_set1_epi32(tile.sums[r]);
+            for (int r = 0; r < R; ++r) counts[r] = _mm256_set1_epi32(tile.totals[r]);
             const uint8_t *weights = tile.panel + part * 32;
             const uint32_t *values = tile.values;
             for (int64_t first = 0; first < steps; first += kLinesTogether) {
@@ -142,8 +191,10 @@ template <int R> struct NibbleInt8 {
 const Kernels *avx2_kernels() {
     static const Kernels set = {"avx2",
                                 quantize,
-                                {tile_of<Float32>, tile_of<Bfloat16>, tile_of<NibbleInt8>, tile_of<NibbleInt4>},
-                                {kGenericRows, kGenericRows, kGenericRows, kGenericRows},
+                                {tile_of<Float32>, tile_of<Bfloat16>, tile_of<NibbleInt8>, tile_of<NibbleInt4>,
+                                 tile_of<NibbleInt4Float16>},
+                                {kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows},
+                                std::numeric_limits<int64_t>::max(),
                                 nullptr,
                                 {}};
     return &set;

@@ -6,7 +6,7 @@
 namespace penstock {
 namespace {
 
-void quantize(const float *row, const Shape &shape, int8_t *values, float *scale, int32_t *sums) {
+void quantize(const float *row, const Shape &shape, int64_t groups, int8_t *values, float *scale, int32_t *sums) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     __m512i most = _mm512_setzero_si512();
     for (int64_t i = 0; i < shape.inputs; i += 16) {
@@ -15,7 +15,7 @@ void quantize(const float *row, const Shape &shape, int8_t *values, float *scale
     }
     const uint32_t largest = _mm512_reduce_max_epu32(most);
     *scale = quantized_scale(largest);
-    const int64_t padded = shape.padded_inputs(), groups = shape.groups(), group = padded / groups;
+    const int64_t padded = shape.padded_inputs(), group = padded / groups;
     if (!(*scale > 0.0f)) {
         std::memset(values, 0, static_cast<size_t>(padded));
         std::memset(sums, 0, static_cast<size_t>(groups) * 4);
@@ -58,7 +58,7 @@ struct Ahead {
 
     explicit Ahead(const Tile &tile) : place(tile.ahead), step(tile.ahead_step) {}
     void ask() {
-        _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T1);
         place += step;
     }
 };
@@ -100,19 +100,145 @@ template <typename Product, int R> struct Floating {
 template <int R> using Float32 = Floating<Float32Product, R>;
 template <int R> using Bfloat16 = Floating<Bfloat16Product, R>;
 
+// Whole rows' sums of int8 products begin at what makes the weights' 128 zero.
+template <int R> inline void begin(const Tile &tile, Int32s (&counts)[R][2]) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) counts[r][0] = counts[r][1] = reinterpret_cast<Int32s>(broadcast(tile.totals + r));
+}
+
+// They end as floats, times the scales of outputs and rows.
+template <int R> inline void end(const Tile &tile, Int32s (&counts)[R][2], const uint8_t *scales) {
+    const __m512 low = _mm512_load_ps(scales), high = _mm512_load_ps(scales + kLine);
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+        const __m512 scale = _mm512_set1_ps(tile.scales[r]);
+        store(tile, r, _mm512_mul_ps(_mm512_mul_ps(as_floats(counts[r][0]), low), scale),
+              _mm512_mul_ps(_mm512_mul_ps(as_floats(counts[r][1]), high), scale));
+    }
+}
+
 template <int R> struct Int8 {
     static void run(const Tile &tile) {
         Int32s counts[R][2];
+        begin(tile, counts);
+        end(tile, counts, add_up<Int8Product>(tile, counts));
+    }
+};
+
+// Makes a group's nibbles the bytes that int8 has: multiple · (q − zero) + 128. Two nibbles in 16 bits are multiplied at
+// once, since neither product leaves its byte.
+struct Unpack {
+    __m512i times, offset;
+
+    // Of the group whose multiples are byte `byte` of each output's four.
+    Unpack(__m512i multiples, int byte) {
+        const __m512i place = _mm512_add_epi8(_mm512_set1_epi8(static_cast<char>(byte)), _mm512_set4_epi32(12 * 0x01010101, 8 * 0x01010101, 4 * 0x01010101, 0));
+        const __m512i multiple = _mm512_shuffle_epi8(multiples, place);
+        const __m512i bytes = _mm512_and_si512(multiple, _mm512_set1_epi8(kMostMultiple));
+        const __m512i eight = _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(128)), _mm512_slli_epi16(bytes, 3));
+        const __mmask64 seven = _mm512_test_epi8_mask(multiple, _mm512_set1_epi8(kZeroAtSeven));
+        offset = _mm512_mask_add_epi8(eight, seven, eight, bytes);
+        times = _mm512_and_si512(bytes, _mm512_set1_epi16(255));
+    }
+
+    __m512i operator()(__m512i nibbles) const { return _mm512_add_epi8(_mm512_mullo_epi16(nibbles, times), offset); }
+};
+
+template <int R, bool Leave> void unpacked_int4(const Tile &tile) {
+    const int64_t pairs = tile.shape->groups() / 2;
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const uint8_t *weights = tile.panel;
+    const uint32_t *values = tile.values;
+    uint8_t *unpacked = tile.unpacked;
+    Ahead ahead(tile);
+    Int32s counts[R][2];
+    begin(tile, counts);
+    for (int64_t pair = 0; pair < pairs; ++pair) {
+        ahead.ask();
+        const __m512i multiples = _mm512_load_si512(weights);
+        weights += kLine;
+        for (int group = 0; group < 2; ++group) {
+            const Unpack low(multiples, 2 * group), high(multiples, 2 * group + 1);
+            for (int64_t line = 0; line < kInt4Group / 4; ++line, weights += kLine, values += R) {
+                ahead.ask();
+                const __m512i both = _mm512_load_si512(weights);
+                const __m512i lows = low(_mm512_and_si512(both, nibble));
+                const __m512i highs = high(_mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
+                if (Leave) {
+                    _mm512_store_si512(unpacked, lows);
+                    _mm512_store_si512(unpacked + kLine, highs);
+                    unpacked += 2 * kLine;
+                }
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) counts[r][0] = counts[r][1] = reinterpret_cast<Int32s>(broadcast(tile.sums + r));
-        const uint8_t *scales = add_up<Int8Product>(tile, counts);
-        const __m512 low = _mm512_load_ps(scales), high = _mm512_load_ps(scales + kLine);
-#pragma GCC unroll 12
-        for (int r = 0; r < R; ++r) {
-            const __m512 scale = _mm512_set1_ps(tile.scales[r]);
-            store(tile, r, _mm512_mul_ps(_mm512_mul_ps(as_floats(counts[r][0]), low), scale),
-                  _mm512_mul_ps(_mm512_mul_ps(as_floats(counts[r][1]), high), scale));
+                for (int r = 0; r < R; ++r) {
+                    const __m512i unit = broadcast(values + r);
+                    counts[r][0] = Int8Product::add(counts[r][0], lows, unit);
+                    counts[r][1] = Int8Product::add(counts[r][1], highs, unit);
+                }
+            }
         }
+    }
+    if (Leave) std::memcpy(unpacked, weights, 2 * kLine);
+    end(tile, counts, weights);
+}
+
+// For few rows: a group's nibbles are added up as they are, and its sums, which fit 16 bits with their zero, are multiplied.
+template <int R> void grouped_int4(const Tile &tile) {
+    const int64_t groups = tile.shape->groups();
+    const __m512i nibble = _mm512_set1_epi8(15), most = _mm512_set1_epi32(kMostMultiple), seven = _mm512_set1_epi32(kZeroAtSeven);
+    const uint8_t *weights = tile.panel;
+    const uint32_t *values = tile.values;
+    Ahead ahead(tile);
+    __m512i multiples = _mm512_setzero_si512();
+    Int32s totals[R][2];
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) totals[r][0] = totals[r][1] = Int32s{};
+    for (int64_t group = 0; group < groups; ++group) {
+        if (group % 2 == 0) {
+            ahead.ask();
+            multiples = _mm512_load_si512(weights);
+            weights += kLine;
+        }
+        const __m512i others = _mm512_srli_epi32(multiples, 8);
+        const __mmask16 sevens[2] = {_mm512_test_epi32_mask(multiples, seven), _mm512_test_epi32_mask(others, seven)};
+        Int32s counts[R][2];
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r) {
+            const Int32s sum = reinterpret_cast<Int32s>(broadcast(tile.sums + r * groups + group));
+            for (int half = 0; half < 2; ++half)
+                counts[r][half] = reinterpret_cast<Int32s>(_mm512_mask_mov_epi32(
+                    reinterpret_cast<__m512i>(sum * 8), sevens[half], reinterpret_cast<__m512i>(sum * 7)));
+        }
+        for (int64_t line = 0; line < kInt4Group / 4; ++line, weights += kLine, values += R) {
+            ahead.ask();
+            const __m512i both = _mm512_load_si512(weights);
+            const __m512i lows = _mm512_and_si512(both, nibble);
+            const __m512i highs = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
+#pragma GCC unroll 6
+            for (int r = 0; r < R; ++r) {
+                const __m512i unit = broadcast(values + r);
+                counts[r][0] = Int8Product::add(counts[r][0], lows, unit);
+                counts[r][1] = Int8Product::add(counts[r][1], highs, unit);
+            }
+        }
+        const __m512i times[2] = {_mm512_and_si512(multiples, most), _mm512_and_si512(others, most)};
+#pragma GCC unroll 6
+        for (int r = 0; r < R; ++r)
+            for (int half = 0; half < 2; ++half)
+                totals[r][half] = Int16Product::add(totals[r][half], counts[r][half], times[half]);
+        multiples = _mm512_srli_epi32(multiples, 16);
+    }
+    end(tile, totals, weights);
+}
+
+// As many rows as registers have room for their sums, beside what is multiplied.
+constexpr int64_t kRows = 12, kGroupedRows = 6;
+
+template <int R> struct Int4 {
+    static void run(const Tile &tile) {
+        if (tile.unpacked) return unpacked_int4<R, true>(tile);
+        if constexpr (R <= kGroupedRows) grouped_int4<R>(tile);
+        else unpacked_int4<R, false>(tile);
     }
 };
 
@@ -122,7 +248,7 @@ inline void halves(const uint8_t *line, __m512 (&values)[2]) {
         values[half] = _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(line + half * 32)));
 }
 
-template <int R, bool ZeroPoints> void int4(const Tile &tile) {
+template <int R, bool ZeroPoints> void int4_float16(const Tile &tile) {
     const Shape &shape = *tile.shape;
     const int64_t groups = shape.groups(), lines = shape.group / 4;
     const __m512i nibble = _mm512_set1_epi8(15);
@@ -178,15 +304,12 @@ template <int R, bool ZeroPoints> void int4(const Tile &tile) {
     }
 }
 
-template <int R> struct Int4 {
+template <int R> struct Int4Float16 {
     static void run(const Tile &tile) {
-        if (tile.shape->zero_points) int4<R, true>(tile);
-        else int4<R, false>(tile);
+        if (tile.shape->zero_points) int4_float16<R, true>(tile);
+        else int4_float16<R, false>(tile);
     }
 };
-
-// As many rows as registers have room for their sums, beside what is multiplied.
-constexpr int64_t kRows = 12, kInt4Rows = 6;
 
 template <template <int> class Kernel, int R> void tile_of(const Tile &tile) {
     if (tile.rows == R) Kernel<R>::run(tile);
@@ -236,8 +359,11 @@ int64_t compute_float32(int64_t rounds) {
 
 const Kernels *avx512_kernels() {
     static const Kernels set = {
-        "avx512", quantize, {tile_of<Float32, kRows>, tile_of<Bfloat16, kRows>, tile_of<Int8, kRows>, tile_of<Int4, kInt4Rows>},
-        {kRows, kRows, kRows, kInt4Rows}, attend_block_avx512, {compute_int8, compute_bfloat16, compute_float32}};
+        "avx512", quantize,
+        {tile_of<Float32, kRows>, tile_of<Bfloat16, kRows>, tile_of<Int8, kRows>, tile_of<Int4, kRows>,
+         tile_of<Int4Float16, kGroupedRows>},
+        {kRows, kRows, kRows, kRows, kGroupedRows}, kGroupedRows, attend_block_avx512,
+        {compute_int8, compute_bfloat16, compute_float32}};
     return &set;
 }
 

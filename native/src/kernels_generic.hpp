@@ -3,6 +3,7 @@
 #include "half.hpp"
 #include "linear.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -11,15 +12,15 @@ namespace {
 
 constexpr int64_t kGenericRows = 4;
 
-void quantize(const float *row, const Shape &shape, int8_t *values, float *scale, int32_t *sums) {
+void quantize(const float *row, const Shape &shape, int64_t groups, int8_t *values, float *scale, int32_t *sums) {
     // As integers, magnitudes are ordered with infinity and then NaN behind all finite ones.
     uint32_t largest = 0;
     for (int64_t i = 0; i < shape.inputs; ++i) {
         const uint32_t magnitude = bits_of(row[i]) & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
     }
-    const int64_t padded = shape.padded_inputs(), groups = shape.groups();
-    std::memset(values, 0, static_cast<size_t>(padded));
+    const int64_t padded = shape.padded_inputs();
+    std::fill(values, values + padded, int8_t{0});
     *scale = quantized_scale(largest);
     if (*scale > 0.0f) {
         const float inverse = 127.0f / float_of(largest);
@@ -79,7 +80,7 @@ template <int R> struct Int8 {
     static void run(const Tile &tile) {
         int32_t counts[R][kPanel];
         for (int r = 0; r < R; ++r)
-            for (int64_t i = 0; i < kPanel; ++i) counts[r][i] = tile.sums[r];
+            for (int64_t i = 0; i < kPanel; ++i) counts[r][i] = tile.totals[r];
         const uint8_t *weights = tile.panel;
         for (int64_t k = 0; k < tile.shape->steps(); ++k, weights += 2 * kLine)
             for (int r = 0; r < R; ++r) {
@@ -97,7 +98,43 @@ template <int R> struct Int8 {
     }
 };
 
+// Adds a line's products to the counts of the panel's outputs.
+template <int R> void add_nibbles(const Tile &tile, int64_t step, const uint8_t *bytes, int32_t (&counts)[R][kPanel]) {
+    for (int r = 0; r < R; ++r) {
+        const int8_t *x = values_of<R, int8_t>(tile, step, r);
+        for (int64_t i = 0; i < 16; ++i)
+            for (int64_t j = 0; j < 4; ++j) {
+                counts[r][i] += (bytes[4 * i + j] & 15) * x[j];
+                counts[r][i + 16] += (bytes[4 * i + j] >> 4) * x[j];
+            }
+    }
+}
+
 template <int R> struct Int4 {
+    static void run(const Tile &tile) {
+        int32_t counts[R][kPanel] = {};
+        const int64_t groups = tile.shape->groups(), lines = kInt4Group / 4;
+        for (int64_t group = 0; group < groups; ++group) {
+            const uint8_t *pair = tile.panel + group / 2 * kInt4Pair;
+            int32_t found[R][kPanel] = {};
+            for (int64_t line = 0; line < lines; ++line)
+                add_nibbles<R>(tile, group * lines + line, pair + (1 + group % 2 * lines + line) * kLine, found);
+            for (int r = 0; r < R; ++r)
+                for (int64_t i = 0; i < kPanel; ++i) {
+                    const int multiple = pair[multiple_at(i, group)], zero = multiple & kZeroAtSeven ? 7 : 8;
+                    counts[r][i] += (multiple & kMostMultiple) * (found[r][i] + zero * tile.sums[r * groups + group]);
+                }
+        }
+        const auto *scales = reinterpret_cast<const float *>(tile.panel + groups / 2 * kInt4Pair);
+        Sums<R> sums;
+        for (int r = 0; r < R; ++r)
+            for (int64_t i = 0; i < kPanel; ++i)
+                sums[r][i] = static_cast<float>(counts[r][i]) * scales[i] * tile.scales[r];
+        store<R>(tile, sums);
+    }
+};
+
+template <int R> struct Int4Float16 {
     static void run(const Tile &tile) {
         Sums<R> sums = {};
         const Shape &shape = *tile.shape;
@@ -109,15 +146,7 @@ template <int R> struct Int4 {
                 for (int64_t i = 0; i < kPanel; ++i)
                     counts[r][i] = shape.zero_points ? 0 : tile.sums[r * groups + group];
             for (int64_t line = 0; line < lines; ++line)
-                for (int r = 0; r < R; ++r) {
-                    const int8_t *x = values_of<R, int8_t>(tile, group * lines + line, r);
-                    const uint8_t *bytes = weights + line * kLine;
-                    for (int64_t i = 0; i < 16; ++i)
-                        for (int64_t j = 0; j < 4; ++j) {
-                            counts[r][i] += (bytes[4 * i + j] & 15) * x[j];
-                            counts[r][i + 16] += (bytes[4 * i + j] >> 4) * x[j];
-                        }
-                }
+                add_nibbles<R>(tile, group * lines + line, weights + line * kLine, counts);
             const auto *tail = reinterpret_cast<const uint16_t *>(weights + lines * kLine);
             for (int r = 0; r < R; ++r) {
                 const auto sum = static_cast<float>(tile.sums[r * groups + group]);

@@ -18,7 +18,7 @@ constexpr int64_t kChunkRows = 192;
 constexpr int64_t kTaskBytes = 96 * 1024;
 constexpr int64_t kTasksPerThread = 8;
 // How far ahead of its use a line of weights is asked for: hardware prefetchers stop at the end of a page.
-constexpr int64_t kAhead = 1536;
+constexpr int64_t kAhead = 4096;
 
 // Rows in tiles of nearly equal height: 13 of at most 12 are 6 and 7, not 12 and 1.
 struct Cut {
@@ -31,15 +31,21 @@ struct Cut {
 struct Activations {
     const uint32_t *values; // tile after tile
     const float *scales;
+    const int32_t *totals;
     const int32_t *sums;
+    int64_t groups; // sums of a row
 };
 
 thread_local Memory t_activations;
+thread_local Memory t_unpacked;
 thread_local Memory t_row;
 thread_local Memory t_gate;
 
+bool unpacks(const Shape &shape, int64_t rows) { return shape.format == Format::int4 && rows > kernels().grouped_rows; }
+
 // One row as the kernels want it: [steps] units, filled up with zeros.
-void prepare_row(const Shape &shape, const float *row, uint32_t *units, float *scale, int32_t *sums) {
+void prepare_row(const Shape &shape, const float *row, int64_t groups, uint32_t *units, float *scale, int32_t *total,
+                 int32_t *sums) {
     const int64_t padded = shape.padded_inputs();
     switch (shape.format) {
     case Format::float32: std::memcpy(units, row, static_cast<size_t>(padded) * 4); break;
@@ -48,9 +54,13 @@ void prepare_row(const Shape &shape, const float *row, uint32_t *units, float *s
         narrow(row, reinterpret_cast<uint16_t *>(units), shape.inputs);
         break;
     default: {
-        kernels().quantize(row, shape, reinterpret_cast<int8_t *>(units), scale, sums);
-        const int32_t factor = shape.format == Format::int8 ? -128 : shape.zero_points ? -1 : -8;
-        for (int64_t group = 0; group < shape.groups(); ++group) sums[group] *= factor;
+        kernels().quantize(row, shape, groups, reinterpret_cast<int8_t *>(units), scale, sums);
+        const int32_t factor = shape.format == Format::int4_float16 && !shape.zero_points ? -8 : -1;
+        *total = 0;
+        for (int64_t group = 0; group < groups; ++group) {
+            *total -= 128 * sums[group];
+            sums[group] *= factor;
+        }
     }
     }
 }
@@ -60,39 +70,52 @@ void interleave(const uint32_t *row, int64_t steps, int64_t rows, uint32_t *pane
 }
 
 Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
-    const int64_t steps = shape.steps(), groups = shape.groups();
-    const int64_t scales_at = aligned(cut.rows * steps * 4), sums_at = scales_at + aligned(cut.rows * 4);
+    const int64_t steps = shape.steps(), groups = unpacks(shape, cut.rows) ? 1 : shape.groups();
+    const int64_t scales_at = aligned(cut.rows * steps * 4), totals_at = scales_at + aligned(cut.rows * 4);
+    const int64_t sums_at = totals_at + aligned(cut.rows * 4);
     uint8_t *memory = t_activations.take(sums_at + cut.rows * groups * 4);
     auto *units = reinterpret_cast<uint32_t *>(memory);
     auto *scales = reinterpret_cast<float *>(memory + scales_at);
+    auto *totals = reinterpret_cast<int32_t *>(memory + totals_at);
     auto *sums = reinterpret_cast<int32_t *>(memory + sums_at);
     pool()->run(cut.tiles, [&](int64_t tile) {
         const int64_t first = cut.first(tile), rows = cut.first(tile + 1) - first;
         uint32_t *panel = units + first * steps;
         auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(steps * 4));
         for (int64_t r = 0; r < rows; ++r) {
-            prepare_row(shape, x.row(first + r), row, scales + first + r, sums + (first + r) * groups);
+            const int64_t at = first + r;
+            prepare_row(shape, x.row(at), groups, row, scales + at, totals + at, sums + at * groups);
             if (rows > 1) interleave(row, steps, rows, panel + r);
         }
     });
-    return {units, scales, sums};
+    return {units, scales, totals, sums, groups};
 }
 
 // Multiplies tiles [first, last) with one panel, while panel `next` comes. `output` is that of the first tile's first row, at
 // the panel's first column.
 void multiply(const Shape &shape, const uint8_t *packed, const float *bias, const Activations &x, const Cut &cut,
               int64_t panel, int64_t next, int64_t first, int64_t last, const MutableRows &output) {
-    const auto kernel = kernels().tile[static_cast<int>(shape.format)];
     const int64_t columns = std::min(kPanel, shape.outputs - panel * kPanel), bytes = shape.panel_bytes();
+    const int64_t tiles = last - first;
+    const Shape int8{Format::int8, shape.outputs, shape.padded_inputs()};
+    const bool unpack = unpacks(shape, cut.rows) && tiles > 1;
+    uint8_t *const unpacked = unpack ? t_unpacked.take(int8.panel_bytes()) : nullptr;
+    const Shape *read = &shape;
     const uint8_t *weights = packed + panel * bytes;
     for (int64_t tile = first; tile < last; ++tile) {
         const int64_t row = cut.first(tile);
         // A panel that only one tile meets comes from memory as it is read; while several meet it, the next one comes.
-        const int64_t tiles = last - first;
         const uint8_t *ahead = tiles == 1 ? weights + kAhead : packed + next * bytes + bytes * (tile - first) / tiles;
-        kernel({&shape, weights, x.values + row * shape.steps(), cut.first(tile + 1) - row,
-                x.scales + row, x.sums + row * shape.groups(), {output.row(row - cut.first(first)), output.stride},
-                columns, bias ? bias + panel * kPanel : nullptr, ahead, kLine / tiles});
+        const int64_t step = kLine * bytes / (tiles * read->panel_bytes());
+        const bool leaves = unpack && tile == first;
+        kernels().tile[static_cast<int>(read->format)](
+            {read, weights, x.values + row * shape.steps(), cut.first(tile + 1) - row, x.scales + row, x.totals + row,
+             x.sums + row * x.groups, {output.row(row - cut.first(first)), output.stride}, columns,
+             bias ? bias + panel * kPanel : nullptr, ahead, step, leaves ? unpacked : nullptr});
+        if (leaves) {
+            read = &int8;
+            weights = unpacked;
+        }
     }
 }
 

@@ -35,9 +35,11 @@ struct Tile {
     const uint8_t *panel;
     const uint32_t *values;
     int64_t rows;
-    // For int8 values: the scale of each row, and for each row and group of the weight the sum of its values, times −128
-    // for int8 weights, −8 for int4 weights and −1 for those with zero points.
+    // For int8 values: the scale of each row, −128 times the sum of its values, and for each row and group of the weight
+    // the sum of its values there, times −8 for int4_float16 without zero points and −1 otherwise (for int4 only up to
+    // grouped_rows).
     const float *scales;
+    const int32_t *totals;
     const int32_t *sums;
     // The tile's first row and column; as many columns as the panel has outputs.
     MutableRows output;
@@ -46,6 +48,8 @@ struct Tile {
     // Weights that are needed later, and how much of them to ask for with each line that is read.
     const uint8_t *ahead;
     int64_t ahead_step;
+    // int4, where the kernels unpack: memory for the panel as int8 has it; null where nobody wants that.
+    uint8_t *unpacked;
 };
 
 struct Block;
@@ -53,12 +57,15 @@ struct Block;
 // What an instruction set provides.
 struct Kernels {
     const char *name;
-    // One row to int8 [padded inputs]: values = round(x / scale), scale = max|x| / 127; sums of the weight's groups.
+    // One row to int8: values = round(x / scale), scale = max|x| / 127, and the sums of so many equal groups of them.
     // A row with NaN or infinities gets a scale of NaN.
-    void (*quantize)(const float *row, const Shape &shape, int8_t *values, float *scale, int32_t *sums);
+    void (*quantize)(const float *row, const Shape &shape, int64_t groups, int8_t *values, float *scale, int32_t *sums);
     // By Format: a tile, and how many rows it has at most.
-    void (*tile[4])(const Tile &tile);
-    int64_t tile_rows[4];
+    void (*tile[kFormats])(const Tile &tile);
+    int64_t tile_rows[kFormats];
+    // Up to so many rows meet int4 as it is, group by group. For more of them a panel is unpacked, and the first tile leaves
+    // it to the others as int8 has it. The sums are the same integers.
+    int64_t grouped_rows;
     // Attention's inner part (attention_block.hpp); null where it has none.
     void (*attend_block)(const Block &block);
     // Loops of nothing but products in registers, for int8, bfloat16 and float32 (see ceilings.hpp); null where it has none.

@@ -23,20 +23,20 @@ using Nibbles = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>
 const uint16_t *halves(const Array &array, size_t rows, size_t columns) {
     const bool half = array.dtype().code == kFloat && array.dtype().bits == 16;
     require(half && array.ndim() == 2 && array.shape(0) == rows && array.shape(1) == columns,
-            "Scales and offsets of int4 weights must be float16, one for each group of each output.");
+            "Scales and offsets of int4_float16 weights must be float16, one for each group of each output.");
     require(array.stride(1) == 1 && array.stride(0) == static_cast<int64_t>(columns), "They must be contiguous.");
     return static_cast<const uint16_t *>(array.data());
 }
 
 Shape shape_of(const std::string &format, int64_t outputs, int64_t inputs, int64_t group, bool zero_points) {
-    static const char *const names[] = {"float32", "bfloat16", "int8", "int4"};
+    static const char *const names[kFormats] = {"float32", "bfloat16", "int8", "int4", "int4_float16"};
     int index = 0;
-    while (index < 4 && format != names[index]) ++index;
-    require(index < 4, "The format must be float32, bfloat16, int8 or int4.");
+    while (index < kFormats && format != names[index]) ++index;
+    require(index < kFormats, "The format must be float32, bfloat16, int8, int4 or int4_float16.");
     require(outputs > 0 && inputs > 0, "A weight needs at least one output and one input.");
-    const bool grouped = index == static_cast<int>(Format::int4);
-    require(!grouped || (group > 0 && group % 16 == 0), "Groups of int4 weights must be a multiple of 16 inputs.");
-    require(grouped || !zero_points, "Only int4 weights have zero points.");
+    const bool grouped = index == static_cast<int>(Format::int4_float16);
+    require(!grouped || (group > 0 && group % 16 == 0), "Groups of int4_float16 weights must be a multiple of 16 inputs.");
+    require(grouped || !zero_points, "Only int4_float16 weights have zero points.");
     return {static_cast<Format>(index), outputs, inputs, grouped ? group : 0, zero_points};
 }
 
@@ -62,17 +62,35 @@ void fill_int8(const Weight &weight, const Integers &values, const Floats &scale
     pack_int8(weight.shape, values.data(), scales.data(), weight.packed());
 }
 
-void fill_int4(const Weight &weight, const Nibbles &values, const Array &scales, const std::optional<Array> &offsets) {
+// Of int4: one for each group of 32 inputs of each output.
+void require_multiples(const Nibbles &multiples, size_t outputs, size_t inputs) {
+    const auto group = static_cast<size_t>(kInt4Group);
+    require(multiples.shape(0) == outputs && multiples.shape(1) == (inputs + group - 1) / group,
+            "int4 weights need multiples [outputs, groups of 32 inputs].");
+}
+
+void fill_int4(const Weight &weight, const Nibbles &values, const Nibbles &multiples, const Floats &scales) {
+    const auto outputs = static_cast<size_t>(weight.shape.outputs), inputs = static_cast<size_t>(weight.shape.inputs);
     require(weight.shape.format == Format::int4, "The weight is not int4.");
+    require(values.shape(0) == outputs && values.shape(1) == inputs && scales.size() == outputs,
+            "int4 weights need values [outputs, inputs] and a scale for each output.");
+    require_multiples(multiples, outputs, inputs);
+    nb::gil_scoped_release unlocked;
+    pack_int4(weight.shape, values.data(), multiples.data(), scales.data(), weight.packed());
+}
+
+void fill_int4_float16(
+    const Weight &weight, const Nibbles &values, const Array &scales, const std::optional<Array> &offsets) {
+    require(weight.shape.format == Format::int4_float16, "The weight is not int4_float16.");
     require(values.shape(0) == static_cast<size_t>(weight.shape.outputs) &&
                 values.shape(1) == static_cast<size_t>(weight.shape.inputs),
-            "int4 weights need values [outputs, inputs].");
+            "int4_float16 weights need values [outputs, inputs].");
     require(offsets.has_value() == weight.shape.zero_points, "Offsets come with zero points, and only with them.");
     const auto rows = static_cast<size_t>(weight.shape.outputs), columns = static_cast<size_t>(weight.shape.groups());
     const uint16_t *scale = halves(scales, rows, columns);
     const uint16_t *offset = offsets ? halves(*offsets, rows, columns) : nullptr;
     nb::gil_scoped_release unlocked;
-    pack_int4(weight.shape, values.data(), scale, offset, weight.packed());
+    pack_int4_float16(weight.shape, values.data(), scale, offset, weight.packed());
 }
 
 using Matrix = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
@@ -117,13 +135,14 @@ void round_to_int8(const Array &values, const Integers &integers, const Floats &
         weight, static_cast<int64_t>(outputs), static_cast<int64_t>(inputs), integers.data(), scales.data());
 }
 
-void round_to_int4(const Array &values, int64_t group, const Nibbles &integers, const Array &scales) {
-    require(group > 0 && group % 16 == 0, "Groups of int4 weights must be a multiple of 16 inputs.");
-    const size_t outputs = integers.shape(0), inputs = integers.shape(1), size = static_cast<size_t>(group);
+void round_to_int4(const Array &values, const Nibbles &integers, const Nibbles &multiples, const Floats &scales) {
+    const size_t outputs = integers.shape(0), inputs = integers.shape(1);
     const Stored weight = matrix_of(values, outputs, inputs);
-    auto *into = const_cast<uint16_t *>(halves(scales, outputs, (inputs + size - 1) / size));
+    require(scales.size() == outputs, "There must be a scale for each output.");
+    require_multiples(multiples, outputs, inputs);
     nb::gil_scoped_release unlocked;
-    round_int4(weight, static_cast<int64_t>(outputs), static_cast<int64_t>(inputs), group, integers.data(), into);
+    round_int4(weight, static_cast<int64_t>(outputs), static_cast<int64_t>(inputs), integers.data(), multiples.data(),
+               scales.data());
 }
 
 } // namespace
@@ -148,7 +167,8 @@ NB_MODULE(_native, module) {
         require(use_kernels(name.c_str()), "This processor or this build does not have that instruction set.");
     });
     module.def("round_int8", &round_to_int8, nb::arg("values").noconvert(), nb::arg("integers").noconvert(), nb::arg("scales").noconvert());
-    module.def("round_int4", &round_to_int4, nb::arg("values").noconvert(), nb::arg("group"), nb::arg("integers").noconvert(), nb::arg("scales").noconvert());
+    module.def("round_int4", &round_to_int4, nb::arg("values").noconvert(), nb::arg("integers").noconvert(),
+               nb::arg("multiples").noconvert(), nb::arg("scales").noconvert());
     module.def("read_memory", [](const Bytes &memory) {
         nb::gil_scoped_release unlocked;
         return read_memory(memory.data(), static_cast<int64_t>(memory.size()));
@@ -166,7 +186,8 @@ NB_MODULE(_native, module) {
              nb::arg("memory").noconvert())
         .def("fill_dense", &fill_dense, nb::arg("values").noconvert())
         .def("fill_int8", &fill_int8, nb::arg("values").noconvert(), nb::arg("scales").noconvert())
-        .def("fill_int4", &fill_int4, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("offsets").noconvert() = nb::none())
+        .def("fill_int4", &fill_int4, nb::arg("values").noconvert(), nb::arg("multiples").noconvert(), nb::arg("scales").noconvert())
+        .def("fill_int4_float16", &fill_int4_float16, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("offsets").noconvert() = nb::none())
         .def("multiply", &multiply, nb::arg("x").noconvert(), nb::arg("output").noconvert(), nb::arg("bias").noconvert() = nb::none())
         .def("look_up", &look_up, nb::arg("ids").noconvert(), nb::arg("output").noconvert());
     bind_program(module);

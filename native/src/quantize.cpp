@@ -4,7 +4,8 @@
 #include "linear.hpp"
 #include "pool.hpp"
 
-#include <cstring>
+#include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -13,27 +14,27 @@ namespace penstock {
 namespace {
 
 constexpr int64_t kLanes = 16;
-// The largest magnitude of a group becomes one of these many steps of its scale, with either sign: q is in -8..7.
+// The largest magnitude of a group becomes one of these many steps of its scale, with either sign: q − 8 is in -8..7.
 constexpr float kSteps[] = {-8.5f, -8.0f, -7.5f, -7.0f, -6.5f, 6.5f, 7.0f, 7.5f, 8.0f, 8.5f};
 
 // To the nearest integer, ties to even, for |x| < 2^22: the addition leaves no bits behind the point.
 inline float nearest(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
-inline float clamped(float x) {
-    x = x > 7.0f ? 7.0f : x;
-    return x < -8.0f ? -8.0f : x;
+inline float clamped(float x, float least, float most) {
+    x = x > most ? most : x;
+    return x < least ? least : x;
 }
 
 struct Fit {
     float along, size; // Σ w·q and Σ q·q
 };
 
-// How `values`, zero behind `count`, round with the inverse of a scale. `padded` is a multiple of the lanes.
-PENSTOCK_CLONES Fit fit(const float *values, int64_t padded, float inverse) {
+// How a group rounds with the inverse of a scale.
+PENSTOCK_CLONES Fit fit(const float *values, float inverse) {
     float along[kLanes] = {}, size[kLanes] = {};
-    for (int64_t i = 0; i < padded; i += kLanes)
+    for (int64_t i = 0; i < kInt4Group; i += kLanes)
         for (int64_t lane = 0; lane < kLanes; ++lane) {
-            const float q = clamped(nearest(values[i + lane] * inverse));
+            const float q = clamped(nearest(values[i + lane] * inverse), -8.0f, 7.0f);
             along[lane] += values[i + lane] * q;
             size[lane] += q * q;
         }
@@ -57,14 +58,14 @@ uint32_t largest_of(const float *values, int64_t count) {
 
 bool is_finite(uint32_t magnitude) { return magnitude < 0x7f800000u; }
 
-float best_scale(const float *values, int64_t padded) {
-    const uint32_t bits = largest_of(values, padded);
+float best_scale(const float *values) {
+    const uint32_t bits = largest_of(values, kInt4Group);
     const float largest = float_of(bits);
     if (!is_finite(bits)) return std::numeric_limits<float>::quiet_NaN();
     if (largest < 1e-30f) return 0.0f;
     float best = 0.0f, scale = 0.0f;
     for (const float steps : kSteps) {
-        const Fit found = fit(values, padded, steps / largest);
+        const Fit found = fit(values, steps / largest);
         // What least squares takes off the squared error; a group whose values all round to zero gains nothing.
         if (found.size == 0.0f) continue;
         const float gain = found.along * (found.along / found.size);
@@ -74,6 +75,46 @@ float best_scale(const float *values, int64_t padded) {
         }
     }
     return scale;
+}
+
+// How a group is stored: its step is so many times its output's scale.
+struct Multiple {
+    int times = 0, zero = 8;
+    float step = 0.0f;
+
+    uint8_t stored() const { return static_cast<uint8_t>(times | (zero == 7 ? kZeroAtSeven : 0)); }
+
+    float rounded(float value) const {
+        if (times == 0) return 0.0f;
+        return clamped(nearest(value / step), static_cast<float>(-zero), static_cast<float>(15 - zero));
+    }
+
+    float squared_error(const float *values) const {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < kInt4Group; ++i) {
+            const float error = values[i] - rounded(values[i]) * step;
+            sum += error * error;
+        }
+        return sum;
+    }
+};
+
+// For a group whose scale should be `wanted`. A negative one means the same steps the other way round, from 7 instead of 8.
+Multiple best_multiple(const float *values, float wanted, float scale) {
+    if (!(scale > 0.0f) || !is_finite(bits_of(scale)) || wanted == 0.0f) return {};
+    const int below = static_cast<int>(std::fabs(wanted) / scale);
+    Multiple best;
+    float least = std::numeric_limits<float>::infinity();
+    for (const int candidate : {below, below + 1}) {
+        const int times = std::clamp(candidate, 1, kMostMultiple);
+        const Multiple multiple{times, wanted < 0.0f ? 7 : 8, static_cast<float>(times) * scale};
+        const float error = multiple.squared_error(values);
+        if (error < least) {
+            least = error;
+            best = multiple;
+        }
+    }
+    return best;
 }
 
 } // namespace
@@ -92,27 +133,27 @@ void round_int8(const Stored &weight, int64_t outputs, int64_t inputs, int8_t *v
     });
 }
 
-void round_int4(
-    const Stored &weight, int64_t outputs, int64_t inputs, int64_t group, uint8_t *values, uint16_t *scales) {
-    const int64_t groups = (inputs + group - 1) / group;
-    const int64_t padded = (group + kLanes - 1) / kLanes * kLanes;
+void round_int4(const Stored &weight, int64_t outputs, int64_t inputs, uint8_t *values, uint8_t *multiples, float *scales) {
+    const int64_t groups = (inputs + kInt4Group - 1) / kInt4Group;
     pool()->run(outputs, [&](int64_t output) {
-        thread_local std::vector<float> row, part;
-        row.resize(static_cast<size_t>(inputs));
+        thread_local std::vector<float> row, wanted;
+        row.assign(static_cast<size_t>(groups * kInt4Group), 0.0f);
         read_values(weight, output * weight.stride, inputs, row.data());
+        wanted.resize(static_cast<size_t>(groups));
+        float most = 0.0f;
         for (int64_t g = 0; g < groups; ++g) {
-            const int64_t begin = g * group, count = inputs - begin < group ? inputs - begin : group;
-            part.assign(static_cast<size_t>(padded), 0.0f);
-            std::memcpy(part.data(), row.data() + begin, static_cast<size_t>(count) * sizeof(float));
-            const uint16_t stored = float_to_half(best_scale(part.data(), padded));
-            const float scale = half_to_float(stored);
-            if (!is_finite(bits_of(scale) & 0x7fffffffu)) part.assign(part.size(), 0.0f);
-            const float inverse = scale > 0.0f || scale < 0.0f ? 1.0f / scale : 0.0f;
-            scales[output * groups + g] = stored;
-            for (int64_t i = 0; i < count; ++i) {
-                const float q = clamped(nearest(part[static_cast<size_t>(i)] * inverse)) + 8.0f;
-                values[output * inputs + begin + i] = static_cast<uint8_t>(q);
-            }
+            wanted[static_cast<size_t>(g)] = best_scale(row.data() + g * kInt4Group);
+            const float magnitude = std::fabs(wanted[static_cast<size_t>(g)]);
+            most = magnitude > most || std::isnan(magnitude) ? magnitude : most;
+        }
+        scales[output] = most / kMostMultiple;
+        for (int64_t g = 0; g < groups; ++g) {
+            const float *part = row.data() + g * kInt4Group;
+            const Multiple found = best_multiple(part, wanted[static_cast<size_t>(g)], scales[output]);
+            multiples[output * groups + g] = found.stored();
+            const int64_t begin = g * kInt4Group, count = std::min(kInt4Group, inputs - begin);
+            for (int64_t i = 0; i < count; ++i)
+                values[output * inputs + begin + i] = static_cast<uint8_t>(static_cast<int>(found.rounded(part[i])) + found.zero);
         }
     });
 }

@@ -66,4 +66,4 @@ def test_bytes_of_rounded_weights() -> None:
         bench_penstock.weight_bytes("haiku", body, head)
         for body, head in (("none", None), ("int8", None), ("int4", None), ("int4", "int8"))
     )
-    assert int4 * 8 == pytest.approx(int8 * 4.5, rel=1e-6) and int4 < head < int8 < none
+    assert int4 * 8 == pytest.approx(int8 * 4.25, rel=1e-6) and int4 < head < int8 < none

@@ -26,6 +26,7 @@ from penstock.loading.packing import PackedWeights, packing_of
 from penstock.loading.safetensors import read_header
 from penstock.loading.weights import load_weights
 from penstock.models.registry import declare
+from penstock.quantization.rounding import ROUNDING
 from support import checkpoints
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -152,7 +153,7 @@ def test_the_file_is_safetensors_and_says_what_it_was_made_from(model: Path, fol
     assert torch.equal(norm, loaded.weights["model.norm.weight"])
     assert (metadata["model"], metadata["dtype"], metadata["quantize_head"]) == (str(model), "bfloat16", "int4")
     assert json.loads(metadata["files"])[0]["name"] == "model.safetensors"
-    assert json.loads(metadata["packed"])["lm_head.weight"] == "int4 [320, 64] in groups of 32"
+    assert json.loads(metadata["packed"])["lm_head.weight"] == "int4 [320, 64]"
 
 
 def test_whoever_writes_to_weights_does_not_write_to_the_file(model: Path, folder: Path) -> None:
@@ -170,7 +171,7 @@ def test_whatever_the_bytes_depend_on_makes_another_file(model: Path, monkeypatc
         return expected_file(checkpoint, declare(checkpoint.config), dtype, form(checkpoint, body, head)).name
 
     names = [name(), name(dtype=torch.float32), name(head="int8"), name("int8", "int8"), name("none", "none")]
-    for target in ("PACKED_LAYOUT", "ROUNDING", "INT4_GROUP", "_VERSION"):
+    for target in ("PACKED_LAYOUT", "ROUNDING", "_VERSION"):
         with monkeypatch.context() as patch:
             patch.setattr(packed_cache, target, 64)
             names.append(name())
@@ -213,7 +214,8 @@ def damage(file: Path, kind: str) -> None:
         "truncated": raw[:-1],
         "longer": raw + b"\0",
         "header": raw[:20] + b"?" + raw[21:],
-        "version": raw[: 8 + length].replace(b'"rounding": "1"', b'"rounding": "0"') + raw[8 + length :],
+        "version": raw[: 8 + length].replace(f'"rounding": "{ROUNDING}"'.encode(), b'"rounding": "0"')
+        + raw[8 + length :],
         "foreign": b"\x7fELF" * (len(raw) // 4),
     }
     file.write_bytes(broken[kind])

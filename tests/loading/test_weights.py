@@ -82,7 +82,7 @@ def test_a_tied_matrix_is_packed_once(path: Path, declaration: ModelDeclaration,
 @needs_native
 def test_what_cannot_be_rounded_is_refused(path: Path, declaration: ModelDeclaration) -> None:
     spec = next(spec for spec in declaration.weights if spec.role == "linear")
-    for broken in (float("nan"), float("inf"), 1e9):
+    for broken in (float("nan"), float("inf")):
         with pytest.raises(ModelFileError, match="--quantization"):
             packing.PackedWeights("int4", "int4")(spec, torch.full(spec.shape, broken))
 

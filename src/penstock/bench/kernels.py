@@ -13,18 +13,26 @@ from penstock.bench.sampling import SAMPLING, compile_choice
 from penstock.bench.single import KV_TYPE, compile_case, random_values
 from penstock.kernels.cases import CASES, Case, llama
 from penstock.kernels.cpu.native import native
-from penstock.kernels.cpu.weights import NativeFormat, NativeLinear, pack_dense, pack_int4, pack_int8
+from penstock.kernels.cpu.weights import (
+    INT4_GROUP,
+    MOST_MULTIPLE,
+    NativeFormat,
+    NativeLinear,
+    pack_dense,
+    pack_int4,
+    pack_int4_float16,
+    pack_int8,
+)
 from penstock.kernels.signature import Attention, Embedding, Linear
 
-FORMATS: tuple[NativeFormat, ...] = ("int4", "int8", "bfloat16", "float32")
+FORMATS: tuple[NativeFormat, ...] = ("int4", "int4_float16", "int8", "bfloat16", "float32")
 MEASURED = tuple(case for case in CASES if case.use != "tests")
 # Which arithmetic a format's products are done in.
-ARITHMETIC = {"int4": "int8", "int8": "int8", "bfloat16": "bfloat16", "float32": "float32"}
+ARITHMETIC = {"int4": "int8", "int4_float16": "int8", "int8": "int8", "bfloat16": "bfloat16", "float32": "float32"}
 # More than the caches of most processors hold, so that weights come from memory as they do in a step.
 _ROTATED_BYTES = 256 << 20
 _READ_BYTES = 512 << 20
 _SECONDS = 0.15
-_GROUP = 32
 # Operations in one call where nothing but a share of the call's own cost depends on it.
 _STEPS = 16
 # Operations of one call's arithmetic, so that it takes a fraction of a second.
@@ -97,9 +105,12 @@ def random_weight(format: NativeFormat, outputs: int, inputs: int) -> NativeLine
     values = random_values(outputs, inputs)
     if format == "int8":
         return pack_int8(values.mul_(40).clamp_(-127, 127).to(torch.int8), torch.rand(outputs))
-    if format == "int4":
-        scales = torch.rand(outputs, -(-inputs // _GROUP)).half()
-        return pack_int4(values.mul_(3).add_(8).clamp_(0, 15).to(torch.uint8), scales, _GROUP)
+    if format in ("int4", "int4_float16"):
+        nibbles, groups = values.mul_(3).add_(8).clamp_(0, 15).to(torch.uint8), -(-inputs // INT4_GROUP)
+        if format == "int4_float16":
+            return pack_int4_float16(nibbles, torch.rand(outputs, groups).half(), INT4_GROUP)
+        multiples = torch.randint(1, MOST_MULTIPLE + 1, (outputs, groups), dtype=torch.uint8)
+        return pack_int4(nibbles, multiples, torch.rand(outputs))
     return pack_dense(values.to(getattr(torch, format)))
 
 

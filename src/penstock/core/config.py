@@ -9,8 +9,8 @@ from penstock.core.kv import DTYPE_BYTES, KVSpec, LayerKV, build_kv_spec
 
 LoadFormat = Literal["auto", "dummy"]
 COMPUTE_DTYPES = ("bfloat16", "float32")
-# Bytes of a weight; for int4 with its share of the scales, one float16 for 32 weights.
-QUANTIZED_BYTES = {"int8": 1.0, "int4": 4.5 / 8}
+# Bytes of a weight; for int4 with its share of the multiples, a byte for 32 weights.
+QUANTIZED_BYTES = {"int8": 1.0, "int4": 4.25 / 8}
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
 INSTRUCTION_SETS = ("auto", "avx512", "avx2", "portable")
 BLOCK_SIZE = 16

@@ -36,7 +36,7 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import Progress, load_weights, stream_weights
 from penstock.models.declaration import ModelDeclaration
-from penstock.quantization.rounding import INT4_GROUP, ROUNDING
+from penstock.quantization.rounding import ROUNDING
 
 # Raise it where the same header begins to mean something else.
 _VERSION = 1
@@ -67,7 +67,6 @@ class PackedEntry:
 
     spec: WeightSpec
     format: NativeFormat | None
-    group: int
     offset: int
     nbytes: int
 
@@ -160,10 +159,9 @@ def expected_file(
     end = 0
     for spec in order:
         format = formats[spec.name]
-        group = INT4_GROUP if format == "int4" else 0
         plain = spec.size * dtype.itemsize
-        size = plain if format is None else native.packed_bytes(format, spec.shape[0], spec.shape[1], group)
-        places[spec.name] = PackedEntry(spec, format, group, end, size)
+        size = plain if format is None else native.packed_bytes(format, *spec.shape)
+        places[spec.name] = PackedEntry(spec, format, end, size)
         end += size
     header = _header(_metadata(checkpoint, declaration, dtype, packing, places), places, dtype)
     form = packing.body if packing.body != "none" else str(dtype).removeprefix("torch.")
@@ -192,9 +190,7 @@ def _metadata(
         identity = {"size": state.st_size, "modified_ns": state.st_mtime_ns, "inode": state.st_ino}
         files.append({"name": file.name, **identity, "tensors": _digest(tensors)})
     forms = {
-        name: f"{entry.format} {list(entry.spec.shape)}" + (f" in groups of {entry.group}" if entry.group else "")
-        for name, entry in places.items()
-        if entry.format is not None
+        name: f"{entry.format} {list(entry.spec.shape)}" for name, entry in places.items() if entry.format is not None
     }
     return {
         "content": "packed weights of Penstock",
@@ -301,7 +297,7 @@ def _weight(entry: PackedEntry, pages: mmap.mmap, offset: int, dtype: torch.dtyp
         return tensor.clone() if entry.spec.neutral is not None else tensor
     memory = torch.frombuffer(pages, dtype=torch.uint8, count=entry.nbytes, offset=offset)
     outputs, inputs = entry.spec.shape
-    return packed_in(memory, entry.format, (outputs, inputs), entry.group)
+    return packed_in(memory, entry.format, (outputs, inputs))
 
 
 def _populate(pages: mmap.mmap, progress: Progress | None) -> None:

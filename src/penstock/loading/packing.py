@@ -13,7 +13,7 @@ from penstock.kernels.cpu.weights import NativeFormat, NativeLinear, pack_dense,
 from penstock.kernels.packing import Weight, pack_linear
 from penstock.layers.weights import WeightSpec
 from penstock.models.declaration import ModelDeclaration
-from penstock.quantization.rounding import INT4_GROUP, round_int4, round_int8
+from penstock.quantization.rounding import round_int4, round_int8
 
 Packing = Callable[[WeightSpec, Tensor], Weight]
 
@@ -72,10 +72,10 @@ def packing_of(config: ModelConfig, declaration: ModelDeclaration) -> PackedWeig
 
 def _rounded(spec: WeightSpec, tensor: Tensor, quantization: str) -> NativeLinear:
     values = tensor if tensor.dtype in (torch.float32, torch.bfloat16) else tensor.float()
-    integers, scales = round_int8(values) if quantization == "int8" else round_int4(values)
+    *integers, scales = round_int8(values) if quantization == "int8" else round_int4(values)
     if not scales.isfinite().all():
         raise ModelFileError(
-            f"{spec.name} has values that {quantization} cannot hold (infinite, NaN, or too large for a float16 "
-            "scale); serve the model without --quantization."
+            f"{spec.name} has values that {quantization} cannot hold (infinite or NaN); serve the model without "
+            "--quantization."
         )
-    return pack_int8(integers, scales) if quantization == "int8" else pack_int4(integers, scales, INT4_GROUP)
+    return pack_int8(*integers, scales) if quantization == "int8" else pack_int4(*integers, scales)

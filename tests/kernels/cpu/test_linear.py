@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.kernels.cpu.weights import NativeLinear, pack_dense, pack_int4, pack_int8
+from penstock.kernels.cpu.weights import INT4_GROUP, NativeLinear, pack_dense, pack_int4, pack_int4_float16, pack_int8
 
 if OBSTACLE is not None:
     pytest.skip(OBSTACLE, allow_module_level=True)
 
 from penstock.kernels.cpu.native import native
 
-FORMATS = ("float32", "bfloat16", "int8", "int4", "int4 zero points")
+FORMATS = ("float32", "bfloat16", "int8", "int4", "int4_float16", "int4_float16 zero points")
 # (outputs, inputs, group): whole panels and lines, and what must be filled up.
 SHAPES = ((96, 64, 32), (47, 35, 32), (100, 256, 128), (33, 96, 64), (1, 1, 32))
 ROWS = (*range(1, 14), 24, 25, 64, 192)
@@ -51,6 +51,12 @@ def packed(format: str, shape: tuple[int, int, int]) -> tuple[NativeLinear, Tens
         scales = torch.rand(outputs, generator=generator)
         return pack_int8(integers, scales), integers.double() * scales.double()[:, None]
     nibbles = torch.randint(0, 16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    if format == "int4":
+        multiples = torch.randint(0, 32, (outputs, -(-inputs // INT4_GROUP)), generator=generator, dtype=torch.uint8)
+        scales = torch.rand(outputs, generator=generator)
+        wide = multiples.repeat_interleave(INT4_GROUP, dim=1)[:, :inputs].double()
+        exact = (wide % 16) * (nibbles.double() - 8 + wide.div(16, rounding_mode="floor"))
+        return pack_int4(nibbles, multiples, scales), exact * scales.double()[:, None]
     scale = torch.randn(outputs, groups, generator=generator).half()
     offset = torch.randn(outputs, groups, generator=generator).half() if "zero" in format else None
 
@@ -58,8 +64,8 @@ def packed(format: str, shape: tuple[int, int, int]) -> tuple[NativeLinear, Tens
         return values.double().repeat_interleave(group, dim=1)[:, :inputs]
 
     if offset is None:
-        return pack_int4(nibbles, scale, group), spread(scale) * (nibbles.double() - 8)
-    return pack_int4(nibbles, scale, group, offset), spread(scale) * nibbles.double() - spread(offset)
+        return pack_int4_float16(nibbles, scale, group), spread(scale) * (nibbles.double() - 8)
+    return pack_int4_float16(nibbles, scale, group, offset), spread(scale) * nibbles.double() - spread(offset)
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -122,9 +128,9 @@ def test_threads_do_not_change_bits(format: str, shape: tuple[int, int, int]) ->
     assert all(torch.equal(one, other) for one, other in itertools.pairwise(found))
 
 
-@pytest.mark.parametrize("format", ("int8", "int4", "int4 zero points"))
+@pytest.mark.parametrize("format", ("int8", "int4", "int4_float16", "int4_float16 zero points"))
 def test_integer_sums_agree_between_instruction_sets(format: str) -> None:
-    """Up to the last bits: integers add up exactly, and only the scales are applied in float32."""
+    """To the bit where all of a row is added up as integers, elsewhere but for the order of products and scales."""
     weight, _ = packed(format, SHAPES[2])
     x = inputs_for(format, SHAPES[2][1])
     before = native.instruction_set()
@@ -134,12 +140,14 @@ def test_integer_sums_agree_between_instruction_sets(format: str) -> None:
         found.append(multiply(weight, x))
     native.use_instruction_set(before)
     for other in found[1:]:
+        if format in ("int8", "int4"):
+            assert torch.equal(found[0], other)
         torch.testing.assert_close(found[0], other, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-@pytest.mark.parametrize("format", ("int8", "int4"))
+@pytest.mark.parametrize("format", ("int8", "int4", "int4_float16"))
 def test_a_broken_row_breaks_alone(format: str, broken: float) -> None:
     weight, _ = packed(format, SHAPES[0])
     x = inputs_for(format, SHAPES[0][1])
@@ -174,7 +182,7 @@ def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="format"):
         native.packed_bytes("int3", 4, 4)
     with pytest.raises(ValueError, match="multiple of 16"):
-        native.packed_bytes("int4", 4, 4, 24)
+        native.packed_bytes("int4_float16", 4, 4, 24)
 
 
 def test_no_rows_are_no_work() -> None:

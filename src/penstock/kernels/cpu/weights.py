@@ -9,10 +9,14 @@ from torch import Tensor
 from penstock.kernels.cpu.memory import PageArena
 from penstock.kernels.cpu.native import native
 
-NativeFormat = Literal["float32", "bfloat16", "int8", "int4"]
+NativeFormat = Literal["float32", "bfloat16", "int8", "int4", "int4_float16"]
 # Part of what packed weights on disk are known by: raise it with every change to what native/src/formats.cpp writes,
 # so that files of the layout before are packed anew.
-PACKED_LAYOUT = 1
+PACKED_LAYOUT = 2
+# Inputs of an int4 weight that share a multiple, the largest multiple, and the bit beside it that moves the zero.
+INT4_GROUP = 32
+MOST_MULTIPLE = 15
+ZERO_AT_SEVEN = 16
 _ARENA = PageArena()
 
 
@@ -53,11 +57,22 @@ def pack_int8(integers: Tensor, scales: Tensor) -> NativeLinear:
     return packed
 
 
-def pack_int4(integers: Tensor, scales: Tensor, group: int, offsets: Tensor | None = None) -> NativeLinear:
+def pack_int4(integers: Tensor, multiples: Tensor, scales: Tensor) -> NativeLinear:
+    """uint8 [outputs, inputs] in 0..15 with uint8 multiples [outputs, groups of 32 inputs] and float32 scales [outputs].
+
+    A multiple is m in 0..15, plus ZERO_AT_SEVEN where its group's zero is 7 instead of 8: a weight is
+    scale · m · (integer − zero).
+    """
+    packed = _empty("int4", integers.shape)
+    packed.handle.fill_int4(integers, multiples, scales)
+    return packed
+
+
+def pack_int4_float16(integers: Tensor, scales: Tensor, group: int, offsets: Tensor | None = None) -> NativeLinear:
     """uint8 [outputs, inputs] in 0..15 with float16 scales [outputs, groups of `group` inputs].
 
     A weight is scale · (integer − 8); with `offsets`, of the scales' type and shape, it is scale · integer − offset.
     """
-    packed = _empty("int4", integers.shape, group, offsets is not None)
-    packed.handle.fill_int4(integers, scales, offsets)
+    packed = _empty("int4_float16", integers.shape, group, offsets is not None)
+    packed.handle.fill_int4_float16(integers, scales, offsets)
     return packed
