@@ -91,36 +91,62 @@ Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
     return {units, scales, totals, sums, groups};
 }
 
-// Multiplies tiles [first, last) with one panel, while panel `next` comes. `output` is that of the first tile's first row, at
-// the panel's first column.
-void multiply(const Shape &shape, const uint8_t *packed, const float *bias, const Activations &x, const Cut &cut,
-              int64_t panel, int64_t next, int64_t first, int64_t last, const MutableRows &output) {
-    const int64_t columns = std::min(kPanel, shape.outputs - panel * kPanel), bytes = shape.panel_bytes();
-    const int64_t tiles = last - first;
+// What a call multiplies.
+struct Product {
+    const Shape &shape;
+    const uint8_t *packed;
+    const float *bias;
+    Cut cut;
+    Activations x;
+
+    Product(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows)
+        : shape(shape), packed(packed), bias(bias), cut{rows, kernels().tile_rows[static_cast<int>(shape.format)]},
+          x(prepare(shape, x, cut)) {}
+};
+
+// What a thread does at once: the tiles [first, last) with one panel, while panel `next` comes. A panel is cold where none
+// was before it that let it come.
+struct Turn {
+    int64_t panel, next;
+    bool cold;
+    int64_t first, last;
+};
+
+// `output` is that of the first tile's first row, at the panel's first column.
+void multiply(const Product &product, const Turn &turn, const MutableRows &output) {
+    const Shape &shape = product.shape;
+    const Cut &cut = product.cut;
+    const Activations &x = product.x;
+    const int64_t columns = std::min(kPanel, shape.outputs - turn.panel * kPanel), bytes = shape.panel_bytes();
+    const int64_t tiles = turn.last - turn.first;
+    const float *bias = product.bias ? product.bias + turn.panel * kPanel : nullptr;
     const Shape int8{Format::int8, shape.outputs, shape.padded_inputs()};
     const bool unpack = unpacks(shape, cut.rows) && tiles > 1;
-    uint8_t *const unpacked = unpack ? t_unpacked.take(int8.panel_bytes()) : nullptr;
     const Shape *read = &shape;
-    const uint8_t *weights = packed + panel * bytes;
-    for (int64_t tile = first; tile < last; ++tile) {
-        const int64_t row = cut.first(tile);
-        // A panel that only one tile meets comes from memory as it is read; while several meet it, the next one comes.
-        const uint8_t *ahead = tiles == 1 ? weights + kAhead : packed + next * bytes + bytes * (tile - first) / tiles;
-        const int64_t step = kLine * bytes / (tiles * read->panel_bytes());
-        const bool leaves = unpack && tile == first;
+    const uint8_t *weights = product.packed + turn.panel * bytes;
+    // A cold panel comes as the first tile reads it; the other tiles let the next panel come.
+    const int64_t reading = turn.cold || tiles == 1 ? 1 : 0;
+    for (int64_t tile = 0; tile < tiles; ++tile) {
+        const int64_t row = cut.first(turn.first + tile), rows = cut.first(turn.first + tile + 1) - row;
+        const uint8_t *ahead = weights + kAhead;
+        int64_t step = kLine;
+        if (tile >= reading) {
+            ahead = product.packed + turn.next * bytes + bytes * (tile - reading) / (tiles - reading);
+            step = kLine * bytes / ((tiles - reading) * read->panel_bytes());
+        }
+        uint8_t *unpacked = unpack && tile == 0 ? t_unpacked.take(int8.panel_bytes()) : nullptr;
         kernels().tile[static_cast<int>(read->format)](
-            {read, weights, x.values + row * shape.steps(), cut.first(tile + 1) - row, x.scales + row, x.totals + row,
-             x.sums + row * x.groups, {output.row(row - cut.first(first)), output.stride}, columns,
-             bias ? bias + panel * kPanel : nullptr, ahead, step, leaves ? unpacked : nullptr});
-        if (leaves) {
+            {read, weights, x.values + row * shape.steps(), rows, x.scales + row, x.totals + row, x.sums + row * x.groups,
+             {output.row(row - cut.first(turn.first)), output.stride}, columns, bias, ahead, step, unpacked});
+        if (unpacked) {
             read = &int8;
             weights = unpacked;
         }
     }
 }
 
-// Calls work(panel, the thread's next panel, first tile, last tile) for all panels and chunks of tiles, on all threads.
-template <typename Work> void for_tiles(const Cut &cut, int64_t panels, int64_t panel_bytes, const Work &work) {
+// Calls work(turn) for all panels and chunks of tiles, on all threads.
+template <typename Work> void for_turns(const Cut &cut, int64_t panels, int64_t panel_bytes, const Work &work) {
     const auto threads = pool();
     const int64_t share = panels / (threads->threads() * kTasksPerThread);
     // Where several tiles meet a panel, a thread brings the next one near, which must be its own.
@@ -131,42 +157,38 @@ template <typename Work> void for_tiles(const Cut &cut, int64_t panels, int64_t 
     threads->run(chunks * batches, [&](int64_t task) {
         const int64_t chunk = task / batches, batch = task % batches;
         const int64_t first = cut.tiles * chunk / chunks, last = cut.tiles * (chunk + 1) / chunks;
-        const int64_t end = std::min(panels, (batch + 1) * together);
-        for (int64_t panel = batch * together; panel < end; ++panel)
-            work(panel, std::min(panel + 1, end - 1), first, last);
+        const int64_t begin = batch * together, end = std::min(panels, begin + together);
+        for (int64_t panel = begin; panel < end; ++panel)
+            work(Turn{panel, std::min(panel + 1, end - 1), panel == begin, first, last});
     });
 }
-
-Cut cut_for(const Shape &shape, int64_t rows) { return {rows, kernels().tile_rows[static_cast<int>(shape.format)]}; }
 
 } // namespace
 
 void linear(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows,
             const MutableRows &output) {
     if (rows == 0) return;
-    const Cut cut = cut_for(shape, rows);
-    const Activations activations = prepare(shape, x, cut);
-    for_tiles(cut, shape.panels(), shape.panel_bytes(), [&](int64_t panel, int64_t next, int64_t first, int64_t last) {
-        const MutableRows target{output.row(cut.first(first)) + panel * kPanel, output.stride};
-        multiply(shape, packed, bias, activations, cut, panel, next, first, last, target);
+    const Product product(shape, packed, bias, x, rows);
+    for_turns(product.cut, shape.panels(), shape.panel_bytes(), [&](const Turn &turn) {
+        multiply(product, turn, {output.row(product.cut.first(turn.first)) + turn.panel * kPanel, output.stride});
     });
 }
 
 void gated_linear(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows, Gate gate,
                   const MutableRows &output) {
     if (rows == 0) return;
-    const Cut cut = cut_for(shape, rows);
-    const Activations activations = prepare(shape, x, cut);
+    const Product product(shape, packed, bias, x, rows);
     const int64_t pairs = shape.panels() / 2;
-    for_tiles(cut, pairs, 2 * shape.panel_bytes(), [&](int64_t pair, int64_t next, int64_t first, int64_t last) {
-        const int64_t begin = cut.first(first), count = cut.first(last) - begin;
+    for_turns(product.cut, pairs, 2 * shape.panel_bytes(), [&](const Turn &turn) {
+        const int64_t begin = product.cut.first(turn.first), count = product.cut.first(turn.last) - begin;
         // A pair's sums stay in the first cache until they are one value.
         auto *sums = reinterpret_cast<float *>(t_gate.take(count * 2 * kPanel * 4));
-        multiply(shape, packed, bias, activations, cut, pair, pair + pairs, first, last, {sums, 2 * kPanel});
-        multiply(shape, packed, bias, activations, cut, pair + pairs, next, first, last, {sums + kPanel, 2 * kPanel});
+        const int64_t up = turn.panel + pairs;
+        multiply(product, {turn.panel, up, turn.cold, turn.first, turn.last}, {sums, 2 * kPanel});
+        multiply(product, {up, turn.next, false, turn.first, turn.last}, {sums + kPanel, 2 * kPanel});
         for (int64_t row = 0; row < count; ++row) {
             const float *both = sums + row * 2 * kPanel;
-            gate(both, both + kPanel, output.row(begin + row) + pair * kPanel, kPanel);
+            gate(both, both + kPanel, output.row(begin + row) + turn.panel * kPanel, kPanel);
         }
     });
 }

@@ -160,7 +160,7 @@ def expected_file(
     for spec in order:
         format = formats[spec.name]
         plain = spec.size * dtype.itemsize
-        size = plain if format is None else native.packed_bytes(format, *spec.shape)
+        size = plain if format is None else native.packed_bytes(format, spec.shape[0], spec.shape[1])
         places[spec.name] = PackedEntry(spec, format, end, size)
         end += size
     header = _header(_metadata(checkpoint, declaration, dtype, packing, places), places, dtype)

@@ -72,10 +72,15 @@ def packing_of(config: ModelConfig, declaration: ModelDeclaration) -> PackedWeig
 
 def _rounded(spec: WeightSpec, tensor: Tensor, quantization: str) -> NativeLinear:
     values = tensor if tensor.dtype in (torch.float32, torch.bfloat16) else tensor.float()
-    *integers, scales = round_int8(values) if quantization == "int8" else round_int4(values)
+    if quantization == "int8":
+        integers, scales = round_int8(values)
+        packed = pack_int8(integers, scales)
+    else:
+        integers, multiples, scales = round_int4(values)
+        packed = pack_int4(integers, multiples, scales)
     if not scales.isfinite().all():
         raise ModelFileError(
             f"{spec.name} has values that {quantization} cannot hold (infinite or NaN); serve the model without "
             "--quantization."
         )
-    return pack_int8(*integers, scales) if quantization == "int8" else pack_int4(*integers, scales)
+    return packed

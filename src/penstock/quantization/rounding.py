@@ -44,10 +44,10 @@ def reference_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 def reference_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """What `round_int4` means: each group's own best step, held to a multiple of its output's scale.
 
-    Of a few steps for each group that is wanted which leaves the least squared error. Each is fitted by least squares to
-    what it rounds to before it is compared: with integers q, step = Σwq / Σqq takes (Σwq)² / Σqq off the squared error. A
-    negative one means integers -7..8. The largest that is wanted becomes the largest multiple of the output's scale, and
-    of the two multiples next to what another group wants, the better one is taken.
+    Of a few steps for each group that is wanted which leaves the least squared error. Each is fitted by least squares
+    to what it rounds to before it is compared: with integers q, step = Σwq / Σqq takes (Σwq)² / Σqq off the squared
+    error. A negative one means integers -7..8. The largest that is wanted becomes the largest multiple of the output's
+    scale, and of the two multiples next to what another group wants, the better one is taken.
 
     An output with one group far larger than the others is rounded as int8 would round it, never much more coarsely.
     """
