@@ -3,6 +3,7 @@
 #include "attention_block.hpp"
 #include "clones.hpp"
 #include "exponential.hpp"
+#include "memory.hpp"
 #include "pool.hpp"
 
 #include <algorithm>
@@ -212,18 +213,12 @@ private:
     const uint32_t *units_ = nullptr;
 };
 
-// Memory of a thread that grows and is kept.
-struct Memory {
-    std::vector<float> floats;
-    std::vector<State> states;
-};
+thread_local Memory t_queries;
+thread_local Memory t_mixed;
+thread_local Memory t_states;
 
-Memory &memory_of_thread(int64_t rows, int64_t size) {
-    thread_local Memory memory;
-    const auto floats = static_cast<size_t>(4 * rows * size);
-    if (memory.floats.size() < floats) memory.floats.resize(floats);
-    if (memory.states.size() < static_cast<size_t>(2 * rows)) memory.states.resize(static_cast<size_t>(2 * rows));
-    return memory;
+template <typename Value> Value *take(Memory &memory, int64_t count) {
+    return reinterpret_cast<Value *>(memory.take(count * static_cast<int64_t>(sizeof(Value))));
 }
 
 void merge_all(const State *segment, int64_t rows, int64_t size, State *totals) {
@@ -234,10 +229,9 @@ void merge_all(const State *segment, int64_t rows, int64_t size, State *totals) 
 void attend_piece(const Call &call, const Piece &piece) {
     QueryTile tile(call, piece);
     const int64_t rows = tile.rows(), size = call.attention.heads.size;
-    Memory &memory = memory_of_thread(rows, size);
-    float *mixed = memory.floats.data() + 2 * rows * size;
-    State *totals = memory.states.data(), *segment_states = totals + rows;
-    tile.read_queries(memory.floats.data());
+    float *mixed = take<float>(t_mixed, 2 * rows * size);
+    State *totals = take<State>(t_states, 2 * rows), *segment_states = totals + rows;
+    tile.read_queries(take<float>(t_queries, 2 * rows * size));
     begin(totals, mixed, rows, size);
     // Merging into nothing would change nothing, so the first segment adds up in place.
     tile.attend_segment(tile.first_segment(), totals);
@@ -271,7 +265,7 @@ void attend_in_segments(const Call &call, const std::vector<Piece> &pieces) {
     pool()->run(static_cast<int64_t>(parts.size()), [&](int64_t task) {
         const Part &part = parts[static_cast<size_t>(task)];
         QueryTile tile(call, *part.piece);
-        tile.read_queries(memory_of_thread(tile.rows(), size).floats.data());
+        tile.read_queries(take<float>(t_queries, 2 * tile.rows() * size));
         State *own = states.data() + part.first_row;
         begin(own, mixed.data() + part.first_row * size, tile.rows(), size);
         tile.attend_segment(part.segment, own);

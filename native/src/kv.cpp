@@ -4,7 +4,6 @@
 #include "pool.hpp"
 
 #include <algorithm>
-#include <vector>
 
 namespace penstock {
 
@@ -34,16 +33,22 @@ void store_token(const Cache &cache, int64_t tile, int64_t at, const float *keys
 
 } // namespace
 
-void store_kv(const Heads &heads, const Batch &batch, const Tables &tables, const Rows &qkv, const Cache &cache) {
+std::vector<int64_t> sequences_of_tokens(const Batch &batch) {
+    std::vector<int64_t> sequences;
+    sequences.reserve(static_cast<size_t>(batch.tokens));
+    for (int64_t sequence = 0; sequence < batch.sequences; ++sequence)
+        sequences.insert(sequences.end(), static_cast<size_t>(batch.added[sequence]), sequence);
+    return sequences;
+}
+
+void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t> &sequences, const Tables &tables,
+              const Rows &qkv, const Cache &cache) {
     const int64_t width = heads.key * heads.size;
-    std::vector<int64_t> sequence_of(static_cast<size_t>(batch.tokens));
-    for (int64_t sequence = 0, token = 0; sequence < batch.sequences; ++sequence)
-        for (int64_t i = 0; i < batch.added[sequence]; ++i) sequence_of[static_cast<size_t>(token++)] = sequence;
     pool()->run((batch.tokens + kTokens - 1) / kTokens, [&](int64_t task) {
         const int64_t last = std::min(batch.tokens, (task + 1) * kTokens);
         for (int64_t token = task * kTokens; token < last; ++token) {
             const int64_t position = batch.positions[token];
-            const int64_t tile = tables.tile(sequence_of[static_cast<size_t>(token)], position, batch.block_size);
+            const int64_t tile = tables.tile(sequences[static_cast<size_t>(token)], position, batch.block_size);
             const float *keys = qkv.row(token) + heads.query * heads.size;
             const auto store = cache.type == Type::float32 ? store_token<float> : store_token<uint16_t>;
             store(cache, tile, position % kStep, keys, keys + width);

@@ -11,6 +11,7 @@
 #include "values.hpp"
 
 #include <cstdint>
+#include <vector>
 
 namespace penstock {
 
@@ -54,7 +55,11 @@ struct Tables {
     }
 };
 
-// Stores the key and value heads of each token of `qkv` (query heads first) at its position.
-void store_kv(const Heads &heads, const Batch &batch, const Tables &tables, const Rows &qkv, const Cache &cache);
+// The sequence of each token.
+std::vector<int64_t> sequences_of_tokens(const Batch &batch);
+
+// Stores the key and value heads of each token of `qkv` (query heads first) at its position; `sequences` are the tokens'.
+void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t> &sequences, const Tables &tables,
+              const Rows &qkv, const Cache &cache);
 
 } // namespace penstock

@@ -36,7 +36,7 @@ void Program::run(const Batch &batch, const std::vector<Tables> &groups, const s
         if (in_place(output))
             registers_[static_cast<size_t>(output.reg)].lend(
                 static_cast<float *>(output.values.data), output.rows, output.width);
-    Step step{batch, groups, registers_};
+    Step step{batch, groups, registers_, sequences_of_tokens(batch)};
     for (const Operation &operation : operations_) operation(step);
     for (const Boundary &output : outputs) {
         Register &y = registers_[static_cast<size_t>(output.reg)];
@@ -133,7 +133,7 @@ Program::Operation rotary(const Heads &heads, const Rows *table, int x, int y) {
 
 Program::Operation write_kv(const Heads &heads, const Cache &cache, size_t group, int x) {
     return [=](Program::Step &step) {
-        store_kv(heads, step.batch, step.groups[group], at(step, x).read(), cache);
+        store_kv(heads, step.batch, step.sequences, step.groups[group], at(step, x).read(), cache);
     };
 }
 

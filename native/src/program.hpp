@@ -53,6 +53,7 @@ public:
         const Batch &batch;
         const std::vector<Tables> &groups;
         std::vector<Register> &registers;
+        const std::vector<int64_t> sequences; // of the tokens
     };
     using Operation = std::function<void(Step &)>;
 

@@ -110,44 +110,28 @@ def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder:
     return ChatEncoder(tokenizer, load_chat_template(tokenizer))
 
 
-class _Collected:
-    """The deltas of one request, added up."""
-
-    def __init__(self, state: RequestState) -> None:
-        self.state = state
-        self._deltas: list[list[SampleDelta]] = [[] for _ in range(state.request.sampling.n)]
-        self._cached = 0
-
-    def take(self) -> None:
-        if self.state.has_output:
-            output = self.state.take()
-            self._cached = output.cached_tokens
-            for delta in output.deltas:
-                self._deltas[delta.index].append(delta)
-
-    def completion(self) -> Completion:
-        request = self.state.request
-        return Completion(
-            prompt_token_ids=request.prompt_token_ids,
-            samples=tuple(_add_up(deltas) for deltas in self._deltas),
-            seed=request.sampling.seed or 0,
-            cached_tokens=self._cached,
-            timings=self.state.timings,
-        )
+def _completion(state: RequestState) -> Completion:
+    """A finished request whose output nobody has taken before, so that each sample is one delta."""
+    request, output = state.request, state.take()
+    return Completion(
+        prompt_token_ids=request.prompt_token_ids,
+        samples=tuple(_sample(delta) for delta in output.deltas),
+        seed=output.seed,
+        cached_tokens=output.cached_tokens,
+        timings=state.timings,
+    )
 
 
-def _add_up(deltas: list[SampleDelta]) -> Sample:
-    last = deltas[-1]
-    if last.finish_reason is None:
+def _sample(delta: SampleDelta) -> Sample:
+    if delta.finish_reason is None:
         raise EngineError("A sample was collected before it had finished.")
-    logprobs = [entry for delta in deltas for entry in delta.logprobs or ()]
     return Sample(
-        text="".join(delta.text for delta in deltas),
-        token_ids=[token for delta in deltas for token in delta.token_ids],
-        logprobs=logprobs if any(delta.logprobs is not None for delta in deltas) else None,
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        error=last.error,
+        text=delta.text,
+        token_ids=delta.token_ids,
+        logprobs=delta.logprobs,
+        finish_reason=delta.finish_reason,
+        stop_reason=delta.stop_reason,
+        error=delta.error,
     )
 
 
@@ -221,21 +205,19 @@ class LLM:
 
     def _run(self, requests: list[Request]) -> list[Completion]:
         table = self.tokenizer.table if self.tokenizer is not None else None
-        collected = {request.request_id: _Collected(RequestState(request, table)) for request in requests}
+        states = {request.request_id: RequestState(request, table) for request in requests}
         try:
             for request in requests:
                 self._core.add(request)
             while self._core.has_work:
                 for event in self._core.step(time.monotonic()):
-                    entry = collected[event.request_id]
-                    entry.state.push(event)
-                    entry.take()
+                    states[event.request_id].push(event)
         except BaseException:
             # An interrupted call must not leave its requests to the next one.
             for request in requests:
                 self._core.abort(request.request_id)
             raise
-        return [collected[request.request_id].completion() for request in requests]
+        return [_completion(state) for state in states.values()]
 
 
 def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
+from penstock.kernels.registers import last_uses
 from penstock.kernels.signature import HeadLayout, Linear, RopeSpec, WeightRef
-from penstock.kernels.tape import Tape
+from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import Decoder, DecoderBlock
 from penstock.layers.mlp import GatedMlp
@@ -75,12 +76,12 @@ def test_every_weight_is_read_and_every_read_is_declared() -> None:
 
 def test_values_die_once_and_never_before_their_last_use() -> None:
     tape = _record(DECODER)
-    dead: set[int] = set()
-    for step, dying in zip(tape.steps, tape.last_uses(), strict=True):
-        assert not dead & {value.index for value in (*step.inputs, *step.outputs)}
+    dead: set[Value] = set()
+    for step, dying in zip(tape.steps, last_uses(tape.steps, (tape.result,)), strict=True):
+        assert not dead & {*step.inputs, *step.outputs}
         assert not dead & set(dying)
         dead |= set(dying)
-    assert dead == set(range(tape.num_values)) - {tape.result.index}
+    assert dead == {value for step in tape.steps for value in step.outputs} - {tape.result}
 
 
 def test_tied_head_reads_the_embedding_as_a_weight_of_its_own() -> None:
@@ -101,4 +102,4 @@ def test_tape_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="halved"):
         tape.gated_activation(tape.linear(x, WeightRef("w"), 7), "silu")
     with pytest.raises(ValueError, match="no result"):
-        tape.last_uses()
+        _ = tape.result

@@ -36,7 +36,9 @@ class _SampleState:
             self.delta = delta = SampleDelta(self.index, "", [])
         delta.token_ids += event.tokens
         if event.logprobs is not None:
-            delta.logprobs = (delta.logprobs or []) + event.logprobs
+            if delta.logprobs is None:
+                delta.logprobs = []
+            delta.logprobs += event.logprobs
         if self._detokenizer is not None:
             delta.text += self._detokenizer.advance(event.tokens, event.finish, event.stop_reason)
         if event.finish is not None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Binding, Choice, Dispatcher, FusedStep, Fusible, Kernel, KVStorage, StepState
 from penstock.kernels.packing import Weight
+from penstock.kernels.registers import assign_registers, last_uses
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import RopeSpec
 from penstock.kernels.tape import Tape, Value
@@ -76,24 +77,20 @@ def compile_program(
     """
     rope_tables: dict[RopeSpec, RopeTable] = {}
     bound: list[_Bound] = []
-    for step, dying in zip(tape.steps, tape.last_uses(), strict=True):
-        reusable = tuple(value.index in dying for value in step.inputs)
+    for step, dying in zip(tape.steps, last_uses(tape.steps, (tape.result,)), strict=True):
+        reusable = tuple(value in dying for value in step.inputs)
         binding = Binding(weights, kv, dtype, reusable, rope_tables)
         prepared = dispatcher.choose(step.operation, binding).prepare(step.operation, binding)
         bound.append(_Bound(prepared, step.inputs, step.outputs))
     calls = _fuse(bound, tape.result, dtype)
-    registers = _Registers()
+    # A dead value's register goes to the next one, which so frees its memory.
+    registers = assign_registers(calls, [(None,) * len(call.outputs) for call in calls], (), (tape.result,))
     instructions: list[Instruction] = []
-    last_use = {value: index for index, call in enumerate(calls) for value in (*call.inputs, *call.outputs)}
-    for index, call in enumerate(calls):
+    for call in calls:
         assert callable(call.prepared)
-        inputs = tuple(registers.of(value.index) for value in call.inputs)
-        outputs = tuple(registers.of(value.index) for value in call.outputs)
-        instructions.append(Instruction(call.prepared, inputs, outputs))
-        for value in dict.fromkeys((*call.inputs, *call.outputs)):
-            if last_use[value] == index and value != tape.result:
-                registers.free(value.index)
-    return Program(instructions, registers.count, registers.of(tape.result.index), dispatcher.report())
+        inputs = tuple(registers[value] for value in call.inputs)
+        instructions.append(Instruction(call.prepared, inputs, tuple(registers[value] for value in call.outputs)))
+    return Program(instructions, 1 + max(registers.values()), registers[tape.result], dispatcher.report())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,25 +118,3 @@ def _fuse(calls: Sequence[_Bound], result: Value, dtype: torch.dtype) -> list[_B
         kernel = run.fuse(steps, given, wanted, torch.float32 if wanted == (result,) else dtype)
         fused.append(_Bound(kernel, given, wanted))
     return fused
-
-
-class _Registers:
-    """Gives values places in a list. A dead value's place goes to the next one, which so frees its memory."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._free: list[int] = []
-        self._of: dict[int, int] = {}
-
-    def of(self, value: int) -> int:
-        """The register of `value`, a free one where it has none yet."""
-        if value not in self._of:
-            if not self._free:
-                self._free.append(self.count)
-                self.count += 1
-            self._of[value] = self._free.pop()
-        return self._of[value]
-
-    def free(self, value: int) -> None:
-        """Let another value have the register of `value`, which is not used any more."""
-        self._free.append(self._of[value])

@@ -59,11 +59,6 @@ class Tape:
         return tuple(self._steps)
 
     @property
-    def num_values(self) -> int:
-        """How many values the steps make."""
-        return self._values
-
-    @property
     def result(self) -> Value:
         """The value that the program returns; raises ValueError where none was set."""
         if self._result is None:
@@ -73,16 +68,6 @@ class Tape:
     def finish(self, result: Value) -> None:
         """Make `result` what the program returns."""
         self._result = result
-
-    def last_uses(self) -> tuple[tuple[int, ...], ...]:
-        """For each step, the indices of the values that nothing after it reads; the result is never among them."""
-        dying: list[tuple[int, ...]] = []
-        later = {self.result.index}
-        for step in reversed(self._steps):
-            touched = dict.fromkeys(value.index for value in (*step.inputs, *step.outputs))
-            dying.append(tuple(index for index in touched if index not in later))
-            later.update(touched)
-        return tuple(reversed(dying))
 
     def embedding(self, weight: WeightRef, width: int) -> Value:
         """Rows of an embedding matrix of `width` columns for the step's tokens."""

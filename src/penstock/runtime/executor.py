@@ -124,16 +124,11 @@ class ModelExecutor:
         return self._sample(rows, self._model.run(batch))
 
     def _sample(self, rows: list[RowPlan], logits: Tensor) -> list[SampleResult]:
-        states: list[RowState] = []
-        logit_index: list[int] = []
-        index = 0
-        for planned in rows:
-            if planned.samples:
-                states.extend(self._rows[sequence].state for sequence in planned.samples)
-                logit_index.extend([index] * len(planned.samples))
-                index += 1
-        if not states:
+        sampled = [planned.samples for planned in rows if planned.samples]
+        if not sampled:
             return []
+        states = [self._rows[sequence].state for samples in sampled for sequence in samples]
+        logit_index = [index for index, samples in enumerate(sampled) for _ in samples]
         results = self._sampler.sample(logits, states, logit_index)
         for result in results:
             if result.tokens:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import GroupBatch, StepBatch
@@ -15,6 +16,11 @@ def order_rows(rows: Sequence[RowPlan]) -> list[RowPlan]:
     """Rows of one token first, each kind in the plan's order: attention treats the two kinds differently."""
     longer = [row for row in rows if row.count > 1]
     return [row for row in rows if row.count == 1] + longer if longer else list(rows)
+
+
+def _tensor(numbers: list[int]) -> Tensor:
+    # numpy reads a list several times faster than torch.
+    return torch.from_numpy(np.array(numbers, dtype=np.int64))
 
 
 def gather_batch(
@@ -42,14 +48,12 @@ def gather_batch(
         for group in range(num_groups)
     )
     return StepBatch(
-        token_ids=torch.tensor(tokens, dtype=torch.int64),
+        token_ids=_tensor(tokens),
         positions=torch.from_numpy(positions),
         query_lengths=counts,
         context_lengths=contexts,
         num_decodes=num_decodes,
-        logit_rows=torch.tensor(
-            [end - 1 for row, end in zip(rows, ends, strict=True) if row.samples], dtype=torch.int64
-        ),
+        logit_rows=_tensor([end - 1 for row, end in zip(rows, ends, strict=True) if row.samples]),
         groups=groups,
         block_size=tables.block_size,
     )

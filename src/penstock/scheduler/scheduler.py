@@ -302,6 +302,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, cached: int, draft: _Draft) -> None:
         """Move a waiting sequence into the batch with its first chunk."""
         sequence.computed = sequence.reserved = cached
+        sequence.computed_once = max(sequence.computed_once, cached)
         count = min(sequence.pending, draft.budget, self._max_chunk)
         if self._reserve(sequence, count, draft):
             raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
@@ -351,11 +352,11 @@ class Scheduler:
         sequence = row.sequence
         if sequence.finished or sequence.epoch != row.epoch:
             return
-        fresh = max(0, row.end - max(sequence.computed, sequence.computed_once))
+        fresh = max(0, row.end - sequence.computed_once)
         self._totals.recomputed_tokens += row.end - sequence.computed - fresh
         self._totals.prefill_tokens += max(0, min(row.end, sequence.prompt_length) - (row.end - fresh))
         sequence.computed = row.end
-        sequence.computed_once = max(sequence.computed_once, row.end)
+        sequence.computed_once += fresh
         self.cache.settle(sequence.blocks)
         self.cache.publish(sequence.blocks, sequence.tokens, row.end)
 

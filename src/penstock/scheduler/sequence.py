@@ -24,7 +24,7 @@ class Sequence:
         tokens: known ids, prompt and output.
         prompt_length: how many of them are the prompt.
         computed, reserved: see above.
-        computed_once: most positions that were ever computed, to tell recomputation from work.
+        computed_once: most positions that were ever computed, here or for the cache, to tell recomputation from work.
         in_flight: samples that outstanding plans will yield.
         last_plan: newest outstanding plan with a row of this sequence, None if there is none.
         blocks: its block tables.

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from penstock.kernels.cpu.native import native
 from penstock.kernels.dispatch import FusedStep, Kernel, StepState
+from penstock.kernels.registers import Reuses, assign_registers
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import ActivationName
 from penstock.kernels.tape import Value
@@ -44,7 +45,7 @@ class NativeCall:
     """
 
     add: Callable[[Draft, Registers, Registers], None]
-    reuses: tuple[int | None, ...] = (None,)
+    reuses: Reuses = (None,)
     with_gate: "Callable[[ActivationName], NativeCall] | None" = None
     gate: ActivationName | None = None
 
@@ -52,7 +53,9 @@ class NativeCall:
     def fuse(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
         """A kernel that carries out all steps in one native call."""
         steps = _with_gates(steps, wanted)
-        registers = _assign(steps, given, wanted)
+        # A wanted value is computed in the memory of its tensor, which is large enough for it alone; what is given is
+        # copied into its register, which may so be overwritten.
+        registers = assign_registers(steps, [step.part.reuses for step in steps], given, wanted)
         draft = Draft(native.Program(1 + max(registers.values(), default=0)))
         for step in steps:
             inputs = tuple(registers[value] for value in step.inputs)
@@ -125,29 +128,3 @@ class _Runner:
             for index, table in self._ropes:
                 self._program.set_rope(index, table.reaching(context - 1).float())
             self._reach = self._shortest_rope()
-
-
-def _assign(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value]) -> dict[Value, int]:
-    """Registers of all values: an output takes that of an input which is not read again, where the call allows it."""
-    last_use = {value: index for index, step in enumerate(steps) for value in step.inputs}
-    # A wanted value is computed in the memory of its tensor, which is large enough for it alone. What a caller gives is
-    # copied into a register, so that may be overwritten like any other.
-    registers = {value: index for index, value in enumerate((*wanted, *given))}
-    count = len(registers)
-    free: list[int] = []
-    for index, step in enumerate(steps):
-        dying = [value for value in dict.fromkeys(step.inputs) if last_use[value] == index and value not in wanted]
-        for value, source in zip(step.outputs, step.part.reuses, strict=True):
-            if value in wanted:
-                continue
-            if source is not None and step.inputs[source] in dying:
-                dying.remove(step.inputs[source])
-                registers[value] = registers[step.inputs[source]]
-                continue
-            if not free:
-                free.append(count)
-                count += 1
-            registers[value] = free.pop()
-        unread = [value for value in step.outputs if value not in last_use and value not in wanted]
-        free.extend(registers[value] for value in (*dying, *unread))
-    return registers
