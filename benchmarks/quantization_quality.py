@@ -18,7 +18,7 @@ from torch import Tensor
 from penstock.bundled.corpus.generator import calibration
 from penstock.core.config import BLOCK_SIZE, ModelConfig
 from penstock.core.kv import build_kv_spec
-from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher, Implementation
 from penstock.kernels.program import Program, compile_program
@@ -68,7 +68,7 @@ class Whole:
             context_lengths=[count],
             num_decodes=int(count == 1),
             logit_rows=places,
-            groups=(GroupBatch(places, table),) * self.groups,
+            block_tables=(table,) * self.groups,
             block_size=BLOCK_SIZE,
         )
         return self.program.run(batch).float()

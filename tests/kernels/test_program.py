@@ -8,7 +8,7 @@ import torch
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
 from penstock.kernels.attention_plan import plan_attention
-from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.batch import StepBatch
 from penstock.kernels.cases import Case
 from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Dispatcher
@@ -102,7 +102,7 @@ def _plan(rows: list[tuple[int, int]], window: int | None = None, score_heads: i
         context_lengths=[context for _, context in rows],
         num_decodes=sum(added == 1 for added, _ in rows),
         logit_rows=torch.zeros(0),
-        groups=(GroupBatch(torch.zeros(0), torch.zeros((len(rows), -(-longest // 16)), dtype=torch.int32)),),
+        block_tables=(torch.zeros((len(rows), -(-longest // 16)), dtype=torch.int32),),
         block_size=16,
     )
     return plan_attention(batch, 0, window, torch.float32, 2, score_heads)

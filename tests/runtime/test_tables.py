@@ -4,6 +4,7 @@ import numpy as np
 
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.plan import BlockCopy, BlockUpdate, RowPlan
+from penstock.kernels.dispatch import StepState
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
@@ -52,17 +53,10 @@ def test_a_ragged_batch_puts_single_tokens_first() -> None:
     assert batch.context_lengths == [7, 10, 7, 2]
     # Row 1 is not sampled: no logits of its tokens.
     assert batch.logit_rows.tolist() == [0, 1, 6]
-    assert batch.groups[0].slots.tolist() == [
-        21 * 4 + 2,
-        42 * 4 + 1,
-        11 * 4,
-        11 * 4 + 1,
-        11 * 4 + 2,
-        30 * 4,
-        30 * 4 + 1,
-    ]
-    assert batch.groups[1].slots.tolist() == [slot + 400 for slot in batch.groups[0].slots.tolist()]
-    assert batch.groups[0].block_tables.tolist() == [[20, 21, 22], [40, 41, 42], [10, 11, 12], [30, 31, 32]]
+    slots = StepState(batch).slots(0).tolist()
+    assert slots == [21 * 4 + 2, 42 * 4 + 1, 11 * 4, 11 * 4 + 1, 11 * 4 + 2, 30 * 4, 30 * 4 + 1]
+    assert StepState(batch).slots(1).tolist() == [slot + 400 for slot in slots]
+    assert batch.block_tables[0].tolist() == [[20, 21, 22], [40, 41, 42], [10, 11, 12], [30, 31, 32]]
 
 
 def test_block_copies_move_every_layer() -> None:

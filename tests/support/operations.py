@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.batch import StepBatch
 from penstock.kernels.cases import Case
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import pack_dense
@@ -126,12 +126,11 @@ class Bench:
 
     def _batch(self, rows: list[int]) -> tuple[StepBatch, Tensor]:
         firsts = [sum(added for added, _ in self.case.rows[:row]) for row in range(len(self.case.rows))]
-        positions, slots, tokens = [], [], []
+        positions, tokens = [], []
         for row in rows:
             added, context = self.case.rows[row]
             span = range(context - added, context)
             positions.extend(span)
-            slots.append(self._slots(row, span))
             tokens.extend(range(firsts[row], firsts[row] + added))
         longest = max(self.case.rows[row][1] for row in rows)
         tables = torch.zeros((len(rows), -(-longest // BLOCK_SIZE)), dtype=torch.int32)
@@ -145,7 +144,7 @@ class Bench:
             context_lengths=[self.case.rows[row][1] for row in rows],
             num_decodes=sum(self.case.rows[row][0] == 1 for row in rows),
             logit_rows=torch.tensor([index for index, token in enumerate(tokens) if token in self.case.wanted]).long(),
-            groups=(GroupBatch(torch.cat(slots), tables),),
+            block_tables=(tables,),
             block_size=BLOCK_SIZE,
         )
         return batch, torch.tensor(tokens)

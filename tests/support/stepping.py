@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.operations import NATIVE, kv_layout
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher, Implementation, KVLayout
@@ -87,7 +87,7 @@ class Stepper:
 
     def _batch(self, added: dict[int, list[int]], rows: list[int], wanted: str) -> tuple[StepBatch, list[int]]:
         size = self.storage.block_size
-        positions, slots, logit_rows, counts = [], [[] for _ in self.storage.tables], [], []
+        positions, logit_rows, counts = [], [], []
         for row in rows:
             span = range(self.lengths[row], self.lengths[row] + len(added[row]))
             first = len(positions)
@@ -97,19 +97,17 @@ class Stepper:
             counts.append(len(tokens))
             for group, table in enumerate(self.storage.tables):
                 for place in span:
-                    block = int(table[row, place // size])
-                    slots[group].append(block * size + place % size)
                     if place % size == 0:
-                        self.storage.own(group, block)
+                        self.storage.own(group, int(table[row, place // size]))
         contexts = [self.lengths[row] + len(added[row]) for row in rows]
-        groups = []
-        for spec, table, places in zip(self.storage.spec.groups, self.storage.tables, slots, strict=True):
+        tables = []
+        for spec, table in zip(self.storage.spec.groups, self.storage.tables, strict=True):
             blocks = torch.zeros((len(rows), -(-max(contexts) // size)), dtype=torch.int32)
             for index, row in enumerate(rows):
                 held = -(-contexts[index] // size)
                 low = 0 if spec.window is None else max(0, self.lengths[row] - spec.window + 1) // size
                 blocks[index, low:held] = table[row, low:held]
-            groups.append(GroupBatch(torch.tensor(places), blocks))
+            tables.append(blocks)
         batch = StepBatch(
             token_ids=torch.tensor([token for row in rows for token in added[row]]),
             positions=torch.tensor(positions),
@@ -117,7 +115,7 @@ class Stepper:
             context_lengths=contexts,
             num_decodes=sum(len(added[row]) == 1 for row in rows),
             logit_rows=torch.tensor(logit_rows),
-            groups=tuple(groups),
+            block_tables=tuple(tables),
             block_size=size,
         )
         return batch, counts

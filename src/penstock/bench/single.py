@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.batch import StepBatch
 from penstock.kernels.cases import Case
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu.program import NativeCall
@@ -116,10 +116,6 @@ def _batch(case: Case) -> StepBatch:
     for row, blocks in enumerate(order):
         tables[row, : len(blocks)] = blocks
     positions = [torch.arange(context - added, context) for added, context in case.rows]
-    slots = [
-        blocks.long()[places // _BLOCK_SIZE] * _BLOCK_SIZE + places % _BLOCK_SIZE
-        for blocks, places in zip(order, positions, strict=True)
-    ]
     rows = 1
     if isinstance(case.operation, Embedding):
         rows = case.weights[case.operation.weight.name][0]
@@ -130,6 +126,6 @@ def _batch(case: Case) -> StepBatch:
         context_lengths=[context for _, context in case.rows],
         num_decodes=sum(added == 1 for added, _ in case.rows),
         logit_rows=torch.tensor([token for token in case.wanted if token < case.tokens], dtype=torch.int64),
-        groups=(GroupBatch(torch.cat(slots), tables),),
+        block_tables=(tables,),
         block_size=_BLOCK_SIZE,
     )

@@ -83,7 +83,7 @@ def plan_attention(
     Masks of single-token rows are repeated for `mask_heads`. Where scores of `score_heads` heads are kept in memory,
     pieces are smaller and always have a mask.
     """
-    tables = batch.groups[group].block_tables
+    tables = batch.block_tables[group]
     contexts = batch.context_lengths
     buckets = tuple(
         _bucket(rows, batch, tables, window, dtype, mask_heads)

@@ -5,20 +5,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class GroupBatch:
-    """Where one KV group's tokens are.
-
-    Attributes:
-        slots: int64 [tokens]; this step's keys and values go to these slots (block · block_size + offset).
-        block_tables: int32 [rows, blocks]; block of each absolute block index, in the order of the rows. Entries
-            before the window and past the context are stale: any block of the pool, which must not be read.
-    """
-
-    slots: Tensor
-    block_tables: Tensor
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
     """A ragged batch: each row adds `query_lengths[i]` tokens to a context of `context_lengths[i]` tokens in all.
@@ -30,7 +16,9 @@ class StepBatch:
         query_lengths, context_lengths: per row; the context includes this step's tokens.
         num_decodes: how many leading rows have exactly one token.
         logit_rows: int64, indices into the tokens whose logits are wanted.
-        groups: one entry per KV group of the model.
+        block_tables: for each KV group of the model, int32 [rows, blocks]; block of each absolute block index, in the
+            order of the rows. Entries before the window and past the context are stale: any block of the pool, which
+            must not be read.
         block_size: tokens in a block.
     """
 
@@ -40,5 +28,5 @@ class StepBatch:
     context_lengths: list[int]
     num_decodes: int
     logit_rows: Tensor
-    groups: tuple[GroupBatch, ...]
+    block_tables: tuple[Tensor, ...]
     block_size: int

@@ -134,7 +134,7 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
     first, middle, last = op.heads.query_width, op.heads.query_width + op.heads.kv_width, op.heads.fused_width
 
     def run(step: StepState, qkv: Tensor) -> None:
-        slots = step.batch.groups[group].slots
+        slots = step.slots(group)
         key_plane.index_copy_(0, slots, qkv[:, first:middle])
         value_plane.index_copy_(0, slots, qkv[:, middle:last])
 

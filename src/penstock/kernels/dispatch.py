@@ -39,7 +39,7 @@ class KVStorage(Protocol):
         ...
 
     def group_of(self, layer: int) -> int:
-        """Index of the layer's KV group, and so of its entry in `StepBatch.groups`."""
+        """Index of the layer's KV group, and so of its entry in `StepBatch.block_tables`."""
         ...
 
 
@@ -51,6 +51,17 @@ class StepState:
     def __init__(self, batch: StepBatch) -> None:
         self.batch = batch
         self.memo: dict[object, Any] = {}
+
+    def slots(self, group: int) -> Tensor:
+        """int64 [tokens]: where the keys and values of this step go in `group`, as block · block_size + offset."""
+        slots: Tensor | None = self.memo.get(("slots", group))
+        if slots is None:
+            batch, size = self.batch, self.batch.block_size
+            rows = torch.arange(len(batch.query_lengths)).repeat_interleave(torch.tensor(batch.query_lengths))
+            blocks = batch.block_tables[group][rows, batch.positions // size]
+            slots = blocks.long() * size + batch.positions % size
+            self.memo["slots", group] = slots
+        return slots
 
 
 Kernel = Callable[..., Any]

@@ -138,7 +138,7 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
 
     def run(step: StepState, qkv: Tensor) -> None:
         _, key, value = split_heads(qkv, op.heads)
-        slots = step.batch.groups[group].slots
+        slots = step.slots(group)
         key_plane[slots] = key.to(key_plane.dtype)
         value_plane[slots] = value.to(value_plane.dtype)
 
@@ -148,7 +148,7 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
 def context_slots(batch: StepBatch, group: int, row: int) -> Tensor:
     """int64 [context]: the slot of every position of `row`."""
     positions = torch.arange(batch.context_lengths[row])
-    blocks = batch.groups[group].block_tables[row].long()[positions // batch.block_size]
+    blocks = batch.block_tables[group][row].long()[positions // batch.block_size]
     return blocks * batch.block_size + positions % batch.block_size
 
 

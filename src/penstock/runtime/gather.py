@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.plan import RowPlan
-from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.batch import StepBatch
 from penstock.runtime.tables import BlockTables
 
 
@@ -33,20 +33,12 @@ def gather_batch(
     row_array = np.array(table_rows, dtype=np.int64)
     num_decodes = counts.count(1)
     if num_decodes == len(rows):
-        positions, token_rows = np.array(starts, dtype=np.int64), row_array
+        positions = np.array(starts, dtype=np.int64)
         ends = list(range(1, len(rows) + 1))
     else:
         positions = np.concatenate([np.arange(start, end) for start, end in zip(starts, contexts, strict=True)])
-        token_rows = np.repeat(row_array, counts)
         ends = list(itertools.accumulate(counts))
     width = -(-max(contexts) // tables.block_size)
-    groups = tuple(
-        GroupBatch(
-            slots=torch.from_numpy(tables.slots(group, token_rows, positions)),
-            block_tables=torch.from_numpy(tables.rows_of(group, row_array, width)),
-        )
-        for group in range(num_groups)
-    )
     return StepBatch(
         token_ids=_tensor(tokens),
         positions=torch.from_numpy(positions),
@@ -54,6 +46,6 @@ def gather_batch(
         context_lengths=contexts,
         num_decodes=num_decodes,
         logit_rows=_tensor([end - 1 for row, end in zip(rows, ends, strict=True) if row.samples]),
-        groups=groups,
+        block_tables=tuple(torch.from_numpy(tables.rows_of(group, row_array, width)) for group in range(num_groups)),
         block_size=tables.block_size,
     )

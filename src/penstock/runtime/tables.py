@@ -1,4 +1,4 @@
-"""Block tables of all rows as arrays, and the slots of a step's tokens computed from them."""
+"""Block tables of all rows as arrays."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +49,3 @@ class BlockTables:
     def rows_of(self, group: int, rows: Int64, blocks: int) -> Int32:
         """The first `blocks` entries of `rows`, [len(rows), blocks]."""
         return self._tables[group][rows, :blocks]
-
-    def slots(self, group: int, rows: Int64, positions: Int64) -> Int64:
-        """The slot of each token, given the row and the position of each."""
-        index = positions // self.block_size
-        # The offset within the block is the position less index · block_size.
-        slots: Int64 = (self._tables[group][rows, index] - index) * self.block_size + positions
-        return slots

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv import LayerKV
-from penstock.kernels.batch import GroupBatch, StepBatch
+from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu.weights import pack_dense
@@ -57,7 +57,7 @@ def batch(tokens: int = 5, *, ids: list[int] | None = None, blocks: list[int] | 
         context_lengths=[tokens],
         num_decodes=0,
         logit_rows=torch.tensor([0, tokens - 1]),
-        groups=(GroupBatch(torch.arange(tokens), torch.tensor([blocks or [1]], dtype=torch.int32)),),
+        block_tables=(torch.tensor([blocks or [1]], dtype=torch.int32),),
         block_size=16,
     )
 

@@ -72,7 +72,7 @@ class Program:
         added: list[int],
         context: list[int],
         selected: Tensor,
-        tables: list[Tensor],
+        tables: Sequence[Tensor],
         block_size: int,
         inputs: list[tuple[int, Tensor]],
         outputs: list[tuple[int, Tensor]],

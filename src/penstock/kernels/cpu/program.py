@@ -111,7 +111,7 @@ class _Runner:
             batch.query_lengths,
             batch.context_lengths,
             batch.logit_rows,
-            [group.block_tables for group in batch.groups],
+            batch.block_tables,
             batch.block_size,
             list(zip(self._given, values, strict=True)),
             outputs,

@@ -58,7 +58,7 @@ def pack_int8(integers: Tensor, scales: Tensor) -> NativeLinear:
 
 
 def pack_int4(integers: Tensor, multiples: Tensor, scales: Tensor) -> NativeLinear:
-    """uint8 [outputs, inputs] in 0..15, uint8 multiples [outputs, groups of INT4_GROUP inputs], float32 scales [outputs].
+    """uint8 [outputs, inputs] in 0..15, uint8 multiples [outputs, groups of INT4_GROUP], float32 scales [outputs].
 
     A multiple is m in 0..15, plus ZERO_AT_SEVEN where its group's zero is 7 instead of 8: a weight is
     scale · m · (integer − zero).
