@@ -72,10 +72,10 @@ def test_figures_fit_together() -> None:
         assert figures.of_ceiling >= figures.gigabytes / CEILINGS.read
         assert (figures.gigaoperations > 0) == (figures.operation in ("linear", "gated_linear", "attention"))
     linear = [figures for figures in found if figures.operation == "linear"]
-    assert len(linear) == 4 * 2
+    assert len(linear) == len(kernels.FORMATS) * 2
     for figures in linear:
         nanoseconds, values = figures.microseconds * 1e3, 4 * figures.rows * (64 + 96)
-        size = native.packed_bytes(figures.format, 64, 96, 32 if figures.format == "int4" else 0)
+        size = native.packed_bytes(figures.format, 64, 96, 32 if figures.format == "int4_float16" else 0)
         assert figures.gigabytes * nanoseconds == pytest.approx(size + values)
         assert figures.gigaoperations * nanoseconds == pytest.approx(2 * figures.rows * 64 * 96)
 
