@@ -128,16 +128,17 @@ void multiply(const Product &product, const Turn &turn, const MutableRows &outpu
     const int64_t reading = turn.cold || tiles == 1 ? 1 : 0;
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t row = cut.first(turn.first + tile), rows = cut.first(turn.first + tile + 1) - row;
+        const bool own = tile < reading;
         const uint8_t *ahead = weights + kAhead;
         int64_t step = kLine;
-        if (tile >= reading) {
+        if (!own) {
             ahead = product.packed + turn.next * bytes + bytes * (tile - reading) / (tiles - reading);
             step = kLine * bytes / ((tiles - reading) * read->panel_bytes());
         }
         uint8_t *unpacked = unpack && tile == 0 ? t_unpacked.take(int8.panel_bytes()) : nullptr;
         kernels().tile[static_cast<int>(read->format)](
             {read, weights, x.values + row * shape.steps(), rows, x.scales + row, x.totals + row, x.sums + row * x.groups,
-             {output.row(row - cut.first(turn.first)), output.stride}, columns, bias, ahead, step, unpacked});
+             {output.row(row - cut.first(turn.first)), output.stride}, columns, bias, ahead, step, own, unpacked});
         if (unpacked) {
             read = &int8;
             weights = unpacked;

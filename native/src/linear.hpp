@@ -45,9 +45,11 @@ struct Tile {
     MutableRows output;
     int64_t columns;
     const float *bias; // of the panel's outputs; may be null
-    // Weights that are needed later, and how much of them to ask for with each line that is read.
+    // Weights that are needed later, how much of them to ask for with each line that is read, and whether they are the
+    // tile's own.
     const uint8_t *ahead;
     int64_t ahead_step;
+    bool ahead_is_own;
     // int4, where the kernels unpack: memory for the panel as int8 has it; null where nobody wants that.
     uint8_t *unpacked;
 };
