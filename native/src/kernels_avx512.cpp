@@ -135,7 +135,8 @@ struct Unpack {
 
     // Of the group whose multiples are byte `byte` of each output's four.
     Unpack(__m512i multiples, int byte) {
-        const __m512i place = _mm512_add_epi8(_mm512_set1_epi8(static_cast<char>(byte)), _mm512_set4_epi32(12 * 0x01010101, 8 * 0x01010101, 4 * 0x01010101, 0));
+        const __m512i outputs = _mm512_set4_epi32(12 * 0x01010101, 8 * 0x01010101, 4 * 0x01010101, 0);
+        const __m512i place = _mm512_add_epi8(outputs, _mm512_set1_epi8(static_cast<char>(byte)));
         const __m512i multiple = _mm512_shuffle_epi8(multiples, place);
         const __m512i bytes = _mm512_and_si512(multiple, _mm512_set1_epi8(kMostMultiple));
         const __m512i eight = _mm512_sub_epi8(_mm512_set1_epi8(static_cast<char>(128)), _mm512_slli_epi16(bytes, 3));
@@ -188,7 +189,8 @@ template <int R, bool Leave> void unpacked_int4(const Tile &tile) {
 // For few rows: a group's nibbles are added up as they are, and its sums, which fit 16 bits with their zero, are multiplied.
 template <int R> void grouped_int4(const Tile &tile) {
     const int64_t groups = tile.shape->groups();
-    const __m512i nibble = _mm512_set1_epi8(15), most = _mm512_set1_epi32(kMostMultiple), seven = _mm512_set1_epi32(kZeroAtSeven);
+    const __m512i nibble = _mm512_set1_epi8(15);
+    const __m512i most = _mm512_set1_epi32(kMostMultiple), seven = _mm512_set1_epi32(kZeroAtSeven);
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
     Ahead ahead(tile);
