@@ -166,10 +166,10 @@ def test_a_size_that_is_not_a_number_is_refused(value: object) -> None:
 
 
 def test_quantized_weights_leave_more_memory() -> None:
-    for body, head, size in (("int8", None, 1.0), ("int4", None, 4.5 / 8), ("int4", "int8", None)):
+    for body, head, size in (("int8", None, 1.0), ("int4", None, 4.25 / 8), ("int4", "int8", None)):
         config, reasons = resolved(quantization=body, quantize_head=head)
         assert (config.model.quantization, config.model.quantize_head) == (body, head or body)
-        body_bytes = FACTS["body_parameters"] * (1.0 if body == "int8" else 4.5 / 8)
+        body_bytes = FACTS["body_parameters"] * (1.0 if body == "int8" else 4.25 / 8)
         head_bytes = FACTS["head_parameters"] * (size or 1.0)
         rest = FACTS["num_parameters"] - FACTS["body_parameters"] - FACTS["head_parameters"]
         left = 16 * GIB - int(body_bytes + head_bytes) - rest * 2 - WORKSPACE_BYTES
