@@ -17,7 +17,7 @@ constexpr int64_t kChunkRows = 192;
 // Weights that a thread claims at once: enough to make claiming cheap, little enough that threads end together.
 constexpr int64_t kTaskBytes = 96 * 1024;
 constexpr int64_t kTasksPerThread = 8;
-// How far ahead of its use a line of weights is asked for: hardware prefetchers stop at the end of a page.
+// How far ahead of its use a line of weights is asked for: a page, since hardware prefetchers stop at the end of one.
 constexpr int64_t kAhead = 4096;
 
 // Rows in tiles of nearly equal height: 13 of at most 12 are 6 and 7, not 12 and 1.
