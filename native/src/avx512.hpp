@@ -45,7 +45,8 @@ struct Int8Product {
     }
 };
 
-// Two products of signed 16-bit integers; of sums that fit 16 bits, only the lower one where the factor is below 2^15.
+// Two products of signed 16-bit integers. For a lane whose sum fits 16 bits and a factor below 2^15 that is one product: the
+// factor's upper half is zero.
 struct Int16Product {
     static Int32s add(Int32s sum, Int32s lanes, __m512i factor) {
         return reinterpret_cast<Int32s>(

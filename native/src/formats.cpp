@@ -60,7 +60,7 @@ namespace {
 // Writes a nibble of a line: output `column` of its panel, input `within` of its group.
 void put_nibble(uint8_t *lines, int64_t column, int64_t within, uint8_t q) {
     uint8_t &byte = lines[within / 4 * kLine + column % 16 * 4 + within % 4];
-    byte = static_cast<uint8_t>(byte | q << (column < 16 ? 0 : 4));
+    byte = static_cast<uint8_t>(byte | (q & 15) << (column < 16 ? 0 : 4));
 }
 
 } // namespace
@@ -75,7 +75,7 @@ void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multipl
             for (int64_t column = 0; column < count; ++column) {
                 const uint8_t *row = weight + (first + column) * shape.inputs;
                 for (int64_t input = begin; input < end; ++input) put_nibble(lines, column, input - begin, row[input]);
-                pair[multiple_at(column, group)] = multiples[(first + column) * given + group];
+                pair[multiple_at(column, group)] = multiples[(first + column) * given + group] & (kZeroAtSeven | kMostMultiple);
             }
         }
         std::memcpy(stream + shape.groups() / 2 * kInt4Pair, scales + first, static_cast<size_t>(count) * sizeof(float));

@@ -41,6 +41,7 @@ thread_local Memory t_unpacked;
 thread_local Memory t_row;
 thread_local Memory t_gate;
 
+// Where it holds rows have one sum only, which is enough since a panel meets several tiles then, or one of many rows.
 bool unpacks(const Shape &shape, int64_t rows) { return shape.format == Format::int4 && rows > kernels().grouped_rows; }
 
 // One row as the kernels want it: [steps] units, filled up with zeros.

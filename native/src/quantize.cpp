@@ -77,22 +77,22 @@ float best_scale(const float *values) {
     return scale;
 }
 
-// How a group is stored: its step is so many times its output's scale.
+// How a group is stored. Values are in units of their output's scale, in which even their squares are of a handy size.
 struct Multiple {
     int times = 0, zero = 8;
-    float step = 0.0f;
 
     uint8_t stored() const { return static_cast<uint8_t>(times | (zero == 7 ? kZeroAtSeven : 0)); }
 
     float rounded(float value) const {
         if (times == 0) return 0.0f;
-        return clamped(nearest(value / step), static_cast<float>(-zero), static_cast<float>(15 - zero));
+        const float steps = nearest(value / static_cast<float>(times));
+        return clamped(steps, static_cast<float>(-zero), static_cast<float>(15 - zero));
     }
 
-    float squared_error(const float *values) const {
+    float squared_error(const float *values, float scale) const {
         float sum = 0.0f;
         for (int64_t i = 0; i < kInt4Group; ++i) {
-            const float error = values[i] - rounded(values[i]) * step;
+            const float value = values[i] / scale, error = value - rounded(value) * static_cast<float>(times);
             sum += error * error;
         }
         return sum;
@@ -102,19 +102,9 @@ struct Multiple {
 // For a group whose scale should be `wanted`. A negative one means the same steps the other way round, from 7 instead of 8.
 Multiple best_multiple(const float *values, float wanted, float scale) {
     if (!(scale > 0.0f) || !is_finite(bits_of(scale)) || wanted == 0.0f) return {};
-    const int below = static_cast<int>(std::fabs(wanted) / scale);
-    Multiple best;
-    float least = std::numeric_limits<float>::infinity();
-    for (const int candidate : {below, below + 1}) {
-        const int times = std::clamp(candidate, 1, kMostMultiple);
-        const Multiple multiple{times, wanted < 0.0f ? 7 : 8, static_cast<float>(times) * scale};
-        const float error = multiple.squared_error(values);
-        if (error < least) {
-            least = error;
-            best = multiple;
-        }
-    }
-    return best;
+    const int zero = wanted < 0.0f ? 7 : 8, below = static_cast<int>(std::fabs(wanted) / scale);
+    const Multiple less{std::clamp(below, 1, kMostMultiple), zero}, more{std::clamp(below + 1, 1, kMostMultiple), zero};
+    return more.squared_error(values, scale) < less.squared_error(values, scale) ? more : less;
 }
 
 } // namespace
@@ -152,8 +142,10 @@ void round_int4(const Stored &weight, int64_t outputs, int64_t inputs, uint8_t *
             const Multiple found = best_multiple(part, wanted[static_cast<size_t>(g)], scales[output]);
             multiples[output * groups + g] = found.stored();
             const int64_t begin = g * kInt4Group, count = std::min(kInt4Group, inputs - begin);
-            for (int64_t i = 0; i < count; ++i)
-                values[output * inputs + begin + i] = static_cast<uint8_t>(static_cast<int>(found.rounded(part[i])) + found.zero);
+            for (int64_t i = 0; i < count; ++i) {
+                const auto steps = static_cast<int>(found.rounded(part[i] / scales[output]));
+                values[output * inputs + begin + i] = static_cast<uint8_t>(steps + found.zero);
+            }
         }
     });
 }

@@ -73,3 +73,16 @@ def test_block_copies_move_every_layer() -> None:
         for plane in storage.planes(layer):
             assert bool((plane[20:24] == layer).all())
             assert bool((plane[:4] == 0).all())
+
+
+def test_cleared_blocks_are_zero_in_every_layer_and_others_stay() -> None:
+    for dtype in ("float32", "bfloat16"):
+        storage = KVStorage(build_kv_spec([LayerKV(1, 2, 8), LayerKV(1, 2), LayerKV(1, 2)], dtype, 4), 6)
+        planes = [plane for layer in range(3) for plane in storage.planes(layer)]
+        for plane in planes:
+            plane.fill_(3.0)
+        storage.clear_blocks([1, 4])
+        storage.clear_blocks([])
+        for plane in planes:
+            blocks = plane.view(6, -1)
+            assert bool((blocks[[1, 4]] == 0).all()) and bool((blocks[[0, 2, 3, 5]] == 3).all())

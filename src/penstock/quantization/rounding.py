@@ -7,7 +7,7 @@ from penstock.kernels.cpu.native import native
 from penstock.kernels.cpu.weights import INT4_GROUP, MOST_MULTIPLE, ZERO_AT_SEVEN
 
 # Part of what rounded weights on disk are known by: raise it with every change to what weights are rounded to.
-ROUNDING = 2
+ROUNDING = 3
 # The largest magnitude of a group becomes one of these many steps of its scale, with either sign: they are -8..7.
 SCALE_STEPS = (-8.5, -8.0, -7.5, -7.0, -6.5, 6.5, 7.0, 7.5, 8.0, 8.5)
 
@@ -66,13 +66,14 @@ def reference_int4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gain = torch.maximum(found, gain)
     scales = wanted.abs().amax(1) / MOST_MULTIPLE
     below = (wanted.abs() / scales[:, None]).nan_to_num().floor()
+    # In units of the scale even squares of very large and very small values are of a handy size.
+    parts = (parts / scales[:, None, None]).nan_to_num(0.0, 0.0, 0.0)
     zeros = torch.where(wanted < 0, 7, 8)[..., None]
     least, nibbles, multiples = torch.full_like(gain, torch.inf), torch.zeros_like(parts), torch.zeros_like(gain)
     for candidate in (below, below + 1):
         times = candidate.clamp(1, MOST_MULTIPLE)
-        step = (times * scales[:, None])[..., None]
-        integers = ((parts / step).nan_to_num(0.0, 0.0, 0.0).round() + zeros).clamp(0, 15)
-        error = (parts - step * (integers - zeros)).square().sum(2)
+        integers = ((parts / times[..., None]).round() + zeros).clamp(0, 15)
+        error = (parts - times[..., None] * (integers - zeros)).square().sum(2)
         better = error < least
         nibbles = torch.where(better[..., None], integers, nibbles)
         multiples = torch.where(better, times, multiples)
