@@ -80,7 +80,7 @@ def _rounded(spec: WeightSpec, tensor: Tensor, quantization: str) -> NativeLinea
         packed = pack_int4(integers, multiples, scales)
     if not scales.isfinite().all():
         raise ModelFileError(
-            f"{spec.name} has values that {quantization} cannot hold (infinite, NaN, or near the end of float32); serve "
-            "the model without --quantization."
+            f"{spec.name} has values that {quantization} cannot hold (infinite, NaN, or near the end of float32); "
+            "serve the model without --quantization."
         )
     return packed
