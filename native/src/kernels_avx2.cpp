@@ -48,6 +48,15 @@ inline void store(const Tile &tile, int r, int64_t at, __m256 sums) {
         output[i] = tile.bias ? values[i] + tile.bias[at + i] : values[i];
 }
 
+// The generic `end` for outputs [8 · part, 8 · part + 8) of a panel.
+template <int R> void end(const Tile &tile, int part, const __m256i (&counts)[R], const uint8_t *scales) {
+    const __m256 scale = _mm256_load_ps(reinterpret_cast<const float *>(scales) + part * kVector);
+    for (int r = 0; r < R; ++r) {
+        const __m256 sums = _mm256_mul_ps(_mm256_cvtepi32_ps(counts[r]), scale);
+        store(tile, r, part * kVector, _mm256_mul_ps(sums, _mm256_set1_ps(tile.scales[r])));
+    }
+}
+
 // Outputs [8 · part, 8 · part + 8) of a panel: nibbles are those of one half of the bytes, low or high.
 template <int R> void int4_float16_part(const Tile &tile, int part) {
     const Shape &shape = *tile.shape;
@@ -134,12 +143,7 @@ template <int R> void int4_part(const Tile &tile, int part) {
         const __m256i both = _mm256_or_si256(times, _mm256_slli_epi32(times, 16));
         for (int r = 0; r < R; ++r) counts[r] = _mm256_add_epi32(counts[r], _mm256_madd_epi16(pairs[r], both));
     }
-    const auto *scales = reinterpret_cast<const float *>(tile.panel + groups / 2 * kInt4Pair);
-    const __m256 scale = _mm256_load_ps(scales + part * kVector);
-    for (int r = 0; r < R; ++r) {
-        const __m256 sums = _mm256_mul_ps(_mm256_cvtepi32_ps(counts[r]), scale);
-        store(tile, r, part * kVector, _mm256_mul_ps(sums, _mm256_set1_ps(tile.scales[r])));
-    }
+    end<R>(tile, part, counts, tile.panel + groups / 2 * kInt4Pair);
 }
 
 template <int R> struct NibbleInt4 {
@@ -151,7 +155,6 @@ template <int R> struct NibbleInt4 {
 template <int R> struct NibbleInt8 {
     static void run(const Tile &tile) {
         const int64_t steps = tile.shape->steps();
-        const auto *scales = reinterpret_cast<const float *>(tile.panel + steps * 2 * kLine);
         for (int part = 0; part < 4; ++part) {
             __m256i counts[R];
             for (int r = 0; r < R; ++r) counts[r] = _mm256_set1_epi32(tile.totals[r]);
@@ -177,11 +180,7 @@ template <int R> struct NibbleInt8 {
                     counts[r] = _mm256_add_epi32(counts[r], _mm256_add_epi32(sixteens, widened(low[r])));
                 }
             }
-            const __m256 scale = _mm256_load_ps(scales + part * kVector);
-            for (int r = 0; r < R; ++r) {
-                const __m256 sums = _mm256_mul_ps(_mm256_cvtepi32_ps(counts[r]), scale);
-                store(tile, r, part * kVector, _mm256_mul_ps(sums, _mm256_set1_ps(tile.scales[r])));
-            }
+            end<R>(tile, part, counts, tile.panel + steps * 2 * kLine);
         }
     }
 };

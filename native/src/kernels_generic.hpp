@@ -41,6 +41,15 @@ template <int R> void store(const Tile &tile, const Sums<R> &sums) {
             tile.output.row(r)[i] = tile.bias ? sums[r][i] + tile.bias[i] : sums[r][i];
 }
 
+// Whole rows' sums of integers end as floats, times the scales of outputs, which stand at `scales`, and of rows.
+template <int R> void end(const Tile &tile, const int32_t (&counts)[R][kPanel], const uint8_t *scales) {
+    const auto *scale = reinterpret_cast<const float *>(scales);
+    Sums<R> sums;
+    for (int r = 0; r < R; ++r)
+        for (int64_t i = 0; i < kPanel; ++i) sums[r][i] = static_cast<float>(counts[r][i]) * scale[i] * tile.scales[r];
+    store<R>(tile, sums);
+}
+
 // The inputs of a row that step `step` takes.
 template <int R, typename Value> const Value *values_of(const Tile &tile, int64_t step, int r) {
     return reinterpret_cast<const Value *>(tile.values + step * R + r);
@@ -89,12 +98,7 @@ template <int R> struct Int8 {
                     counts[r][i] += weights[4 * i] * x[0] + weights[4 * i + 1] * x[1] + weights[4 * i + 2] * x[2] +
                                     weights[4 * i + 3] * x[3];
             }
-        const auto *scales = reinterpret_cast<const float *>(weights);
-        Sums<R> sums;
-        for (int r = 0; r < R; ++r)
-            for (int64_t i = 0; i < kPanel; ++i)
-                sums[r][i] = static_cast<float>(counts[r][i]) * scales[i] * tile.scales[r];
-        store<R>(tile, sums);
+        end<R>(tile, counts, weights);
     }
 };
 
@@ -125,12 +129,7 @@ template <int R> struct Int4 {
                     counts[r][i] += (multiple & kMostMultiple) * (found[r][i] + zero * tile.sums[r * groups + group]);
                 }
         }
-        const auto *scales = reinterpret_cast<const float *>(tile.panel + groups / 2 * kInt4Pair);
-        Sums<R> sums;
-        for (int r = 0; r < R; ++r)
-            for (int64_t i = 0; i < kPanel; ++i)
-                sums[r][i] = static_cast<float>(counts[r][i]) * scales[i] * tile.scales[r];
-        store<R>(tile, sums);
+        end<R>(tile, counts, tile.panel + groups / 2 * kInt4Pair);
     }
 };
 
