@@ -78,7 +78,7 @@ void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multipl
                 pair[multiple_at(column, group)] = multiples[(first + column) * given + group] & (kZeroAtSeven | kMostMultiple);
             }
         }
-        std::memcpy(stream + shape.groups() / 2 * kInt4Pair, scales + first, static_cast<size_t>(count) * sizeof(float));
+        std::memcpy(stream + shape.scales_at(), scales + first, static_cast<size_t>(count) * sizeof(float));
     });
 }
 
@@ -120,7 +120,7 @@ void for_nibbles(const Shape &shape, const uint8_t *lines, int64_t count, int64_
 }
 
 void unpack_int4(const Shape &shape, const uint8_t *stream, int64_t column, float *row) {
-    const float scale = reinterpret_cast<const float *>(stream + shape.groups() / 2 * kInt4Pair)[column];
+    const float scale = reinterpret_cast<const float *>(stream + shape.scales_at())[column];
     for (int64_t group = 0; group * kInt4Group < shape.inputs; ++group) {
         const uint8_t *pair = stream + group / 2 * kInt4Pair;
         const int multiple = pair[multiple_at(column, group)];

@@ -74,13 +74,18 @@ struct Shape {
     }
     PENSTOCK_INLINE int64_t group_bytes() const { return (group / 4 + 1 + (zero_points ? 1 : 0)) * kLine; }
 
-    PENSTOCK_INLINE int64_t panel_bytes() const {
+    // Bytes of a panel without the scales of its outputs, which stand behind them.
+    PENSTOCK_INLINE int64_t scales_at() const {
         switch (format) {
-        case Format::int8: return (steps() + 1) * 2 * kLine;
-        case Format::int4: return (steps() + groups() / 2 + 2) * kLine;
+        case Format::int4: return groups() / 2 * kInt4Pair;
         case Format::int4_float16: return groups() * group_bytes();
         default: return steps() * 2 * kLine;
         }
+    }
+
+    PENSTOCK_INLINE int64_t panel_bytes() const {
+        const bool scales = format == Format::int8 || format == Format::int4;
+        return scales_at() + (scales ? 2 * kLine : 0);
     }
 
     PENSTOCK_INLINE int64_t bytes() const { return panels() * panel_bytes(); }

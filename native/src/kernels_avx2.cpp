@@ -143,7 +143,7 @@ template <int R> void int4_part(const Tile &tile, int part) {
         const __m256i both = _mm256_or_si256(times, _mm256_slli_epi32(times, 16));
         for (int r = 0; r < R; ++r) counts[r] = _mm256_add_epi32(counts[r], _mm256_madd_epi16(pairs[r], both));
     }
-    end<R>(tile, part, counts, tile.panel + groups / 2 * kInt4Pair);
+    end<R>(tile, part, counts, tile.panel + tile.shape->scales_at());
 }
 
 template <int R> struct NibbleInt4 {
@@ -180,7 +180,7 @@ template <int R> struct NibbleInt8 {
                     counts[r] = _mm256_add_epi32(counts[r], _mm256_add_epi32(sixteens, widened(low[r])));
                 }
             }
-            end<R>(tile, part, counts, tile.panel + steps * 2 * kLine);
+            end<R>(tile, part, counts, tile.panel + tile.shape->scales_at());
         }
     }
 };

@@ -129,7 +129,7 @@ template <int R> struct Int4 {
                     counts[r][i] += (multiple & kMostMultiple) * (found[r][i] + zero * tile.sums[r * groups + group]);
                 }
         }
-        end<R>(tile, counts, tile.panel + groups / 2 * kInt4Pair);
+        end<R>(tile, counts, tile.panel + tile.shape->scales_at());
     }
 };
 

@@ -14,9 +14,6 @@ namespace {
 
 // Rows whose activations stay near the processor while panel after panel passes over them.
 constexpr int64_t kChunkRows = 192;
-// Weights that a thread claims at once: enough to make claiming cheap, little enough that threads end together.
-constexpr int64_t kTaskBytes = 96 * 1024;
-constexpr int64_t kTasksPerThread = 8;
 // How far ahead of its use a line of weights is asked for: a page, since hardware prefetchers stop at the end of one.
 constexpr int64_t kAhead = 4096;
 
@@ -105,11 +102,9 @@ struct Product {
           x(prepare(shape, x, cut)) {}
 };
 
-// What a thread does at once: the tiles [first, last) with one panel, while panel `next` comes. A panel is cold where none
-// was before it that let it come.
+// What a thread does at once: the tiles [first, last) with one panel, while panel `next` comes.
 struct Turn {
     int64_t panel, next;
-    bool cold;
     int64_t first, last;
 };
 
@@ -125,16 +120,14 @@ void multiply(const Product &product, const Turn &turn, const MutableRows &outpu
     const bool unpack = unpacks(shape, cut.rows) && tiles > 1;
     const Shape *read = &shape;
     const uint8_t *weights = product.packed + turn.panel * bytes;
-    // A cold panel comes as the first tile reads it; the other tiles let the next panel come.
-    const int64_t reading = turn.cold || tiles == 1 ? 1 : 0;
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t row = cut.first(turn.first + tile), rows = cut.first(turn.first + tile + 1) - row;
-        const bool own = tile < reading;
+        const bool own = tiles == 1;
         const uint8_t *ahead = weights + kAhead;
         int64_t step = kLine;
         if (!own) {
-            ahead = product.packed + turn.next * bytes + bytes * (tile - reading) / (tiles - reading);
-            step = kLine * bytes / ((tiles - reading) * read->panel_bytes());
+            ahead = product.packed + turn.next * bytes + bytes * tile / tiles;
+            step = kLine * bytes / (tiles * read->panel_bytes());
         }
         uint8_t *unpacked = unpack && tile == 0 ? t_unpacked.take(int8.panel_bytes()) : nullptr;
         kernels().tile[static_cast<int>(read->format)](
@@ -148,20 +141,11 @@ void multiply(const Product &product, const Turn &turn, const MutableRows &outpu
 }
 
 // Calls work(turn) for all panels and chunks of tiles, on all threads.
-template <typename Work> void for_turns(const Cut &cut, int64_t panels, int64_t panel_bytes, const Work &work) {
-    const auto threads = pool();
-    const int64_t share = panels / (threads->threads() * kTasksPerThread);
-    // Where several tiles meet a panel, a thread brings the next one near, which must be its own.
-    const int64_t most = cut.tiles > 1 ? panels : kTaskBytes / std::max<int64_t>(panel_bytes, 1);
-    const int64_t together = std::max<int64_t>(1, std::min(most, share));
-    const int64_t batches = (panels + together - 1) / together;
+template <typename Work> void for_turns(const Cut &cut, int64_t panels, const Work &work) {
     const int64_t chunks = (cut.rows + kChunkRows - 1) / kChunkRows;
-    threads->run(chunks * batches, [&](int64_t task) {
-        const int64_t chunk = task / batches, batch = task % batches;
-        const int64_t first = cut.tiles * chunk / chunks, last = cut.tiles * (chunk + 1) / chunks;
-        const int64_t begin = batch * together, end = std::min(panels, begin + together);
-        for (int64_t panel = begin; panel < end; ++panel)
-            work(Turn{panel, std::min(panel + 1, end - 1), panel == begin, first, last});
+    pool()->run(chunks * panels, [&](int64_t task) {
+        const int64_t chunk = task / panels;
+        work(Turn{task % panels, (task + 1) % panels, cut.tiles * chunk / chunks, cut.tiles * (chunk + 1) / chunks});
     });
 }
 
@@ -171,7 +155,7 @@ void linear(const Shape &shape, const uint8_t *packed, const float *bias, const 
             const MutableRows &output) {
     if (rows == 0) return;
     const Product product(shape, packed, bias, x, rows);
-    for_turns(product.cut, shape.panels(), shape.panel_bytes(), [&](const Turn &turn) {
+    for_turns(product.cut, shape.panels(), [&](const Turn &turn) {
         multiply(product, turn, {output.row(product.cut.first(turn.first)) + turn.panel * kPanel, output.stride});
     });
 }
@@ -181,13 +165,13 @@ void gated_linear(const Shape &shape, const uint8_t *packed, const float *bias, 
     if (rows == 0) return;
     const Product product(shape, packed, bias, x, rows);
     const int64_t pairs = shape.panels() / 2;
-    for_turns(product.cut, pairs, 2 * shape.panel_bytes(), [&](const Turn &turn) {
+    for_turns(product.cut, pairs, [&](const Turn &turn) {
         const int64_t begin = product.cut.first(turn.first), count = product.cut.first(turn.last) - begin;
         // A pair's sums stay in the first cache until they are one value.
         auto *sums = reinterpret_cast<float *>(t_gate.take(count * 2 * kPanel * 4));
         const int64_t up = turn.panel + pairs;
-        multiply(product, {turn.panel, up, turn.cold, turn.first, turn.last}, {sums, 2 * kPanel});
-        multiply(product, {up, turn.next, false, turn.first, turn.last}, {sums + kPanel, 2 * kPanel});
+        multiply(product, {turn.panel, up, turn.first, turn.last}, {sums, 2 * kPanel});
+        multiply(product, {up, turn.next, turn.first, turn.last}, {sums + kPanel, 2 * kPanel});
         for (int64_t row = 0; row < count; ++row) {
             const float *both = sums + row * 2 * kPanel;
             gate(both, both + kPanel, output.row(begin + row) + turn.panel * kPanel, kPanel);

@@ -22,6 +22,10 @@ inline void pause() {
 #endif
 }
 
+uint64_t range(uint64_t first, uint64_t last) { return last << 32 | first; }
+uint64_t first_of(uint64_t range) { return range & 0xffffffffu; }
+uint64_t last_of(uint64_t range) { return range >> 32; }
+
 struct Shared {
     std::mutex mutex;
     std::shared_ptr<Pool> pool;
@@ -47,8 +51,8 @@ Shared *make_shared_state() {
 
 } // namespace
 
-Pool::Pool(int threads) {
-    for (int index = 1; index < threads; ++index) workers_.emplace_back([this] { work(0); });
+Pool::Pool(int threads) : ranges_(static_cast<size_t>(threads)) {
+    for (size_t thread = 1; thread < ranges_.size(); ++thread) workers_.emplace_back([this, thread] { work(thread); });
 }
 
 Pool::~Pool() {
@@ -60,28 +64,53 @@ Pool::~Pool() {
     for (auto &worker : workers_) worker.join();
 }
 
-void Pool::claim() {
+void Pool::do_tasks(size_t thread) {
     const Job job = job_;
-    for (int64_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < job.tasks;)
-        job.function(job.context, task);
+    std::atomic<uint64_t> &own = ranges_[thread].left;
+    do {
+        uint64_t left = own.load();
+        while (first_of(left) < last_of(left)) {
+            const uint64_t task = first_of(left);
+            if (!own.compare_exchange_weak(left, range(task + 1, last_of(left)))) continue;
+            job.function(job.context, static_cast<int64_t>(task));
+            left = own.load();
+        }
+    } while (steal(thread));
+}
+
+// Takes the upper half of what some other thread has left; false where none has anything.
+bool Pool::steal(size_t thread) {
+    for (size_t step = 1; step < ranges_.size(); ++step) {
+        std::atomic<uint64_t> &other = ranges_[(thread + step) % ranges_.size()].left;
+        uint64_t left = other.load();
+        while (first_of(left) < last_of(left)) {
+            const uint64_t middle = first_of(left) + (last_of(left) - first_of(left)) / 2;
+            if (!other.compare_exchange_weak(left, range(first_of(left), middle))) continue;
+            ranges_[thread].left.store(range(middle, last_of(left)));
+            return true;
+        }
+    }
+    return false;
 }
 
 void Pool::run(int64_t tasks, Function function, const void *context) {
     if (tasks <= 0) return;
     std::lock_guard<std::mutex> turn(callers_);
     job_ = {function, context, tasks};
-    next_.store(0, std::memory_order_relaxed);
+    const auto all = static_cast<uint64_t>(tasks);
     if (tasks == 1 || workers_.empty()) {
-        claim();
+        for (uint64_t task = 0; task < all; ++task) function(context, static_cast<int64_t>(task));
         return;
     }
+    for (size_t thread = 0; thread < ranges_.size(); ++thread)
+        ranges_[thread].left.store(range(all * thread / ranges_.size(), all * (thread + 1) / ranges_.size()));
     open_.store(++jobs_);
     if (parked_.load() > 0) {
         // The lock orders this after a worker's last look at `open_` before it sleeps.
         std::lock_guard<std::mutex> lock(parking_);
         bell_.notify_all();
     }
-    claim();
+    do_tasks(0);
     // A worker that still sleeps is not waited for: it finds the door closed.
     open_.store(0);
     while (inside_.load() != 0) pause();
@@ -106,7 +135,8 @@ uint64_t Pool::wait_for_job(uint64_t seen) {
     return open_.load();
 }
 
-void Pool::work(uint64_t seen) {
+void Pool::work(size_t thread) {
+    uint64_t seen = 0;
     while (true) {
         const uint64_t found = wait_for_job(seen);
         if (closing_) return;
@@ -114,7 +144,7 @@ void Pool::work(uint64_t seen) {
         // The job may have ended between the look and the step inside; only one that is still open may be read.
         inside_.fetch_add(1);
         if (open_.load() == found) {
-            claim();
+            do_tasks(thread);
             seen = found;
         }
         inside_.fetch_sub(1);

@@ -1,4 +1,6 @@
-// One pool of threads for all kernels. Work is claimed from a counter, so no thread waits for a slower one's share.
+// One pool of threads for all kernels. Each thread has its own range of a job's tasks, which it takes in ascending order, so
+// that it knows what it will do next; one that is done takes half of what another has left, so that none waits for a slower
+// one's share.
 #pragma once
 
 #include <atomic>
@@ -22,7 +24,8 @@ public:
 
     int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-    // Calls work(task) for every task in [0, tasks), in any order on any thread, and returns when all are done.
+    // Calls work(task) for every task in [0, tasks), on any thread, and returns when all are done. There are fewer than
+    // 2^32 of them. Behind a task the thread will most often do the one after it.
     // `work` must not call `run`; if it throws, the process ends. Callers from several threads take turns.
     template <typename Work> void run(int64_t tasks, const Work &work) {
         run(tasks,
@@ -37,15 +40,21 @@ private:
         int64_t tasks = 0;
     };
 
+    // The tasks [first, last) that a thread has left, as last · 2^32 + first: both change at once.
+    struct alignas(64) Range {
+        std::atomic<uint64_t> left{0};
+    };
+
     void run(int64_t tasks, Function function, const void *context);
-    void work(uint64_t seen);
-    void claim();
+    void work(size_t thread);
+    void do_tasks(size_t thread);
+    bool steal(size_t thread);
     uint64_t wait_for_job(uint64_t seen);
 
     std::vector<std::thread> workers_;
     std::mutex callers_;
     Job job_;
-    alignas(64) std::atomic<int64_t> next_{0};
+    std::vector<Range> ranges_; // of the caller, then of each worker
     // The number of the job that may be entered, 0 between jobs; `inside_` counts the workers that are in it.
     alignas(64) std::atomic<uint64_t> open_{0};
     alignas(64) std::atomic<int> inside_{0};
