@@ -206,6 +206,8 @@ class LLM:
     def _run(self, requests: list[Request]) -> list[Completion]:
         table = self.tokenizer.table if self.tokenizer is not None else None
         states = {request.request_id: RequestState(request, table) for request in requests}
+        for request in requests:
+            self._core.prepare(request)
         try:
             for request in requests:
                 self._core.add(request)

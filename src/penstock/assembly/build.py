@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from penstock.assembly.gain import describe_gain
+from penstock.assembly.prepare import eos_token_ids
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import keyed_hash
 from penstock.core.config import EngineConfig, ModelConfig
@@ -28,6 +29,7 @@ from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.storage import TORCH_DTYPES, KVStorage
+from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
 from penstock.scheduler.scheduler import Scheduler
 from penstock.text.tokenizer import find_tokenizer
@@ -80,7 +82,12 @@ def build_engine(
     spec = config.cache.spec
     storage = KVStorage(spec, config.cache.num_blocks, kv_layout(spec, dtype))
     program = compile_program(declaration.record(), loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
-    executor = ModelExecutor(program, storage, Sampler(declaration.vocab_size), table)
+    grammars = None
+    if table is not None:
+        eos = eos_token_ids(checkpoint, tokenizer)
+        grammars = Grammars(table, declaration.vocab_size, eos, config.threads)
+    sampler = Sampler(declaration.vocab_size, fill_masks=None if grammars is None else grammars.fill)
+    executor = ModelExecutor(program, storage, sampler, table, grammars)
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     model = config.model
@@ -93,7 +100,7 @@ def build_engine(
         key_of=keyed_hash(os.urandom(32)),
         prefix_caching=config.cache.prefix_caching,
     )
-    core = EngineCore(Scheduler(config.scheduler, cache), executor)
+    core = EngineCore(Scheduler(config.scheduler, cache), executor, grammars)
     slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
     gain = describe_gain(model, declaration, loaded.weights)
     notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program)]

@@ -45,6 +45,10 @@ class Intake:
         check_characters("cache_salt", cache_salt)
         if params.stop and not self._has_text:
             raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
+        if params.grammar is not None and not self._has_text:
+            raise InvalidParameter(
+                params.grammar.param, "no tokenizer is loaded, so output cannot be held to a grammar."
+            )
         room = self._limits.max_model_len - len(prompt)
         if room < 1:
             raise ContextLengthExceeded(

@@ -11,6 +11,7 @@ from penstock.kernels.batch import StepBatch
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
+from penstock.sampling.grammar import Grammars
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.text.stops import StopMatcher
@@ -66,11 +67,20 @@ class CompletedStep:
 class ModelExecutor:
     """Owns everything that is a function of token values: sampling state, block table arrays, KV memory."""
 
-    def __init__(self, model: Model, storage: KVStorage, sampler: Sampler, table: TokenTable | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        storage: KVStorage,
+        sampler: Sampler,
+        table: TokenTable | None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """Without a `table`, rows cannot have stop strings; without `grammars`, no grammar."""
         self._model = model
         self._storage = storage
         self._sampler = sampler
         self._table = table
+        self._grammars = grammars
         self._tables = BlockTables(len(storage.spec.groups), storage.spec.block_size)
         self._rows: dict[int, _Row] = {}
 
@@ -100,7 +110,10 @@ class ModelExecutor:
         stops = None
         if params.stop and self._table is not None:
             stops = _StopSearch(self._table, params)
-        state = RowState(begin, prompt, stops=stops)
+        grammar = None
+        if params.grammar is not None and self._grammars is not None:
+            grammar = self._grammars.matcher(params.grammar)
+        state = RowState(begin, prompt, stops=stops, grammar=grammar)
         self._rows[begin.sequence] = _Row(self._tables.open_row(), prompt, state)
 
     def _compute(self, plan: StepPlan) -> list[SampleResult]:

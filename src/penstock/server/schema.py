@@ -21,10 +21,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "documents": (([],), _NOT_YET),
     "function_call": (("none",), "is not supported; use tool_choice."),
     "functions": (([],), "is not supported; use tools."),
-    "guided_choice": ((), _NOT_YET),
-    "guided_grammar": ((), _NOT_YET),
-    "guided_json": ((), _NOT_YET),
-    "guided_regex": ((), _NOT_YET),
     "length_penalty": ((1, 1.0), "beam search is not supported; leave it out."),
     "logits_processors": (([],), "is not supported; leave it out."),
     "metadata": (({},), "nothing is stored; leave it out."),
@@ -33,11 +29,9 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt_cache_key": ((), "is not supported; common prefixes are always cached, and cache_salt keeps them apart."),
     "prompt_logprobs": ((), _NOT_YET),
     "reasoning_effort": ((), _NOT_YET),
-    "response_format": (({"type": "text"},), 'only {"type": "text"} is supported yet.'),
     "service_tier": (("auto", "default"), 'only "auto" is supported; use priority.'),
     "spaces_between_special_tokens": ((True,), "only true is supported."),
     "store": ((False,), "nothing is stored; leave it out or send false."),
-    "structured_outputs": ((), _NOT_YET),
     "suffix": (("",), "filling in the middle is not supported; leave it out."),
     "truncate_prompt_tokens": ((), "prompts are never truncated; shorten the prompt instead."),
     "use_beam_search": ((False,), "beam search is not supported; leave it out."),
@@ -123,6 +117,12 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class CompletionFields(CommonFields, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
 from penstock.text.template_sandbox import Sandbox, rendered
@@ -29,6 +30,9 @@ _MESSAGE_FIELDS = frozenset(
     | {"reasoning_content", "description", "parameters", "properties", "required"}
 )
 
+# What a template gets without anybody asking for it.
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
 _CONTINUE_TAG = "<|continue-here|> "
 
 
@@ -38,6 +42,7 @@ class ChatTemplate:
     Attributes:
         notes: what a user should know about the choice of the template.
         is_plain: whether it is the plain template of a model that has none.
+        variables: the names that it reads beside those of its own, such as `enable_thinking`.
         source: its text; with `tool_use`, the text of both.
         takes_tools: whether it reads the tools that a request offers.
     """
@@ -49,14 +54,16 @@ class ChatTemplate:
 
         Raises TokenizerError where one is not a valid template.
         """
+        sandbox = Sandbox()
         try:
-            self._template = Sandbox().from_string(source)
-            names = {node.name for node in Sandbox().parse(source).find_all(jinja2.nodes.Name)}
+            self._template = sandbox.from_string(source)
+            read = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
             raise TokenizerError(f"The model's chat template cannot be compiled: {error}.") from error
         self._tool_use = None if tool_use is None else ChatTemplate(tool_use)
         self.source = source if tool_use is None else f"{source}\n{tool_use}"
-        self.takes_tools: bool = "tools" in names if self._tool_use is None else self._tool_use.takes_tools
+        self.takes_tools: bool = "tools" in read if self._tool_use is None else self._tool_use.takes_tools
+        self.variables = frozenset(read) - _GIVEN - sandbox.globals.keys()
         self.is_plain = is_plain
         self.notes = tuple(notes)
 
