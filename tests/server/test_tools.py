@@ -390,7 +390,56 @@ def test_a_model_that_cannot_call_tools_says_why(chat: Chat, why: str) -> None:
     assert chat.ask(tools=TOOLS, tool_choice="none").status_code == 200
 
 
-def test_what_would_have_to_be_enforced_is_refused(chat: Chat) -> None:
-    for choice in ("required", tool("now")):
-        assert refused(chat, tools=TOOLS, tool_choice=choice)[0] == "tool_choice"
-    assert refused(chat, tools=[tool(strict=True)])[0] == "tools"
+def grammar(chat: Chat, **fields: Any) -> str | None:
+    """The grammar that the engine is asked to hold the output to."""
+    answer = chat.ask(**fields)
+    assert answer.status_code == 200, answer.text
+    asked = chat.engine.calls[-1].params.grammar
+    assert asked is None or (asked.kind, asked.param) == ("lark", "tools")
+    return None if asked is None else asked.text
+
+
+def test_calls_that_must_be_made_are_enforced(chat: Chat) -> None:
+    assert grammar(chat, tools=TOOLS) is None
+    every = grammar(chat, tools=TOOLS, tool_choice="required") or ""
+    named = grammar(chat, tools=TOOLS, tool_choice=tool("now")) or ""
+    assert "get_weather" in every and '\\"now\\"' in every and "*" in every
+    assert "get_weather" not in named and '\\"now\\"' in named and "*" not in named
+    assert "*" not in (grammar(chat, tools=TOOLS, tool_choice="required", parallel_tool_calls=False) or "*")
+    # The model is told of all tools, so that prompts have the same beginning.
+    assert "get_weather" in chat.prompt()
+    strict = grammar(chat, tools=[tool(parameters=CITY, strict=True)]) or ""
+    assert "TEXT" in strict and '"lenient": false' in strict
+
+
+@with_template("thinking")
+def test_reasoning_comes_before_calls_that_must_be_made(chat: Chat) -> None:
+    required = {"tools": TOOLS, "tool_choice": "required"}
+    assert '("<think>" ' in (grammar(chat, **required) or "")
+    opened = grammar(chat, **required, chat_template_kwargs={"think": True}) or ""
+    assert "</think>" in opened.replace("\\", "") and '"<think>"' not in opened
+
+
+@with_template("mistral")
+def test_marks_in_grammars_are_the_tokens_that_they_are(chat: Chat) -> None:
+    text = grammar(chat, tools=TOOLS, tool_choice="required") or ""
+    assert f"<[{chat.tokenizer.token_id('[TOOL_CALLS]')}]>" in text and "TOOL_CALLS" not in text
+
+
+def test_tools_and_an_answer_in_json(chat: Chat) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    assert "otherwise: %json" in (grammar(chat, tools=TOOLS, response_format=wanted) or "")
+    assert "otherwise" not in (
+        grammar(chat, tools=TOOLS, response_format=wanted, tool_choice="required") or "otherwise"
+    )
+    chat.engine.calls.clear()
+    param, message = refused(chat, tools=TOOLS, guided_regex="a+")
+    assert param == "guided_regex" and "tools" in message
+
+
+@with_template("thinking")
+def test_an_answer_that_is_held_to_a_grammar_has_no_reasoning(chat: Chat) -> None:
+    chat.says('{"a": 1}')
+    answer = chat.ask(response_format={"type": "json_object"}, chat_template_kwargs={"think": True})
+    assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": '{"a": 1}'}

@@ -105,10 +105,10 @@ def test_the_token_that_ends_the_output_is_shown_like_stop_strings(include: bool
 
 
 def test_the_last_token_is_shown_where_length_or_a_stop_string_ended_the_output() -> None:
-    assert Detokenizer(BYTES).advance(list(b"abc"), "length", None) == "abc"
-    assert Detokenizer(BYTES, ["c"]).advance(list(b"abc"), "stop", "c") == "ab"
-    assert Detokenizer(BYTES).advance(list(b"abc"), "stop", 99) == "ab"
-    assert Detokenizer(BYTES).advance([], "abort", None) == ""
+    assert Detokenizer(BYTES).advance(list(b"abc"), "length") == "abc"
+    assert Detokenizer(BYTES, ["c"]).advance(list(b"abc"), "stop") == "ab"
+    assert Detokenizer(BYTES).advance(list(b"abc"), "stop", True) == "ab"
+    assert Detokenizer(BYTES).advance([], "abort") == ""
 
 
 def test_special_tokens_that_are_kept_stay_in_the_text() -> None:
@@ -120,7 +120,3 @@ def test_special_tokens_that_are_kept_stay_in_the_text() -> None:
     assert Detokenizer(table, kept_special=kept).finish(tokens) == "a<|im_end|>b"
     stopped = Detokenizer(table, stop=["d|>b"], kept_special=kept)
     assert stopped.finish(tokens) == "a<|im_en"
-    assert Detokenizer(BYTES).advance(list(b"abc"), "length") == "abc"
-    assert Detokenizer(BYTES, ["c"]).advance(list(b"abc"), "stop") == "ab"
-    assert Detokenizer(BYTES).advance(list(b"abc"), "stop", True) == "ab"
-    assert Detokenizer(BYTES).advance([], "abort") == ""

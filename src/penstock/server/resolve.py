@@ -8,12 +8,14 @@ import msgspec
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
+from penstock.core.grammar import Grammar
 from penstock.core.request import MAX_SALT_LENGTH
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, Message
 from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
+from penstock.text.calls.grammar import Before
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.output_format import OutputFormat, Parsing
 from penstock.text.tokenizer import Tokenizer
@@ -103,11 +105,6 @@ class Resolver:
             raise InvalidParameter("continue_final_message", "cannot be combined with add_generation_prompt.")
         add_prompt = not continued if fields.add_generation_prompt is None else fields.add_generation_prompt
         use = resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls, self._format)
-        if use is not None and use.grammar(self._format, "nothing") is not None:
-            what = "tool_choice" if use.required else "tools"
-            raise InvalidParameter(
-                what, 'calls cannot be enforced yet; send "auto", and functions that are not strict.'
-            )
         prompt = self._chat.encode(
             _conversation(fields.messages),
             tools=None if use is None else use.offered,
@@ -118,8 +115,10 @@ class Resolver:
             most_tokens=model.max_model_len - 1,
         )
         _check_ids(prompt, model, "messages")
-        parsing = self._parsing(fields, use, prompt)
-        template = msgspec.structs.replace(template, kept_special_tokens=self._format.kept_tokens(parsing))
+        parsing, grammar = self._output(fields, use, prompt, template.grammar)
+        template = msgspec.structs.replace(
+            template, kept_special_tokens=self._format.kept_tokens(parsing), grammar=grammar
+        )
         return self._job(fields, [prompt], [_fit(template, prompt, model, "messages", None)], parsing=parsing)
 
     def _job(
@@ -153,21 +152,34 @@ class Resolver:
             return_token_ids=bool(fields.return_token_ids),
         )
 
-    def _parsing(self, fields: ChatFields, use: ToolUse | None, prompt: list[int]) -> Parsing | None:
-        """How the outputs of a chat are cut into pieces."""
-        output_format, opened = self._format, False
-        if output_format.reasoning and self._tokenizer is not None:
-            if fields.continue_final_message:
-                opened = output_format.is_inside_reasoning(_content(fields.messages[-1].content, "messages"))
-            else:
-                end = self._tokenizer.decode(prompt[-_LONGEST_OPENER:], skip_special=False)
-                opened = output_format.leaves_reasoning_open(end)
-        return output_format.parsing(
+    def _output(
+        self, fields: ChatFields, use: ToolUse | None, prompt: list[int], asked: Grammar | None
+    ) -> tuple[Parsing | None, Grammar | None]:
+        """How a chat's outputs are cut into pieces, and the grammar that they follow, given the one it asks for."""
+        if asked is not None and use is None:
+            # The answer begins at once with what was asked for, so that there is no reasoning to look for.
+            return None, asked
+        otherwise = None if asked is None else _schema_beside_tools(asked)
+        opened = self._format.reasoning and self._reasoning_opened(fields, prompt)
+        parsing = self._format.parsing(
             tools=use is not None,
             most_calls=None if use is None else use.most_calls,
             reasoning_opened=opened,
             reasoning_shown=fields.include_reasoning is not False,
         )
+        before: Before = "nothing"
+        if self._format.reasoning:
+            before = "open reasoning" if opened else "reasoning"
+        text = None if use is None else use.grammar(self._format, before, otherwise)
+        return parsing, None if text is None else Grammar("lark", text, "tools")
+
+    def _reasoning_opened(self, fields: ChatFields, prompt: list[int]) -> bool:
+        """Whether the prompt has begun the reasoning that the output goes on with."""
+        if fields.continue_final_message:
+            return self._format.is_inside_reasoning(_content(fields.messages[-1].content, "messages"))
+        if self._tokenizer is None:
+            return False
+        return self._format.leaves_reasoning_open(self._tokenizer.decode(prompt[-_LONGEST_OPENER:], skip_special=False))
 
     def _sampling(
         self,
@@ -353,6 +365,14 @@ def _content(content: str | list[dict[str, Any]] | None, path: str) -> str:
             raise InvalidParameter(f"{path}.content[{index}].{other[:40]}", "is not a field of a text; leave it out.")
         texts.append(part["text"])
     return "\n".join(texts)
+
+
+def _schema_beside_tools(asked: Grammar) -> dict[str, Any]:
+    """The JSON schema of answers that are no calls of tools."""
+    schema = json.loads(asked.text) if asked.kind == "json_schema" else None
+    if not isinstance(schema, dict):
+        raise InvalidParameter(asked.param, "cannot be combined with tools that may be called; a JSON schema can.")
+    return schema
 
 
 def _template_variables(values: dict[str, Any] | None, known: frozenset[str]) -> dict[str, Any]:
