@@ -58,7 +58,13 @@ class ScriptedEngine:
         texts = [
             None
             if self._table is None
-            else Detokenizer(self._table, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
+            else Detokenizer(
+                self._table,
+                params.stop,
+                params.include_stop_str_in_output,
+                params.skip_special_tokens,
+                kept_special=params.kept_special_tokens,
+            )
             for _ in range(params.n)
         ]
         limit = params.max_tokens or len(self.reply)
