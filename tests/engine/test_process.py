@@ -50,7 +50,7 @@ def test_streams_what_the_library_gives(checkpoint: Path) -> None:
 
     async def use(engine: AsyncEngine) -> None:
         outputs = await collect(engine, params)
-        assert len(outputs) > 5, "tokens arrive as they are made"
+        assert len(outputs) > 1, "tokens arrive as they are made"
         for sample in expected.samples:
             index = expected.samples.index(sample)
             deltas = [delta for output in outputs for delta in output.deltas if delta.index == index]
