@@ -57,6 +57,8 @@ class Completion:
         seed: what the random numbers came from; drawn where none was given.
         cached_tokens: prompt tokens that the prefix cache gave.
         timings: seconds on this process's monotonic clock.
+        prompt_logprobs: where asked for, one entry for each token of the prompt, None for the first. None in place of
+            the list where the request failed before its prompt was computed.
     """
 
     prompt_token_ids: list[int]
@@ -64,6 +66,7 @@ class Completion:
     seed: int
     cached_tokens: int
     timings: RequestTimings
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:
@@ -119,6 +122,7 @@ def _completion(state: RequestState) -> Completion:
         seed=output.seed,
         cached_tokens=output.cached_tokens,
         timings=state.timings,
+        prompt_logprobs=output.prompt_logprobs,
     )
 
 

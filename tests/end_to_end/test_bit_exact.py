@@ -119,3 +119,43 @@ def test_prefix_hits_change_nothing(mode: str, expected: list[tuple[list[int], o
     again = llm.generate(*subjects())
     assert bits(first) == bits(again) == expected
     assert sum(output.cached_tokens for output in again) > 0
+
+
+SCORED = SamplingParams(temperature=1.0, seed=7, max_tokens=3, ignore_eos=True, prompt_logprobs=2)
+
+
+def scores(outputs: Sequence[Completion]) -> list[tuple[list[int], object]]:
+    return [(list(output.token_ids), output.prompt_logprobs) for output in outputs]
+
+
+def test_a_prompts_scores_are_the_same_bits_however_they_are_computed(mode: str) -> None:
+    expected = [scores(engine(mode).generate([subject], SCORED))[0] for subject in SUBJECTS]
+    rng = random.Random(5)
+    for options in (
+        {"long_prefill_token_threshold": 1},
+        {"long_prefill_token_threshold": 7, "threads": 2},
+        {"max_num_batched_tokens": 50, "max_num_seqs": 4, "threads": 3},
+        {"enable_prefix_caching": True},
+    ):
+        llm = engine(mode, **options)
+        others = [prompt(rng, rng.randint(1, 90)) for _ in range(4)]
+        params = [SamplingParams(max_tokens=rng.randint(1, OUTPUT), temperature=1.0) for _ in range(4)]
+        found = llm.generate([*others, *SUBJECTS], [*params, *[SCORED] * len(SUBJECTS)])
+        assert scores(found[4:]) == expected
+        # Their blocks are in the prefix cache now, where there is one.
+        assert scores(llm.generate(SUBJECTS, SCORED)) == expected
+
+
+def test_scores_are_those_of_the_tokens_that_were_generated(mode: str) -> None:
+    """What a request was told of its output's tokens, it is told of the same tokens as a prompt."""
+    llm = engine(mode)
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=OUTPUT, ignore_eos=True, logprobs=3)
+    for done in llm.generate(SUBJECTS, params):
+        whole = {"prompt_token_ids": [*done.prompt_token_ids, *done.token_ids]}
+        (again,) = llm.generate([whole], SamplingParams(max_tokens=0, prompt_logprobs=3))
+        assert again.prompt_logprobs is not None and done.logprobs is not None
+        told = again.prompt_logprobs[len(done.prompt_token_ids) :]
+        assert [(one.token, one.top_tokens, one.top_logprobs) for one in told if one] == [
+            (one.token, one.top_tokens, one.top_logprobs) for one in done.logprobs
+        ]
+        assert [one.logprob for one in told if one] == pytest.approx([one.logprob for one in done.logprobs], abs=1e-6)

@@ -71,6 +71,33 @@ def test_greedy_tokens_of_requests_alone(checkpoint: Path) -> None:
     assert count_excused(checkpoint, [greedy(llm, [prompt])[0] for prompt in prompts(1)]) <= 2
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_prompt_logprobs_equal_transformers(checkpoint: Path, setting: str) -> None:
+    llm = LLM(str(checkpoint), threads=1, max_model_len=512, **SETTINGS[setting])
+    params = [
+        SamplingParams(seed=1, max_tokens=index % 3, ignore_eos=True, prompt_logprobs=index, repetition_penalty=1.5)
+        for index in range(len(LENGTHS))
+    ]
+    completions = llm.generate(prompts(), params)
+    reference = load_reference(checkpoint)
+    for completion, chosen in zip(completions, params, strict=True):
+        assert len(completion.token_ids) == chosen.max_tokens
+        ids = completion.prompt_token_ids
+        expected = reference_logits(reference, ids).double().log_softmax(-1)
+        assert completion.prompt_logprobs is not None
+        first, *scores = completion.prompt_logprobs
+        assert first is None and len(scores) == len(ids) - 1
+        for position, score in enumerate(scores):
+            assert score is not None and score.token == ids[position + 1]
+            row = expected[position]
+            assert abs(score.logprob - float(row[score.token])) < TIE
+            above = int((row > row[score.token] + TIE).sum())
+            level = int((row > row[score.token] - TIE).sum())
+            assert above < (score.rank or 0) <= level
+            best = row.topk(chosen.prompt_logprobs or 0).values.tolist()
+            assert score.top_logprobs == pytest.approx(best, abs=TIE)
+
+
 def test_greedy_tokens_survive_preemption(checkpoint: Path) -> None:
     llm = LLM(str(checkpoint), threads=1, max_model_len=400, enable_prefix_caching=False)
     spec = llm._prepared.config.cache.spec

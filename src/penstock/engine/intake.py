@@ -46,7 +46,7 @@ class Intake:
         if params.stop and not self._has_text:
             raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
         room = self._limits.max_model_len - len(prompt)
-        if room < 1:
+        if room < 1 and params.max_tokens != 0:
             raise ContextLengthExceeded(
                 f"The prompt has {len(prompt)} tokens, which leaves no room for output in this server's context of "
                 f"{self._limits.max_model_len} tokens (max_model_len).",

@@ -46,7 +46,13 @@ class SampleDelta(msgspec.Struct):
 
 
 class RequestOutput(msgspec.Struct):
-    """One message about a request: deltas of at least one sample, and when the request arrived, began and ended."""
+    """One message about a request: deltas of at least one sample, and when the request arrived, began and ended.
+
+    Attributes:
+        prompt_logprobs: where asked for, an entry for each token of the prompt, None for the first; on the request's
+            first output, and only there. Missing where the request ended before its prompt was computed.
+        timings: when the request arrived, began and ended.
+    """
 
     request_id: int
     deltas: list[SampleDelta]
@@ -55,6 +61,7 @@ class RequestOutput(msgspec.Struct):
     seed: int
     finished: bool
     timings: RequestTimings | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class EngineClient(Protocol):

@@ -94,6 +94,7 @@ class SampleTail(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None
     cached_tokens: int | None
     error: str | None
+    prompt_logprobs: list[TokenLogprobs] | None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
@@ -158,9 +159,20 @@ def pack_outputs(outputs: Sequence[SampleOutput], load: LoadSnapshot) -> StepOut
     for output in outputs:
         tokens += output.tokens
     tails = [
-        SampleTail(index, item.finish, item.stop_reason, item.logprobs, item.cached_tokens, item.error)
+        SampleTail(
+            index,
+            item.finish,
+            item.stop_reason,
+            item.logprobs,
+            item.cached_tokens,
+            item.error,
+            item.prompt_logprobs,
+        )
         for index, item in enumerate(outputs)
-        if item.finish is not None or item.logprobs is not None or item.cached_tokens is not None
+        if item.finish is not None
+        or item.logprobs is not None
+        or item.cached_tokens is not None
+        or item.prompt_logprobs is not None
     ]
     return StepOutputs(
         request_ids=[output.request_id for output in outputs],
@@ -196,6 +208,7 @@ def unpack_outputs(message: StepOutputs) -> list[SampleOutput]:
                     tail.logprobs,
                     tail.cached_tokens,
                     tail.error,
+                    tail.prompt_logprobs,
                 )
             )
     return outputs

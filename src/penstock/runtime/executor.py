@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from torch import Tensor
 
+from penstock.core.errors import RowFailed
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.batch import StepBatch
@@ -124,13 +126,46 @@ class ModelExecutor:
         return self._sample(rows, self._model.run(batch))
 
     def _sample(self, rows: list[RowPlan], logits: Tensor) -> list[SampleResult]:
-        sampled = [planned.samples for planned in rows if planned.samples]
-        if not sampled:
-            return []
-        states = [self._rows[sequence].state for samples in sampled for sequence in samples]
-        logit_index = [index for index, samples in enumerate(sampled) for _ in samples]
-        results = self._sampler.sample(logits, states, logit_index)
+        """Results of the rows that sample or score; their logits are in the order of `gather_batch`."""
+        states: list[RowState] = []
+        logit_index: list[int] = []
+        scores: dict[int, SampleResult] = {}
+        place = 0
+        for planned in rows:
+            count = planned.scored[1] - planned.scored[0]
+            if count:
+                scores[planned.sequence] = self._score(planned, logits[place : place + count])
+                place += count
+            if planned.samples:
+                states += [self._rows[sequence].state for sequence in planned.samples]
+                logit_index += [place] * len(planned.samples)
+                place += 1
+        results = self._sampler.sample(logits, states, logit_index) if states else []
         for result in results:
             if result.tokens:
                 self._rows[result.sequence].last_token = result.tokens[-1]
-        return results
+        return _with_scores(results, scores) if scores else results
+
+    def _score(self, planned: RowPlan, logits: Tensor) -> SampleResult:
+        """How likely the prompt's tokens behind the row's scored positions were, `logits` being these positions'."""
+        row = self._rows[planned.sequence]
+        first, end = planned.scored
+        try:
+            scores = self._sampler.score(logits, row.prompt[first + 1 : end + 1], row.state.params.prompt_logprobs or 0)
+        except RowFailed as failure:
+            return SampleResult(planned.sequence, [], "error", error=failure.message)
+        return SampleResult(planned.sequence, [], prompt_logprobs=scores)
+
+
+def _with_scores(results: list[SampleResult], scores: dict[int, SampleResult]) -> list[SampleResult]:
+    """One result for each sequence that has a token, scores or both; one whose scores failed has failed."""
+    merged = []
+    for result in results:
+        scored = scores.pop(result.sequence, None)
+        if scored is None:
+            merged.append(result)
+        elif scored.finish is not None:
+            merged.append(scored)
+        else:
+            merged.append(msgspec.structs.replace(result, prompt_logprobs=scored.prompt_logprobs))
+    return [*merged, *scores.values()]

@@ -36,8 +36,8 @@ def check_request(request: Request, limits: Limits) -> None:
             f"{prompt + output}; this server's context is {limits.max_model_len} tokens (max_model_len).",
             param="max_tokens" if prompt < limits.max_model_len else "prompt",
         )
-    # The last token is returned but its KV is never computed.
-    needed = limits.spec.blocks_for(prompt + output - 1, limits.max_chunk)
+    # The last token of an output is returned but its KV is never computed.
+    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk)
     if needed > limits.num_blocks:
         raise RequestTooLarge(
             f"The request needs up to {needed} KV blocks ({prompt} prompt and {output} output tokens) and the pool has "

@@ -29,10 +29,15 @@ class _Row:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making."""
+    """A plan in the making.
+
+    Attributes:
+        budget, scores: positions that may still be computed, and scored.
+    """
 
     number: int
     budget: int
+    scores: int
     rows: list[RowPlan] = field(default_factory=list)
     begin: list[BeginRow] = field(default_factory=list)
     committed_by: list[_Row] = field(default_factory=list)
@@ -127,7 +132,7 @@ class Scheduler:
         """The next step, or None where nothing can be computed before an outstanding plan commits."""
         if len(self._outstanding) >= self.config.max_outstanding:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
-        draft = _Draft(self._next_plan, self.config.max_num_batched_tokens)
+        draft = _Draft(self._next_plan, self.config.max_num_batched_tokens, self.config.max_scored_positions)
         self._yield_to_priority()
         self._plan_running(draft)
         self._admit(draft)
@@ -155,6 +160,7 @@ class Scheduler:
             if pending == 0 or not sequence.running:
                 continue
             count = 1 if pending == 1 else min(pending, draft.budget - decodes_left, self._max_chunk)
+            count = sequence.within_scores(count, draft.scores)
             if count > 0 and self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
 
@@ -195,8 +201,14 @@ class Scheduler:
         start = sequence.reserved
         end = start + count
         self.cache.announce(sequence.blocks, start, end)
+        scored = (max(start, sequence.scored), min(end, sequence.to_score))
+        if scored[0] < scored[1]:
+            sequence.scored = scored[1]
+            draft.scores -= scored[1] - scored[0]
+        else:
+            scored = (0, 0)
         samples: tuple[Sequence, ...] = ()
-        if end == len(sequence.tokens) + sequence.in_flight:
+        if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, draft)
         draft.rows.append(
             RowPlan(
@@ -207,6 +219,7 @@ class Scheduler:
                 source=sequence.last_plan if end > len(sequence.tokens) else None,
                 samples=tuple(sample.id for sample in samples),
                 blocks=self.cache.take_updates(sequence.blocks),
+                scored=scored,
             )
         )
         draft.committed_by.append(_Row(sequence, sequence.epoch, end, samples))
@@ -228,6 +241,7 @@ class Scheduler:
             fork.begun = True
             fork.cached_tokens = sequence.cached_tokens
             fork.reported = True
+            fork.scored = fork.to_score
             members.append(fork)
             draft.begin.append(
                 BeginRow(fork.id, sample_index, [], request.sampling, request.eos_token_ids, forked_from=sequence.id)
@@ -242,6 +256,11 @@ class Scheduler:
             return
         head = self._waiting.first()
         outranked = [sequence for sequence in self._running if sequence.order[0] > head.order[0]]
+        # It would not come in where the running ones leave it nothing to score.
+        if head.scored < head.to_score:
+            wanted = sum(max(0, sequence.to_score - sequence.scored) for sequence in self._running)
+            if wanted >= self.config.max_scored_positions:
+                return
         pool = self.cache.pool
         needed = self._blocks_to_admit(head, running=len(self._running) - len(outranked))
         reclaimable = sum(self.cache.exclusive_blocks(sequence.blocks) for sequence in outranked)
@@ -270,7 +289,10 @@ class Scheduler:
             # One that was preempted while a plan was outstanding still has to receive its token.
             if sequence.last_plan is not None:
                 continue
-            hit = self.cache.longest_hit(sequence.blocks, sequence.tokens)
+            # Those of the running that score come first, and end.
+            if not draft.scores and sequence.scored < sequence.to_score:
+                continue
+            hit = self.cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
             if self._stands_back(sequence, hit):
                 continue
             cached = self._attach_if_it_fits(sequence, hit)
@@ -280,6 +302,9 @@ class Scheduler:
 
     def _stands_back(self, sequence: Sequence, hit: int) -> bool:
         """Whether to wait for a block that another sequence is computing; bounded, so that it cannot wait for ever."""
+        # It must be one that the sequence may then take.
+        if (hit + 1) * self.cache.spec.block_size > sequence.cacheable:
+            return False
         if sequence.waits >= self.config.max_prefix_waits or not self.cache.next_is_pending(sequence.blocks, hit):
             return False
         sequence.waits += 1
@@ -303,7 +328,7 @@ class Scheduler:
         """Move a waiting sequence into the batch with its first chunk."""
         sequence.computed = sequence.reserved = cached
         sequence.computed_once = max(sequence.computed_once, cached)
-        count = min(sequence.pending, draft.budget, self._max_chunk)
+        count = sequence.within_scores(min(sequence.pending, draft.budget, self._max_chunk), draft.scores)
         if self._reserve(sequence, count, draft):
             raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
         self._waiting.remove(sequence)
@@ -311,7 +336,9 @@ class Scheduler:
         sequence.running = True
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
-            self._totals.prefix_queried_tokens += len(sequence.tokens)
+            # A prompt that is scored is not looked up.
+            if not sequence.to_score:
+                self._totals.prefix_queried_tokens += len(sequence.tokens)
             self._totals.prefix_hit_tokens += cached
         if not sequence.begun:
             sequence.begun = True
@@ -338,8 +365,8 @@ class Scheduler:
                 sequence.in_flight -= 1
             for sequence in row.samples or (row.sequence,):
                 answer = answers.get(sequence.id)
-                if answer is not None and not sequence.finished:
-                    outputs += self._take(sequence, answer)
+                if not sequence.finished:
+                    outputs += self._take(sequence, answer, row.end)
         for row in rows:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
@@ -376,16 +403,23 @@ class Scheduler:
             else:
                 self._waiting.add(fork)
 
-    def _take(self, sequence: Sequence, answer: SampleResult) -> list[SampleOutput]:
-        """Append a sequence's new tokens and end it where they, its length or an error say so."""
-        sequence.tokens.extend(answer.tokens)
-        self._totals.decode_tokens += len(answer.tokens)
-        finish = answer.finish
-        if finish is None and sequence.output_length >= sequence.max_tokens:
+    def _take(self, sequence: Sequence, answer: SampleResult | None, end: int) -> list[SampleOutput]:
+        """Append a sequence's new tokens and end it where they, its length or an error say so.
+
+        There is no answer to a row that neither samples nor scores. `end` is the position behind the row.
+        """
+        finish = None
+        if answer is not None:
+            sequence.tokens.extend(answer.tokens)
+            self._totals.decode_tokens += len(answer.tokens)
+            finish = answer.finish
+        # Where nothing is generated, the prompt's end is the output's.
+        full = sequence.output_length >= sequence.max_tokens and end >= sequence.prompt_length
+        if finish is None and full:
             finish = "length"
         if finish is not None:
             return self._finish(sequence, finish, answer)
-        return [self._output(sequence, None, answer)]
+        return [] if answer is None else [self._output(sequence, None, answer)]
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, answer: SampleResult | None = None
@@ -427,6 +461,7 @@ class Scheduler:
             logprobs=answer.logprobs if answer else None,
             cached_tokens=cached,
             error=answer.error if answer else None,
+            prompt_logprobs=answer.prompt_logprobs if answer else None,
         )
 
     # What others may know.

@@ -35,6 +35,9 @@ class Sequence:
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
         reported: whether `cached_tokens` was part of an event.
+        to_score: leading positions that are to say how likely the prompt's next token was.
+        scored: how many of them were planned. A plan that was made is carried out, preemption or not, so none is
+            planned twice.
     """
 
     id: int
@@ -56,13 +59,16 @@ class Sequence:
     waits: int = 0
     cached_tokens: int | None = None
     reported: bool = False
+    scored: int = 0
     max_tokens: int = field(init=False)
+    to_score: int = field(init=False)
 
     def __post_init__(self) -> None:
         limit = self.request.sampling.max_tokens
         if limit is None:
             raise ValueError("max_tokens must be resolved before a request reaches the scheduler")
         self.max_tokens = limit
+        self.to_score = 0 if self.request.sampling.prompt_logprobs is None else self.prompt_length - 1
 
     @property
     def output_length(self) -> int:
@@ -73,7 +79,22 @@ class Sequence:
     def pending(self) -> int:
         """Positions left to compute once all outstanding plans have succeeded; 1 for a sequence that decodes."""
         expected = len(self.tokens) + self.in_flight
-        return expected - self.reserved if expected - self.prompt_length < self.max_tokens else 0
+        # The last token of an output is returned but never computed; where nothing is generated, all of the prompt is.
+        if self.max_tokens and expected - self.prompt_length >= self.max_tokens:
+            return 0
+        return expected - self.reserved
+
+    @property
+    def cacheable(self) -> int:
+        """Leading tokens that the prefix cache may give: none behind the first whose output is still wanted."""
+        return self.scored if self.scored < self.to_score else len(self.tokens)
+
+    def within_scores(self, count: int, scores: int) -> int:
+        """As many of the next `count` positions as can be computed where `scores` may be scored."""
+        first = max(self.reserved, self.scored)
+        if self.to_score - first <= scores:
+            return count
+        return min(count, first + scores - self.reserved)
 
 
 class OrderedQueue:
