@@ -61,9 +61,13 @@ class ScriptedEngine:
             else Detokenizer(self._table, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
             for _ in range(params.n)
         ]
-        limit = params.max_tokens or len(self.reply)
-        tokens = self.reply[:limit]
+        tokens = self.reply if params.max_tokens is None else self.reply[: params.max_tokens]
+        scores = _scores(prompt_token_ids, params)
+        cached, seed = min(4, len(prompt_token_ids)), 41 + number if params.seed is None else params.seed
         try:
+            if not tokens:
+                ends = [SampleDelta(index, "", [], None, "length") for index in range(params.n)]
+                yield RequestOutput(number, ends, len(prompt_token_ids), 0, seed, True, prompt_logprobs=scores)
             for position, token in enumerate(tokens):
                 last = position == len(tokens) - 1
                 await asyncio.sleep(0)
@@ -82,8 +86,8 @@ class ScriptedEngine:
                     deltas.append(SampleDelta(index, shown, [token], self._logprobs(token, params), reason))
                     deltas[-1].error = self.error if last else None
                 call.outputs += 1
-                cached, seed = min(4, len(prompt_token_ids)), 41 + number if params.seed is None else params.seed
-                yield RequestOutput(number, deltas, len(prompt_token_ids), cached, seed, last)
+                told = None if position else scores
+                yield RequestOutput(number, deltas, len(prompt_token_ids), cached, seed, last, prompt_logprobs=told)
         finally:
             call.closed.set()
 
@@ -92,3 +96,14 @@ class ScriptedEngine:
             return None
         tops = [token, token + 1, token + 2][: params.logprobs]
         return [TokenLogprobs(token, -0.5, tops, [-0.5, -1.5, float("-inf")][: params.logprobs])]
+
+
+def _scores(prompt: list[int], params: SamplingParams) -> list[TokenLogprobs | None] | None:
+    """Each token of the prompt is the third most likely in its place, behind tokens 7 and 8."""
+    top = params.prompt_logprobs
+    if top is None:
+        return None
+    return [None] + [
+        TokenLogprobs(token, -0.25 * place, [7, 8, token][:top], [-0.1, -0.2, -0.25 * place][:top], 3)
+        for place, token in enumerate(prompt[1:], 1)
+    ]

@@ -18,6 +18,9 @@ logger = logging.getLogger("penstock.server")
 
 # How many outputs of a request with several prompts wait for a slow client before the engine's are merged.
 _MERGE_QUEUE = 16
+# A response with more log probabilities of prompts is put together beside the event loop: these many take some
+# milliseconds.
+_INLINE_ENTRIES = 4096
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -82,7 +85,10 @@ class GenerationResponse:
         async for output in outputs:
             self._measure(output)
             self._writer.add(output)
-        await _send_whole(send, self._writer.body())
+        if self._job.prompt_entries > _INLINE_ENTRIES:
+            await _send_whole(send, await asyncio.to_thread(self._writer.body))
+        else:
+            await _send_whole(send, self._writer.body())
 
     async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._started:

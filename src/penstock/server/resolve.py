@@ -17,6 +17,9 @@ from penstock.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16
 MAX_CHOICES = 1024
+# Log probabilities of prompts in one response, each of some 80 bytes of JSON: a prompt of 131,072 tokens with the most
+# likely token beside each.
+MAX_PROMPT_LOGPROBS = 2**18
 MAX_MESSAGES = 16384
 MAX_NAME_LENGTH = 512
 MAX_TEMPLATE_VARIABLES = 64
@@ -31,6 +34,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         prompts: token ids of each prompt.
         params: for each prompt the parameters, `max_tokens` resolved.
         echo: text to put before each prompt's outputs.
+        prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
+            the engine computes may be more, for `echo`.
+        prompt_entries: log probabilities of prompts in the response, at most.
         stream, include_usage, return_token_ids: how the response is written.
     """
 
@@ -40,6 +46,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     user: str | None = None
     echo: list[str] | None = None
+    prompt_logprobs: int | None = None
+    prompt_entries: int = 0
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
@@ -63,14 +71,15 @@ class Resolver:
         check_model_name(fields.model, model)
         if fields.best_of is not None and fields.best_of != (fields.n or 1):
             raise InvalidParameter("best_of", f"must equal n ({fields.n or 1}); choosing the best is not supported.")
-        if fields.echo and fields.logprobs is not None:
-            raise InvalidParameter("echo", "log probabilities of the prompt are not supported; leave out logprobs.")
-        template = self._sampling(fields, fields.max_tokens, fields.logprobs, model)
+        # An echoed prompt is part of the text, whose log probabilities are asked for.
+        echoed = fields.logprobs if fields.echo else None
+        template = self._sampling(fields, fields.max_tokens, fields.logprobs, model, echoed=echoed)
         texts, prompts = self._prompts(fields, model)
         if len(prompts) * template.n > MAX_CHOICES:
             raise InvalidParameter("n", f"{len(prompts)} prompts × {template.n} samples are more than {MAX_CHOICES}.")
         params = [_fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
-        return self._job(fields, prompts, params, echo=texts if fields.echo else None)
+        scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
+        return self._job(fields, prompts, params, scored, echo=texts if fields.echo else None)
 
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
@@ -98,18 +107,25 @@ class Resolver:
             most_tokens=model.max_model_len - 1,
         )
         _check_ids(prompt, model, "messages")
-        return self._job(fields, [prompt], [_fit(template, prompt, model, "messages", None)])
+        params = _fit(template, prompt, model, "messages", None)
+        return self._job(fields, [prompt], [params], {"prompt_logprobs": fields.prompt_logprobs})
 
     def _job(
         self,
         fields: CommonFields,
         prompts: list[list[int]],
         params: list[SamplingParams],
+        scored: dict[str, int | None],
         echo: list[str] | None = None,
     ) -> Job:
+        """`scored` has the fields that ask for log probabilities of the prompts."""
         stream = bool(fields.stream)
         if fields.stream_options is not None and not stream:
             raise InvalidParameter("stream_options", "needs stream to be true.")
+        if stream and fields.prompt_logprobs is not None:
+            raise InvalidParameter(
+                "prompt_logprobs", "cannot be streamed; leave out stream, or send echo and logprobs to /v1/completions."
+            )
         if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
             raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
         if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
@@ -124,6 +140,8 @@ class Resolver:
             cache_salt=fields.cache_salt or "",
             user=fields.user,
             echo=echo,
+            prompt_logprobs=fields.prompt_logprobs,
+            prompt_entries=_prompt_entries(prompts, params[0].n, scored),
             stream=stream,
             include_usage=options is not None and bool(options.include_usage),
             return_token_ids=bool(fields.return_token_ids),
@@ -136,6 +154,8 @@ class Resolver:
         logprobs: int | None,
         model: ModelInfo,
         max_tokens_name: str = "max_tokens",
+        *,
+        echoed: int | None = None,
     ) -> SamplingParams:
         """The request's parameters, except that `max_tokens` may still be None."""
         values: dict[str, Any] = {
@@ -145,15 +165,16 @@ class Resolver:
         }
         for name in SamplingParams.__struct_fields__:
             given = getattr(fields, name, None)
-            if given is not None and name not in ("max_tokens", "logprobs"):
+            if given is not None and name not in ("max_tokens", "logprobs", "prompt_logprobs"):
                 values[name] = given
+        scored = max((top for top in (fields.prompt_logprobs, echoed) if top is not None), default=None)
         if max_tokens is not None and max_tokens > model.max_model_len:
             raise ContextLengthExceeded(
                 f"{max_tokens_name}: {max_tokens} tokens of output are more than this model's context of "
                 f"{model.max_model_len} tokens.",
                 param=max_tokens_name,
             )
-        params = SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs)
+        params = SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=scored)
         for name, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
             if tokens and max(tokens) >= model.vocab_size:
                 raise InvalidParameter(name, f"{max(tokens)} is not below the vocabulary size {model.vocab_size}.")
@@ -192,7 +213,9 @@ class Resolver:
         # A tokenizer may make a BOS token of it; whoever wants to continue that one alone can send its id.
         if not prompt:
             raise InvalidParameter("prompt", "it is empty; at least one character, or one token id, is needed.")
-        self._tokenizer.check_length(prompt, model.max_model_len - 1, "prompt")
+        # Where nothing is generated, nothing of the context is left for it.
+        room = model.max_model_len if fields.max_tokens == 0 else model.max_model_len - 1
+        self._tokenizer.check_length(prompt, room, "prompt")
         return self._tokenizer.encode(prompt, fields.add_special_tokens is not False)
 
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
@@ -220,15 +243,35 @@ def _check_ids(ids: list[int], model: ModelInfo, param: str) -> None:
             raise InvalidParameter(param, f"the token id {token} is outside the vocabulary, 0..{model.vocab_size - 1}.")
 
 
+def _prompt_entries(prompts: Sequence[list[int]], n: int, scored: dict[str, int | None]) -> int:
+    """How many log probabilities of prompts a response has, each choice repeating them; refuses too many."""
+    total = 0
+    tokens = sum(map(len, prompts))
+    for name, top in scored.items():
+        if top is None:
+            continue
+        # Beside the most likely tokens stands the prompt's own.
+        total += tokens * (top + 1) * n
+        if total > MAX_PROMPT_LOGPROBS:
+            raise InvalidParameter(
+                name,
+                f"{tokens} prompt tokens with {top + 1} log probabilities each in {n} samples are too many: "
+                f"at most {MAX_PROMPT_LOGPROBS} fit into one response. Send fewer prompts, or ask for fewer.",
+            )
+    return total
+
+
 def _fit(
     params: SamplingParams, prompt: list[int], model: ModelInfo, param: str, default_max_tokens: int | None
 ) -> SamplingParams:
     """The parameters with `max_tokens` resolved; raises ContextLengthExceeded where the context is too short."""
     room = model.max_model_len - len(prompt)
-    if room < 1:
+    least = 0 if params.max_tokens == 0 else 1
+    if room < least:
+        output = "with at least one token of output " if least else ""
         raise ContextLengthExceeded(
-            f"The prompt has {len(prompt)} tokens, but with at least one token of output this model's context of "
-            f"{model.max_model_len} tokens takes at most {model.max_model_len - 1}; shorten the prompt.",
+            f"The prompt has {len(prompt)} tokens, but {output}this model's context of {model.max_model_len} "
+            f"tokens takes at most {model.max_model_len - least}; shorten the prompt.",
             param=param,
         )
     if params.max_tokens is None:

@@ -31,7 +31,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "parallel_tool_calls": ((), "calling tools is not supported yet; leave it out."),
     "prediction": ((), _NOT_YET),
     "prompt_cache_key": ((), "is not supported; common prefixes are always cached, and cache_salt keeps them apart."),
-    "prompt_logprobs": ((), _NOT_YET),
     "reasoning_effort": ((), _NOT_YET),
     "response_format": (({"type": "text"},), 'only {"type": "text"} is supported yet.'),
     "service_tier": (("auto", "default"), 'only "auto" is supported; use priority.'),
@@ -108,6 +107,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None

@@ -12,7 +12,7 @@ import msgspec
 from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
-from penstock.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter
+from penstock.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_logprobs
 from penstock.server.resolve import Job
 from penstock.text.table import TokenTable
 
@@ -86,6 +86,7 @@ class ResponseWriter:
         self._table = table
         self._created = int(time.time())
         self._cached: dict[int, int] = {}
+        self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         self._head = b""
         # Ends an event without anything special, which nearly all are.
         self._usage_field = b',"usage":null' if job.include_usage else b""
@@ -144,6 +145,8 @@ class ResponseWriter:
             response["seed"] = self._choices[0].seed
         if self._job.return_token_ids and self._shape.is_chat:
             response["prompt_token_ids"] = self._job.prompts[0]
+        if self._job.prompt_logprobs is not None and self._shape.is_chat:
+            response["prompt_logprobs"] = self._scores(0)
         return _encode(response)
 
     def _choice(self, prompt: int, sample: int) -> _Choice:
@@ -173,6 +176,9 @@ class ResponseWriter:
 
     def _count(self, output: RequestOutput) -> None:
         self._cached[output.request_id] = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            prompt = self._choices[output.deltas[0].index].prompt
+            self._prompt_logprobs[prompt] = output.prompt_logprobs
         for delta in output.deltas:
             self.completion_tokens += len(delta.token_ids)
 
@@ -186,9 +192,11 @@ class ResponseWriter:
             _check(delta)
         opening = shape.text
         extra = b""
+        echoed = False
         if not choice.started:
             opening = shape.first_text
             text = "".join(choice.text) + text
+            echoed = self._echo_logprobs(choice)
             choice.started = True
             extra = b',"seed":' + _encode(choice.seed)
             if self._job.return_token_ids:
@@ -196,8 +204,8 @@ class ResponseWriter:
         if self._job.return_token_ids:
             extra += b',"token_ids":' + _encode(delta.token_ids)
         logprobs = None
-        if choice.logprob_writer is not None and delta.logprobs:
-            logprobs = choice.logprob_writer.write(delta.logprobs)
+        if choice.logprob_writer is not None and (delta.logprobs or echoed):
+            logprobs = choice.logprob_writer.write(delta.logprobs or ())
         if delta.finish_reason is not None:
             extra += b',"stop_reason":' + _encode(delta.stop_reason)
         return b"".join(
@@ -207,6 +215,7 @@ class ResponseWriter:
 
     def _whole(self, choice: _Choice) -> dict[str, Any]:
         text = "".join(choice.text)
+        self._echo_logprobs(choice)
         result: dict[str, Any] = {"index": choice.index}
         if self._shape.is_chat:
             result["message"] = {"role": "assistant", "content": text}
@@ -219,7 +228,24 @@ class ResponseWriter:
             result["token_ids"] = choice.token_ids
             if not self._shape.is_chat:
                 result["prompt_token_ids"] = self._job.prompts[choice.prompt]
+        if self._job.prompt_logprobs is not None and not self._shape.is_chat:
+            result["prompt_logprobs"] = self._scores(choice.prompt)
         return result
+
+    def _echo_logprobs(self, choice: _Choice) -> bool:
+        """Whether a choice's log probabilities begin with those of its prompt, which is then given to their writer."""
+        job, writer = self._job, choice.logprob_writer
+        scores = self._prompt_logprobs.get(choice.prompt)
+        if job.echo is None or scores is None or not isinstance(writer, CompletionLogprobs):
+            return False
+        top = job.params[choice.prompt].logprobs or 0
+        writer.echo(job.echo[choice.prompt], job.prompts[choice.prompt], scores, top)
+        return True
+
+    def _scores(self, prompt: int) -> list[Any] | None:
+        """The field `prompt_logprobs` of one prompt."""
+        entries, top = self._prompt_logprobs.get(prompt), self._job.prompt_logprobs
+        return None if entries is None or top is None else prompt_logprobs(self._table, entries, top)
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = self._job.prompt_tokens
