@@ -8,7 +8,7 @@ import torch
 
 from penstock import LLM, SamplingParams
 from penstock.llm import Completion
-from support.checkpoints import FAMILIES, VOCAB_SIZE, load_reference, make, reference_logits
+from support.checkpoints import FAMILIES, VOCAB_SIZE, load_reference, make, reference_logits, reference_states
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 300)
 OUTPUT = 64
@@ -96,6 +96,23 @@ def test_prompt_logprobs_equal_transformers(checkpoint: Path, setting: str) -> N
             assert above < (score.rank or 0) <= level
             best = row.topk(chosen.prompt_logprobs or 0).values.tolist()
             assert score.top_logprobs == pytest.approx(best, abs=TIE)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_vectors_equal_transformers(checkpoint: Path, setting: str) -> None:
+    llm = LLM(str(checkpoint), threads=1, max_model_len=512, **SETTINGS[setting])
+    reference = load_reference(checkpoint)
+    states = [reference_states(reference, prompt).double() for prompt in prompts()]
+    # What is in the prefix cache after the first time may help "last", and must not disturb "mean".
+    for _ in range(2):
+        for pooling, expected in (
+            ("last", [state[-1] for state in states]),
+            ("mean", [state.mean(0) for state in states]),
+        ):
+            for vector, state in zip(llm.embed(prompts(), pooling), expected, strict=True):
+                assert torch.linalg.vector_norm(torch.tensor(vector).double()) == pytest.approx(1.0, abs=1e-6)
+                assert (torch.tensor(vector) - state / state.norm()).abs().max() < TIE
+    assert llm.load.prefix_hit_tokens > 300
 
 
 def test_greedy_tokens_survive_preemption(checkpoint: Path) -> None:

@@ -44,19 +44,21 @@ def random_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
 
 
 def random_request(rng: random.Random, index: int, prefixes: list[list[int]]) -> Request:
-    """Some are to score their prompt, and some of these nothing else."""
+    """Some are to score their prompt, and some of these nothing else; some become vectors."""
     max_tokens = rng.choice([1, 2, rng.randint(1, 30)])
-    scored = rng.random() < 0.25
+    pooling = rng.choice([None, None, None, None, None, None, "last", "mean"])
+    scored = pooling is None and rng.random() < 0.25
     return make_request(
         index,
         random_prompt(rng, prefixes),
         0 if scored and rng.random() < 0.5 else max_tokens,
-        n=rng.choice([1, 1, 1, 2, 4]),
+        n=rng.choice([1, 1, 1, 2, 4]) if pooling is None else 1,
         priority=rng.choice([0, 0, 0, 1, 2]),
         salt=rng.choice(["", "", "other"]),
         eos=EOS if rng.random() < 0.5 else (),
         seed=rng.randrange(3),
         prompt_logprobs=0 if scored else None,
+        pooling=pooling,
     )
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.core.kv import GroupSpec, KVSpec, Plane
 from penstock.core.plan import BeginRow, FinishReason, RowPlan, SampleResult, StepPlan, StepResult, TokenLogprobs
+from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 
 VOCABULARY = 997
@@ -52,6 +53,16 @@ def score_token(visible: Sequence[Sequence[int]], token: int, position: int) -> 
     """What the prompt's `token` behind `position` is scored as: a hash of the slots that each group sees from there."""
     content = hash(tuple(hash(tuple(slots)) for slots in visible))
     return TokenLogprobs(token, -float(hash((content, token, position)) % VOCABULARY), [], [])
+
+
+def pool_state(before: int, visible: Sequence[Sequence[int]], position: int) -> int:
+    """What a vector is after one more position: it depends on all that went into it, in order."""
+    return hash((before, tuple(hash(tuple(slots)) for slots in visible), position))
+
+
+def vector_of(state: int) -> bytes:
+    """A complete vector."""
+    return state.to_bytes(8, "little", signed=True)
 
 
 def ends_output(token: int, sampling: SamplingParams, eos_token_ids: Sequence[int], output_length: int) -> bool:
@@ -103,6 +114,21 @@ def expected_scores(spec: KVSpec, prompt: Sequence[int]) -> list[TokenLogprobs]:
     return scores
 
 
+def expected_vector(spec: KVSpec, request: Request) -> bytes:
+    """The vector of a request that asks for one."""
+    prompt = request.prompt_token_ids
+    history = History(len(spec.groups))
+    history.extend(prompt)
+    state = 0
+    for position in range(len(prompt) - 1 if request.pooling == "last" else 0, len(prompt)):
+        visible = [
+            history.slots[index][first_visible(position, group.window) : position + 1]
+            for index, group in enumerate(spec.groups)
+        ]
+        state = pool_state(state, visible, position)
+    return vector_of(state)
+
+
 class History:
     """Tokens, and what their slots must hold in each group."""
 
@@ -136,6 +162,8 @@ class Row:
     tables: list[list[int]]
     last_sampled_in: int | None = None
     scored: int = 0
+    pooled: int | None = None
+    vector: int = 0
 
 
 @dataclass
@@ -224,8 +252,10 @@ class ScriptedExecutor:
                 assert row_plan.source is None
             sampling = row.begin.sampling
             last = end == len(row.history.tokens)
-            assert bool(row_plan.samples) == (last and sampling.max_tokens != 0), "only a last position is sampled"
+            generates = sampling.max_tokens != 0 and row.begin.pooling is None
+            assert bool(row_plan.samples) == (last and generates), "only a last position is sampled"
             self._check_scores(row_plan, row)
+            self._check_pooled(row_plan, row)
             if last and sampling.prompt_logprobs is not None and row.begin.forked_from is None:
                 assert row.scored == row.prompt_length - 1, "a prompt is scored before anything is sampled"
             for block in self.blocks_written(row_plan):
@@ -243,6 +273,19 @@ class ScriptedExecutor:
         assert row_plan.start <= first < end <= row_plan.start + row_plan.count
         assert first == row.scored and end < row.prompt_length
         row.scored = end
+
+    def _check_pooled(self, row_plan: RowPlan, row: Row) -> None:
+        """Every position that is asked for goes into the vector once, in order."""
+        first, end = row_plan.pooled
+        if first == end:
+            return
+        assert row.begin.pooling is not None, "nobody asked for a vector"
+        assert row_plan.start <= first < end <= row_plan.start + row_plan.count
+        if row.pooled is None:
+            assert first == (row.prompt_length - 1 if row.begin.pooling == "last" else 0)
+        else:
+            assert first == row.pooled
+        row.pooled = end
 
     def blocks_written(self, row_plan: RowPlan) -> list[int]:
         """The blocks that a row's new positions go to, over all groups."""
@@ -283,6 +326,8 @@ class ScriptedExecutor:
     def _results(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
         """The row's tokens; its scores come with its own."""
         results = self._sample(row_plan, number)
+        if row_plan.pooled[1]:
+            return self._pool(row_plan)
         first, end = row_plan.scored
         if first == end:
             return results
@@ -295,6 +340,18 @@ class ScriptedExecutor:
         ]
         own, *others = results or [SampleResult(row_plan.sequence, [])]
         return [msgspec.structs.replace(own, prompt_logprobs=scores), *others]
+
+    def _pool(self, row_plan: RowPlan) -> list[SampleResult]:
+        """The row's vector, where it is complete."""
+        row = self.rows[row_plan.sequence]
+        first, end = row_plan.pooled
+        for position in range(first, end):
+            row.vector = pool_state(row.vector, self._visible(row, position), position)
+        if end < row.prompt_length:
+            return []
+        if row_plan.sequence in self.failing:
+            return [SampleResult(row_plan.sequence, [], "error", error="The scripted row failed.")]
+        return [SampleResult(row_plan.sequence, [], embedding=vector_of(row.vector))]
 
     def _visible(self, row: Row, position: int) -> list[list[int]]:
         """What each group sees from a position, through the row's block tables."""

@@ -9,12 +9,12 @@ from penstock.cache.manager import KVCache
 from penstock.cache.prefix import KeyFunction
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import SampleOutput
-from penstock.core.plan import FinishReason, StepPlan, TokenLogprobs
+from penstock.core.plan import FinishReason, Pooling, StepPlan, TokenLogprobs
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.sequence import Sequence
-from support.scripted import ScriptedExecutor, expected_output, expected_scores, kv_spec
+from support.scripted import ScriptedExecutor, expected_output, expected_scores, expected_vector, kv_spec
 
 Sample = tuple[int, int]
 
@@ -30,6 +30,7 @@ def make_request(
     eos: tuple[int, ...] = (),
     seed: int = 0,
     prompt_logprobs: int | None = None,
+    pooling: Pooling | None = None,
 ) -> Request:
     """A request with resolved parameters."""
     return Request(
@@ -39,6 +40,7 @@ def make_request(
         eos_token_ids=eos,
         priority=priority,
         cache_salt=salt,
+        pooling=pooling,
     )
 
 
@@ -59,6 +61,7 @@ class Simulation:
     Attributes:
         outputs: tokens by (request id, sample index), in the order of the events.
         scores: what came of scored prompts, by request id.
+        vectors: those of requests that ask for one, by request id.
         finishes: how each sample ended.
         plans: every plan so far.
     """
@@ -81,6 +84,7 @@ class Simulation:
         self.requests: dict[int, Request] = {}
         self.outputs: dict[Sample, list[int]] = {}
         self.scores: dict[int, list[TokenLogprobs]] = {}
+        self.vectors: dict[int, bytes] = {}
         self.finishes: dict[Sample, FinishReason] = {}
         self.cached_tokens: dict[int, int] = {}
         self.plans: list[StepPlan] = []
@@ -175,6 +179,9 @@ class Simulation:
                 assert event.sample_index == 0, "the first sample carries the prompt's scores"
                 assert len(self.outputs[sample]) == len(event.tokens), "scores come before a second token"
                 self.scores.setdefault(event.request_id, []).extend(event.prompt_logprobs)
+            if event.embedding is not None:
+                assert event.finish == "length", "a vector is a request's last event"
+                self.vectors[event.request_id] = event.embedding
             assert event.tokens or event.finish is not None or event.prompt_logprobs, "an event says nothing"
             if event.cached_tokens is not None:
                 assert event.request_id not in self.cached_tokens or event.sample_index, "cached tokens are told once"
@@ -213,6 +220,11 @@ class Simulation:
         """Every token is what the request alone determines."""
         for (request_id, index), output in self.outputs.items():
             request = self.requests[request_id]
+            if request.pooling is not None:
+                assert not output
+                if self.finishes.get((request_id, index)) == "length":
+                    assert self.vectors[request_id] == expected_vector(self.spec, request)
+                continue
             expected, finish = expected_output(
                 self.spec, request.prompt_token_ids, request.sampling, index, request.eos_token_ids
             )

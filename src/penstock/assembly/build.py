@@ -1,5 +1,6 @@
 """Builds an engine from its configuration: weights, KV storage, program, scheduler."""
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -79,8 +80,14 @@ def build_engine(
     budget.done("load tokenizer")
     spec = config.cache.spec
     storage = KVStorage(spec, config.cache.num_blocks, kv_layout(spec, dtype))
-    program = compile_program(declaration.record(), loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
-    executor = ModelExecutor(program, storage, Sampler(declaration.vocab_size), table)
+
+    def compiled(*, head: bool) -> Program:
+        tape = declaration.record(head=head)
+        return compile_program(tape, loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
+
+    program = compiled(head=True)
+    encoder = functools.partial(compiled, head=False)
+    executor = ModelExecutor(program, storage, Sampler(declaration.vocab_size), table, encoder)
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     model = config.model

@@ -19,6 +19,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
         error: the cause where `finish` is "error".
         prompt_logprobs: of the prompt's next tokens, from its second on, where asked for; on events of the first sample
             up to the one with its first token.
+        embedding: the vector of a request that asks for one, as in `SampleResult`; on its last event.
     """
 
     request_id: int
@@ -30,6 +31,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int | None = None
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
 
 
 class RequestTimings(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ import msgspec
 from penstock.core.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["last", "mean"]
 
 
 class BeginRow(msgspec.Struct, frozen=True, array_like=True):
@@ -25,6 +26,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
         sampling, eos_token_ids: as in the request.
         forked_from: the sequence whose prompt it shares; its own prompt list is then empty and the executor takes
             the other row's.
+        pooling: how its hidden states become one vector; None where tokens are generated.
     """
 
     sequence: int
@@ -33,6 +35,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
     forked_from: int | None = None
+    pooling: Pooling | None = None
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +75,8 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
         scored: the row's positions from the first number up to, but not including, the second whose logits are wanted
             too, since they say how likely the prompt's next token was. The prompt's last position is never among
             them; equal numbers: none are.
+        pooled: in the same way, the positions whose final hidden states go into the sequence's vector, which is
+            complete with the prompt's last.
     """
 
     sequence: int
@@ -83,6 +88,7 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[BlockUpdate, ...]
     draft_depth: int = 0
     scored: tuple[int, int] = (0, 0)
+    pooled: tuple[int, int] = (0, 0)
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -131,6 +137,8 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
         logprobs: one entry per token where asked for.
         error: what went wrong, where `finish` is "error".
         prompt_logprobs: one entry for each of the row's `scored` positions, of the prompt's token behind it.
+        embedding: the vector, once it is complete: float32 in the machine's order of bytes, of length 1 in the
+            Euclidean norm.
     """
 
     sequence: int
@@ -140,12 +148,14 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):
     """The executor's answer to the plan of the same number.
 
-    It has one entry for every sequence in a row's `samples`, and one for the sequence of every row that scores.
+    It has one entry for every sequence in a row's `samples`, and one for the sequence of every row that scores or
+    completes a vector.
     """
 
     number: int

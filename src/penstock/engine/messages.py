@@ -95,6 +95,7 @@ class SampleTail(msgspec.Struct, frozen=True, array_like=True):
     cached_tokens: int | None
     error: str | None
     prompt_logprobs: list[TokenLogprobs] | None
+    embedding: bytes | None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
@@ -167,6 +168,7 @@ def pack_outputs(outputs: Sequence[SampleOutput], load: LoadSnapshot) -> StepOut
             item.cached_tokens,
             item.error,
             item.prompt_logprobs,
+            item.embedding,
         )
         for index, item in enumerate(outputs)
         if item.finish is not None
@@ -209,6 +211,7 @@ def unpack_outputs(message: StepOutputs) -> list[SampleOutput]:
                     tail.cached_tokens,
                     tail.error,
                     tail.prompt_logprobs,
+                    tail.embedding,
                 )
             )
     return outputs

@@ -59,6 +59,7 @@ class RequestState:
         self._cached_tokens = 0
         self._samples = [_SampleState(index, request, table) for index in range(request.sampling.n)]
         self._unfinished = len(self._samples)
+        self._embedding: bytes | None = None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         if request.sampling.prompt_logprobs is not None:
             self._prompt_logprobs = [None]
@@ -83,6 +84,8 @@ class RequestState:
             # More of the prompt is to come; nobody is to wake for that.
             if not event.tokens and event.finish is None:
                 return
+        if event.embedding is not None:
+            self._embedding = event.embedding
         if self.first_token is None and event.tokens:
             self.first_token = time.monotonic()
         sample.push(event)
@@ -116,4 +119,5 @@ class RequestState:
             finished=self.finished,
             timings=self.timings,
             prompt_logprobs=prompt_logprobs,
+            embedding=self._embedding,
         )

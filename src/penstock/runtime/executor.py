@@ -1,5 +1,6 @@
 """The executor that computes plans with a model: `execute(plan)` → tokens."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepRe
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.gather import gather_batch, order_rows
+from penstock.runtime.pooling import Pool
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
 from penstock.sampling.row import RowState
@@ -20,7 +22,7 @@ from penstock.text.table import TokenStream, TokenTable
 
 
 class Model(Protocol):
-    """A compiled model: a ragged batch in, logits [logit rows, vocabulary] out."""
+    """A compiled model: a ragged batch in, logits [logit rows, vocabulary] or hidden states [logit rows, width] out."""
 
     def run(self, batch: StepBatch) -> Tensor:
         """Compute one step; writes this step's keys and values into the KV storage."""
@@ -66,19 +68,35 @@ class CompletedStep:
 
 
 class ModelExecutor:
-    """Owns everything that is a function of token values: sampling state, block table arrays, KV memory."""
+    """Owns everything that is a function of token values: sampling state, block table arrays, KV memory.
 
-    def __init__(self, model: Model, storage: KVStorage, sampler: Sampler, table: TokenTable | None) -> None:
+    Args:
+        encoder: makes the model whose result is hidden states; called once, when the first are asked for.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        storage: KVStorage,
+        sampler: Sampler,
+        table: TokenTable | None,
+        encoder: Callable[[], Model] | None = None,
+    ) -> None:
         self._model = model
+        self._make_encoder = encoder
+        self._encoder: Model | None = None
         self._storage = storage
         self._sampler = sampler
         self._table = table
         self._tables = BlockTables(len(storage.spec.groups), storage.spec.block_size)
         self._rows: dict[int, _Row] = {}
+        # Of the sequences that become vectors.
+        self._pools: dict[int, Pool] = {}
 
     def execute(self, plan: StepPlan) -> CompletedStep:
         """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
         for sequence in plan.end:
+            self._pools.pop(sequence, None)
             row = self._rows.pop(sequence, None)
             # A row is not there where the plan that should have begun it failed.
             if row is not None:
@@ -104,9 +122,23 @@ class ModelExecutor:
             stops = _StopSearch(self._table, params)
         state = RowState(begin, prompt, stops=stops)
         self._rows[begin.sequence] = _Row(self._tables.open_row(), prompt, state)
+        if begin.pooling is not None:
+            self._pools[begin.sequence] = Pool()
 
     def _compute(self, plan: StepPlan) -> list[SampleResult]:
-        rows = order_rows(plan.rows)
+        if not self._pools:
+            return self._generate(plan.rows)
+        # Rows don't use one another's results, so that the two kinds can be computed one after the other.
+        pooled = [planned for planned in plan.rows if planned.sequence in self._pools]
+        others = [planned for planned in plan.rows if planned.sequence not in self._pools]
+        return [*(self._generate(others) if others else ()), *(self._pool(pooled) if pooled else ())]
+
+    def _generate(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
+        rows = order_rows(planned)
+        return self._sample(rows, self._run(self._model, rows))
+
+    def _run(self, model: Model, rows: list[RowPlan]) -> Tensor:
+        """The model's output for the step's rows, or some of them, which are ordered."""
         tokens: list[int] = []
         fresh: list[int] = []
         for planned in rows:
@@ -123,7 +155,25 @@ class ModelExecutor:
             self._storage.clear_blocks(fresh)
         table_rows = [self._rows[planned.sequence].table for planned in rows]
         batch = gather_batch(rows, tokens, table_rows, self._tables, len(self._storage.spec.groups))
-        return self._sample(rows, self._model.run(batch))
+        return model.run(batch)
+
+    def _pool(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
+        """Add the rows' hidden states to their vectors; a result for each that is complete, or cannot be."""
+        if self._encoder is None:
+            assert self._make_encoder is not None, "nobody said how to compute hidden states"
+            self._encoder = self._make_encoder()
+        rows = order_rows(planned)
+        states = self._run(self._encoder, rows)
+        results = []
+        place = 0
+        for row in rows:
+            count = row.pooled[1] - row.pooled[0]
+            pool = self._pools[row.sequence]
+            pool.add(states[place : place + count])
+            place += count
+            if row.pooled[1] == len(self._rows[row.sequence].prompt):
+                results.append(_vector(row.sequence, pool))
+        return results
 
     def _sample(self, rows: list[RowPlan], logits: Tensor) -> list[SampleResult]:
         """Results of the rows that sample or score; their logits are in the order of `gather_batch`."""
@@ -155,6 +205,13 @@ class ModelExecutor:
         except RowFailed as failure:
             return SampleResult(planned.sequence, [], "error", error=failure.message)
         return SampleResult(planned.sequence, [], prompt_logprobs=scores)
+
+
+def _vector(sequence: int, pool: Pool) -> SampleResult:
+    try:
+        return SampleResult(sequence, [], embedding=pool.vector())
+    except RowFailed as failure:
+        return SampleResult(sequence, [], "error", error=failure.message)
 
 
 def _with_scores(results: list[SampleResult], scores: dict[int, SampleResult]) -> list[SampleResult]:

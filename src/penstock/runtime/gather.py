@@ -24,13 +24,17 @@ def _tensor(numbers: list[int]) -> Tensor:
 
 
 def _logit_rows(rows: Sequence[RowPlan], ends: Sequence[int]) -> list[int]:
-    """Indices of the tokens whose logits are wanted: of each row those that it scores, then its last if it samples."""
-    if not any(row.scored[1] for row in rows):
+    """Indices of the tokens whose output is wanted: of each row those that it scores, then its last if it samples.
+
+    Of a row that is pooled they are those that go into its vector.
+    """
+    if not any(row.scored[1] or row.pooled[1] for row in rows):
         return [end - 1 for row, end in zip(rows, ends, strict=True) if row.samples]
     wanted: list[int] = []
     for row, end in zip(rows, ends, strict=True):
         origin = end - row.count - row.start
-        wanted += range(origin + row.scored[0], origin + row.scored[1])
+        for first, last in (row.scored, row.pooled):
+            wanted += range(origin + first, origin + last)
         if row.samples:
             wanted.append(end - 1)
     return wanted

@@ -25,7 +25,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 def check_request(request: Request, limits: Limits) -> None:
     """Raise RequestError, with the numbers, where `request` could never be served."""
-    prompt, output = len(request.prompt_token_ids), request.sampling.max_tokens
+    prompt, output = len(request.prompt_token_ids), request.max_tokens
     if prompt == 0:
         raise InvalidParameter("prompt", "it is empty; at least one token is needed.")
     if output is None:

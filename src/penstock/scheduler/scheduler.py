@@ -16,6 +16,8 @@ from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.sequence import OrderedQueue, Sequence
 
+_NOTHING = (0, 0)
+
 
 @dataclass(slots=True)
 class _Row:
@@ -159,8 +161,10 @@ class Scheduler:
                 decodes_left -= 1
             if pending == 0 or not sequence.running:
                 continue
-            count = 1 if pending == 1 else min(pending, draft.budget - decodes_left, self._max_chunk)
-            count = sequence.within_scores(count, draft.scores)
+            count = 1
+            # A prompt's last position is never scored.
+            if pending > 1:
+                count = sequence.within_scores(min(pending, draft.budget - decodes_left, self._max_chunk), draft.scores)
             if count > 0 and self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
 
@@ -201,12 +205,14 @@ class Scheduler:
         start = sequence.reserved
         end = start + count
         self.cache.announce(sequence.blocks, start, end)
-        scored = (max(start, sequence.scored), min(end, sequence.to_score))
-        if scored[0] < scored[1]:
-            sequence.scored = scored[1]
-            draft.scores -= scored[1] - scored[0]
+        wanted = (max(start, sequence.extracted), min(end, sequence.to_extract))
+        if wanted[0] >= wanted[1]:
+            wanted = _NOTHING
         else:
-            scored = (0, 0)
+            sequence.extracted = wanted[1]
+        pooling = sequence.request.pooling is not None
+        scored, pooled = (_NOTHING, wanted) if pooling else (wanted, _NOTHING)
+        draft.scores -= scored[1] - scored[0]
         samples: tuple[Sequence, ...] = ()
         if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, draft)
@@ -220,6 +226,7 @@ class Scheduler:
                 samples=tuple(sample.id for sample in samples),
                 blocks=self.cache.take_updates(sequence.blocks),
                 scored=scored,
+                pooled=pooled,
             )
         )
         draft.committed_by.append(_Row(sequence, sequence.epoch, end, samples))
@@ -241,7 +248,7 @@ class Scheduler:
             fork.begun = True
             fork.cached_tokens = sequence.cached_tokens
             fork.reported = True
-            fork.scored = fork.to_score
+            fork.extracted = fork.to_extract
             members.append(fork)
             draft.begin.append(
                 BeginRow(fork.id, sample_index, [], request.sampling, request.eos_token_ids, forked_from=sequence.id)
@@ -257,8 +264,8 @@ class Scheduler:
         head = self._waiting.first()
         outranked = [sequence for sequence in self._running if sequence.order[0] > head.order[0]]
         # It would not come in where the running ones leave it nothing to score.
-        if head.scored < head.to_score:
-            wanted = sum(max(0, sequence.to_score - sequence.scored) for sequence in self._running)
+        if head.unscored:
+            wanted = sum(sequence.unscored for sequence in self._running)
             if wanted >= self.config.max_scored_positions:
                 return
         pool = self.cache.pool
@@ -290,7 +297,7 @@ class Scheduler:
             if sequence.last_plan is not None:
                 continue
             # Those of the running that score come first, and end.
-            if not draft.scores and sequence.scored < sequence.to_score:
+            if not draft.scores and sequence.unscored:
                 continue
             hit = self.cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
             if self._stands_back(sequence, hit):
@@ -336,15 +343,22 @@ class Scheduler:
         sequence.running = True
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
-            # A prompt that is scored is not looked up.
-            if not sequence.to_score:
+            # A prompt whose first output is wanted is not looked up.
+            if sequence.cacheable:
                 self._totals.prefix_queried_tokens += len(sequence.tokens)
             self._totals.prefix_hit_tokens += cached
         if not sequence.begun:
             sequence.begun = True
             request = sequence.request
             draft.begin.append(
-                BeginRow(sequence.id, 0, request.prompt_token_ids, request.sampling, request.eos_token_ids)
+                BeginRow(
+                    sequence.id,
+                    0,
+                    request.prompt_token_ids,
+                    request.sampling,
+                    request.eos_token_ids,
+                    pooling=request.pooling,
+                )
             )
         self._add_row(sequence, count, draft)
 
@@ -462,6 +476,7 @@ class Scheduler:
             cached_tokens=cached,
             error=answer.error if answer else None,
             prompt_logprobs=answer.prompt_logprobs if answer else None,
+            embedding=answer.embedding if answer else None,
         )
 
     # What others may know.

@@ -35,9 +35,9 @@ class Sequence:
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
         reported: whether `cached_tokens` was part of an event.
-        to_score: leading positions that are to say how likely the prompt's next token was.
-        scored: how many of them were planned. A plan that was made is carried out, preemption or not, so none is
-            planned twice.
+        to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
+        extracted: the first of them that was not planned. A plan that was made is carried out, preemption or not, so
+            none is planned twice.
     """
 
     id: int
@@ -59,16 +59,22 @@ class Sequence:
     waits: int = 0
     cached_tokens: int | None = None
     reported: bool = False
-    scored: int = 0
+    extracted: int = 0
     max_tokens: int = field(init=False)
-    to_score: int = field(init=False)
+    to_extract: int = field(init=False)
 
     def __post_init__(self) -> None:
-        limit = self.request.sampling.max_tokens
+        request, length = self.request, self.prompt_length
+        limit = request.max_tokens
         if limit is None:
             raise ValueError("max_tokens must be resolved before a request reaches the scheduler")
         self.max_tokens = limit
-        self.to_score = 0 if self.request.sampling.prompt_logprobs is None else self.prompt_length - 1
+        if request.pooling is not None:
+            self.to_extract = length
+            self.extracted = length - 1 if request.pooling == "last" else 0
+        else:
+            # What comes after the last is not the prompt's.
+            self.to_extract = 0 if request.sampling.prompt_logprobs is None else length - 1
 
     @property
     def output_length(self) -> int:
@@ -87,14 +93,19 @@ class Sequence:
     @property
     def cacheable(self) -> int:
         """Leading tokens that the prefix cache may give: none behind the first whose output is still wanted."""
-        return self.scored if self.scored < self.to_score else len(self.tokens)
+        return self.extracted if self.extracted < self.to_extract else len(self.tokens)
+
+    @property
+    def unscored(self) -> int:
+        """Positions that are still to be scored."""
+        return max(0, self.to_extract - self.extracted) if self.request.pooling is None else 0
 
     def within_scores(self, count: int, scores: int) -> int:
         """As many of the next `count` positions as can be computed where `scores` may be scored."""
-        first = max(self.reserved, self.scored)
-        if self.to_score - first <= scores:
+        # Hidden states need no such bound, being small beside logits.
+        if self.unscored <= scores:
             return count
-        return min(count, first + scores - self.reserved)
+        return min(count, max(self.reserved, self.extracted) + scores - self.reserved)
 
 
 class OrderedQueue:
