@@ -2,16 +2,17 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
+from penstock.core.plan import Pooling
 from penstock.core.request import MAX_SALT_LENGTH
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
-from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, Message
+from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, EmbeddingFields, Message
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.tokenizer import Tokenizer
 
@@ -20,6 +21,8 @@ MAX_CHOICES = 1024
 # Log probabilities of prompts in one response, each of some 80 bytes of JSON: a prompt of 131,072 tokens with the most
 # likely token beside each.
 MAX_PROMPT_LOGPROBS = 2**18
+# Numbers of all vectors in one response, each of some 20 bytes of JSON.
+MAX_EMBEDDING_VALUES = 2**22
 MAX_MESSAGES = 16384
 MAX_NAME_LENGTH = 512
 MAX_TEMPLATE_VARIABLES = 64
@@ -32,11 +35,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         prompts: token ids of each prompt.
-        params: for each prompt the parameters, `max_tokens` resolved.
+        params: for each prompt the parameters, `max_tokens` resolved; none where vectors are asked for.
+        pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
         echo: text to put before each prompt's outputs.
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
             the engine computes may be more, for `echo`.
-        prompt_entries: log probabilities of prompts in the response, at most.
+        values: how many log probabilities of prompts, or numbers of vectors, the response holds at most.
         stream, include_usage, return_token_ids: how the response is written.
     """
 
@@ -45,9 +49,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     user: str | None = None
+    pooling: Pooling | None = None
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] = "float"
     echo: list[str] | None = None
     prompt_logprobs: int | None = None
-    prompt_entries: int = 0
+    values: int = 0
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
@@ -74,12 +81,54 @@ class Resolver:
         # An echoed prompt is part of the text, whose log probabilities are asked for.
         echoed = fields.logprobs if fields.echo else None
         template = self._sampling(fields, fields.max_tokens, fields.logprobs, model, echoed=echoed)
-        texts, prompts = self._prompts(fields, model)
+        # Where nothing is generated, nothing of the context is left for it.
+        room = model.max_model_len - (fields.max_tokens != 0)
+        given, prompts = self._prompts(
+            "prompt", fields.prompt, model, most_tokens=room, add_special_tokens=fields.add_special_tokens is not False
+        )
+        texts = [self._text(prompt, fields) for prompt in given] if fields.echo else None
         if len(prompts) * template.n > MAX_CHOICES:
             raise InvalidParameter("n", f"{len(prompts)} prompts × {template.n} samples are more than {MAX_CHOICES}.")
         params = [_fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
         scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
-        return self._job(fields, prompts, params, scored, echo=texts if fields.echo else None)
+        return self._job(fields, prompts, params, scored, echo=texts)
+
+    def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
+        """Raises RequestError with the cause."""
+        check_model_name(fields.model, model)
+        size = model.embedding_size if fields.dimensions is None else fields.dimensions
+        if not 1 <= size <= model.embedding_size:
+            raise InvalidParameter("dimensions", f"{size} is outside 1..{model.embedding_size}, the model's own.")
+        _check_extras(fields)
+        _, prompts = self._prompts(
+            "input",
+            fields.input,
+            model,
+            most_tokens=model.max_model_len,
+            add_special_tokens=fields.add_special_tokens is not False,
+        )
+        for prompt in prompts:
+            if len(prompt) > model.max_model_len:
+                raise ContextLengthExceeded(
+                    f"The input has {len(prompt)} tokens; this model's context has {model.max_model_len}. Shorten it.",
+                    param="input",
+                )
+        if len(prompts) * size > MAX_EMBEDDING_VALUES:
+            raise InvalidParameter(
+                "input",
+                f"{len(prompts)} vectors of {size} numbers are more than the {MAX_EMBEDDING_VALUES} of a response.",
+            )
+        return Job(
+            prompts=prompts,
+            params=[],
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+            user=fields.user,
+            pooling=fields.pooling or "last",
+            dimensions=fields.dimensions,
+            encoding_format=fields.encoding_format or "float",
+            values=len(prompts) * size,
+        )
 
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
@@ -126,12 +175,7 @@ class Resolver:
             raise InvalidParameter(
                 "prompt_logprobs", "cannot be streamed; leave out stream, or send echo and logprobs to /v1/completions."
             )
-        if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
-            raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
-        if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
-            raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
-        if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:
-            raise InvalidParameter("user", f"must have at most {MAX_NAME_LENGTH} characters.")
+        _check_extras(fields)
         options = fields.stream_options
         return Job(
             prompts=prompts,
@@ -141,7 +185,7 @@ class Resolver:
             user=fields.user,
             echo=echo,
             prompt_logprobs=fields.prompt_logprobs,
-            prompt_entries=_prompt_entries(prompts, params[0].n, scored),
+            values=_prompt_logprobs(prompts, params[0].n, scored),
             stream=stream,
             include_usage=options is not None and bool(options.include_usage),
             return_token_ids=bool(fields.return_token_ids),
@@ -184,39 +228,35 @@ class Resolver:
             )
         return params
 
-    def _prompts(self, fields: CompletionFields, model: ModelInfo) -> tuple[list[str], list[list[int]]]:
-        """Each prompt's text, where it is to be echoed, and its ids."""
-        given: Any = fields.prompt
+    def _prompts(
+        self, param: str, given: Any, model: ModelInfo, *, most_tokens: int, add_special_tokens: bool
+    ) -> tuple[Sequence[str | list[int]], list[list[int]]]:
+        """Each prompt as it was given, a text or ids, and its ids."""
         single = isinstance(given, str) or (bool(given) and all(isinstance(item, int) for item in given))
         prompts: Sequence[Any] = [given] if single else given
         if not prompts:
-            raise InvalidParameter("prompt", "is empty; send at least one token.")
+            raise InvalidParameter(param, "is empty; send at least one token.")
         if len(prompts) > MAX_CHOICES:
-            raise InvalidParameter("prompt", f"{len(prompts)} prompts given, at most {MAX_CHOICES} are accepted.")
-        texts: list[str] = []
+            raise InvalidParameter(param, f"{len(prompts)} prompts given, at most {MAX_CHOICES} are accepted.")
         ids: list[list[int]] = []
         for prompt in prompts:
             if isinstance(prompt, int) or type(prompt) is not type(prompts[0]):
-                raise InvalidParameter(
-                    "prompt", "must be a string, a list of strings, of token ids, or of lists of ids."
-                )
-            tokens = self._encode(prompt, fields, model) if isinstance(prompt, str) else prompt
-            _check_ids(tokens, model, "prompt")
+                raise InvalidParameter(param, "must be a string, a list of strings, of token ids, or of lists of ids.")
+            tokens = prompt
+            if isinstance(prompt, str):
+                tokens = self._encode(param, prompt, most_tokens, add_special_tokens)
+            _check_ids(tokens, model, param)
             ids.append(tokens)
-            if fields.echo:
-                texts.append(self._text(prompt, fields))
-        return texts, ids
+        return prompts, ids
 
-    def _encode(self, prompt: str, fields: CompletionFields, model: ModelInfo) -> list[int]:
+    def _encode(self, param: str, prompt: str, most_tokens: int, add_special_tokens: bool) -> list[int]:
         if self._tokenizer is None:
-            raise InvalidParameter("prompt", _NO_TOKENIZER)
+            raise InvalidParameter(param, _NO_TOKENIZER)
         # A tokenizer may make a BOS token of it; whoever wants to continue that one alone can send its id.
         if not prompt:
-            raise InvalidParameter("prompt", "it is empty; at least one character, or one token id, is needed.")
-        # Where nothing is generated, nothing of the context is left for it.
-        room = model.max_model_len if fields.max_tokens == 0 else model.max_model_len - 1
-        self._tokenizer.check_length(prompt, room, "prompt")
-        return self._tokenizer.encode(prompt, fields.add_special_tokens is not False)
+            raise InvalidParameter(param, "it is empty; at least one character, or one token id, is needed.")
+        self._tokenizer.check_length(prompt, most_tokens, param)
+        return self._tokenizer.encode(prompt, add_special_tokens)
 
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
         if isinstance(prompt, str):
@@ -235,6 +275,16 @@ def check_model_name(name: str | None, model: ModelInfo) -> None:
         )
 
 
+def _check_extras(fields: CommonFields | EmbeddingFields) -> None:
+    """What all requests may say beside what they ask for."""
+    if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
+        raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
+    if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
+        raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
+    if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:
+        raise InvalidParameter("user", f"must have at most {MAX_NAME_LENGTH} characters.")
+
+
 def _check_ids(ids: list[int], model: ModelInfo, param: str) -> None:
     if not ids:
         raise InvalidParameter(param, "is empty; send at least one token.")
@@ -243,7 +293,7 @@ def _check_ids(ids: list[int], model: ModelInfo, param: str) -> None:
             raise InvalidParameter(param, f"the token id {token} is outside the vocabulary, 0..{model.vocab_size - 1}.")
 
 
-def _prompt_entries(prompts: Sequence[list[int]], n: int, scored: dict[str, int | None]) -> int:
+def _prompt_logprobs(prompts: Sequence[list[int]], n: int, scored: dict[str, int | None]) -> int:
     """How many log probabilities of prompts a response has, each choice repeating them; refuses too many."""
     total = 0
     tokens = sum(map(len, prompts))

@@ -1,7 +1,7 @@
 """The fields of requests: what is accepted, of which type, and what is refused by name."""
 
 import re
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -140,6 +140,21 @@ class ChatFields(CommonFields, frozen=True, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/v1/embeddings`. None stands for the default."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    pooling: Literal["last", "mean"] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+
+
 Fields = TypeVar("Fields")
 
 
@@ -148,6 +163,11 @@ def parse_completion(body: bytes) -> CompletionFields:
     fields = _decode(body)
     _drop_neutral(fields, _NEUTRAL, "")
     return _convert(fields, CompletionFields)
+
+
+def parse_embedding(body: bytes) -> EmbeddingFields:
+    """Parse a body; raises RequestError, naming the field."""
+    return _convert(_decode(body), EmbeddingFields)
 
 
 def parse_chat(body: bytes) -> ChatFields:

@@ -121,7 +121,7 @@ class ResponseWriter:
         """Collect an output for `body`. Raises RowFailed or EngineUnavailable where a sample has failed."""
         self._count(output)
         for delta in output.deltas:
-            _check(delta)
+            check_delta(delta)
             choice = self._choices[delta.index]
             choice.seed = output.seed
             choice.text.append(delta.text)
@@ -189,7 +189,7 @@ class ResponseWriter:
                 # The common case, and the one that has to be cheap.
                 return choice.prefix + shape.text + _encode(text) + self._plain_tail if text else b""
         elif delta.finish_reason is not None:
-            _check(delta)
+            check_delta(delta)
         opening = shape.text
         extra = b""
         echoed = False
@@ -257,7 +257,8 @@ class ResponseWriter:
         }
 
 
-def _check(delta: SampleDelta) -> None:
+def check_delta(delta: SampleDelta) -> None:
+    """Raise RowFailed or EngineUnavailable where the sample has failed."""
     if delta.finish_reason == "error":
         raise RowFailed(delta.error or "The computation of this request failed.")
     if delta.finish_reason == "abort":
