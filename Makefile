@@ -22,12 +22,15 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The random tests, for far longer than `make test` gives them: WORKLOADS seeded workloads from FIRST_SEED on.
+# The random tests, for far longer than `make test` gives them: WORKLOADS seeded workloads from FIRST_SEED on, and
+# SCHEMAS random JSON schemas that a model's answers are held to.
 WORKLOADS ?= 20000
 FIRST_SEED ?= 1000
+SCHEMAS ?= 500
 soak: $(VENV)/.test
 	$(BIN)/python -m pytest tests/cache tests/scheduler --workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)
+	$(BIN)/python -m pytest tests/end_to_end/test_structured.py -k random_schemas -s --schemas $(SCHEMAS)
 
 bench: $(VENV)/.serve
 	$(BIN)/penstock bench engine $(ARGS)

@@ -12,26 +12,30 @@ using namespace penstock;
 
 namespace {
 
+using Masks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 // The fields of sampling/choice.py: Choice and Chosen, in their order.
-using Asked = std::tuple<int64_t, uint32_t, double, int64_t, double, double, int64_t, uint64_t, uint32_t, uint32_t>;
+using Asked = std::tuple<int64_t, int64_t, uint32_t, double, int64_t, double, double, int64_t, uint64_t, uint32_t, uint32_t>;
 using Found = std::tuple<int64_t, double, double, std::vector<int64_t>, std::vector<double>>;
 
-Choice choice_of(const Asked &asked, size_t rows) {
-    const auto &[row, position, temperature, top_k, top_p, log_min_p, logprobs, seed, sample, purpose] = asked;
+Choice choice_of(const Asked &asked, size_t rows, const Masks &masks) {
+    const auto &[row, mask, position, temperature, top_k, top_p, log_min_p, logprobs, seed, sample, purpose] = asked;
     require(row >= 0 && static_cast<size_t>(row) < rows, "There is no such row of logits.");
+    require(mask < static_cast<int64_t>(masks.shape(0)), "There is no such mask.");
     require(temperature >= 0 && temperature < std::numeric_limits<double>::infinity(),
             "A temperature must be finite and not negative.");
     require(top_k >= 0 && top_p > 0 && top_p <= 1 && log_min_p <= 0,
             "top_k must not be negative, top_p in (0, 1] and log_min_p not above 0.");
-    return {row, position, temperature, top_k, top_p, log_min_p, logprobs, {seed, sample, purpose}};
+    const uint32_t *allowed = mask < 0 ? nullptr : masks.data() + mask * static_cast<int64_t>(masks.shape(1));
+    return {row, allowed, position, temperature, top_k, top_p, log_min_p, logprobs, {seed, sample, purpose}};
 }
 
-std::vector<Found> native_choose(const Logits &logits, const std::vector<Asked> &asked) {
+std::vector<Found> native_choose(const Logits &logits, const std::vector<Asked> &asked, const Masks &masks) {
     require(logits.shape(1) > 0 && logits.shape(1) < size_t{1} << 31, "The vocabulary must have 1 to 2^31 − 1 tokens.");
+    require(masks.shape(1) == (logits.shape(1) + 31) / 32, "A mask must have a bit for each token.");
     std::vector<Choice> choices;
     choices.reserve(asked.size());
-    for (const Asked &one : asked) choices.push_back(choice_of(one, logits.shape(0)));
+    for (const Asked &one : asked) choices.push_back(choice_of(one, logits.shape(0), masks));
     std::vector<Chosen> chosen;
     {
         nb::gil_scoped_release unlocked;
@@ -48,5 +52,6 @@ std::vector<Found> native_choose(const Logits &logits, const std::vector<Asked> 
 } // namespace
 
 void penstock::bind_sampling(nb::module_ &module) {
-    module.def("choose", &native_choose, nb::arg("logits").noconvert(), nb::arg("choices"));
+    module.def("choose", &native_choose, nb::arg("logits").noconvert(), nb::arg("choices"),
+               nb::arg("masks").noconvert());
 }

@@ -46,7 +46,9 @@ bool keeps(const Cut &cut, const Candidate &token) { return !precedes(cut, token
 // One choice on its way, with what is known of each block of its logits.
 struct Row {
     const Choice *choice;
-    const float *logits;
+    const float *given;  // the logits
+    float *masked;       // memory for them with a mask, null where there is none
+    const float *logits; // what is chosen from: one or the other
     int64_t vocabulary, blocks;
     float *maxima, *bounds;         // [blocks]: of logits, and of perturbed values
     double *likelihoods;            // [blocks]: sums of e^(logit − peak)
@@ -90,10 +92,21 @@ void each_block(const Row &row, int64_t first, int64_t last, float least, const 
         if (row.maxima[block] >= least) work(block, row.values(block, padded));
 }
 
+// Of tokens [first, last): minus infinity where a token is not allowed, except for NaN, which says that all is broken.
+void mask(const Row &row, int64_t first, int64_t last) {
+    const uint32_t *allowed = row.choice->allowed;
+    for (int64_t token = first; token < last; ++token) {
+        const float value = row.given[token];
+        const bool keeps = (allowed[token / 32] >> (token % 32) & 1) != 0 || value != value;
+        row.masked[token] = keeps ? value : -kInfinity;
+    }
+}
+
 void find_maxima(Row &row, int64_t part) {
     float padded[kBlock];
     bool unordered = false;
     const int64_t last = std::min(row.blocks, (part + 1) * kPartBlocks);
+    if (row.masked) mask(row, part * kPartBlocks * kBlock, std::min(row.vocabulary, last * kBlock));
     for (int64_t block = part * kPartBlocks; block < last; ++block)
         row.maxima[block] = block_maximum(row.values(block, padded), unordered);
     row.unordered[static_cast<size_t>(part)] = unordered;
@@ -338,8 +351,9 @@ void decide(Row &row) {
     if (row.reports()) find_logprobs(row);
 }
 
-// A thread's own memory for `count` numbers.
-template <typename Number> Number *scratch(int64_t count) {
+// A thread's own memory for `count` numbers, one for each purpose.
+enum class Purpose { bounds, likelihoods, masked };
+template <Purpose, typename Number> Number *scratch(int64_t count) {
     thread_local std::vector<Number> memory;
     if (static_cast<int64_t>(memory.size()) < count) memory.resize(static_cast<size_t>(count));
     return memory.data();
@@ -348,12 +362,20 @@ template <typename Number> Number *scratch(int64_t count) {
 std::vector<Row> rows_of(const float *logits, int64_t vocabulary, const std::vector<Choice> &choices) {
     const int64_t blocks = (vocabulary + kBlock - 1) / kBlock, parts = (blocks + kPartBlocks - 1) / kPartBlocks;
     const auto count = static_cast<int64_t>(choices.size());
-    float *floats = scratch<float>(2 * blocks * count);
-    double *doubles = scratch<double>(blocks * count);
+    const auto constrained = std::count_if(choices.begin(), choices.end(), [](const Choice &one) { return one.allowed; });
+    float *floats = scratch<Purpose::bounds, float>(2 * blocks * count);
+    float *edited = scratch<Purpose::masked, float>(vocabulary * constrained);
+    double *doubles = scratch<Purpose::likelihoods, double>(blocks * count);
     std::vector<Row> rows;
     rows.reserve(choices.size());
     for (const Choice &choice : choices) {
-        rows.push_back({&choice, logits + choice.row * vocabulary, vocabulary, blocks, floats, floats + blocks, doubles,
+        const float *given = logits + choice.row * vocabulary;
+        float *masked = nullptr;
+        if (choice.allowed) {
+            masked = edited;
+            edited += vocabulary;
+        }
+        rows.push_back({&choice, given, masked, masked ? masked : given, vocabulary, blocks, floats, floats + blocks, doubles,
                         std::vector<uint8_t>(static_cast<size_t>(parts))});
         floats += 2 * blocks;
         doubles += blocks;

@@ -11,7 +11,8 @@ namespace penstock {
 
 // How one token is chosen.
 struct Choice {
-    int64_t row; // of the logits
+    int64_t row;             // of the logits
+    const uint32_t *allowed; // bits by token, all where it is null
     uint32_t position;
     double temperature; // 0 takes the largest
     int64_t top_k;      // 0 keeps all
@@ -23,7 +24,7 @@ struct Choice {
 
 struct Chosen {
     int64_t token = 0;
-    float peak = 0;     // the largest logit, NaN where any is; unless it is finite, `token` is its first place
+    float peak = 0;     // the largest logit that is allowed, NaN where any is NaN; unless it is finite, `token` is its first place
     double logprob = 0; // of `token`
     std::vector<int64_t> top_tokens;
     std::vector<double> top_logprobs;

@@ -7,13 +7,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.core.grammar import Grammar
     from penstock.core.sampling import SamplingParams
     from penstock.llm import LLM, AsyncEngine
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "Grammar", "SamplingParams", "__version__"]
 
-_HOMES = {"LLM": "penstock.llm", "AsyncEngine": "penstock.llm", "SamplingParams": "penstock.core.sampling"}
+_HOMES = {
+    "AsyncEngine": "penstock.llm",
+    "Grammar": "penstock.core.grammar",
+    "LLM": "penstock.llm",
+    "SamplingParams": "penstock.core.sampling",
+}
 
 
 def __getattr__(name: str) -> Any:

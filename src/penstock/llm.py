@@ -235,6 +235,8 @@ class LLM:
         """What became of each request, all of them being finished."""
         table = self.tokenizer.table if self.tokenizer is not None else None
         states = {request.request_id: RequestState(request, table) for request in requests}
+        for request in requests:
+            self._core.prepare(request)
         try:
             for request in requests:
                 self._core.add(request)

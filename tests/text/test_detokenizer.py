@@ -81,10 +81,10 @@ def test_stop_strings_cut_the_text_where_the_engine_stops(
     parts = split(ids[:end], cuts)
     shown = ""
     for part in parts[:-1]:
-        shown += detokenizer.advance(part, None, None)
+        shown += detokenizer.advance(part, None)
         assert expected.decode("utf-8", "replace").startswith(shown)
     last = parts[-1] if parts else []
-    shown += detokenizer.advance(last, "stop" if matched is not None else "length", matched)
+    shown += detokenizer.advance(last, "stop" if matched is not None else "length")
     assert shown == expected.decode("utf-8", "replace")
 
 
@@ -101,11 +101,11 @@ def test_the_token_that_ends_the_output_is_shown_like_stop_strings(include: bool
     raw = make_raw("byte_level")
     ids = [*raw.encode("ok").ids, raw.token_to_id("</s>")]
     detokenizer = Detokenizer(table, include_stop=include, skip_special=False)
-    assert detokenizer.advance(ids, "stop", None) == expected
+    assert detokenizer.advance(ids, "stop", True) == expected
 
 
 def test_the_last_token_is_shown_where_length_or_a_stop_string_ended_the_output() -> None:
-    assert Detokenizer(BYTES).advance(list(b"abc"), "length", None) == "abc"
-    assert Detokenizer(BYTES, ["c"]).advance(list(b"abc"), "stop", "c") == "ab"
-    assert Detokenizer(BYTES).advance(list(b"abc"), "stop", 99) == "ab"
-    assert Detokenizer(BYTES).advance([], "abort", None) == ""
+    assert Detokenizer(BYTES).advance(list(b"abc"), "length") == "abc"
+    assert Detokenizer(BYTES, ["c"]).advance(list(b"abc"), "stop") == "ab"
+    assert Detokenizer(BYTES).advance(list(b"abc"), "stop", True) == "ab"
+    assert Detokenizer(BYTES).advance([], "abort") == ""

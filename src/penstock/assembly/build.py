@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from penstock.assembly.gain import describe_gain
+from penstock.assembly.prepare import eos_token_ids
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import keyed_hash
 from penstock.core.config import EngineConfig, ModelConfig
@@ -29,6 +30,7 @@ from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.storage import TORCH_DTYPES, KVStorage
+from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
 from penstock.scheduler.scheduler import Scheduler
 from penstock.text.tokenizer import find_tokenizer
@@ -87,7 +89,12 @@ def build_engine(
 
     program = compiled(head=True)
     encoder = functools.partial(compiled, head=False)
-    executor = ModelExecutor(program, storage, Sampler(declaration.vocab_size), table, encoder)
+    grammars = None
+    if table is not None:
+        eos = eos_token_ids(checkpoint, tokenizer)
+        grammars = Grammars(table, declaration.vocab_size, eos, config.threads)
+    sampler = Sampler(declaration.vocab_size, fill_masks=None if grammars is None else grammars.fill)
+    executor = ModelExecutor(program, storage, sampler, table, grammars, encoder)
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     model = config.model
@@ -100,7 +107,7 @@ def build_engine(
         key_of=keyed_hash(os.urandom(32)),
         prefix_caching=config.cache.prefix_caching,
     )
-    core = EngineCore(Scheduler(config.scheduler, cache), executor)
+    core = EngineCore(Scheduler(config.scheduler, cache), executor, grammars)
     slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
     gain = describe_gain(model, declaration, loaded.weights)
     notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program)]

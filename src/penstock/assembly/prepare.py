@@ -43,18 +43,8 @@ class Prepared:
         return find_tokenizer(Path(self.config.model.tokenizer), self.declaration.vocab_size)
 
     def eos_token_ids(self, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-        """What ends an output: as generation_config.json says, else config.json, else the tokenizer.
-
-        Raises ModelFileError where a file says something else than ids.
-        """
-        sources = ((GENERATION_CONFIG, self.checkpoint.generation_config), (CONFIG, self.checkpoint.config))
-        for name, source in sources:
-            value = source.get("eos_token_id")
-            if value is not None:
-                return _token_ids(name, value)
-        if tokenizer is not None and tokenizer.eos_token_id is not None:
-            return (tokenizer.eos_token_id,)
-        return ()
+        """What ends an output; see the function."""
+        return eos_token_ids(self.checkpoint, tokenizer)
 
     def model_info(self, tokenizer: Tokenizer | None, names: tuple[str, ...] = ()) -> ModelInfo:
         """The model as its users know it; `names` are those under which it is served."""
@@ -68,6 +58,20 @@ class Prepared:
             eos_token_ids=self.eos_token_ids(tokenizer),
             created=int(time.time()),
         )
+
+
+def eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    """What ends an output: as generation_config.json says, else config.json, else the tokenizer.
+
+    Raises ModelFileError where a file says something else than ids.
+    """
+    for name, source in ((GENERATION_CONFIG, checkpoint.generation_config), (CONFIG, checkpoint.config)):
+        value = source.get("eos_token_id")
+        if value is not None:
+            return _token_ids(name, value)
+    if tokenizer is not None and tokenizer.eos_token_id is not None:
+        return (tokenizer.eos_token_id,)
+    return ()
 
 
 def _token_ids(file: str, value: Any) -> tuple[int, ...]:

@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Callable
 
+import numpy as np
+
 from penstock.bench.single import random_values
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.cpu.native import native
@@ -21,9 +23,10 @@ def compile_choice(params: SamplingParams, rows: int, vocabulary: int) -> Callab
     """A call that chooses one token for each of `rows` rows of logits, each time at the next position."""
     logits = (_DEVIATION * random_values(rows, vocabulary)).numpy()
     constants, positions = constants_of(params, 0), itertools.count()
+    no_masks = np.empty((0, (vocabulary + 31) // 32), np.uint32)
 
     def choose() -> object:
         position = next(positions)
-        return native.choose(logits, [Choice(row, position, *constants) for row in range(rows)])
+        return native.choose(logits, [Choice(row, -1, position, *constants) for row in range(rows)], no_masks)
 
     return choose

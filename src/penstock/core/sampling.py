@@ -14,6 +14,7 @@ from penstock.core.checks import (
     check_number,
 )
 from penstock.core.errors import InvalidParameter, ModelFileError
+from penstock.core.grammar import Grammar
 
 MAX_SAMPLES = 128
 MAX_LOGPROBS = 20
@@ -52,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         prompt_logprobs: None, or how many of the most likely tokens to report beside each token of the prompt, 0..20.
             They are of the model's own distribution, without penalties and biases.
         skip_special_tokens: leave special tokens out of the text.
+        grammar: what the output must look like; a complete output ends, before min_tokens too.
     """
 
     n: int = 1
@@ -73,6 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         check_integer("n", self.n, 1, MAX_SAMPLES)
@@ -100,6 +103,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             check_boolean(name, getattr(self, name))
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidParameter("grammar", "must be a Grammar, such as Grammar.json_schema({...}).")
         self._normalise_collections()
 
     def _normalise_collections(self) -> None:

@@ -210,7 +210,7 @@ class EngineProcess(asyncio.Protocol):
                 for event in unpack_outputs(message):
                     self._deliver(event)
             case Refused():
-                self._end(message.request_id, rebuild_error(message.code, message.message))
+                self._end(message.request_id, rebuild_error(message.code, message.message, message.param))
             case Progress():
                 self._progress(message.done, message.total)
             case Ready():

@@ -3,8 +3,9 @@
 import logging
 from typing import Protocol
 
-from penstock.core.errors import EngineError
+from penstock.core.errors import EngineError, InvalidParameter
 from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.grammar import Grammar
 from penstock.core.plan import SampleResult, StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.scheduler.scheduler import Scheduler
@@ -24,6 +25,19 @@ class Executor(Protocol):
         """Start computing `plan`."""
 
 
+class GrammarCompiler(Protocol):
+    """Makes grammars ready for the executor; may be called on any thread."""
+
+    def load(self) -> None:
+        """Load what the first grammar would otherwise have to wait for."""
+
+    def has(self, grammar: Grammar) -> bool:
+        """Whether that has been done already."""
+
+    def compile(self, grammar: Grammar) -> None:
+        """Do it; raises RequestError where the grammar cannot be used."""
+
+
 logger = logging.getLogger("penstock.engine")
 
 
@@ -39,9 +53,30 @@ def failed_step(plan: StepPlan, cause: BaseException) -> StepResult:
 class EngineCore:
     """Plan → execute → commit, with the executor injected."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
+        """Without `grammars`, no request can have one."""
         self.scheduler = scheduler
         self._executor = executor
+        self._grammars = grammars
+
+    def needs_preparation(self, request: Request) -> bool:
+        """Whether `prepare` would take a while."""
+        grammar = request.sampling.grammar
+        return grammar is not None and (self._grammars is None or not self._grammars.has(grammar))
+
+    def use_idle_time(self) -> None:
+        """Do what no request has needed so far and some will."""
+        if self._grammars is not None:
+            self._grammars.load()
+
+    def prepare(self, request: Request) -> None:
+        """Make ready what the request needs, on any thread; raises RequestError where that is impossible."""
+        grammar = request.sampling.grammar
+        if grammar is None:
+            return
+        if self._grammars is None:
+            raise InvalidParameter(grammar.param, "this engine cannot hold its output to a grammar.")
+        self._grammars.compile(grammar)
 
     def add(self, request: Request) -> None:
         """Queue a request; raises RequestError where it could never be served."""

@@ -43,6 +43,10 @@ class Intake:
         self._check_tokens("logit_bias", params.logit_bias or ())
         if params.stop and not self._has_text:
             raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
+        if params.grammar is not None and not self._has_text:
+            raise InvalidParameter(
+                params.grammar.param, "no tokenizer is loaded, so output cannot be held to a grammar."
+            )
         room = self._limits.max_model_len - len(prompt)
         if room < 1 and params.max_tokens != 0:
             raise ContextLengthExceeded(

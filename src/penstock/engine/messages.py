@@ -15,7 +15,7 @@ from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -83,6 +83,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     request_id: int
     code: str
     message: str
+    param: str | None = None
 
 
 class SampleTail(msgspec.Struct, frozen=True, array_like=True):

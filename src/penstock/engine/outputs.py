@@ -13,12 +13,14 @@ from penstock.text.table import TokenTable
 class _SampleState:
     """One sample: its detokenizer and what has come since the last delta was taken."""
 
-    __slots__ = ("_detokenizer", "delta", "index")
+    __slots__ = ("_detokenizer", "_ends", "delta", "index")
 
     def __init__(self, index: int, request: Request, table: TokenTable | None) -> None:
         params = request.sampling
         self.index = index
         self.delta: SampleDelta | None = None
+        # Tokens that end an output by themselves. One that a grammar has completed ends with a token of its text.
+        self._ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
         self._detokenizer = (
             None
             if table is None
@@ -41,7 +43,9 @@ class _SampleState:
                 delta.logprobs = []
             delta.logprobs += event.logprobs
         if self._detokenizer is not None:
-            delta.text += self._detokenizer.advance(event.tokens, event.finish, event.stop_reason)
+            by_token = event.finish == "stop" and not isinstance(event.stop_reason, str)
+            by_token = by_token and bool(event.tokens) and event.tokens[-1] in self._ends
+            delta.text += self._detokenizer.advance(event.tokens, event.finish, by_token)
         if event.finish is not None:
             delta.finish_reason = event.finish
             delta.stop_reason = event.stop_reason

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, PenstockError
+from penstock.core.request import Request
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
@@ -31,10 +32,13 @@ from penstock.engine.messages import (
     pack_outputs,
     to_engine_decoder,
 )
+from penstock.engine.preparation import Preparations
 from penstock.text.tokenizer import Tokenizer
 
 RECEIVE_BYTES = 1 << 20
 PROGRESS_INTERVAL = 0.05
+# Once nothing has happened for so long, there is time for what can wait.
+IDLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -60,16 +64,35 @@ class Connection:
         self._frames = FrameBuffer()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
+        self._woken, self._bell = socket.socketpair()
+        self._woken.setblocking(False)
+        self._bell.setblocking(False)
+        self._poll.register(self._woken, select.POLLIN)
 
-    def receive(self, *, wait: bool) -> list[ToEngine]:
-        """The messages that have arrived; waits for some if asked. Raises EOFError where the other end is closed."""
+    def receive(self, *, wait: bool, seconds: float | None = None) -> list[ToEngine]:
+        """The messages that have arrived; waits for some if asked, until `wake` is called or `seconds` have passed.
+
+        Raises EOFError where the other end is closed.
+        """
         messages: list[ToEngine] = []
-        while self._poll.poll(None if wait and not messages else 0):
-            data = self._socket.recv(RECEIVE_BYTES)
-            if not data:
-                raise EOFError
-            messages.extend(to_engine_decoder.decode(body) for body in self._frames.feed(data))
+        longest = 0 if not wait else None if seconds is None else seconds * 1000
+        while ready := self._poll.poll(longest):
+            longest = 0
+            for descriptor, _ in ready:
+                if descriptor == self._woken.fileno():
+                    self._woken.recv(RECEIVE_BYTES)
+                    continue
+                data = self._socket.recv(RECEIVE_BYTES)
+                if not data:
+                    raise EOFError
+                messages.extend(to_engine_decoder.decode(body) for body in self._frames.feed(data))
         return messages
+
+    def wake(self) -> None:
+        """Let `receive` return, on whichever thread it waits."""
+        # A full socket has woken it already.
+        with contextlib.suppress(BlockingIOError):
+            self._bell.send(b"!")
 
     def send(self, message: FromEngine) -> None:
         """Send one message, waiting for the reader where it is behind."""
@@ -128,16 +151,39 @@ def _serve(connection: Connection, core: EngineCore) -> NoReturn:
 
     Ends with EOFError or a broken pipe when the other end closes.
     """
+    preparations = Preparations(core.prepare, connection.wake)
+
+    def add(request: Request, error: PenstockError | None = None) -> None:
+        try:
+            if error is not None:
+                raise error
+            core.add(request)
+        except PenstockError as cause:
+            connection.send(Refused(request.request_id, cause.code, cause.message, cause.param))
+
+    rested = False
     while True:
         outputs = []
-        for message in connection.receive(wait=not core.has_work):
-            if isinstance(message, Submit):
+        seconds = preparations.seconds_left(time.monotonic())
+        if not rested and seconds is None:
+            seconds = IDLE_SECONDS
+        messages = connection.receive(wait=not core.has_work, seconds=seconds)
+        if not messages and not rested and seconds == IDLE_SECONDS and not core.has_work:
+            rested = True
+            core.use_idle_time()
+        for message in messages:
+            if isinstance(message, Submit) and core.needs_preparation(message.request):
                 try:
-                    core.add(message.request)
+                    preparations.begin(message.request, time.monotonic())
                 except PenstockError as error:
-                    connection.send(Refused(message.request.request_id, error.code, error.message))
+                    add(message.request, error)
+            elif isinstance(message, Submit):
+                add(message.request)
             elif isinstance(message, Abort):
+                preparations.drop(message.request_id)
                 outputs += core.abort(message.request_id)
+        for request, refusal in preparations.take(time.monotonic()):
+            add(request, refusal)
         if core.has_work:
             outputs += core.step(time.monotonic())
         connection.send(pack_outputs(outputs, core.snapshot()))

@@ -15,6 +15,7 @@ from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.pooling import Pool
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
+from penstock.sampling.grammar import Grammars
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.text.stops import StopMatcher
@@ -71,6 +72,9 @@ class ModelExecutor:
     """Owns everything that is a function of token values: sampling state, block table arrays, KV memory.
 
     Args:
+        model: what computes a step's logits.
+        table: without one, rows cannot have stop strings.
+        grammars: without them, no row can have one.
         encoder: makes the model whose result is hidden states; called once, when the first are asked for.
     """
 
@@ -80,6 +84,7 @@ class ModelExecutor:
         storage: KVStorage,
         sampler: Sampler,
         table: TokenTable | None,
+        grammars: Grammars | None = None,
         encoder: Callable[[], Model] | None = None,
     ) -> None:
         self._model = model
@@ -88,6 +93,7 @@ class ModelExecutor:
         self._storage = storage
         self._sampler = sampler
         self._table = table
+        self._grammars = grammars
         self._tables = BlockTables(len(storage.spec.groups), storage.spec.block_size)
         self._rows: dict[int, _Row] = {}
         # Of the sequences that become vectors.
@@ -120,7 +126,10 @@ class ModelExecutor:
         stops = None
         if params.stop and self._table is not None:
             stops = _StopSearch(self._table, params)
-        state = RowState(begin, prompt, stops=stops)
+        grammar = None
+        if params.grammar is not None and self._grammars is not None:
+            grammar = self._grammars.matcher(params.grammar)
+        state = RowState(begin, prompt, stops=stops, grammar=grammar)
         self._rows[begin.sequence] = _Row(self._tables.open_row(), prompt, state)
         if begin.pooling is not None:
             self._pools[begin.sequence] = Pool()

@@ -19,6 +19,7 @@ class Choice(NamedTuple):
 
     Attributes:
         row: which one of the logits.
+        mask: which one of the masks of allowed tokens; -1 allows all.
         position: output tokens before this one.
         temperature: 0 takes the largest logit, the first of equals.
         top_k: 0 keeps all.
@@ -31,6 +32,7 @@ class Choice(NamedTuple):
     """
 
     row: int
+    mask: int
     position: int
     temperature: float
     top_k: int
@@ -47,7 +49,7 @@ class Chosen(NamedTuple):
 
     Attributes:
         token: its id. Meaningless where the peak is not finite.
-        peak: the row's largest logit, NaN where any is NaN.
+        peak: the largest logit of an allowed token, NaN where any token's is NaN.
         logprob: natural log probability of `token`, if asked for.
         top_tokens: the most likely tokens, by (probability descending, id); masked ones are left out.
         top_logprobs: theirs.
@@ -60,14 +62,19 @@ class Chosen(NamedTuple):
     top_logprobs: list[float]
 
 
-Choose = Callable[[NDArray[np.float32], Sequence[Choice]], Sequence[tuple[int, float, float, list[int], list[float]]]]
-"""Takes logits, float32 [S, V], contiguous, and gives for each choice the fields of a `Chosen`, in order."""
+Masks = NDArray[np.uint32]
+"""[M, ceil(V / 32)], contiguous: bit `token % 32` of word `token // 32` says whether the token is allowed."""
+
+Choose = Callable[
+    [NDArray[np.float32], Sequence[Choice], Masks], Sequence[tuple[int, float, float, list[int], list[float]]]
+]
+"""Takes logits, float32 [S, V], contiguous, and masks; gives for each choice the fields of a `Chosen`, in order."""
 
 
 def constants_of(
     params: SamplingParams, sample_index: int, purpose: Purpose = Purpose.TOKEN
 ) -> tuple[float, int, float, float, int, int, int, int]:
-    """The fields of a `Choice` that stay as they are from token to token: all but row and position."""
+    """The fields of a `Choice` that stay as they are from token to token: all but row, mask and position."""
     log_min_p = log_one(max(params.min_p, sys.float_info.min)) if params.min_p > 0.0 else -math.inf
     return (
         params.temperature,

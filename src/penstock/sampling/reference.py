@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 
-from penstock.sampling.choice import Choice, Chosen
+import numpy as np
+
+from penstock.sampling.choice import Choice, Chosen, Masks
 from penstock.sampling.draw import TokenDraw
 from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.noise import Purpose, position_key
@@ -15,10 +17,21 @@ class Reference:
 
     def __init__(self, vocab_size: int) -> None:
         self._draw = TokenDraw(vocab_size)
+        self._allowed = np.empty(vocab_size, np.float32)
 
-    def choose(self, logits: Floats, choices: Sequence[Choice]) -> list[Chosen]:
+    def choose(self, logits: Floats, choices: Sequence[Choice], masks: Masks) -> list[Chosen]:
         """One token for each choice, in order, from `logits` [S, V], float32 and contiguous."""
-        return [self._choose_one(logits[choice.row], choice) for choice in choices]
+        return [self._choose_one(self._masked(logits[choice.row], choice, masks), choice) for choice in choices]
+
+    def _masked(self, logits: Floats, choice: Choice, masks: Masks) -> Floats:
+        if choice.mask < 0:
+            return logits
+        bits = np.unpackbits(masks[choice.mask].view(np.uint8), bitorder="little")[: logits.size].view(np.bool_)
+        allowed = self._allowed[: logits.size]
+        np.copyto(allowed, logits)
+        # NaN stays, since it says that the whole row is broken.
+        allowed[~bits & ~np.isnan(logits)] = -np.inf
+        return allowed
 
     def _choose_one(self, logits: Floats, choice: Choice) -> Chosen:
         token = int(logits.argmax())

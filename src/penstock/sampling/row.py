@@ -9,6 +9,13 @@ from penstock.sampling.history import TokenHistory
 from penstock.sampling.pipeline import EditingStep, editing_steps
 
 
+class GrammarState(Protocol):
+    """How far a row's output has come in its grammar."""
+
+    def advance(self, token: int) -> bool:
+        """Take the next token; whether the output is complete, so that nothing can follow. Raises RowFailed."""
+
+
 class StopSearch(Protocol):
     """Looks for a row's stop strings in its text, token by token."""
 
@@ -26,6 +33,7 @@ class RowState:
         params: as in the request, with the seed resolved.
         position: output tokens so far, which is the index of the next one.
         editing: pipeline steps that change logits at this position.
+        grammar: what the output must look like, if it must.
     """
 
     __slots__ = (
@@ -37,13 +45,21 @@ class RowState:
         "_stops",
         "_stop_tokens",
         "editing",
+        "grammar",
         "params",
         "position",
         "sequence",
     )
 
-    def __init__(self, begin: BeginRow, prompt_token_ids: Sequence[int], *, stops: StopSearch | None = None) -> None:
-        """`prompt_token_ids` are the request's, for forks too; `stops` is needed where it has stop strings."""
+    def __init__(
+        self,
+        begin: BeginRow,
+        prompt_token_ids: Sequence[int],
+        *,
+        stops: StopSearch | None = None,
+        grammar: GrammarState | None = None,
+    ) -> None:
+        """`prompt_token_ids` are the request's, for forks too; `stops` and `grammar` are needed where it has such."""
         params = begin.sampling
         if params.seed is None and not params.greedy:
             raise ValueError("the seed must be resolved before a row begins")
@@ -56,6 +72,7 @@ class RowState:
         seen = prompt_token_ids if params.repetition_penalty != 1.0 else ()
         self._history = TokenHistory(seen) if params.has_penalties else None
         self._plain = self._history is None and stops is None and params.min_tokens == 0
+        self.grammar = grammar
         self.sequence = begin.sequence
         self.params = params
         self.position = 0
@@ -66,16 +83,20 @@ class RowState:
         endings = self._endings if self.position < self.params.min_tokens else ()
         self.editing = editing_steps(self.params, self._history, endings)
 
-    def choice(self, index: int) -> Choice:
-        """How the token at the current output position is chosen, `index` being the logits' row."""
-        return Choice(index, self.position, *self._constants)
+    def choice(self, index: int, mask: int = -1) -> Choice:
+        """How the token at the current output position is chosen, from row `index` of the logits under mask `mask`."""
+        return Choice(index, mask, self.position, *self._constants)
 
     def advance(self, token: int) -> tuple[FinishReason | None, int | str | None]:
         """Take a verified output token; whether it ends the output ("stop"), and by which stop string or token id.
 
-        At end-of-sequence the second value is None. Running out of max_tokens is not seen here.
+        At end-of-sequence and where a grammar's output is complete, the second value is None. Running out of max_tokens
+        is not seen here. Raises RowFailed where the grammar cannot go on.
         """
+        complete = self.grammar is not None and token not in self._eos and self.grammar.advance(token)
         self.position += 1
+        if complete:
+            return "stop", None
         if self._plain:
             if token in self._eos:
                 return "stop", None

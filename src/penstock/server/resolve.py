@@ -13,6 +13,7 @@ from penstock.core.request import MAX_SALT_LENGTH
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, EmbeddingFields, Message
+from penstock.server.structured import grammar_of
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.tokenizer import Tokenizer
 
@@ -27,7 +28,6 @@ MAX_MESSAGES = 16384
 MAX_NAME_LENGTH = 512
 MAX_TEMPLATE_VARIABLES = 64
 _NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
-_RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +152,7 @@ class Resolver:
             add_generation_prompt=add_prompt,
             continue_final_message=continued,
             add_special_tokens=bool(fields.add_special_tokens),
-            variables=_template_variables(fields.chat_template_kwargs),
+            variables=_template_variables(fields.chat_template_kwargs, self._chat.template.variables),
             most_tokens=model.max_model_len - 1,
         )
         _check_ids(prompt, model, "messages")
@@ -218,7 +218,13 @@ class Resolver:
                 f"{model.max_model_len} tokens.",
                 param=max_tokens_name,
             )
-        params = SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=scored)
+        guided = {name: getattr(fields, name) for name in fields.__struct_fields__ if name.startswith("guided_")}
+        grammar = grammar_of(fields.response_format, fields.structured_outputs, guided)
+        if grammar is not None and self._tokenizer is None:
+            raise InvalidParameter(grammar.param, "this server has no tokenizer, so it cannot hold text to a grammar.")
+        params = SamplingParams(
+            **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=scored, grammar=grammar
+        )
         for name, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
             if tokens and max(tokens) >= model.vocab_size:
                 raise InvalidParameter(name, f"{max(tokens)} is not below the vocabulary size {model.vocab_size}.")
@@ -387,12 +393,17 @@ def _content(content: str | list[dict[str, Any]] | None, path: str) -> str:
     return "\n".join(texts)
 
 
-def _template_variables(values: dict[str, Any] | None) -> dict[str, Any]:
+def _template_variables(values: dict[str, Any] | None, known: frozenset[str]) -> dict[str, Any]:
+    """Only what the template reads can be set: anything else would change nothing."""
     if not values:
         return {}
     if len(values) > MAX_TEMPLATE_VARIABLES:
         raise InvalidParameter("chat_template_kwargs", f"at most {MAX_TEMPLATE_VARIABLES} are accepted.")
     for name in values:
-        if name in _RESERVED_VARIABLES or name.endswith("_token") or not name.isidentifier():
-            raise InvalidParameter(f"chat_template_kwargs.{name[:40]}", "cannot be set by a request.")
+        if name not in known or name.endswith("_token"):
+            settable = ", ".join(sorted(each for each in known if not each.endswith("_token")))
+            raise InvalidParameter(
+                f"chat_template_kwargs.{name[:40]}",
+                f"is not a variable of this model's chat template; it has {settable or 'none that can be set'}.",
+            )
     return values

@@ -20,10 +20,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "documents": (([],), _NOT_YET),
     "function_call": (("none",), "calling functions is not supported yet; leave it out."),
     "functions": (([],), "calling functions is not supported yet; leave it out."),
-    "guided_choice": ((), _NOT_YET),
-    "guided_grammar": ((), _NOT_YET),
-    "guided_json": ((), _NOT_YET),
-    "guided_regex": ((), _NOT_YET),
     "length_penalty": ((1, 1.0), "beam search is not supported; leave it out."),
     "logits_processors": (([],), "is not supported; leave it out."),
     "metadata": (({},), "nothing is stored; leave it out."),
@@ -32,11 +28,9 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "prediction": ((), _NOT_YET),
     "prompt_cache_key": ((), "is not supported; common prefixes are always cached, and cache_salt keeps them apart."),
     "reasoning_effort": ((), _NOT_YET),
-    "response_format": (({"type": "text"},), 'only {"type": "text"} is supported yet.'),
     "service_tier": (("auto", "default"), 'only "auto" is supported; use priority.'),
     "spaces_between_special_tokens": ((True,), "only true is supported."),
     "store": ((False,), "nothing is stored; leave it out or send false."),
-    "structured_outputs": ((), _NOT_YET),
     "suffix": (("",), "filling in the middle is not supported; leave it out."),
     "tool_choice": (("none",), 'calling tools is not supported yet; leave it out or send "none".'),
     "tools": (([],), "calling tools is not supported yet; leave it out."),
@@ -117,6 +111,12 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     priority: int | None = None
     cache_salt: str | None = None
     user: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | bool | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
 
 
 class CompletionFields(CommonFields, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.meta
 
 from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
 from penstock.text.template_sandbox import Sandbox, rendered
@@ -28,6 +29,9 @@ _MESSAGE_FIELDS = frozenset(
     {"role", "content", "name", "tool_call_id", "tool_calls", "id", "type", "function", "arguments"}
 )
 
+# What a template gets without anybody asking for it.
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
 _CONTINUE_TAG = "<|continue-here|> "
 
 
@@ -37,15 +41,19 @@ class ChatTemplate:
     Attributes:
         notes: what a user should know about the choice of the template.
         is_plain: whether it is the plain template of a model that has none.
+        variables: the names that it reads beside those of its own, such as `enable_thinking`.
     """
 
     def __init__(self, source: str, *, is_plain: bool = False, notes: Sequence[str] = ()) -> None:
         """Raises TokenizerError where `source` is not a valid template."""
+        sandbox = Sandbox()
         try:
-            self._template = Sandbox().from_string(source)
+            self._template = sandbox.from_string(source)
+            read = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
             raise TokenizerError(f"The model's chat template cannot be compiled: {error}.") from error
         self._source = source
+        self.variables = frozenset(read) - _GIVEN - sandbox.globals.keys()
         self.is_plain = is_plain
         self.notes = tuple(notes)
 

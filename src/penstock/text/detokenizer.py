@@ -53,11 +53,9 @@ class Detokenizer:
         pending, self._pending = self._pending, b""
         return text + self._decoder.decode(pending, final=True)
 
-    def advance(self, tokens: Sequence[int], finish: FinishReason | None, stop_reason: int | str | None) -> str:
-        """Take one `SampleOutput`'s tokens and return the text that can be shown now."""
-        if finish is None:
-            return self.push(tokens)
-        return self.finish(tokens, stopped_by_token=finish == "stop" and not isinstance(stop_reason, str))
+    def advance(self, tokens: Sequence[int], finish: FinishReason | None, stopped_by_token: bool = False) -> str:
+        """Take one `SampleOutput`'s tokens and return the text that can be shown now; see `finish`."""
+        return self.push(tokens) if finish is None else self.finish(tokens, stopped_by_token)
 
     def _match(self, matcher: StopMatcher, piece: bytes) -> bytes:
         """Bytes that can be shown after one more piece."""

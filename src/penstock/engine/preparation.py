@@ -1,0 +1,89 @@
+"""Requests that something must be made ready for, beside the engine's loop: grammars are compiled here."""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from penstock.core.errors import EngineError, EngineUnavailable, InvalidParameter, PenstockError
+from penstock.core.request import Request
+
+logger = logging.getLogger("penstock.engine")
+
+THREADS = 2
+MAX_WAITING = 64
+# What compiles a grammar stops by itself, by a count of its steps; this is for a machine that is too busy for them.
+MAX_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Preparation:
+    request: Request
+    deadline: float
+    done: bool = False
+    error: PenstockError | None = None
+
+
+class Preparations:
+    """Requests on their way to the scheduler.
+
+    Args:
+        prepare: makes ready what a request needs; called on other threads, raises PenstockError.
+        wake: called on other threads when there is something to take.
+    """
+
+    def __init__(self, prepare: Callable[[Request], None], wake: Callable[[], None]) -> None:
+        self._prepare = prepare
+        self._wake = wake
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
+        self._lock = threading.Lock()
+        self._waiting: dict[int, _Preparation] = {}
+
+    def begin(self, request: Request, now: float) -> None:
+        """Start with a request; raises EngineUnavailable where too many are waiting already."""
+        with self._lock:
+            if len(self._waiting) >= MAX_WAITING:
+                raise EngineUnavailable("Too many grammars are being compiled; try again in a few seconds.")
+            preparation = self._waiting[request.request_id] = _Preparation(request, now + MAX_SECONDS)
+        self._threads.submit(self._work, preparation)
+
+    def drop(self, request_id: int) -> None:
+        """Nobody waits for this request any more."""
+        with self._lock:
+            self._waiting.pop(request_id, None)
+
+    def take(self, now: float) -> list[tuple[Request, PenstockError | None]]:
+        """Requests that are ready, or have failed, in the order in which they came."""
+        with self._lock:
+            over = [item for item in self._waiting.values() if item.done or now >= item.deadline]
+            for item in over:
+                del self._waiting[item.request.request_id]
+        return [(item.request, item.error if item.done else _overdue(item.request)) for item in over]
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until the first deadline; None where nothing waits."""
+        with self._lock:
+            deadlines = [item.deadline for item in self._waiting.values()]
+        return max(0.0, min(deadlines) - now) if deadlines else None
+
+    def _work(self, preparation: _Preparation) -> None:
+        try:
+            with self._lock:
+                dropped = preparation.request.request_id not in self._waiting
+            if not dropped:
+                self._prepare(preparation.request)
+        except PenstockError as error:
+            preparation.error = error
+        except Exception as error:
+            logger.exception("a request could not be prepared")
+            preparation.error = EngineError(f"The request could not be prepared ({type(error).__name__}); see the log.")
+        with self._lock:
+            preparation.done = True
+        self._wake()
+
+
+def _overdue(request: Request) -> PenstockError:
+    grammar = request.sampling.grammar
+    param = "grammar" if grammar is None else grammar.param
+    return InvalidParameter(param, f"could not be compiled within {MAX_SECONDS:.0f} s; make it simpler.")

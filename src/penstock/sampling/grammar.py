@@ -1,0 +1,225 @@
+"""Grammars at work: compiled by llguidance, matched token by token, and as masks of the tokens that may come next."""
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import InvalidParameter, RowFailed
+from penstock.core.grammar import Grammar
+from penstock.sampling.choice import Masks
+from penstock.text.table import TokenTable
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+_Key = tuple[str, str]
+
+MAX_CACHED = 128
+# Only as much of a stack takes memory as is used.
+_STACK_BYTES = 512 * 1024 * 1024
+# The size is one setting for all threads that are started.
+_stack_size = threading.Lock()
+# White space between the parts of a JSON value is bounded, so that a model cannot fill its whole output with it: a
+# space, or a line break and its indentation.
+_WHITE_SPACE = r"( |\n[ \t]{0,32})?"
+_JSON_OPTIONS = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_one_of": False}
+# Text that a grammar leaves no choice about is drawn token by token like any other, among all that spell it.
+_NO_FORCING = '%llguidance {"no_forcing": true}'
+# Where messages quote the source, and the place in it where that is one that we have written.
+_QUOTED = re.compile(r"\n +\d+ \|| <non-verbose/>|\n<state>")
+_PLACE = re.compile(r"^at 1\(8\): (failed to compile JSON schema: )?")
+# Each bounds the time or the memory of one grammar; a million of lexer fuel are about 20 ms, a lexer state about 2 kB.
+_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+    "verbose_errors": False,
+}
+
+
+class Matcher:
+    """One output's way through a grammar."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, raw: "LLMatcher") -> None:
+        self.raw = raw
+
+    def advance(self, token: int) -> bool:
+        """Take the next token; whether the output is complete, so that nothing can follow. Raises RowFailed."""
+        if not self.raw.consume_token(token):
+            raise RowFailed(f"The grammar could not go on after this output: {_reason(self.raw.get_error())}")
+        return self.raw.is_stopped()
+
+
+class Grammars:
+    """Compiles grammars for one vocabulary and keeps the latest. Safe to use from several threads.
+
+    llguidance and its view of the vocabulary are loaded when they are first needed, or before, by `load`: that takes a
+    tenth of a second and more, during which no other Python code runs.
+    """
+
+    def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: tuple[int, ...], threads: int = 1) -> None:
+        """Outputs end with one of `eos_token_ids`; masks are computed on so many `threads`."""
+        self._table = table
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._threads = threads
+        self._loading = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._executor: LLExecutor | None = None
+        self._compiled: OrderedDict[_Key, LLMatcher] = OrderedDict()
+        self._cache = threading.Lock()
+
+    def load(self) -> None:
+        """Load what the first grammar would otherwise have to wait for."""
+        if self._eos_token_ids:
+            self._load()
+
+    def has(self, grammar: Grammar) -> bool:
+        """Whether the grammar is compiled and kept."""
+        return (grammar.kind, grammar.text) in self._compiled
+
+    def compile(self, grammar: Grammar) -> None:
+        """Compile and keep a grammar; raises InvalidParameter with the cause where it cannot be used."""
+        self._prototype(grammar)
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """A matcher at the beginning of an output; compiles the grammar if it is not kept. Raises InvalidParameter."""
+        return Matcher(self._prototype(grammar).deep_copy())
+
+    def fill(self, matchers: Sequence[Any], masks: Masks) -> None:
+        """Write into `masks`, one for each matcher, which tokens may come next.
+
+        A matcher whose grammar has become too complex to go on gets a mask of nothing.
+        """
+        size = masks.itemsize * masks.shape[1]
+        address = masks.ctypes.data
+        if len(matchers) == 1:
+            matchers[0].raw.unsafe_compute_mask_ptr(address, size)
+        else:
+            assert self._executor is not None, "it is loaded with the first grammar"
+            numbered = [(matcher.raw, index) for index, matcher in enumerate(matchers)]
+            self._executor.unsafe_compute_mask_ptr(numbered, address, size, len(matchers))
+        for index, matcher in enumerate(matchers):
+            # What it writes in this case is the end of the output, which would be an answer cut short in silence.
+            if matcher.raw.is_error():
+                masks[index] = 0
+
+    def _prototype(self, grammar: Grammar) -> "LLMatcher":
+        key = (grammar.kind, grammar.text)
+        with self._cache:
+            found = self._compiled.get(key)
+            if found is not None:
+                self._compiled.move_to_end(key)
+                return found
+        compiled = _with_deep_stack(lambda: self._compile(grammar))
+        with self._cache:
+            self._compiled[key] = compiled
+            while len(self._compiled) > MAX_CACHED:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    def _compile(self, grammar: Grammar) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
+        if not self._eos_token_ids:
+            raise InvalidParameter(grammar.param, "this model has no token that ends an output, which a grammar needs.")
+        tokenizer = self._load()
+        matcher = LLMatcher(tokenizer, _source_of(grammar), log_level=0, limits=LLParserLimits(**_LIMITS))
+        if not matcher.is_error():
+            # The first mask makes the first states of the lexer, which all copies have then.
+            matcher.compute_bitmask()
+        if matcher.is_error():
+            raise InvalidParameter(grammar.param, _reason(matcher.get_error()))
+        return matcher
+
+    def _load(self) -> "LLTokenizer":
+        from llguidance import LLExecutor, LLTokenizer
+
+        with self._loading:
+            if self._tokenizer is None:
+                self._executor = LLExecutor(self._threads)
+                vocabulary: Any = _Vocabulary(self._table, self._vocab_size, self._eos_token_ids)
+                self._tokenizer = LLTokenizer(vocabulary, eos_token=list(self._eos_token_ids))
+            return self._tokenizer
+
+
+def _with_deep_stack(work: Callable[[], "LLMatcher"]) -> "LLMatcher":
+    """The result of `work` on a thread with a stack that no grammar of the size that is accepted overflows.
+
+    Rules and references are followed recursively: 20,000 of them, each naming the next, need more than 8 MiB.
+    """
+    results: list[LLMatcher] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    with _stack_size:
+        before = threading.stack_size(_STACK_BYTES)
+        thread = threading.Thread(target=run, name="grammar")
+        thread.start()
+        threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+class _Vocabulary:
+    """The vocabulary as llguidance asks for it. What a token adds at the beginning of an output is not considered."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self.tokens = [table.piece(token) for token in range(vocab_size)]
+        special = {token for token in range(min(vocab_size, len(table))) if table.special[token]}
+        self.special_token_ids = sorted(special.union(eos_token_ids))
+        self.eos_token_id = eos_token_ids[0]
+
+    def __call__(self, text: str) -> list[int]:
+        """What tokenizes forced text, of which there is none; it is asked once whether it takes bytes."""
+        return []
+
+
+def _source_of(grammar: Grammar) -> str:
+    """The grammar in llguidance's dialect of Lark; raises InvalidParameter."""
+    match grammar.kind:
+        case "json_schema":
+            # What a schema says of itself comes first, so that it cannot be said again.
+            schema = {"x-guidance": _JSON_OPTIONS, **json.loads(grammar.text)}
+            source = f"start: %json {json.dumps(schema)}"
+        case "regex":
+            from llguidance import regex_to_lark
+
+            # As most people mean it, a digit is one of ten.
+            expression = regex_to_lark(grammar.text, "d")
+            source = f"start: /{expression}/"
+        case "lark":
+            source = grammar.text
+        case "gbnf":
+            from llguidance.gbnf_to_lark import any_to_lark
+
+            try:
+                source = any_to_lark(grammar.text).removeprefix("%llguidance {}")
+            except Exception as error:
+                # The converter raises whatever comes up.
+                raise InvalidParameter(grammar.param, _reason(str(error))) from None
+    return f"{source}\n{_NO_FORCING}"
+
+
+def _reason(message: str) -> str:
+    """llguidance's message as one sentence, without the source that it quotes."""
+    message = _QUOTED.split(_PLACE.sub("", message), maxsplit=1)[0]
+    short = " ".join(message.split())[:400].strip().rstrip(".")
+    return (short or "it cannot be used") + "."

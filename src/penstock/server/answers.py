@@ -1,0 +1,207 @@
+"""What answers look like: types for the API's description, to which the tests hold every answer.
+
+Answers are written field by field where they come from, since a stream must cost little; these say what comes out.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class ErrorFields(msgspec.Struct, forbid_unknown_fields=True):
+    """What was wrong: one sentence, its kind, the field that is the cause if there is one, and a stable code."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of every refusal."""
+
+    error: ErrorFields
+
+
+class PromptTokensDetails(msgspec.Struct, forbid_unknown_fields=True):
+    """How much of the prompt came from the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, forbid_unknown_fields=True):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TokenLogprob(msgspec.Struct, forbid_unknown_fields=True):
+    """One token, its natural log probability, and its bytes, None where it has none."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChosenLogprob(TokenLogprob):
+    """The token that was chosen, and the most likely ones."""
+
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, forbid_unknown_fields=True):
+    """One entry for each token."""
+
+    content: list[ChosenLogprob]
+    refusal: None
+
+
+class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """A function's name, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class CallAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """The model's message; without content where it only calls tools."""
+
+    role: Literal["assistant"]
+    content: str | None
+    reasoning_content: str | None = None
+    tool_calls: list[CallAnswer] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """One sample."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+    stop_reason: int | str | None
+    seed: int
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class PromptLogprob(msgspec.Struct, forbid_unknown_fields=True):
+    """How likely a token of the prompt was."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class ChatCompletion(msgspec.Struct, forbid_unknown_fields=True):
+    """The answer of `/v1/chat/completions`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    seed: int
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionLogprobs(msgspec.Struct, forbid_unknown_fields=True):
+    """Columns with one entry for each token; offsets count characters of the choice's text."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """One sample of one prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"]
+    stop_reason: int | str | None
+    seed: int
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
+
+
+class Completion(msgspec.Struct, forbid_unknown_fields=True):
+    """The answer of `/v1/completions`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+    seed: int | msgspec.UnsetType = msgspec.UNSET
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class ModelCard(msgspec.Struct, forbid_unknown_fields=True):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, forbid_unknown_fields=True):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Status(msgspec.Struct, forbid_unknown_fields=True):
+    """Whether the server lives, or is ready."""
+
+    status: Literal["live", "ready"]
+
+
+class Version(msgspec.Struct, forbid_unknown_fields=True):
+    """Which release answers."""
+
+    version: str
+
+
+class Tokens(msgspec.Struct, forbid_unknown_fields=True):
+    """A prompt's tokens."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
+class Prompt(msgspec.Struct, forbid_unknown_fields=True):
+    """The text of tokens."""
+
+    prompt: str
+
+
+class EventStream(msgspec.Struct):
+    """A stream's events have these fields and more, depending on how far the answer has come."""
+
+    extra: Any = None

@@ -1,0 +1,120 @@
+"""The API's description for programs: an OpenAPI 3.1 document, made from the types that bodies are parsed into."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.server.answers import ErrorAnswer
+
+_REFERENCE = "#/components/schemas/{name}"
+_JSON = "application/json"
+# What any endpoint may answer: the path or method is wrong, the head too long, the server not ready or at its bound.
+_ALWAYS = (400, 404, 405, 431, 500, 503)
+_WITH_BODY = (413, 415)
+_MEANINGS = {
+    200: "The answer.",
+    400: "The request cannot be served as it is; the message says what was wrong and what would be accepted.",
+    403: "A browser sent this for a page of another origin.",
+    404: "There is no such thing here.",
+    405: "The path does not take this method.",
+    409: "It cannot be done in the state that this is in.",
+    413: "The body is longer than the server reads.",
+    415: "The body is not of the type that is read here.",
+    431: "The request's headers are longer than the server reads.",
+    500: "The server failed on this request.",
+    503: "The server cannot serve this now; try again later.",
+}
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """One method of one path.
+
+    Attributes:
+        method: in capitals.
+        path: with parameters in braces.
+        summary: what it does, in a few words.
+        answer: the type of its answer, None where that is no JSON.
+        body: the type of the request's body, None where it has none.
+        neutral: fields of the body that have no effect: the values they may have beside null.
+        media: the content type of the answer.
+        body_media: the content type of the body.
+        streams: whether the answer can be server-sent events instead.
+        errors: further statuses.
+        error: the type of an error's body.
+        query: the query's parameters, by name: their schemas.
+    """
+
+    method: str
+    path: str
+    summary: str
+    answer: Any
+    body: Any = None
+    neutral: dict[str, Sequence[Any]] = {}
+    media: str = _JSON
+    body_media: str = _JSON
+    streams: bool = False
+    errors: tuple[int, ...] = ()
+    error: Any = ErrorAnswer
+    query: dict[str, dict[str, Any]] = {}
+
+
+def document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
+    """The whole description of the API of a release."""
+    types = [
+        kind for endpoint in endpoints for kind in (endpoint.body, endpoint.answer, endpoint.error) if kind is not None
+    ]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    found = iter(schemas)
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in endpoints:
+        body, answer, error = (
+            next(found) if kind is not None else None for kind in (endpoint.body, endpoint.answer, endpoint.error)
+        )
+        if body is not None:
+            _add_neutral(components[body["$ref"].rpartition("/")[2]], endpoint.neutral)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, body, answer, error)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock", "version": version},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+
+
+def _add_neutral(schema: dict[str, Any], neutral: dict[str, Sequence[Any]]) -> None:
+    """Fields that are accepted where they ask for nothing."""
+    for name, values in neutral.items():
+        schema["properties"].setdefault(name, {"enum": [None, *values], "description": "Has no effect."})
+
+
+def _operation(endpoint: Endpoint, body: Any, answer: Any, error: Any) -> dict[str, Any]:
+    content: dict[str, Any] = {endpoint.media: {"schema": answer or {"type": "string"}}}
+    if endpoint.streams:
+        content["text/event-stream"] = {"schema": {"type": "string", "description": "Server-sent events."}}
+    responses = {"200": {"description": _MEANINGS[200], "content": content}}
+    statuses = {*_ALWAYS, *endpoint.errors, *(_WITH_BODY if body is not None else ())}
+    for status in sorted(statuses):
+        responses[str(status)] = {"description": _MEANINGS[status], "content": {_JSON: {"schema": error}}}
+    operation: dict[str, Any] = {
+        "operationId": _identifier(endpoint),
+        "summary": endpoint.summary,
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in re.findall(r"{(\w+)}", endpoint.path)
+        ]
+        + [
+            {"name": name, "in": "query", "required": False, "schema": schema}
+            for name, schema in endpoint.query.items()
+        ],
+        "responses": responses,
+    }
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": {endpoint.body_media: {"schema": body}}}
+    return operation
+
+
+def _identifier(endpoint: Endpoint) -> str:
+    words = re.findall(r"\w+", endpoint.path.replace("v1/", ""))
+    return "_".join([endpoint.method.lower(), *words])

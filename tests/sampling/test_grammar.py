@@ -1,0 +1,288 @@
+"""Grammars: outputs of random logits fit them, bad ones are refused, rows beside them notice nothing."""
+
+import json
+import re
+import threading
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from penstock.core.errors import InvalidParameter
+from penstock.core.grammar import Grammar
+from penstock.core.plan import BeginRow
+from penstock.core.sampling import SamplingParams
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.sampling import sampler as module
+from penstock.sampling.grammar import Grammars
+from penstock.sampling.reference import Reference
+from penstock.sampling.row import RowState
+from penstock.sampling.sampler import Sampler
+from penstock.text.table import TokenTable
+from support.schemas import random_schema
+
+# Tokens of bytes, of words that cross what a grammar tells apart, and at last the end.
+WORDS = [
+    '{"',
+    '":',
+    '": "',
+    '",',
+    '"}',
+    "}}",
+    "[[",
+    "]",
+    "true",
+    "null",
+    "12",
+    "-0.5",
+    " red",
+    "green",
+    "ab",
+    "ünï",
+    "\n  ",
+]
+PIECES = [bytes([byte]) for byte in range(256)] + [word.encode() for word in WORDS] + [b"<end>", b""]
+EOS = len(PIECES) - 2
+VOCABULARY = len(PIECES) + 3
+TABLE = TokenTable(PIECES, PIECES, 0, [index == EOS for index in range(len(PIECES))])
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(TABLE, VOCABULARY, (EOS,), threads=2)
+
+
+@pytest.fixture(autouse=True, scope="module", params=["native", "reference"])
+def implementation(request):
+    """Every test holds for both implementations."""
+    if request.param == "native":
+        if OBSTACLE is not None:
+            pytest.skip(OBSTACLE)
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "chooser", lambda vocab_size: Reference(vocab_size).choose)
+        yield
+
+
+def row_of(grammars: Grammars, grammar: Grammar | None, sequence: int = 0, **params: object) -> RowState:
+    settings = SamplingParams(**{"seed": sequence, "grammar": grammar, **params})
+    matcher = None if grammar is None else grammars.matcher(grammar)
+    return RowState(BeginRow(sequence, 0, [1], settings, (EOS,)), [1], grammar=matcher)
+
+
+def run(grammars: Grammars, rows: list[RowState], steps: int, spread: float = 2.0) -> list[tuple[list[int], object]]:
+    """Tokens of each row, and how it ended."""
+    sampler = Sampler(VOCABULARY, fill_masks=grammars.fill)
+    outputs: list[tuple[list[int], object]] = [([], None) for _ in rows]
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(step)
+        # The same logits for a row whatever the rows beside it.
+        logits = torch.randn(64, VOCABULARY, generator=generator) * spread
+        # Strings and lists must end some time.
+        logits[:, [ord('"'), ord("]"), ord("}")]] += 4
+        running = [index for index, output in enumerate(outputs) if output[1] is None]
+        if not running:
+            break
+        results = sampler.sample(
+            logits, [rows[index] for index in running], [rows[index].sequence for index in running]
+        )
+        for index, result in zip(running, results, strict=True):
+            ended = result.error or result.finish
+            outputs[index] = (outputs[index][0] + result.tokens, ended)
+    return outputs
+
+
+def text_of(tokens: list[int]) -> str:
+    return TABLE.decode(tokens)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_outputs_fit_their_schemas(grammars, first) -> None:
+    schemas = [random_schema(seed) for seed in range(first, first + 20)]
+    rows = [row_of(grammars, Grammar.json_schema(schema), index) for index, schema in enumerate(schemas)]
+    complete = 0
+    for (tokens, ended), schema in zip(run(grammars, rows, 300), schemas, strict=True):
+        assert ended in ("stop", None), ended
+        if ended == "stop":
+            jsonschema.validate(json.loads(text_of(tokens)), schema)
+            complete += 1
+    assert complete >= 15
+
+
+@pytest.mark.parametrize("expression", ["[a-c]{3}", "(a+)+b", r"\d{3}-\d{4}", "(ab|green)*x", "ü?nï|red"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_outputs_match_their_expression(grammars, expression, temperature) -> None:
+    rows = [row_of(grammars, Grammar.regex(expression), index, temperature=temperature) for index in range(8)]
+    for tokens, ended in run(grammars, rows, 200):
+        if ended == "stop":
+            assert re.fullmatch(expression, text_of(tokens))
+        else:
+            assert ended is None
+
+
+def test_grammars_in_both_notations(grammars) -> None:
+    texts = {"red green.", "green red.", "red red.", "green green."}
+    for source in ('start: w " " w "."\nw: "red" | "green"', 'root ::= w " " w "."\nw ::= "red" | "green"'):
+        rows = [row_of(grammars, Grammar.ebnf(source), index) for index in range(8)]
+        assert {text_of(tokens) for tokens, ended in run(grammars, rows, 40) if ended == "stop"} <= texts
+        assert all(ended == "stop" for _, ended in run(grammars, [row_of(grammars, Grammar.ebnf(source))], 40))
+
+
+def test_choices(grammars) -> None:
+    texts = ["red", "green", "a.b", "<end>"]
+    rows = [row_of(grammars, Grammar.choice(texts), index) for index in range(16)]
+    found = {text_of(tokens) for tokens, _ in run(grammars, rows, 40)}
+    assert found <= set(texts)
+    assert len(found) > 1
+
+
+def test_a_complete_output_ends_at_once(grammars) -> None:
+    ((tokens, ended),) = run(grammars, [row_of(grammars, Grammar.choice(["red"]), min_tokens=50, ignore_eos=True)], 60)
+    assert ended == "stop"
+    assert text_of(tokens) == "red"
+
+
+def test_the_end_is_possible_where_more_could_follow(grammars) -> None:
+    rows = [row_of(grammars, Grammar.regex("a+"), index) for index in range(8)]
+    outputs = run(grammars, rows, 100)
+    assert any(ended == "stop" and tokens[-1] == EOS for tokens, ended in outputs)
+    assert {character for tokens, _ in outputs for character in text_of(tokens)} == {"a"}
+    # Not before min_tokens, and not where a bias forbids it.
+    long = run(grammars, [row_of(grammars, Grammar.regex("a+"), 3, min_tokens=20)], 25)
+    assert EOS not in long[0][0][:19]
+
+
+def test_rows_do_not_notice_each_other(grammars) -> None:
+    """The same tokens and log probabilities alone and in a batch, constrained or not."""
+    schema = Grammar.json_schema(random_schema(3))
+
+    def rows() -> list[RowState]:
+        return [
+            row_of(grammars, None, 0, logprobs=2),
+            row_of(grammars, schema, 1, logprobs=2),
+            row_of(grammars, schema, 2, temperature=0.7, top_p=0.9, frequency_penalty=0.5),
+            row_of(grammars, Grammar.regex("[a-z ]{30}"), 3, top_k=5, logit_bias={ord("q"): 5.0}),
+            row_of(grammars, None, 4, repetition_penalty=1.3),
+        ]
+
+    together = run(grammars, rows(), 60)
+    for index, row in enumerate(rows()):
+        assert run(grammars, [row], 60) == [together[index]]
+
+
+def test_log_probabilities_are_of_what_is_allowed(grammars) -> None:
+    row = row_of(grammars, Grammar.choice(["red", "green"]), logprobs=20, temperature=0.0)
+    sampler = Sampler(VOCABULARY, fill_masks=grammars.fill)
+    (result,) = sampler.sample(torch.zeros(1, VOCABULARY), [row], [0])
+    (entry,) = result.logprobs
+    allowed = sorted(index for index, piece in enumerate(PIECES) if piece in (b"r", b"g", b"green"))
+    assert sorted(entry.top_tokens) == allowed
+    assert np.isclose(np.exp(entry.top_logprobs).sum(), 1.0)
+
+
+def test_nothing_left_is_said(grammars) -> None:
+    row = row_of(grammars, Grammar.choice(["x"]), logit_bias={ord("x"): -100.0})
+    assert run(grammars, [row], 1) == [([ord("x")], "stop")]
+    sampler = Sampler(VOCABULARY, fill_masks=lambda matchers, masks: masks.fill(0))
+    (result,) = sampler.sample(torch.zeros(1, VOCABULARY), [row_of(grammars, Grammar.choice(["x"]))], [0])
+    assert result.finish == "error"
+    assert "No token is left" in result.error
+
+
+def test_logits_that_are_not_numbers_are_seen_through_a_mask(grammars) -> None:
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, 0] = torch.nan
+    (result,) = Sampler(VOCABULARY, fill_masks=grammars.fill).sample(
+        logits, [row_of(grammars, Grammar.choice(["x"]))], [0]
+    )
+    assert "NaN" in result.error
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar.json_schema({"not": {"type": "string"}}), "not"),
+        (Grammar.json_schema({"type": "string", "format": "no-such-format"}), "format"),
+        (Grammar.json_schema({"type": "string", "pattern": "(?=a)b"}), "look"),
+        (Grammar.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (Grammar.json_schema({"$ref": "https://example.com/x.json"}), "example.com"),
+        (Grammar.json_schema({"type": "object", "minProperties": 3, "maxProperties": 1}), "minProperties"),
+        (Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 2}), "minimum"),
+        (Grammar.regex("a{1"), ""),
+        (Grammar.regex("(?<=a)b"), "look"),
+        (Grammar.ebnf("start: missing"), "missing"),
+        (Grammar.ebnf("no grammar at all"), ""),
+        (Grammar.ebnf("root ::= missing"), "missing"),
+        (Grammar.ebnf('root ::= ("a'), "end of input"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_with_the_cause(grammars, grammar, words) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        grammars.compile(grammar)
+    assert words.lower() in caught.value.message.lower()
+    assert caught.value.param == "grammar"
+    assert len(caught.value.message) < 500
+    assert "\n" not in caught.value.message
+
+
+def chain(count: int) -> Grammar:
+    return Grammar.ebnf("start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(count)) + f'\nr{count}: "x"')
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        chain(5000),
+        Grammar.json_schema({"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+        Grammar.json_schema({"properties": {"next": {"$ref": "#"}}}),
+        Grammar.json_schema(
+            {"$defs": {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)}, "$ref": "#/$defs/d0"}
+        ),
+        Grammar.json_schema({"enum": [f"choice {i}" for i in range(8000)]}),
+        Grammar.json_schema({"anyOf": [{"type": "string", "pattern": f"a{{{i},500}}"} for i in range(200)]}),
+        Grammar.regex("(a{1,1000}){1,1000}"),
+        Grammar.regex("((a+)+)+b"),
+        Grammar.regex("|".join(f"{i}.*{i}" for i in range(3000))),
+        Grammar.ebnf('start: a\na: a a | a | "x"'),
+    ],
+    ids=range(10),
+)
+def test_a_hostile_grammar_is_compiled_or_refused(grammars, grammar) -> None:
+    """Neither the process nor its memory suffers."""
+    try:
+        grammars.compile(grammar)
+    except InvalidParameter as error:
+        assert error.message
+    else:
+        ((_, ended),) = run(grammars, [row_of(grammars, grammar)], 5)
+        assert ended in ("stop", None) or isinstance(ended, str)
+
+
+def test_many_threads_compile_at_a_time() -> None:
+    fresh = Grammars(TABLE, VOCABULARY, (EOS,))
+    grammar = Grammar.json_schema(random_schema(1))
+    threads = [threading.Thread(target=fresh.compile, args=(grammar,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert fresh.has(grammar)
+
+
+def test_what_is_kept_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr("penstock.sampling.grammar.MAX_CACHED", 3)
+    fresh = Grammars(TABLE, VOCABULARY, (EOS,))
+    made = [Grammar.regex("a" * count) for count in range(1, 6)]
+    for grammar in made:
+        fresh.compile(grammar)
+    assert [fresh.has(grammar) for grammar in made] == [False, False, True, True, True]
+    assert fresh.matcher(made[0]).advance(ord("a"))
+
+
+def test_a_model_without_an_end_is_told_so() -> None:
+    endless = Grammars(TABLE, VOCABULARY, ())
+    endless.load()
+    with pytest.raises(InvalidParameter, match="no token that ends"):
+        endless.compile(Grammar.regex("a"))
