@@ -67,6 +67,16 @@ def test_explain_config_gives_every_setting_a_reason(checkpoint: Path) -> None:
     assert "as asked" in result.stdout
 
 
+def test_parsers_are_chosen_and_explained(checkpoint: Path) -> None:
+    result = penstock("serve", "haiku", "--explain-config", "--reasoning-parser", "think")
+    assert result.returncode == 0, result.stderr
+    lines = {line.partition("  ")[0]: line for line in result.stdout.splitlines()}
+    assert "hermes" in lines["tool call parser"] and "<tool_call>" in lines["tool call parser"]
+    assert "think" in lines["reasoning parser"] and "as asked" in lines["reasoning parser"]
+    for option in ("--tool-call-parser", "--reasoning-parser"):
+        assert_refused(penstock("serve", str(checkpoint), option, "xml"), option, "xml", "auto, none")
+
+
 def test_run_answers_one_prompt(checkpoint: Path) -> None:
     arguments = ("run", str(checkpoint), "hello", "--max-tokens", "5", "--temperature", "0", "--threads", "1")
     first, second = penstock(*arguments), penstock(*arguments)

@@ -24,6 +24,7 @@ REFUSED = {
     "prompt_logprobs": [-1, 21, True, 1.5],
     "stop": [[""], ["x"] * 17, [5], ["x" * 1025], ["\ud800"], 5, True, {"a": 1}],
     "stop_token_ids": [[-1], [2**31], list(range(1025)), ["a"], 5, True, "12"],
+    "kept_special_tokens": [[-1], list(range(1025)), 5, "12"],
     "logit_bias": [{1: 101.0}, {1: math.nan}, {-1: 0.0}, dict.fromkeys(range(1025), 0.0), [1], 5, "a"],
     "ignore_eos": [1, 0, "no", None],
     "include_stop_str_in_output": [1, "yes", None],

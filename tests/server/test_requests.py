@@ -128,7 +128,6 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tools": [{"type": "function"}]}, "tools"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"parallel_tool_calls": True}, "parallel_tool_calls"),
@@ -210,6 +209,8 @@ def test_refusals_name_the_field(served: Any, endpoint: str, fields: dict[str, A
         ({"prompt": [[5] * 150] * 90, "echo": True, "logprobs": 6, "n": 3}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"include_reasoning": True}, "include_reasoning"),
         ({"messages": []}, "messages"),
         ({"max_completion_tokens": 5}, "max_completion_tokens"),
     ],

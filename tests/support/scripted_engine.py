@@ -68,7 +68,13 @@ class ScriptedEngine:
         texts = [
             None
             if self._table is None
-            else Detokenizer(self._table, params.stop, params.include_stop_str_in_output, params.skip_special_tokens)
+            else Detokenizer(
+                self._table,
+                params.stop,
+                params.include_stop_str_in_output,
+                params.skip_special_tokens,
+                kept_special=params.kept_special_tokens,
+            )
             for _ in range(params.n)
         ]
         tokens = self.reply if params.max_tokens is None else self.reply[: params.max_tokens]

@@ -109,3 +109,14 @@ def test_the_last_token_is_shown_where_length_or_a_stop_string_ended_the_output(
     assert Detokenizer(BYTES, ["c"]).advance(list(b"abc"), "stop") == "ab"
     assert Detokenizer(BYTES).advance(list(b"abc"), "stop", True) == "ab"
     assert Detokenizer(BYTES).advance([], "abort") == ""
+
+
+def test_special_tokens_that_are_kept_stay_in_the_text() -> None:
+    raw = make_raw("byte_level")
+    table = build_table(raw)
+    tokens = raw.encode("<s>a<|im_end|>b", add_special_tokens=False).ids
+    kept = (raw.token_to_id("<|im_end|>"),)
+    assert Detokenizer(table).finish(tokens) == "ab"
+    assert Detokenizer(table, kept_special=kept).finish(tokens) == "a<|im_end|>b"
+    stopped = Detokenizer(table, stop=["d|>b"], kept_special=kept)
+    assert stopped.finish(tokens) == "a<|im_en"

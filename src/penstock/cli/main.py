@@ -54,6 +54,12 @@ def serve(
     explain_config: Annotated[
         bool, typer.Option("--explain-config", help="Print every setting and why it has its value, and exit.")
     ] = False,
+    tool_call_parser: Annotated[
+        str, typer.Option(help="Format of tool calls: auto (as the chat template), none, hermes, llama3 or mistral.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="Of <think> blocks: auto (if the chat template has them), none or think.")
+    ] = "auto",
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
@@ -91,7 +97,9 @@ def serve(
         packed_cache=packed_cache,
     )
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    raise typer.Exit(run_serve(engine, host, port, tuple(served_model_name or ()), explain_only=explain_config))
+    parsers = (tool_call_parser, reasoning_parser)
+    names = tuple(served_model_name or ())
+    raise typer.Exit(run_serve(engine, host, port, names, parsers, explain_only=explain_config))
 
 
 @app.command()

@@ -5,6 +5,8 @@ import contextlib
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -20,30 +22,52 @@ from penstock.engine.client import EngineProcess
 from penstock.engine.messages import Ready, StageTime
 from penstock.server.app import create_app
 from penstock.server.serve import bind, run_loop, serve
+from penstock.text.chat_template import ChatTemplate, load_chat_template
+from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer
 
 # Of the resolved settings, those that limit what can be asked of the server.
-SHOWN_AT_START = ("dtype", "quantization", "threads", "max model len", "kv cache memory")
+SHOWN_AT_START = (
+    "dtype",
+    "quantization",
+    "threads",
+    "max model len",
+    "kv cache memory",
+    "tool call parser",
+    "reasoning parser",
+)
 
 console = Console(stderr=True, highlight=False)
 
 
-def run_serve(options: dict[str, Any], host: str, port: int, names: tuple[str, ...], *, explain_only: bool) -> int:
-    """Serve until a signal ends it; returns the exit status."""
+def run_serve(
+    options: dict[str, Any],
+    host: str,
+    port: int,
+    names: tuple[str, ...],
+    parsers: tuple[str, str],
+    *,
+    explain_only: bool,
+) -> int:
+    """Serve until a signal ends it; returns the exit status. `parsers` are those of tool calls and of reasoning."""
+    check_parsers(*parsers)
     started = time.monotonic()
     if explain_only:
         # Where nobody watches, nothing is cut to the width of a screen.
         wide = None if sys.stdout.isatty() else 1000
-        reasons = prepare(EngineOptions(**options), api_beside=True).reasons
-        Console(width=wide).print(_reasons_table(reasons))
+        prepared = prepare(EngineOptions(**options), api_beside=True)
+        reading = _read_output(prepared.load_tokenizer(), parsers)
+        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(host, port)
     with contextlib.closing(listener):
-        return run_loop(_serve(EngineOptions(**options), listener, names, started))
+        return run_loop(_serve(EngineOptions(**options), listener, names, parsers, started))
 
 
-async def _serve(options: EngineOptions, listener: socket.socket, names: tuple[str, ...], started: float) -> int:
+async def _serve(
+    options: EngineOptions, listener: socket.socket, names: tuple[str, ...], parsers: tuple[str, str], started: float
+) -> int:
     progress = _LoadProgress()
     # The engine imports torch while this process finds out what to load.
     engine = await EngineProcess.start(engine_command(sys.executable), progress.update)
@@ -53,9 +77,13 @@ async def _serve(options: EngineOptions, listener: socket.socket, names: tuple[s
         with progress:
             before = time.monotonic()
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
+            reading = _read_output(tokenizer, parsers)
             tokenizer_seconds = time.monotonic() - before
             defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
-            serving = asyncio.ensure_future(serve(create_app(engine, tokenizer, defaults=defaults), listener))
+            app = create_app(
+                engine, tokenizer, template=reading.template, output_format=reading.output_format, defaults=defaults
+            )
+            serving = asyncio.ensure_future(serve(app, listener))
             table = tokenizer.table if tokenizer else None
             ready = asyncio.ensure_future(engine.ready(prepared.model_info(tokenizer, names), table))
             # A signal while the model loads ends the server, and with it the wait.
@@ -66,12 +94,28 @@ async def _serve(options: EngineOptions, listener: socket.socket, names: tuple[s
                 return 0
             message = ready.result()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
-        _print_notes(prepared, tokenizer, message)
+        _print_notes(prepared, tokenizer, reading, message)
         host, port = listener.getsockname()[:2]
         console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
         return await _until_end(serving, engine)
     finally:
         await engine.close()
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How conversations become prompts and outputs become answers, and why; empty without a tokenizer."""
+
+    template: ChatTemplate | None = None
+    output_format: OutputFormat | None = None
+    reasons: Sequence[Reason] = ()
+
+
+def _read_output(tokenizer: Tokenizer | None, parsers: tuple[str, str]) -> _Reading:
+    if tokenizer is None:
+        return _Reading()
+    template = load_chat_template(tokenizer)
+    return _Reading(template, *choose_format(template, tokenizer, *parsers))
 
 
 def address_markup(host: str, port: int) -> str:
@@ -135,15 +179,17 @@ def _print_budget(ready: Ready, tokenizer_seconds: float, total: float) -> None:
     console.print(f"  {'ready after':<{width}}  {total:6.2f} s")
 
 
-def _print_notes(prepared: Prepared, tokenizer: Tokenizer | None, ready: Ready) -> None:
+def _print_notes(prepared: Prepared, tokenizer: Tokenizer | None, reading: "_Reading", ready: Ready) -> None:
     notes = list(ready.notes)
+    if reading.template is not None:
+        notes += reading.template.notes
     if tokenizer is None:
         notes.append("The model has no tokenizer.json: prompts must be token ids, and outputs are ids without text.")
     else:
         notes += tokenizer.check_against(prepared.declaration.vocab_size)
     for note in notes:
         console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
-    for reason in prepared.reasons:
+    for reason in (*prepared.reasons, *reading.reasons):
         if reason.setting in SHOWN_AT_START:
             console.print(f"{escape(reason.setting)}: {escape(reason.value)} ({escape(reason.why)})", soft_wrap=True)
     console.print("--explain-config shows every setting with its reason.")

@@ -52,7 +52,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         logprobs: None, or how many of the most likely tokens to report beside the chosen one, 0..20.
         prompt_logprobs: None, or how many of the most likely tokens to report beside each token of the prompt, 0..20.
             They are of the model's own distribution, without penalties and biases.
-        skip_special_tokens: leave special tokens out of the text.
+        skip_special_tokens: leave special tokens out of the text, except for the ids in `kept_special_tokens`.
         grammar: what the output must look like; a complete output ends, before min_tokens too.
     """
 
@@ -75,6 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    kept_special_tokens: tuple[int, ...] = ()
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -111,21 +112,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Make tuples of lists, and check what is in them."""
         stop: Any = self.stop
         stop = (stop,) if isinstance(stop, str) else () if stop is None else stop
-        tokens: Any = () if self.stop_token_ids is None else self.stop_token_ids
         check_list("stop", stop)
-        check_list("stop_token_ids", tokens)
         msgspec.structs.force_setattr(self, "stop", tuple(stop))
-        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(tokens))
         if len(stop) > MAX_STOP_STRINGS:
             raise InvalidParameter("stop", f"{len(stop)} strings given, at most {MAX_STOP_STRINGS} are accepted.")
         for text in stop:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_LENGTH:
                 raise InvalidParameter("stop", f"each must be a string of 1 to {MAX_STOP_LENGTH} characters.")
             check_characters("stop", text)
-        if len(tokens) > MAX_STOP_TOKENS:
-            raise InvalidParameter("stop_token_ids", f"at most {MAX_STOP_TOKENS} ids are accepted.")
-        for token in tokens:
-            check_integer("stop_token_ids", token, 0, 2**31 - 1)
+        for name in ("stop_token_ids", "kept_special_tokens"):
+            self._normalise_ids(name)
         if self.logit_bias is not None:
             check_mapping("logit_bias", self.logit_bias)
             if len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -133,6 +129,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             for token, bias in self.logit_bias.items():
                 check_integer("logit_bias", token, 0, 2**31 - 1)
                 check_number("logit_bias", bias, -100.0, 100.0)
+
+    def _normalise_ids(self, name: str) -> None:
+        ids: Any = getattr(self, name)
+        ids = () if ids is None else ids
+        check_list(name, ids)
+        msgspec.structs.force_setattr(self, name, tuple(ids))
+        if len(ids) > MAX_STOP_TOKENS:
+            raise InvalidParameter(name, f"at most {MAX_STOP_TOKENS} ids are accepted.")
+        for token in ids:
+            check_integer(name, token, 0, 2**31 - 1)
 
     @property
     def greedy(self) -> bool:

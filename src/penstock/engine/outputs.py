@@ -30,6 +30,7 @@ class _SampleState:
                 params.include_stop_str_in_output,
                 params.skip_special_tokens,
                 params.min_tokens,
+                params.kept_special_tokens,
             )
         )
 

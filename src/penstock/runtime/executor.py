@@ -43,7 +43,7 @@ class _StopSearch:
     """Looks for a row's stop strings in its text, with the bytes and the matcher that the detokenizer uses too."""
 
     def __init__(self, table: TokenTable, params: SamplingParams) -> None:
-        self._stream = TokenStream(table, params.skip_special_tokens)
+        self._stream = TokenStream(table, params.skip_special_tokens, params.kept_special_tokens)
         self._matcher = StopMatcher(params.stop, params.min_tokens)
 
     def find(self, token: int) -> str | None:

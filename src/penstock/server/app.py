@@ -28,6 +28,7 @@ from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
 from penstock.server.writer import CHAT, COMPLETION, ResponseWriter, Shape
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
+from penstock.text.output_format import OutputFormat, choose_format
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.server")
@@ -43,6 +44,7 @@ def create_app(
     tokenizer: Tokenizer | None,
     *,
     template: ChatTemplate | None = None,
+    output_format: OutputFormat | None = None,
     defaults: SamplingDefaults | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
 ) -> Starlette:
@@ -52,6 +54,7 @@ def create_app(
         engine: where requests go.
         tokenizer: None serves token-id prompts only.
         template: the chat template; the model's own by default.
+        output_format: how the model writes calls of tools and reasoning; what the template says by default.
         defaults: sampling parameters where a request is silent.
         max_body_bytes: longer bodies are refused with 413.
 
@@ -59,8 +62,10 @@ def create_app(
     """
     chat = None
     if tokenizer is not None:
-        chat = ChatEncoder(tokenizer, template if template is not None else load_chat_template(tokenizer))
-    resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults())
+        template = template or load_chat_template(tokenizer)
+        chat = ChatEncoder(tokenizer, template)
+        output_format = output_format or choose_format(template, tokenizer)[0]
+    resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format)
     api = _Api(engine, tokenizer, resolver, max_body_bytes)
     return Starlette(
         routes=[

@@ -19,10 +19,12 @@ class EmbeddingWriter:
 
     Attributes:
         id: the request's id, in the log only.
-        completion_tokens: none are.
+        completion_tokens, cut, enough: there are no tokens, so that nothing can be complete before the engine says so.
     """
 
     completion_tokens = 0
+    cut = 0
+    enough = False
 
     def __init__(self, job: Job, model: str) -> None:
         self.id = "embd-" + uuid.uuid4().hex

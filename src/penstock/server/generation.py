@@ -83,12 +83,18 @@ class GenerationResponse:
                 await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
             if events:
                 await send({"type": "http.response.body", "body": events, "more_body": True})
+            if writer.enough:
+                break
+        self._measure_cut()
         await send({"type": "http.response.body", "body": writer.end(), "more_body": False})
 
     async def _whole(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
         async for output in outputs:
             self._measure(output)
             self._writer.add(output)
+            if self._writer.enough:
+                break
+        self._measure_cut()
         if self._job.values > _INLINE_VALUES:
             await _send_whole(send, await asyncio.to_thread(self._writer.body))
         else:
@@ -108,6 +114,11 @@ class GenerationResponse:
             if delta.finish_reason is not None:
                 self._meter.finished(delta.finish_reason)
         self._meter.tokens(tokens)
+
+    def _measure_cut(self) -> None:
+        """Count the choices whose answers are complete, although the engine would have gone on."""
+        for _ in range(self._writer.cut):
+            self._meter.finished("stop")
 
     def _log(self, outcome: Outcome, seconds: float) -> None:
         if logger.isEnabledFor(logging.INFO):

@@ -8,13 +8,17 @@ import msgspec
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
+from penstock.core.grammar import Grammar
 from penstock.core.plan import Pooling
 from penstock.core.request import MAX_SALT_LENGTH
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, EmbeddingFields, Message
 from penstock.server.structured import grammar_of
+from penstock.server.tools import ToolUse, resolve_tools
+from penstock.text.calls.grammar import Before
 from penstock.text.chat_template import ChatEncoder
+from penstock.text.output_format import OutputFormat, Parsing
 from penstock.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16
@@ -27,6 +31,8 @@ MAX_EMBEDDING_VALUES = 2**22
 MAX_MESSAGES = 16384
 MAX_NAME_LENGTH = 512
 MAX_TEMPLATE_VARIABLES = 64
+# More tokens than the mark that opens a block of reasoning and white space behind it ever are.
+_LONGEST_OPENER = 32
 _NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
 
 
@@ -41,6 +47,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
             the engine computes may be more, for `echo`.
         values: how many log probabilities of prompts, or numbers of vectors, the response holds at most.
+        parsing: how outputs are cut into pieces; None where they are text and nothing else.
         stream, include_usage, return_token_ids: how the response is written.
     """
 
@@ -55,6 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     echo: list[str] | None = None
     prompt_logprobs: int | None = None
     values: int = 0
+    parsing: Parsing | None = None
     stream: bool = False
     include_usage: bool = False
     return_token_ids: bool = False
@@ -68,10 +76,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Resolver:
     """Checks a request against the model and resolves its defaults. Tokenizes, so long texts belong off the loop."""
 
-    def __init__(self, tokenizer: Tokenizer | None, chat: ChatEncoder | None, defaults: SamplingDefaults) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        chat: ChatEncoder | None,
+        defaults: SamplingDefaults,
+        output_format: OutputFormat | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._chat = chat
         self._defaults = defaults
+        self._format = output_format or OutputFormat()
 
     def completion(self, fields: CompletionFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
@@ -147,8 +162,10 @@ class Resolver:
         if continued and fields.add_generation_prompt:
             raise InvalidParameter("continue_final_message", "cannot be combined with add_generation_prompt.")
         add_prompt = not continued if fields.add_generation_prompt is None else fields.add_generation_prompt
+        use = resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls, self._format)
         prompt = self._chat.encode(
             _conversation(fields.messages),
+            tools=None if use is None else use.offered,
             add_generation_prompt=add_prompt,
             continue_final_message=continued,
             add_special_tokens=bool(fields.add_special_tokens),
@@ -156,8 +173,13 @@ class Resolver:
             most_tokens=model.max_model_len - 1,
         )
         _check_ids(prompt, model, "messages")
+        parsing, grammar = self._output(fields, use, prompt, template.grammar)
+        template = msgspec.structs.replace(
+            template, kept_special_tokens=self._format.kept_tokens(parsing), grammar=grammar
+        )
         params = _fit(template, prompt, model, "messages", None)
-        return self._job(fields, [prompt], [params], {"prompt_logprobs": fields.prompt_logprobs})
+        scored = {"prompt_logprobs": fields.prompt_logprobs}
+        return self._job(fields, [prompt], [params], scored, parsing=parsing)
 
     def _job(
         self,
@@ -166,6 +188,7 @@ class Resolver:
         params: list[SamplingParams],
         scored: dict[str, int | None],
         echo: list[str] | None = None,
+        parsing: Parsing | None = None,
     ) -> Job:
         """`scored` has the fields that ask for log probabilities of the prompts."""
         stream = bool(fields.stream)
@@ -186,10 +209,40 @@ class Resolver:
             echo=echo,
             prompt_logprobs=fields.prompt_logprobs,
             values=_prompt_logprobs(prompts, params[0].n, scored),
+            parsing=parsing,
             stream=stream,
             include_usage=options is not None and bool(options.include_usage),
             return_token_ids=bool(fields.return_token_ids),
         )
+
+    def _output(
+        self, fields: ChatFields, use: ToolUse | None, prompt: list[int], asked: Grammar | None
+    ) -> tuple[Parsing | None, Grammar | None]:
+        """How a chat's outputs are cut into pieces, and the grammar that they follow, given the one it asks for."""
+        if asked is not None and use is None:
+            # The answer begins at once with what was asked for, so that there is no reasoning to look for.
+            return None, asked
+        otherwise = None if asked is None else _schema_beside_tools(asked)
+        opened = self._format.reasoning and self._reasoning_opened(fields, prompt)
+        parsing = self._format.parsing(
+            tools=use is not None,
+            most_calls=None if use is None else use.most_calls,
+            reasoning_opened=opened,
+            reasoning_shown=fields.include_reasoning is not False,
+        )
+        before: Before = "nothing"
+        if self._format.reasoning:
+            before = "open reasoning" if opened else "reasoning"
+        text = None if use is None else use.grammar(self._format, before, otherwise)
+        return parsing, None if text is None else Grammar("lark", text, "tools")
+
+    def _reasoning_opened(self, fields: ChatFields, prompt: list[int]) -> bool:
+        """Whether the prompt has begun the reasoning that the output goes on with."""
+        if fields.continue_final_message:
+            return self._format.is_inside_reasoning(_content(fields.messages[-1].content, "messages"))
+        if self._tokenizer is None:
+            return False
+        return self._format.leaves_reasoning_open(self._tokenizer.decode(prompt[-_LONGEST_OPENER:], skip_special=False))
 
     def _sampling(
         self,
@@ -354,11 +407,15 @@ def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
 def _message(message: Message, path: str) -> dict[str, Any]:
     if message.role not in ROLES:
         raise InvalidParameter(f"{path}.role", f"{message.role[:40]!r} is not one of {', '.join(ROLES)}.")
-    if message.content is None and (message.role != "assistant" or not message.tool_calls):
+    answered = bool(message.tool_calls) or message.reasoning_content is not None
+    if message.content is None and (message.role != "assistant" or not answered):
         raise InvalidParameter(f"{path}.content", "is missing.")
+    _check_role(message, path)
     result: dict[str, Any] = {"role": message.role, "content": _content(message.content, path)}
     if message.name is not None:
         result["name"] = message.name
+    if message.reasoning_content is not None:
+        result["reasoning_content"] = message.reasoning_content
     if message.tool_call_id is not None:
         result["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
@@ -376,6 +433,19 @@ def _message(message: Message, path: str) -> dict[str, Any]:
     return result
 
 
+def _check_role(message: Message, path: str) -> None:
+    """Raise InvalidParameter where a message has what others have, or lacks what its role needs."""
+    if message.role == "tool":
+        if message.tool_call_id is None:
+            raise InvalidParameter(f"{path}.tool_call_id", "is missing; it says which call this answers.")
+    elif message.tool_call_id is not None:
+        raise InvalidParameter(f"{path}.tool_call_id", f"is for messages of the role tool, not {message.role}.")
+    if message.role != "assistant":
+        for name in ("tool_calls", "reasoning_content"):
+            if getattr(message, name):
+                raise InvalidParameter(f"{path}.{name}", f"is for messages of the role assistant, not {message.role}.")
+
+
 def _content(content: str | list[dict[str, Any]] | None, path: str) -> str:
     """The text of a message; several parts become lines, as in vLLM."""
     if not isinstance(content, list):
@@ -391,6 +461,14 @@ def _content(content: str | list[dict[str, Any]] | None, path: str) -> str:
             raise InvalidParameter(f"{path}.content[{index}].{other[:40]}", "is not a field of a text; leave it out.")
         texts.append(part["text"])
     return "\n".join(texts)
+
+
+def _schema_beside_tools(asked: Grammar) -> dict[str, Any]:
+    """The JSON schema of answers that are no calls of tools."""
+    schema = json.loads(asked.text) if asked.kind == "json_schema" else None
+    if not isinstance(schema, dict):
+        raise InvalidParameter(asked.param, "cannot be combined with tools that may be called; a JSON schema can.")
+    return schema
 
 
 def _template_variables(values: dict[str, Any] | None, known: frozenset[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.core.errors import InvalidParameter, RequestError
+from penstock.server.tools import NamedTool, ToolFields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -18,13 +19,12 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "bad_words": (([],), _NOT_YET),
     "chat_template": ((), "is not accepted from clients; the model's own template is used."),
     "documents": (([],), _NOT_YET),
-    "function_call": (("none",), "calling functions is not supported yet; leave it out."),
-    "functions": (([],), "calling functions is not supported yet; leave it out."),
+    "function_call": (("none",), "is not supported; use tool_choice."),
+    "functions": (([],), "is not supported; use tools."),
     "length_penalty": ((1, 1.0), "beam search is not supported; leave it out."),
     "logits_processors": (([],), "is not supported; leave it out."),
     "metadata": (({},), "nothing is stored; leave it out."),
     "modalities": ((["text"],), 'only ["text"] is supported.'),
-    "parallel_tool_calls": ((), "calling tools is not supported yet; leave it out."),
     "prediction": ((), _NOT_YET),
     "prompt_cache_key": ((), "is not supported; common prefixes are always cached, and cache_salt keeps them apart."),
     "reasoning_effort": ((), _NOT_YET),
@@ -32,12 +32,17 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "spaces_between_special_tokens": ((True,), "only true is supported."),
     "store": ((False,), "nothing is stored; leave it out or send false."),
     "suffix": (("",), "filling in the middle is not supported; leave it out."),
-    "tool_choice": (("none",), 'calling tools is not supported yet; leave it out or send "none".'),
-    "tools": (([],), "calling tools is not supported yet; leave it out."),
     "truncate_prompt_tokens": ((), "prompts are never truncated; shorten the prompt instead."),
     "use_beam_search": ((False,), "beam search is not supported; leave it out."),
     "verbosity": ((), _NOT_YET),
     "web_search_options": ((), "is not supported; leave it out."),
+}
+_NOT_IN_COMPLETIONS = "is a field of /v1/chat/completions; leave it out."
+_NEUTRAL_IN_COMPLETIONS: dict[str, tuple[tuple[Any, ...], str]] = {
+    **_NEUTRAL,
+    "parallel_tool_calls": ((), _NOT_IN_COMPLETIONS),
+    "tool_choice": (("none",), _NOT_IN_COMPLETIONS),
+    "tools": (([],), _NOT_IN_COMPLETIONS),
 }
 _NEUTRAL_IN_MESSAGES: dict[str, tuple[tuple[Any, ...], str]] = {
     "annotations": (([],), "is not supported; leave it out."),
@@ -80,6 +85,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
+    reasoning_content: str | None = None
 
 
 class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,6 +144,10 @@ class ChatFields(CommonFields, frozen=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolFields] | None = None
+    tool_choice: str | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,7 +171,7 @@ Fields = TypeVar("Fields")
 def parse_completion(body: bytes) -> CompletionFields:
     """Parse a body; raises RequestError, naming the field."""
     fields = _decode(body)
-    _drop_neutral(fields, _NEUTRAL, "")
+    _drop_neutral(fields, _NEUTRAL_IN_COMPLETIONS, "")
     return _convert(fields, CompletionFields)
 
 

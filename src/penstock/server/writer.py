@@ -12,6 +12,7 @@ import msgspec
 from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.server.chat_message import ChatMessage
 from penstock.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_logprobs
 from penstock.server.resolve import Job
 from penstock.text.table import TokenTable
@@ -67,6 +68,11 @@ class _Choice:
         self.seed: int | None = None
         self.finish: str | None = None
         self.stop_reason: int | str | None = None
+        # The message that is cut into pieces, where it is; else all text is content.
+        self.message: ChatMessage | None = None
+        # Nothing more is told of it; `cut`: although the engine goes on with it.
+        self.ended = False
+        self.cut = False
 
 
 class ResponseWriter:
@@ -108,7 +114,12 @@ class ResponseWriter:
         for delta in output.deltas:
             choice = self._choices[delta.index]
             choice.seed = output.seed
-            events += self._event(choice, delta)
+            if choice.ended:
+                choice.cut = choice.cut and delta.finish_reason is None
+            elif choice.message is not None:
+                events += self._message_events(choice, choice.message, delta)
+            else:
+                events += self._event(choice, delta)
         return events
 
     def end(self) -> bytes:
@@ -121,14 +132,29 @@ class ResponseWriter:
         """Collect an output for `body`. Raises RowFailed or EngineUnavailable where a sample has failed."""
         self._count(output)
         for delta in output.deltas:
-            check_delta(delta)
             choice = self._choices[delta.index]
             choice.seed = output.seed
-            choice.text.append(delta.text)
+            if choice.ended:
+                choice.cut = choice.cut and delta.finish_reason is None
+                continue
+            check_delta(delta)
+            if choice.message is None:
+                choice.text.append(delta.text)
+            else:
+                choice.message.add(delta.text, ended=delta.finish_reason is not None)
             choice.token_ids += delta.token_ids
             choice.logprobs += delta.logprobs or ()
-            if delta.finish_reason is not None:
-                choice.finish, choice.stop_reason = delta.finish_reason, delta.stop_reason
+            self._end_choice(choice, delta)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the response is complete although the engine goes on with some of its choices."""
+        return self.cut > 0 and all(choice.ended for choice in self._choices)
+
+    @property
+    def cut(self) -> int:
+        """How many choices are complete although the engine goes on with them."""
+        return sum(choice.cut for choice in self._choices)
 
     def body(self) -> bytes:
         """The whole response."""
@@ -159,7 +185,10 @@ class ResponseWriter:
                 if self._shape.is_chat
                 else CompletionLogprobs(self._table, params.skip_special_tokens, len(echo))
             )
-        return _Choice(prompt * params.n + sample, prompt, echo, writer)
+        choice = _Choice(prompt * params.n + sample, prompt, echo, writer)
+        if self._job.parsing is not None:
+            choice.message = ChatMessage(self._job.parsing)
+        return choice
 
     def _begin(self, output: RequestOutput) -> None:
         head: dict[str, Any] = {
@@ -180,44 +209,87 @@ class ResponseWriter:
             prompt = self._choices[output.deltas[0].index].prompt
             self._prompt_logprobs[prompt] = output.prompt_logprobs
         for delta in output.deltas:
-            self.completion_tokens += len(delta.token_ids)
+            if not self._choices[delta.index].ended:
+                self.completion_tokens += len(delta.token_ids)
 
     def _event(self, choice: _Choice, delta: SampleDelta) -> bytes:
         text, shape = delta.text, self._shape
-        if choice.started and delta.finish_reason is None and choice.logprob_writer is None:
-            if not self._job.return_token_ids:
-                # The common case, and the one that has to be cheap.
-                return choice.prefix + shape.text + _encode(text) + self._plain_tail if text else b""
-        elif delta.finish_reason is not None:
+        if choice.started and self._is_plain(choice, delta):
+            # The common case, and the one that has to be cheap.
+            return choice.prefix + shape.text + _encode(text) + self._plain_tail if text else b""
+        if delta.finish_reason is not None:
             check_delta(delta)
+            self._end_choice(choice, delta)
         opening = shape.text
-        extra = b""
-        echoed = False
         if not choice.started:
-            opening = shape.first_text
-            text = "".join(choice.text) + text
-            echoed = self._echo_logprobs(choice)
-            choice.started = True
-            extra = b',"seed":' + _encode(choice.seed)
-            if self._job.return_token_ids:
-                extra += b',"prompt_token_ids":' + _encode(self._job.prompts[choice.prompt])
+            opening, text = shape.first_text, "".join(choice.text) + text
+        return b"".join(
+            (choice.prefix, opening, _encode(text), shape.after_text, self._rest(choice, delta), self._tail)
+        )
+
+    def _message_events(self, choice: _Choice, message: ChatMessage, delta: SampleDelta) -> bytes:
+        """The events of a chat's choice whose text is cut into pieces: one for each, the last with all that is new."""
+        if delta.finish_reason is not None:
+            check_delta(delta)
+        parts = message.deltas(delta.text, ended=delta.finish_reason is not None)
+        self._end_choice(choice, delta)
+        events = [choice.prefix, b',"delta":{']
+        if choice.started and not choice.ended and self._is_plain(choice, delta):
+            return b"".join(b"".join((*events, part, self._plain_tail)) for part in parts)
+        *others, last = parts or [b""]
+        whole = b""
+        for part in others:
+            whole += b"".join(
+                (*events, part, b'},"logprobs":null,"finish_reason":null', self._opening(choice), self._tail)
+            )
+        return whole + b"".join((*events, last, b"}", self._rest(choice, delta), self._tail))
+
+    def _is_plain(self, choice: _Choice, delta: SampleDelta) -> bool:
+        """Whether an event says nothing beside its text."""
+        return delta.finish_reason is None and choice.logprob_writer is None and not self._job.return_token_ids
+
+    def _end_choice(self, choice: _Choice, delta: SampleDelta) -> None:
+        """Note that a choice has ended, if it has: the engine says so, or its message is complete."""
+        choice.finish, choice.stop_reason = delta.finish_reason, delta.stop_reason
+        message = choice.message
+        if message is not None and message.done:
+            # Whatever came behind it in the same output is no part of the answer.
+            choice.cut = choice.finish is None
+            choice.finish, choice.stop_reason = "stop", None
+        if message is not None and message.has_calls and choice.finish == "stop":
+            choice.finish = "tool_calls"
+        choice.ended = choice.finish is not None
+
+    def _opening(self, choice: _Choice) -> bytes:
+        """What only the first event of a choice says."""
+        if choice.started:
+            return b""
+        choice.started = True
+        opening = b',"seed":' + _encode(choice.seed)
         if self._job.return_token_ids:
-            extra += b',"token_ids":' + _encode(delta.token_ids)
+            opening += b',"prompt_token_ids":' + _encode(self._job.prompts[choice.prompt])
+        return opening
+
+    def _rest(self, choice: _Choice, delta: SampleDelta) -> bytes:
+        """What an event says behind its text."""
+        echoed = not choice.started and self._echo_logprobs(choice)
+        rest = self._opening(choice)
+        if self._job.return_token_ids:
+            rest += b',"token_ids":' + _encode(delta.token_ids)
         logprobs = None
         if choice.logprob_writer is not None and (delta.logprobs or echoed):
             logprobs = choice.logprob_writer.write(delta.logprobs or ())
-        if delta.finish_reason is not None:
-            extra += b',"stop_reason":' + _encode(delta.stop_reason)
-        return b"".join(
-            (choice.prefix, opening, _encode(text), shape.after_text, b',"logprobs":', _encode(logprobs))
-            + (b',"finish_reason":', _encode(delta.finish_reason), extra, self._tail)
-        )
+        if choice.ended:
+            rest += b',"stop_reason":' + _encode(choice.stop_reason)
+        return b',"logprobs":%b,"finish_reason":%b%b' % (_encode(logprobs), _encode(choice.finish), rest)
 
     def _whole(self, choice: _Choice) -> dict[str, Any]:
         text = "".join(choice.text)
         self._echo_logprobs(choice)
         result: dict[str, Any] = {"index": choice.index}
-        if self._shape.is_chat:
+        if choice.message is not None:
+            result["message"] = choice.message.whole()
+        elif self._shape.is_chat:
             result["message"] = {"role": "assistant", "content": text}
         else:
             result["text"] = text

@@ -24,9 +24,10 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
-# By these a template finds the parts of a message, even in a model that has one of them as a special token.
+# By these a template finds the parts of a message or a tool, even in a model that has one of them as a special token.
 _MESSAGE_FIELDS = frozenset(
     {"role", "content", "name", "tool_call_id", "tool_calls", "id", "type", "function", "arguments"}
+    | {"reasoning_content", "description", "parameters", "properties", "required"}
 )
 
 # What a template gets without anybody asking for it.
@@ -42,17 +43,26 @@ class ChatTemplate:
         notes: what a user should know about the choice of the template.
         is_plain: whether it is the plain template of a model that has none.
         variables: the names that it reads beside those of its own, such as `enable_thinking`.
+        source: its text; with `tool_use`, the text of both.
+        takes_tools: whether it reads the tools that a request offers.
     """
 
-    def __init__(self, source: str, *, is_plain: bool = False, notes: Sequence[str] = ()) -> None:
-        """Raises TokenizerError where `source` is not a valid template."""
+    def __init__(
+        self, source: str, *, tool_use: str | None = None, is_plain: bool = False, notes: Sequence[str] = ()
+    ) -> None:
+        """`tool_use` is the template for conversations with tools, where that is another.
+
+        Raises TokenizerError where one is not a valid template.
+        """
         sandbox = Sandbox()
         try:
             self._template = sandbox.from_string(source)
             read = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
             raise TokenizerError(f"The model's chat template cannot be compiled: {error}.") from error
-        self._source = source
+        self._tool_use = None if tool_use is None else ChatTemplate(tool_use)
+        self.source = source if tool_use is None else f"{source}\n{tool_use}"
+        self.takes_tools: bool = "tools" in read if self._tool_use is None else self._tool_use.takes_tools
         self.variables = frozenset(read) - _GIVEN - sandbox.globals.keys()
         self.is_plain = is_plain
         self.notes = tuple(notes)
@@ -62,6 +72,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         special_tokens: Mapping[str, str],
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
@@ -70,17 +81,19 @@ class ChatTemplate:
 
         `variables` are further values for the template, such as `enable_thinking`.
         """
+        template = self._template if not tools or self._tool_use is None else self._tool_use._template
         conversation = [dict(message) for message in messages]
         if continue_final_message:
             self._tag_final_message(conversation)
-        values = {**special_tokens, "tools": None, "documents": None, **(variables or {})}
-        values |= {"messages": conversation, "add_generation_prompt": add_generation_prompt}
-        text = self._render(values)
+        values = {**special_tokens, "documents": None, **(variables or {})}
+        values |= {"messages": conversation, "tools": list(tools) if tools else None}
+        values["add_generation_prompt"] = add_generation_prompt
+        text = self._render(template, values)
         return self._cut_at_tag(text) if continue_final_message else text
 
-    def _render(self, values: dict[str, Any]) -> str:
+    def _render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         try:
-            return rendered(self._template, values)
+            return rendered(template, values)
         except RequestError:
             raise
         except Exception as error:
@@ -123,6 +136,7 @@ class ChatEncoder:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
@@ -131,9 +145,11 @@ class ChatEncoder:
     ) -> list[int]:
         """Token ids of a conversation; raises RequestError where the template refuses it.
 
-        With `most_tokens`, a text that cannot but have more raises ContextLengthExceeded before it is tokenized.
+        `tools` are functions that the model may call, in OpenAI's form. With `most_tokens`, a text that cannot but have
+        more raises ContextLengthExceeded before it is tokenized.
         """
         texts = list(_strings(messages, "messages"))
+        texts += _strings(tools or (), "tools")
         texts += _strings(list((variables or {}).values()), "chat_template_kwargs")
         marker = None
         if any(map(self.tokenizer.has_special, texts)):
@@ -145,10 +161,12 @@ class ChatEncoder:
                 return self.tokenizer.mark_special(text, marker)
 
             messages = _map_strings(messages, mark)
+            tools = _map_strings(tools, mark)
             # A template finds its variables by their names, which it does not write.
             variables = {name: _map_strings(value, mark) for name, value in (variables or {}).items()}
         text = self.template.render(
             messages,
+            tools=tools,
             special_tokens=self.tokenizer.special_tokens,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -168,7 +186,8 @@ def load_chat_template(tokenizer: Tokenizer) -> ChatTemplate:
     """The template of a model, from any of its usual places; a plain one, with a note, where there is none.
 
     Places, the first that has one: `chat_template.jinja` (with more, by name, in `additional_chat_templates/`),
-    `chat_template` in `tokenizer_config.json` (a string, or a list of named ones), `chat_template.json`.
+    `chat_template` in `tokenizer_config.json` (a string, or a list of named ones), `chat_template.json`. One
+    of the name "tool_use" is taken for conversations with tools.
     """
     candidates: dict[str, str] = {}
     for places in (_template_files, _config_templates, _json_templates):
@@ -176,7 +195,7 @@ def load_chat_template(tokenizer: Tokenizer) -> ChatTemplate:
             break
         candidates |= places(tokenizer)
     if "default" in candidates:
-        return ChatTemplate(candidates["default"])
+        return ChatTemplate(candidates["default"], tool_use=candidates.get("tool_use"))
     if candidates:
         names = ", ".join(sorted(candidates))
         raise TokenizerError(f"The model has the chat templates {names}, but none of the name 'default'; add one.")

@@ -1,7 +1,7 @@
 """Token ids → text, as they come."""
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from penstock.core.plan import FinishReason
 from penstock.text.stops import StopMatcher
@@ -26,8 +26,9 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special: bool = True,
         min_tokens: int = 0,
+        kept_special: Collection[int] = (),
     ) -> None:
-        self._stream = TokenStream(table, skip_special)
+        self._stream = TokenStream(table, skip_special, kept_special)
         self._matcher = StopMatcher(stop, min_tokens) if stop else None
         self._include_stop = include_stop
         self._decoder = _utf8_decoder("replace")

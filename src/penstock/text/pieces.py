@@ -1,5 +1,6 @@
 """What a chat model's output consists of: text for the reader, reasoning, and calls of tools."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -40,7 +41,13 @@ class OutputParser(Protocol):
 
     However the text is cut, the pieces add up to the same: contents and reasonings joined, and for every call its name
     and arguments.
+
+    Attributes:
+        done: what follows is left out, so that nothing more needs to be fed.
     """
+
+    @property
+    def done(self) -> bool: ...
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Take more text; what is certain now."""
@@ -52,6 +59,8 @@ class OutputParser(Protocol):
 class PlainParser:
     """All of the text is content."""
 
+    done = False
+
     def feed(self, text: str) -> Sequence[Piece]:
         """Take more text; what is certain now."""
         return [Content(text)] if text else []
@@ -59,3 +68,23 @@ class PlainParser:
     def finish(self) -> Sequence[Piece]:
         """The text has ended; nothing was held back."""
         return []
+
+
+def joined(pieces: Sequence[Piece]) -> list[Piece]:
+    """The same pieces, neighbours of one kind made one."""
+    result: list[Piece] = []
+    for _, run in itertools.groupby(pieces, key=lambda piece: (type(piece), getattr(piece, "index", None))):
+        first, *others = run
+        if others and not isinstance(first, CallStart):
+            texts = [piece.text for piece in others if not isinstance(piece, CallStart)]
+            first = msgspec.structs.replace(first, text="".join([first.text, *texts]))
+        result.append(first)
+    return result
+
+
+def beginning_at_end(text: str, token: str, start: int = 0) -> int:
+    """How many characters at the end of `text`, from `start` on, may be the beginning of `token`."""
+    for size in range(min(len(token) - 1, len(text) - start), 0, -1):
+        if text.endswith(token[:size]):
+            return size
+    return 0

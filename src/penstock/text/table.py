@@ -7,7 +7,7 @@ up to UTF-8, the tokenizer replaces the valid bytes beside the invalid ones too,
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import TokenizerError
@@ -57,19 +57,23 @@ class TokenTable:
 class TokenStream:
     """Bytes of one output, token by token. Both the engine and the detokenizer use it, so that they agree."""
 
-    __slots__ = ("_pieces", "_skip_special", "_special", "_started", "_strip", "_table")
+    __slots__ = ("_kept", "_pieces", "_skip_special", "_special", "_started", "_strip", "_table")
 
-    def __init__(self, table: TokenTable, skip_special: bool) -> None:
+    def __init__(self, table: TokenTable, skip_special: bool, kept: Collection[int] = ()) -> None:
+        """Special tokens are skipped where `skip_special` says so, except for the ids in `kept`."""
         self._table = table
         self._pieces = table.pieces
         self._special = table.special
         self._skip_special = skip_special
+        self._kept = kept
         self._strip = table.strip
         self._started = False
 
     def next(self, token: int) -> bytes:
         """The bytes that `token` adds; empty for an id without a token and for a skipped special token."""
-        if not 0 <= token < len(self._pieces) or (self._skip_special and self._special[token]):
+        if not 0 <= token < len(self._pieces):
+            return b""
+        if self._skip_special and self._special[token] and token not in self._kept:
             return b""
         piece = self._pieces[token]
         if self._started or not piece:

@@ -1,0 +1,125 @@
+"""Reasoning in a model's text: the block at its beginning that is not for the reader."""
+
+from collections.abc import Callable, Sequence
+
+from penstock.text.pieces import OutputParser, Piece, PlainParser, Reasoning, beginning_at_end
+
+THINK_OPENER, THINK_CLOSER = "<think>", "</think>"
+
+_SPACE = " \t\r\n"
+
+
+class ReasoningParser:
+    """`<think>...</think>` at the answer's beginning is reasoning; another parser cuts what follows.
+
+    A block that never ends is reasoning to the end. White space around the block, and at its edges, belongs to it.
+    """
+
+    def __init__(self, inner: OutputParser | None = None, *, opened: bool = False, shown: bool = True) -> None:
+        """`opened`: the prompt has opened the block. Reasoning that is not to be `shown` is left out."""
+        self._inner = PlainParser() if inner is None else inner
+        self._opened = opened
+        self._shown = shown
+        # White space, and behind it what may be the beginning of a marker: taken and not told.
+        self._space: list[str] = []
+        self._partial = ""
+        self._told = False
+        self._pieces: list[Piece] = []
+        self._mode: Callable[[str, int], int] = self._begin
+
+    @property
+    def done(self) -> bool:
+        """Whether what follows is of no interest."""
+        return self._inner.done
+
+    def feed(self, text: str) -> Sequence[Piece]:
+        """Take more text; what is certain now."""
+        if self._mode == self._answer:
+            return self._inner.feed(text)
+        position = 0
+        while position < len(text):
+            position = self._mode(text, position)
+        return self._take_pieces()
+
+    def finish(self) -> Sequence[Piece]:
+        """The text has ended; the rest."""
+        if self._mode == self._think or (self._mode == self._begin and self._opened):
+            if self._partial:
+                self._tell(self._partial)
+        elif self._mode == self._begin:
+            self._pieces += self._inner.feed("".join(self._space) + self._partial)
+        self._partial, self._mode = "", self._answer
+        self._pieces += self._inner.finish()
+        return self._take_pieces()
+
+    # Modes: each takes text from a position on, and returns the place behind what it took.
+
+    def _begin(self, text: str, position: int) -> int:
+        """Before anything but white space: does the answer begin with a block?"""
+        char = text[position]
+        if not self._partial and char in _SPACE:
+            self._space.append(char)
+            return position + 1
+        partial = self._partial + char
+        if THINK_OPENER.startswith(partial):
+            self._partial = partial
+            if partial == THINK_OPENER:
+                self._enter()
+            return position + 1
+        if self._opened:
+            self._mode = self._think
+            self._space.clear()
+        else:
+            self._mode = self._answer
+            self._pieces += self._inner.feed("".join(self._space) + self._partial)
+            self._partial = ""
+        return position
+
+    def _enter(self) -> None:
+        self._mode = self._think
+        self._space.clear()
+        self._partial = ""
+
+    def _think(self, text: str, position: int) -> int:
+        """Inside of the block."""
+        seen = self._partial + text[position:]
+        where = seen.find(THINK_CLOSER)
+        if where >= 0:
+            taken = where + len(THINK_CLOSER) - len(self._partial)
+            self._partial = ""
+            self._tell(seen[:where].rstrip(_SPACE))
+            self._space.clear()
+            self._mode = self._skip
+            return position + taken
+        cut = len(seen) - beginning_at_end(seen, THINK_CLOSER)
+        self._partial = seen[cut:]
+        shown = seen[:cut].rstrip(_SPACE)
+        self._tell(shown)
+        if len(shown) < cut:
+            self._space.append(seen[len(shown) : cut])
+        return len(text)
+
+    def _skip(self, text: str, position: int) -> int:
+        """White space behind the block."""
+        if text[position] in _SPACE:
+            return position + 1
+        self._mode = self._answer
+        return position
+
+    def _answer(self, text: str, position: int) -> int:
+        self._pieces += self._inner.feed(text[position:])
+        return len(text)
+
+    def _tell(self, text: str) -> None:
+        """Tell reasoning, and the white space before it unless it is the first."""
+        if not text:
+            return
+        told = "".join(self._space) + text if self._told else text.lstrip(_SPACE)
+        self._space.clear()
+        self._told = True
+        if self._shown:
+            self._pieces.append(Reasoning(told))
+
+    def _take_pieces(self) -> list[Piece]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
