@@ -3,11 +3,12 @@
 
 PYTHON ?= python3
 VENV := .venv
+LM_EVAL := build/lm-eval
 BIN := $(VENV)/bin
 ARGS ?=
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py $(wildcard native/* native/src/*)
 
-.PHONY: serve test lint soak bench train evaluate-bundled clean
+.PHONY: serve test lint soak bench lm-eval train evaluate-bundled clean
 
 serve: $(VENV)/.serve
 	$(BIN)/penstock serve $(ARGS)
@@ -33,6 +34,12 @@ soak: $(VENV)/.test
 
 bench: $(VENV)/.serve
 	$(BIN)/penstock bench engine $(ARGS)
+
+# Whether lm-evaluation-harness gets the engine's own scores over HTTP. Its environment needs no torch: it only tokenizes.
+lm-eval: $(VENV)/.serve
+	test -d $(LM_EVAL) || $(PYTHON) -m venv $(LM_EVAL)
+	$(LM_EVAL)/bin/python -m pip install --quiet 'lm-eval[api]==0.4.13' transformers
+	$(BIN)/python benchmarks/score_with_lm_eval.py --lm-eval $(LM_EVAL)/bin/python $(ARGS)
 
 # The bundled models, from nothing: under two hours on two cores; see training/README.md.
 train: $(VENV)/.serve

@@ -1,8 +1,10 @@
 """The Python interface: `LLM` for batches of prompts in this process, `AsyncEngine` for a service of one's own."""
 
 import asyncio
+import contextlib
 import sys
 import time
+from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -10,9 +12,9 @@ from typing import Any, Self
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.core.config import EngineOptions
-from penstock.core.errors import EngineError, InvalidParameter
+from penstock.core.errors import EngineError, InvalidParameter, RowFailed
 from penstock.core.events import LoadSnapshot, RequestTimings
-from penstock.core.plan import FinishReason, TokenLogprobs
+from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.client import EngineProcess
@@ -57,6 +59,8 @@ class Completion:
         seed: what the random numbers came from; drawn where none was given.
         cached_tokens: prompt tokens that the prefix cache gave.
         timings: seconds on this process's monotonic clock.
+        prompt_logprobs: where asked for, one entry for each token of the prompt, None for the first. None in place of
+            the list where the request failed before its prompt was computed.
     """
 
     prompt_token_ids: list[int]
@@ -64,6 +68,7 @@ class Completion:
     seed: int
     cached_tokens: int
     timings: RequestTimings
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
     @property
     def text(self) -> str:
@@ -119,6 +124,7 @@ def _completion(state: RequestState) -> Completion:
         seed=output.seed,
         cached_tokens=output.cached_tokens,
         timings=state.timings,
+        prompt_logprobs=output.prompt_logprobs,
     )
 
 
@@ -133,6 +139,13 @@ def _sample(delta: SampleDelta) -> Sample:
         stop_reason=delta.stop_reason,
         error=delta.error,
     )
+
+
+def _vector(output: RequestOutput) -> list[float]:
+    """The numbers of a finished request for a vector. Raises RowFailed where it has none."""
+    if output.embedding is None:
+        raise RowFailed(output.deltas[0].error or "The engine stopped before this vector was computed.")
+    return array("f", output.embedding).tolist()
 
 
 class LLM:
@@ -191,7 +204,22 @@ class LLM:
             self._intake.request(prompt_tokens(prompt, self.tokenizer), chosen, priority=priority, cache_salt="")
             for prompt, chosen in zip(batch, each, strict=True)
         ]
-        return self._run(requests)
+        return [_completion(state) for state in self._run(requests)]
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], pooling: Pooling = "last", *, priority: int = 0
+    ) -> list[list[float]]:
+        """A vector of length 1 for each prompt, in their order.
+
+        It is the model's final hidden state (behind the last norm, before the head) at the prompt's last token, or with
+        `pooling` "mean" the mean of all its tokens'. Raises RequestError, and computes nothing, where a prompt is too
+        long, and RowFailed where the model computed no number.
+        """
+        requests = [
+            self._intake.embedding(prompt_tokens(prompt, self.tokenizer), pooling, priority=priority, cache_salt="")
+            for prompt in _as_batch(prompts)
+        ]
+        return [_vector(state.take()) for state in self._run(requests)]
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
@@ -203,7 +231,8 @@ class LLM:
         prompts = [encoder.encode(conversation) for conversation in _as_conversations(messages)]
         return self.generate([{"prompt_token_ids": ids} for ids in prompts], params)
 
-    def _run(self, requests: list[Request]) -> list[Completion]:
+    def _run(self, requests: list[Request]) -> list[RequestState]:
+        """What became of each request, all of them being finished."""
         table = self.tokenizer.table if self.tokenizer is not None else None
         states = {request.request_id: RequestState(request, table) for request in requests}
         for request in requests:
@@ -219,7 +248,7 @@ class LLM:
             for request in requests:
                 self._core.abort(request.request_id)
             raise
-        return [_completion(state) for state in states.values()]
+        return list(states.values())
 
 
 def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
@@ -288,6 +317,16 @@ class AsyncEngine:
         """
         ids = prompt_tokens(prompt, self.tokenizer)
         return self._process.generate(ids, params or self.defaults.params(), priority=priority, cache_salt=cache_salt)
+
+    async def embed(
+        self, prompt: Prompt, pooling: Pooling = "last", *, priority: int = 0, cache_salt: str = ""
+    ) -> list[float]:
+        """The vector of one prompt, see `LLM.embed`. Cancelling aborts the request."""
+        ids = prompt_tokens(prompt, self.tokenizer)
+        outputs = self._process.embed(ids, pooling, priority=priority, cache_salt=cache_salt)
+        async with contextlib.aclosing(outputs):
+            found = [output async for output in outputs]
+        return _vector(found[-1])
 
     async def close(self) -> None:
         """End the engine's process; requests in flight end with EngineUnavailable."""

@@ -124,6 +124,14 @@ def test_a_hit_shares_published_blocks() -> None:
     assert cache.pool.num_used == 3
 
 
+@pytest.mark.parametrize(("most", "blocks"), [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (100, 2)])
+def test_a_hit_ends_before_the_first_position_whose_output_is_wanted(most: int, blocks: int) -> None:
+    cache = make_cache()
+    computed(cache, list(range(10)))
+    second = cache.open(1, "")
+    assert cache.longest_hit(second, list(range(10)), most) == blocks
+
+
 def test_the_last_token_is_computed_in_a_copy_of_its_block() -> None:
     cache = make_cache()
     first = computed(cache, list(range(8)))

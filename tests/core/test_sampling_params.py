@@ -21,6 +21,7 @@ REFUSED = {
     "max_tokens": [0, -1, 1.5],
     "min_tokens": [-1, 1.5],
     "logprobs": [-1, 21, True],
+    "prompt_logprobs": [-1, 21, True, 1.5],
     "stop": [[""], ["x"] * 17, [5], ["x" * 1025], ["\ud800"], 5, True, {"a": 1}],
     "stop_token_ids": [[-1], [2**31], list(range(1025)), ["a"], 5, True, "12"],
     "kept_special_tokens": [[-1], list(range(1025)), 5, "12"],
@@ -46,6 +47,7 @@ def test_a_value_out_of_bounds_is_refused_by_name(name: str, value: object) -> N
         {"repetition_penalty": 100.0, "presence_penalty": -2.0, "frequency_penalty": 2},
         {"seed": -(2**63), "max_tokens": 1, "min_tokens": 1, "logprobs": 20},
         {"seed": 2**64 - 1, "logprobs": 0, "logit_bias": {5: -100}},
+        {"prompt_logprobs": 20, "max_tokens": 0},
     ],
 )
 def test_bounds_are_inclusive(params: dict[str, object]) -> None:
@@ -56,6 +58,11 @@ def test_bounds_are_inclusive(params: dict[str, object]) -> None:
 def test_min_tokens_must_not_exceed_max_tokens() -> None:
     with pytest.raises(InvalidParameter, match="min_tokens"):
         SamplingParams(max_tokens=3, min_tokens=4)
+
+
+def test_nothing_is_generated_only_where_the_prompt_is_scored() -> None:
+    with pytest.raises(InvalidParameter, match="max_tokens: 0 is accepted only where"):
+        SamplingParams(max_tokens=0, logprobs=1)
 
 
 def test_one_stop_string_is_a_list_of_one() -> None:

@@ -5,6 +5,7 @@ With the native kernels, on the bundled model, for every precision.
 
 import itertools
 import random
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 VOCABULARY = 4096
 OUTPUT = 40
+POOLINGS = ("last", "mean")
 # Of 16 tokens in 8 layers: keys and values of 2 heads of 64 in bfloat16.
 BLOCK_BYTES = 16 * 8 * 2 * 2 * 64 * 2
 
@@ -119,3 +121,83 @@ def test_prefix_hits_change_nothing(mode: str, expected: list[tuple[list[int], o
     again = llm.generate(*subjects())
     assert bits(first) == bits(again) == expected
     assert sum(output.cached_tokens for output in again) > 0
+
+
+SCORED = SamplingParams(temperature=1.0, seed=7, max_tokens=3, ignore_eos=True, prompt_logprobs=2)
+
+
+def scores(outputs: Sequence[Completion]) -> list[tuple[list[int], object]]:
+    return [(list(output.token_ids), output.prompt_logprobs) for output in outputs]
+
+
+def test_a_prompts_scores_are_the_same_bits_however_they_are_computed(mode: str) -> None:
+    expected = [scores(engine(mode).generate([subject], SCORED))[0] for subject in SUBJECTS]
+    rng = random.Random(5)
+    for options in (
+        {"long_prefill_token_threshold": 1},
+        {"long_prefill_token_threshold": 7, "threads": 2},
+        {"max_num_batched_tokens": 50, "max_num_seqs": 4, "threads": 3},
+        {"enable_prefix_caching": True},
+    ):
+        llm = engine(mode, **options)
+        others = [prompt(rng, rng.randint(1, 90)) for _ in range(4)]
+        params = [SamplingParams(max_tokens=rng.randint(1, OUTPUT), temperature=1.0) for _ in range(4)]
+        found = llm.generate([*others, *SUBJECTS], [*params, *[SCORED] * len(SUBJECTS)])
+        assert scores(found[4:]) == expected
+        # Their blocks are in the prefix cache now, where there is one.
+        assert scores(llm.generate(SUBJECTS, SCORED)) == expected
+
+
+def test_scores_are_those_of_the_tokens_that_were_generated(mode: str) -> None:
+    """What a request was told of its output's tokens, it is told of the same tokens as a prompt."""
+    llm = engine(mode)
+    params = SamplingParams(temperature=1.0, seed=7, max_tokens=OUTPUT, ignore_eos=True, logprobs=3)
+    for done in llm.generate(SUBJECTS, params):
+        whole = {"prompt_token_ids": [*done.prompt_token_ids, *done.token_ids]}
+        (again,) = llm.generate([whole], SamplingParams(max_tokens=0, prompt_logprobs=3))
+        assert again.prompt_logprobs is not None and done.logprobs is not None
+        told = again.prompt_logprobs[len(done.prompt_token_ids) :]
+        assert [(one.token, one.top_tokens, one.top_logprobs) for one in told if one] == [
+            (one.token, one.top_tokens, one.top_logprobs) for one in done.logprobs
+        ]
+        assert [one.logprob for one in told if one] == pytest.approx([one.logprob for one in done.logprobs], abs=1e-6)
+
+
+def test_vectors_are_the_same_bits_however_they_are_computed(mode: str) -> None:
+    single = engine(mode)
+    expected = {pooling: [single.embed([subject], pooling)[0] for subject in SUBJECTS] for pooling in POOLINGS}
+    assert expected["last"] != expected["mean"]
+    block = BLOCK_BYTES * (2 if mode == "float32" else 1)
+    for options in (
+        {"long_prefill_token_threshold": 1},
+        {"long_prefill_token_threshold": 7, "threads": 2},
+        {"max_num_batched_tokens": 50, "max_num_seqs": 4, "threads": 3},
+        {"enable_prefix_caching": True},
+        {"kv_cache_memory": 12 * block, "max_model_len": 144},
+    ):
+        llm = engine(mode, **options)
+        for pooling in POOLINGS:
+            # Again, for what is in the prefix cache by then.
+            for _ in range(2):
+                assert llm.embed(SUBJECTS, pooling) == expected[pooling]
+
+
+def test_vectors_and_tokens_are_computed_in_the_same_steps(mode: str, expected: list[tuple[list[int], object]]) -> None:
+    llm = engine(mode, max_num_batched_tokens=50, max_num_seqs=16)
+    vectors = {pooling: llm.embed(SUBJECTS, pooling) for pooling in POOLINGS}
+    generating = [
+        llm._intake.request(subject["prompt_token_ids"], params, priority=0, cache_salt="")
+        for subject, params in zip(*subjects(), strict=True)
+    ]
+    pooling = [
+        llm._intake.embedding(subject["prompt_token_ids"], kind, priority=0, cache_salt="")
+        for subject, kind in itertools.product(SUBJECTS, POOLINGS)
+    ]
+    mixed = [request for pair in zip(generating, pooling, strict=True) for request in pair]
+    outputs = [state.take() for state in llm._run(mixed)]
+    tokens = [(output.deltas[0].token_ids, output.deltas[0].logprobs) for output in outputs[::2]]
+    assert tokens == expected
+    found = [output.embedding for output in outputs[1::2]]
+    assert found == [
+        array("f", vectors[kind][index]).tobytes() for index, kind in itertools.product(range(len(SUBJECTS)), POOLINGS)
+    ]

@@ -174,3 +174,32 @@ def test_metrics_agree_with_the_client(server: RunningServer) -> None:
         "penstock_requests_waiting",
     ):
         assert server.metric(name) >= 0
+
+
+def test_prompts_are_scored_as_their_tokens_were_when_they_were_generated(client: openai.OpenAI) -> None:
+    request: dict[str, Any] = {"model": "tiny-llama", "temperature": 0, "logprobs": 2, "echo": True}
+    ids = {"return_token_ids": True}
+    first = client.completions.create(prompt="one two three", max_tokens=9, extra_body=ids, **request).choices[0]
+    tokens = [*first.model_extra["prompt_token_ids"], *first.model_extra["token_ids"]]  # type: ignore[index]
+    again = client.completions.create(prompt=tokens, max_tokens=0, **request)
+    assert again.usage is not None and again.usage.completion_tokens == 0
+    told, before = again.choices[0].logprobs, first.logprobs
+    assert told is not None and told.token_logprobs is not None and told.top_logprobs is not None
+    assert before is not None and before.token_logprobs is not None
+    assert len(told.token_logprobs) == len(tokens) and told.token_logprobs[0] is None
+    assert told.token_logprobs[1:] == pytest.approx(before.token_logprobs[1:], abs=1e-5)
+    # Greedy tokens are the most likely ones, to the bit: this is how lm-evaluation-harness finds them.
+    for value, tops in list(zip(told.token_logprobs, told.top_logprobs, strict=True))[-9:]:
+        assert value == max(tops.values())
+
+
+def test_vectors_are_those_of_each_text_alone(client: openai.OpenAI) -> None:
+    texts = ["one two three", "four", "five six " * 100]
+    together = client.embeddings.create(model="tiny-llama", input=texts)
+    assert [item.index for item in together.data] == [0, 1, 2]
+    for text, item in zip(texts, together.data, strict=True):
+        alone = client.embeddings.create(model="tiny-llama", input=text, encoding_format="float")
+        assert item.embedding == pytest.approx(alone.data[0].embedding, abs=0)
+        assert sum(value * value for value in item.embedding) == pytest.approx(1.0, abs=1e-5)
+    mean = client.embeddings.create(model="tiny-llama", input=texts[0], extra_body={"pooling": "mean"})
+    assert mean.data[0].embedding != together.data[0].embedding

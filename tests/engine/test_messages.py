@@ -30,6 +30,7 @@ outputs = st.builds(
     st.none() | st.lists(logprobs, max_size=2),
     st.none() | st.integers(0, 5000),
     st.none(),
+    st.none() | st.lists(logprobs, max_size=2),
 )
 
 

@@ -8,7 +8,7 @@ import torch
 
 from penstock import LLM, SamplingParams
 from penstock.llm import Completion
-from support.checkpoints import FAMILIES, VOCAB_SIZE, load_reference, make, reference_logits
+from support.checkpoints import FAMILIES, VOCAB_SIZE, load_reference, make, reference_logits, reference_states
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 300)
 OUTPUT = 64
@@ -69,6 +69,50 @@ def test_greedy_tokens_equal_transformers(checkpoint: Path, setting: str) -> Non
 def test_greedy_tokens_of_requests_alone(checkpoint: Path) -> None:
     llm = LLM(str(checkpoint), threads=1, max_model_len=512)
     assert count_excused(checkpoint, [greedy(llm, [prompt])[0] for prompt in prompts(1)]) <= 2
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_prompt_logprobs_equal_transformers(checkpoint: Path, setting: str) -> None:
+    llm = LLM(str(checkpoint), threads=1, max_model_len=512, **SETTINGS[setting])
+    params = [
+        SamplingParams(seed=1, max_tokens=index % 3, ignore_eos=True, prompt_logprobs=index, repetition_penalty=1.5)
+        for index in range(len(LENGTHS))
+    ]
+    completions = llm.generate(prompts(), params)
+    reference = load_reference(checkpoint)
+    for completion, chosen in zip(completions, params, strict=True):
+        assert len(completion.token_ids) == chosen.max_tokens
+        ids = completion.prompt_token_ids
+        expected = reference_logits(reference, ids).double().log_softmax(-1)
+        assert completion.prompt_logprobs is not None
+        first, *scores = completion.prompt_logprobs
+        assert first is None and len(scores) == len(ids) - 1
+        for position, score in enumerate(scores):
+            assert score is not None and score.token == ids[position + 1]
+            row = expected[position]
+            assert abs(score.logprob - float(row[score.token])) < TIE
+            above = int((row > row[score.token] + TIE).sum())
+            level = int((row > row[score.token] - TIE).sum())
+            assert above < (score.rank or 0) <= level
+            best = row.topk(chosen.prompt_logprobs or 0).values.tolist()
+            assert score.top_logprobs == pytest.approx(best, abs=TIE)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_vectors_equal_transformers(checkpoint: Path, setting: str) -> None:
+    llm = LLM(str(checkpoint), threads=1, max_model_len=512, **SETTINGS[setting])
+    reference = load_reference(checkpoint)
+    states = [reference_states(reference, prompt).double() for prompt in prompts()]
+    # What is in the prefix cache after the first time may help "last", and must not disturb "mean".
+    for _ in range(2):
+        for pooling, expected in (
+            ("last", [state[-1] for state in states]),
+            ("mean", [state.mean(0) for state in states]),
+        ):
+            for vector, state in zip(llm.embed(prompts(), pooling), expected, strict=True):
+                assert torch.linalg.vector_norm(torch.tensor(vector).double()) == pytest.approx(1.0, abs=1e-6)
+                assert (torch.tensor(vector) - state / state.norm()).abs().max() < TIE
+    assert llm.load.prefix_hit_tokens > 300
 
 
 def test_greedy_tokens_survive_preemption(checkpoint: Path) -> None:

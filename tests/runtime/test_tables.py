@@ -59,6 +59,23 @@ def test_a_ragged_batch_puts_single_tokens_first() -> None:
     assert batch.block_tables[0].tolist() == [[20, 21, 22], [40, 41, 42], [10, 11, 12], [30, 31, 32]]
 
 
+def test_scored_positions_come_before_the_one_that_is_sampled() -> None:
+    tables = BlockTables(1, 4)
+    planned = [
+        RowPlan(1, 5, 1, [21], None, (), (), scored=(5, 6)),
+        RowPlan(2, 9, 1, [31], None, (2,), ()),
+        RowPlan(3, 4, 4, [11, 12, 13, 14], None, (3,), (), scored=(5, 7)),
+        RowPlan(4, 0, 2, [41, 42], None, (), ()),
+    ]
+    places = [tables.open_row() for _ in planned]
+    for place in places:
+        tables.update(place, (BlockUpdate(0, 0, [0, 1, 2]),))
+    tokens = [token for member in planned for token in member.tokens]
+    batch = gather_batch(planned, tokens, places, tables, 1)
+    # Tokens 2 to 5 are row 3's positions 4 to 7: two are scored, the last is sampled.
+    assert batch.logit_rows.tolist() == [0, 1, 3, 4, 5]
+
+
 def test_block_copies_move_every_layer() -> None:
     spec = build_kv_spec([LayerKV(1, 2, 8), LayerKV(1, 2), LayerKV(1, 2), LayerKV(1, 2, 8)], "float32", 4)
     storage = KVStorage(spec, 6)

@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.core.errors import RowFailed
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.sampling import sampler as module
 from penstock.sampling.draw import perturbed
@@ -221,3 +222,42 @@ def test_masked_tokens_are_not_listed_among_the_likely():
     (result,) = Sampler(VOCABULARY).sample(logits, [make_row(temperature=0.0, logprobs=5)], [0])
     assert result.logprobs[0].top_tokens == [3, 8]
     np.testing.assert_allclose(result.logprobs[0].top_logprobs, [-np.log(2)] * 2, atol=1e-6)
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32), st.integers(0, 20), st.sampled_from([0.3, 4.0]), st.data())
+def test_given_tokens_are_scored_by_the_models_own_distribution(seed, top, spread, data):
+    logits = logits_of(seed, 5, spread)
+    # A small spread in bfloat16 has many ties.
+    tokens = data.draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=5, max_size=5))
+    tokens[0] = int(logits[0].argmax())
+    scores = Sampler(VOCABULARY).score(logits, tokens, top)
+    reference = logits.double().log_softmax(1)
+    for row, (token, found) in enumerate(zip(tokens, scores, strict=True)):
+        order = sorted(range(VOCABULARY), key=lambda other, row=row: (-float(logits[row, other]), other))
+        assert found.token == token
+        assert found.rank == order.index(token) + 1
+        assert found.logprob == pytest.approx(float(reference[row, token]), abs=2e-6)
+        assert found.top_tokens == order[:top]
+        np.testing.assert_allclose(found.top_logprobs, reference[row, found.top_tokens], atol=2e-6)
+        # Whoever compares it with the largest must find the same bits.
+        if top and float(logits[row, token]) == float(logits[row].max()):
+            assert found.logprob == found.top_logprobs[0]
+
+
+def test_scores_do_not_depend_on_the_rows_beside_them():
+    logits = logits_of(4, 6)
+    together = Sampler(VOCABULARY).score(logits, [5, 6, 7, 8, 9, 10], 3)
+    for row in range(6):
+        assert Sampler(VOCABULARY).score(logits[row : row + 1], [5 + row], 3) == together[row : row + 1]
+
+
+def test_broken_logits_cannot_be_scored():
+    logits = logits_of(4, 3)
+    logits[1, 5] = float("nan")
+    with pytest.raises(RowFailed, match="NaN"):
+        Sampler(VOCABULARY).score(logits, [1, 2, 3], 0)
+    logits[1] = -float("inf")
+    logits[1, 7] = 0.0
+    scores = Sampler(VOCABULARY).score(logits, [1, 2, 3], 2)
+    assert (scores[1].logprob, scores[1].top_tokens, scores[1].rank) == (-float("inf"), [7], 4)

@@ -43,22 +43,29 @@ def random_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
     return prompt + [rng.randrange(3) for _ in range(max(own, 0 if prompt else 1))]
 
 
+def random_request(rng: random.Random, index: int, prefixes: list[list[int]]) -> Request:
+    """Some are to score their prompt, and some of these nothing else; some become vectors."""
+    max_tokens = rng.choice([1, 2, rng.randint(1, 30)])
+    pooling = rng.choice([None, None, None, None, None, None, "last", "mean"])
+    scored = pooling is None and rng.random() < 0.25
+    return make_request(
+        index,
+        random_prompt(rng, prefixes),
+        0 if scored and rng.random() < 0.5 else max_tokens,
+        n=rng.choice([1, 1, 1, 2, 4]) if pooling is None else 1,
+        priority=rng.choice([0, 0, 0, 1, 2]),
+        salt=rng.choice(["", "", "other"]),
+        eos=EOS if rng.random() < 0.5 else (),
+        seed=rng.randrange(3),
+        prompt_logprobs=0 if scored else None,
+        pooling=pooling,
+    )
+
+
 def random_workload(seed: int) -> Workload:
     rng = random.Random(seed)
     prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 3))]
-    requests = [
-        make_request(
-            index,
-            random_prompt(rng, prefixes),
-            rng.choice([1, 2, rng.randint(1, 30)]),
-            n=rng.choice([1, 1, 1, 2, 4]),
-            priority=rng.choice([0, 0, 0, 1, 2]),
-            salt=rng.choice(["", "", "other"]),
-            eos=EOS if rng.random() < 0.5 else (),
-            seed=rng.randrange(3),
-        )
-        for index in range(rng.randint(2, 16))
-    ]
+    requests = [random_request(rng, index, prefixes) for index in range(rng.randint(2, 16))]
     max_num_seqs = rng.choice([1, 2, 4, 8])
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -68,13 +75,14 @@ def random_workload(seed: int) -> Workload:
         max_outstanding=rng.choice([1, 1, 2, 3]),
         static_batching=rng.random() < 0.1,
         max_prefix_waits=rng.choice([0, 2, 64]),
+        max_scored_positions=rng.choice([1, 3, 17, 128]),
     )
     block_size = rng.choice([1, 2, 4, 16])
     windows = rng.choice([(None,), (None,), (None, 5), (3,), (9, None, 9)])
     simulation = Simulation(1, block_size=block_size, windows=windows, config=config)
     needs = [
         simulation.spec.blocks_for(
-            len(request.prompt_token_ids) + (request.sampling.max_tokens or 0) - 1, config.max_num_batched_tokens
+            len(request.prompt_token_ids) + (request.sampling.max_tokens or 1) - 1, config.max_num_batched_tokens
         )
         for request in requests
     ]

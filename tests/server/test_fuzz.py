@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.server.schema import ChatFields, CompletionFields, Message
+from penstock.server.schema import ChatFields, CompletionFields, EmbeddingFields, Message
 
 JSON = st.recursive(
     st.none()
@@ -45,3 +45,9 @@ def test_completions(_server: Any, fields: dict[str, Any], prompt: Any) -> None:
 )
 def test_chats(_server: Any, fields: dict[str, Any], messages: Any) -> None:
     check(_server.http.post("/v1/chat/completions", json={"messages": messages, **fields}))
+
+
+@settings(max_examples=100)
+@given(fields=st.dictionaries(st.sampled_from(EmbeddingFields.__struct_fields__), JSON, max_size=3))
+def test_embeddings(_server: Any, fields: dict[str, Any]) -> None:
+    check(_server.http.post("/v1/embeddings", json={"input": "x", **fields}))

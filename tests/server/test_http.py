@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from starlette.routing import Route
 
@@ -193,7 +194,7 @@ def test_a_client_that_goes_away_ends_its_request(served: Any, stream: bool, pro
 def test_a_client_that_does_not_read_holds_the_engine_back_only_for_itself(served: Any) -> None:
     engine = served.engine
     reply, engine.reply = engine.reply, [5] * 60_000
-    object.__setattr__(engine, "model", type(engine.model)(name="scripted", max_model_len=100_000, vocab_size=1000))
+    object.__setattr__(engine, "model", msgspec.structs.replace(engine.model, max_model_len=100_000))
     try:
         host, port = served.url.removeprefix("http://").split(":")
         body = json.dumps({"prompt": [5], "max_tokens": 60_000, "stream": True, "return_token_ids": True}).encode()
@@ -210,7 +211,7 @@ def test_a_client_that_does_not_read_holds_the_engine_back_only_for_itself(serve
         assert wait_for(engine.calls[0].closed.is_set)
     finally:
         engine.reply = reply
-        object.__setattr__(engine, "model", type(engine.model)(name="scripted", max_model_len=256, vocab_size=1000))
+        object.__setattr__(engine, "model", msgspec.structs.replace(engine.model, max_model_len=256))
 
 
 def test_without_a_tokenizer_token_ids_are_served(tokenizer: Tokenizer) -> None:

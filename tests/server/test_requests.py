@@ -135,7 +135,6 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
         ({"store": 0}, "store"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"no_such_field": None}, "no_such_field"),
@@ -168,6 +167,10 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
+        ({"prompt_logprobs": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
         ({"priority": 2**40}, "priority"),
         ({"cache_salt": ""}, "cache_salt"),
@@ -200,7 +203,10 @@ def test_refusals_name_the_field(served: Any, endpoint: str, fields: dict[str, A
         ({"prompt": ["a"] * 100, "n": 100}, "n"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "logprobs": 21}, "logprobs"),
+        ({"echo": True, "max_tokens": 0}, "max_tokens"),
+        ({"prompt": [[5] * 150] * 90, "prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"prompt": [[5] * 150] * 90, "echo": True, "logprobs": 6, "n": 3}, "logprobs"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -276,6 +282,35 @@ def test_the_context_is_never_exceeded_and_the_counts_are_told(served: Any) -> N
     assert "257" in refusal(served.chat(max_tokens=257))["message"]
     error = refusal(served.chat(messages=[{"role": "user", "content": "fox " * 400}]))
     assert error["code"] == "context_length_exceeded" and error["param"] == "messages"
+
+
+def test_what_an_answer_may_hold_of_prompts_is_told(served: Any) -> None:
+    prompts = [[5] * 200] * 70
+    message = refusal(served.complete(prompt=prompts, prompt_logprobs=20, max_tokens=0))["message"]
+    assert "14000 prompt tokens" in message and "at most 262144" in message
+
+
+def test_a_prompt_that_is_only_scored_may_fill_the_context(served: Any) -> None:
+    assert served.complete(prompt=[5] * 256, max_tokens=0, prompt_logprobs=0).status_code == 200
+    error = refusal(served.complete(prompt=[5] * 257, max_tokens=0, prompt_logprobs=0))
+    assert "takes at most 256" in error["message"] and "output" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"echo": True, "logprobs": 1}, 1),
+        ({"echo": True, "logprobs": 0, "max_tokens": 0}, 0),
+        ({"echo": False, "logprobs": 1}, None),
+        ({"echo": True}, None),
+        ({"prompt_logprobs": 3}, 3),
+        ({"prompt_logprobs": 3, "echo": True, "logprobs": 5}, 5),
+        ({"prompt_logprobs": 3, "echo": True, "logprobs": 2}, 3),
+    ],
+)
+def test_prompts_are_scored_where_it_is_asked_for(served: Any, fields: dict[str, Any], expected: int | None) -> None:
+    assert served.complete(**fields).status_code == 200
+    assert served.engine.calls[0].params.prompt_logprobs == expected
 
 
 def test_default_lengths_shrink_to_the_context(served: Any) -> None:

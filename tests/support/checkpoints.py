@@ -135,6 +135,14 @@ def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tens
 
 
 @torch.inference_mode()
+def reference_states(model: PreTrainedModel, token_ids: list[int]) -> torch.Tensor:
+    """float32 [tokens, width] hidden states of every position, behind the final norm."""
+    cap = getattr(model.config, "attn_logit_softcapping", None)
+    extra = {} if cap is None else {"softcap": cap}
+    return model.model(torch.tensor([token_ids]), use_cache=False, **extra).last_hidden_state[0].float()
+
+
+@torch.inference_mode()
 def peakedness(model: PreTrainedModel, token_ids: list[int]) -> float:
     """Mean over layers, heads and positions of the largest attention probability."""
     attentions = model(torch.tensor([token_ids]), use_cache=False, output_attentions=True).attentions

@@ -10,8 +10,11 @@ wrong.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from penstock.core.kv import GroupSpec, KVSpec, Plane
-from penstock.core.plan import BeginRow, FinishReason, RowPlan, SampleResult, StepPlan, StepResult
+from penstock.core.plan import BeginRow, FinishReason, RowPlan, SampleResult, StepPlan, StepResult, TokenLogprobs
+from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 
 VOCABULARY = 997
@@ -46,6 +49,22 @@ def choose_token(visible: Sequence[Sequence[int]], sampling: SamplingParams, sam
     return hash((content, sampling.seed or 0, sample_index, position)) % VOCABULARY
 
 
+def score_token(visible: Sequence[Sequence[int]], token: int, position: int) -> TokenLogprobs:
+    """What the prompt's `token` behind `position` is scored as: a hash of the slots that each group sees from there."""
+    content = hash(tuple(hash(tuple(slots)) for slots in visible))
+    return TokenLogprobs(token, -float(hash((content, token, position)) % VOCABULARY), [], [])
+
+
+def pool_state(before: int, visible: Sequence[Sequence[int]], position: int) -> int:
+    """What a vector is after one more position: it depends on all that went into it, in order."""
+    return hash((before, tuple(hash(tuple(slots)) for slots in visible), position))
+
+
+def vector_of(state: int) -> bytes:
+    """A complete vector."""
+    return state.to_bytes(8, "little", signed=True)
+
+
 def ends_output(token: int, sampling: SamplingParams, eos_token_ids: Sequence[int], output_length: int) -> bool:
     """Whether `token`, the last of `output_length`, ends the output."""
     if output_length < sampling.min_tokens:
@@ -65,6 +84,8 @@ def expected_output(
     history.extend(prompt)
     output: list[int] = []
     assert sampling.max_tokens is not None
+    if sampling.max_tokens == 0:
+        return output, "length"
     while True:
         position = len(history.tokens) - 1
         visible = [
@@ -77,6 +98,35 @@ def expected_output(
             return output, "stop"
         if len(output) == sampling.max_tokens:
             return output, "length"
+
+
+def expected_scores(spec: KVSpec, prompt: Sequence[int]) -> list[TokenLogprobs]:
+    """What the tokens of a prompt are scored as, from the second on."""
+    history = History(len(spec.groups))
+    history.extend(prompt)
+    scores = []
+    for position, token in enumerate(prompt[1:]):
+        visible = [
+            history.slots[index][first_visible(position, group.window) : position + 1]
+            for index, group in enumerate(spec.groups)
+        ]
+        scores.append(score_token(visible, token, position))
+    return scores
+
+
+def expected_vector(spec: KVSpec, request: Request) -> bytes:
+    """The vector of a request that asks for one."""
+    prompt = request.prompt_token_ids
+    history = History(len(spec.groups))
+    history.extend(prompt)
+    state = 0
+    for position in range(len(prompt) - 1 if request.pooling == "last" else 0, len(prompt)):
+        visible = [
+            history.slots[index][first_visible(position, group.window) : position + 1]
+            for index, group in enumerate(spec.groups)
+        ]
+        state = pool_state(state, visible, position)
+    return vector_of(state)
 
 
 class History:
@@ -111,6 +161,9 @@ class Row:
     prompt_length: int
     tables: list[list[int]]
     last_sampled_in: int | None = None
+    scored: int = 0
+    pooled: int | None = None
+    vector: int = 0
 
 
 @dataclass
@@ -149,8 +202,8 @@ class ScriptedExecutor:
             self._check_context(row_plan)
         for row_plan in plan.rows:
             self._write(row_plan)
-        samples = [sample for row_plan in plan.rows for sample in self._sample(row_plan, plan.number)]
-        return StepResult(plan.number, tuple(samples))
+        results = [result for row_plan in plan.rows for result in self._results(row_plan, plan.number)]
+        return StepResult(plan.number, tuple(results))
 
     def _begin(self, begin: BeginRow) -> None:
         assert begin.sequence not in self._seen, f"sequence {begin.sequence} begins twice"
@@ -197,11 +250,42 @@ class ScriptedExecutor:
                 assert row_plan.source is not None and row_plan.source == row.last_sampled_in, "tokens from nowhere"
             else:
                 assert row_plan.source is None
-            assert bool(row_plan.samples) == (end == len(row.history.tokens)), "only a last position is sampled"
+            sampling = row.begin.sampling
+            last = end == len(row.history.tokens)
+            generates = sampling.max_tokens != 0 and row.begin.pooling is None
+            assert bool(row_plan.samples) == (last and generates), "only a last position is sampled"
+            self._check_scores(row_plan, row)
+            self._check_pooled(row_plan, row)
+            if last and sampling.prompt_logprobs is not None and row.begin.forked_from is None:
+                assert row.scored == row.prompt_length - 1, "a prompt is scored before anything is sampled"
             for block in self.blocks_written(row_plan):
                 assert block != RELEASED, "a released block is written"
                 assert block not in written, f"block {block} is written by two rows of one plan"
                 written.add(block)
+
+    def _check_scores(self, row_plan: RowPlan, row: Row) -> None:
+        """Every position but the prompt's last is scored once, in order."""
+        first, end = row_plan.scored
+        if first == end:
+            return
+        assert row.begin.sampling.prompt_logprobs is not None, "nobody asked for scores"
+        assert row.begin.forked_from is None, "a fork's prompt was scored with its origin's"
+        assert row_plan.start <= first < end <= row_plan.start + row_plan.count
+        assert first == row.scored and end < row.prompt_length
+        row.scored = end
+
+    def _check_pooled(self, row_plan: RowPlan, row: Row) -> None:
+        """Every position that is asked for goes into the vector once, in order."""
+        first, end = row_plan.pooled
+        if first == end:
+            return
+        assert row.begin.pooling is not None, "nobody asked for a vector"
+        assert row_plan.start <= first < end <= row_plan.start + row_plan.count
+        if row.pooled is None:
+            assert first == (row.prompt_length - 1 if row.begin.pooling == "last" else 0)
+        else:
+            assert first == row.pooled
+        row.pooled = end
 
     def blocks_written(self, row_plan: RowPlan) -> list[int]:
         """The blocks that a row's new positions go to, over all groups."""
@@ -239,16 +323,50 @@ class ScriptedExecutor:
                 self._memory[table[position // size]][position % size] = row.history.slots[group][position]
         self.computed_tokens += row_plan.count
 
+    def _results(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
+        """The row's tokens; its scores come with its own."""
+        results = self._sample(row_plan, number)
+        if row_plan.pooled[1]:
+            return self._pool(row_plan)
+        first, end = row_plan.scored
+        if first == end:
+            return results
+        if row_plan.sequence in self.failing:
+            return results or [SampleResult(row_plan.sequence, [], "error", error="The scripted row failed.")]
+        row = self.rows[row_plan.sequence]
+        scores = [
+            score_token(self._visible(row, position), row.history.tokens[position + 1], position)
+            for position in range(first, end)
+        ]
+        own, *others = results or [SampleResult(row_plan.sequence, [])]
+        return [msgspec.structs.replace(own, prompt_logprobs=scores), *others]
+
+    def _pool(self, row_plan: RowPlan) -> list[SampleResult]:
+        """The row's vector, where it is complete."""
+        row = self.rows[row_plan.sequence]
+        first, end = row_plan.pooled
+        for position in range(first, end):
+            row.vector = pool_state(row.vector, self._visible(row, position), position)
+        if end < row.prompt_length:
+            return []
+        if row_plan.sequence in self.failing:
+            return [SampleResult(row_plan.sequence, [], "error", error="The scripted row failed.")]
+        return [SampleResult(row_plan.sequence, [], embedding=vector_of(row.vector))]
+
+    def _visible(self, row: Row, position: int) -> list[list[int]]:
+        """What each group sees from a position, through the row's block tables."""
+        return [
+            list(map(int, self._read(row, index, first_visible(position, group.window), position + 1)))
+            for index, group in enumerate(self.spec.groups)
+        ]
+
     def _sample(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
         if not row_plan.samples:
             return []
         assert row_plan.samples[0] == row_plan.sequence, "a row samples for its own sequence first"
         position = row_plan.start + row_plan.count - 1
         origin = self.rows[row_plan.sequence]
-        visible = [
-            self._read(origin, index, first_visible(position, group.window), position + 1)
-            for index, group in enumerate(self.spec.groups)
-        ]
+        visible = self._visible(origin, position)
         results = []
         for sequence in row_plan.samples:
             row = self.rows[sequence]
@@ -259,9 +377,7 @@ class ScriptedExecutor:
                 results.append(SampleResult(sequence, [], "error", error="The scripted row failed."))
                 continue
             sampling = row.begin.sampling
-            token = choose_token(
-                [list(map(int, slots)) for slots in visible], sampling, row.begin.sample_index, position
-            )
+            token = choose_token(visible, sampling, row.begin.sample_index, position)
             row.history.extend([token])
             row.last_sampled_in = number
             output_length = len(row.history.tokens) - row.prompt_length

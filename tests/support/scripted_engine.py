@@ -1,12 +1,14 @@
 """An engine client that says what the test tells it to, in this process."""
 
 import asyncio
+import math
+from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.core.errors import EngineUnavailable
 from penstock.core.events import LoadSnapshot
-from penstock.core.plan import FinishReason, TokenLogprobs
+from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import ModelInfo, RequestOutput, SampleDelta
 from penstock.text.detokenizer import Detokenizer
@@ -23,6 +25,7 @@ class Call:
     cache_salt: str
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     outputs: int = 0
+    pooling: Pooling | None = None
 
 
 class ScriptedEngine:
@@ -34,7 +37,14 @@ class ScriptedEngine:
     """
 
     def __init__(self, table: TokenTable | None, reply: Iterable[int], **model: object) -> None:
-        settings = {"name": "scripted", "max_model_len": 256, "vocab_size": 1000, "created": 1700000000, **model}
+        settings = {
+            "name": "scripted",
+            "max_model_len": 256,
+            "vocab_size": 1000,
+            "embedding_size": 4,
+            "created": 1700000000,
+            **model,
+        }
         self.model = ModelInfo(**settings)  # type: ignore[arg-type]
         self.load = LoadSnapshot(step=7, running=2, waiting=3, blocks_total=100, blocks_used=40, blocks_cached=5)
         self.calls: list[Call] = []
@@ -67,9 +77,13 @@ class ScriptedEngine:
             )
             for _ in range(params.n)
         ]
-        limit = params.max_tokens or len(self.reply)
-        tokens = self.reply[:limit]
+        tokens = self.reply if params.max_tokens is None else self.reply[: params.max_tokens]
+        scores = _scores(prompt_token_ids, params)
+        cached, seed = min(4, len(prompt_token_ids)), 41 + number if params.seed is None else params.seed
         try:
+            if not tokens:
+                ends = [SampleDelta(index, "", [], None, "length") for index in range(params.n)]
+                yield RequestOutput(number, ends, len(prompt_token_ids), 0, seed, True, prompt_logprobs=scores)
             for position, token in enumerate(tokens):
                 last = position == len(tokens) - 1
                 await asyncio.sleep(0)
@@ -88,8 +102,27 @@ class ScriptedEngine:
                     deltas.append(SampleDelta(index, shown, [token], self._logprobs(token, params), reason))
                     deltas[-1].error = self.error if last else None
                 call.outputs += 1
-                cached, seed = min(4, len(prompt_token_ids)), 41 + number if params.seed is None else params.seed
-                yield RequestOutput(number, deltas, len(prompt_token_ids), cached, seed, last)
+                told = None if position else scores
+                yield RequestOutput(number, deltas, len(prompt_token_ids), cached, seed, last, prompt_logprobs=told)
+        finally:
+            call.closed.set()
+
+    async def embed(
+        self, prompt_token_ids: list[int], pooling: Pooling, *, priority: int = 0, cache_salt: str = ""
+    ) -> AsyncGenerator[RequestOutput]:
+        """The vector of a prompt is (its length, 4, 0, 12) / norm, doubled in the second place for a mean."""
+        call = Call(prompt_token_ids, SamplingParams(), priority, cache_salt, pooling=pooling)
+        self.calls.append(call)
+        try:
+            await asyncio.sleep(0)
+            if self.before is not None:
+                self.before(call)
+            values = [float(len(prompt_token_ids)), 8.0 if pooling == "mean" else 4.0, 0.0, 12.0]
+            norm = math.hypot(*values)
+            vector = array("f", (value / norm for value in values)).tobytes()
+            reason: FinishReason = "length" if self.error is None else "error"
+            delta = SampleDelta(0, "", [], None, reason, error=self.error)
+            yield RequestOutput(len(self.calls), [delta], len(prompt_token_ids), 1, 0, True, embedding=vector)
         finally:
             call.closed.set()
 
@@ -98,3 +131,14 @@ class ScriptedEngine:
             return None
         tops = [token, token + 1, token + 2][: params.logprobs]
         return [TokenLogprobs(token, -0.5, tops, [-0.5, -1.5, float("-inf")][: params.logprobs])]
+
+
+def _scores(prompt: list[int], params: SamplingParams) -> list[TokenLogprobs | None] | None:
+    """Each token of the prompt is the third most likely in its place, behind tokens 7 and 8."""
+    top = params.prompt_logprobs
+    if top is None:
+        return None
+    return [None] + [
+        TokenLogprobs(token, -0.25 * place, [7, 8, token][:top], [-0.1, -0.2, -0.25 * place][:top], 3)
+        for place, token in enumerate(prompt[1:], 1)
+    ]

@@ -9,12 +9,12 @@ from penstock.cache.manager import KVCache
 from penstock.cache.prefix import KeyFunction
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import SampleOutput
-from penstock.core.plan import FinishReason, StepPlan
+from penstock.core.plan import FinishReason, Pooling, StepPlan, TokenLogprobs
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.sequence import Sequence
-from support.scripted import ScriptedExecutor, expected_output, kv_spec
+from support.scripted import ScriptedExecutor, expected_output, expected_scores, expected_vector, kv_spec
 
 Sample = tuple[int, int]
 
@@ -29,15 +29,18 @@ def make_request(
     salt: str = "",
     eos: tuple[int, ...] = (),
     seed: int = 0,
+    prompt_logprobs: int | None = None,
+    pooling: Pooling | None = None,
 ) -> Request:
     """A request with resolved parameters."""
     return Request(
         request_id=request_id,
         prompt_token_ids=prompt,
-        sampling=SamplingParams(n=n, max_tokens=max_tokens, seed=seed),
+        sampling=SamplingParams(n=n, max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs),
         eos_token_ids=eos,
         priority=priority,
         cache_salt=salt,
+        pooling=pooling,
     )
 
 
@@ -57,6 +60,8 @@ class Simulation:
 
     Attributes:
         outputs: tokens by (request id, sample index), in the order of the events.
+        scores: what came of scored prompts, by request id.
+        vectors: those of requests that ask for one, by request id.
         finishes: how each sample ended.
         plans: every plan so far.
     """
@@ -78,6 +83,8 @@ class Simulation:
         self.executor = ScriptedExecutor(self.spec, num_blocks)
         self.requests: dict[int, Request] = {}
         self.outputs: dict[Sample, list[int]] = {}
+        self.scores: dict[int, list[TokenLogprobs]] = {}
+        self.vectors: dict[int, bytes] = {}
         self.finishes: dict[Sample, FinishReason] = {}
         self.cached_tokens: dict[int, int] = {}
         self.plans: list[StepPlan] = []
@@ -168,6 +175,14 @@ class Simulation:
             assert event.request_id in self.requests
             assert sample not in self.finishes, f"sample {sample} has an event after its last"
             self.outputs.setdefault(sample, []).extend(event.tokens)
+            if event.prompt_logprobs is not None:
+                assert event.sample_index == 0, "the first sample carries the prompt's scores"
+                assert len(self.outputs[sample]) == len(event.tokens), "scores come before a second token"
+                self.scores.setdefault(event.request_id, []).extend(event.prompt_logprobs)
+            if event.embedding is not None:
+                assert event.finish == "length", "a vector is a request's last event"
+                self.vectors[event.request_id] = event.embedding
+            assert event.tokens or event.finish is not None or event.prompt_logprobs, "an event says nothing"
             if event.cached_tokens is not None:
                 assert event.request_id not in self.cached_tokens or event.sample_index, "cached tokens are told once"
                 self.cached_tokens[event.request_id] = event.cached_tokens
@@ -205,6 +220,11 @@ class Simulation:
         """Every token is what the request alone determines."""
         for (request_id, index), output in self.outputs.items():
             request = self.requests[request_id]
+            if request.pooling is not None:
+                assert not output
+                if self.finishes.get((request_id, index)) == "length":
+                    assert self.vectors[request_id] == expected_vector(self.spec, request)
+                continue
             expected, finish = expected_output(
                 self.spec, request.prompt_token_ids, request.sampling, index, request.eos_token_ids
             )
@@ -213,10 +233,22 @@ class Simulation:
                 assert output == expected[: len(output)]
             else:
                 assert (output, reason) == (expected, finish)
+        for request_id, request in self.requests.items():
+            self._check_scores(request_id, request)
+
+    def _check_scores(self, request_id: int, request: Request) -> None:
+        """Every prompt token is scored once, in order, where that is asked for and the request lived for it."""
+        found = self.scores.get(request_id, [])
+        wanted = request.sampling.prompt_logprobs is not None
+        expected = expected_scores(self.spec, request.prompt_token_ids) if wanted else []
+        assert found == expected[: len(found)]
+        if self.outputs.get((request_id, 0)) or self.finishes.get((request_id, 0)) in ("stop", "length"):
+            assert found == expected
 
     def _check_plan(self, plan: StepPlan) -> None:
         assert 0 < plan.num_tokens <= self.config.max_num_batched_tokens
         assert len(plan.rows) <= self.config.max_num_seqs
+        assert sum(row.scored[1] - row.scored[0] for row in plan.rows) <= self.config.max_scored_positions
         assert plan.number == (self.plans[-1].number + 1 if self.plans else 0)
         size = self.spec.block_size
         by_id = {sequence.id: sequence for sequence in self.sequences()}

@@ -1,5 +1,6 @@
 """Builds an engine from its configuration: weights, KV storage, program, scheduler."""
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -81,13 +82,19 @@ def build_engine(
     budget.done("load tokenizer")
     spec = config.cache.spec
     storage = KVStorage(spec, config.cache.num_blocks, kv_layout(spec, dtype))
-    program = compile_program(declaration.record(), loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
+
+    def compiled(*, head: bool) -> Program:
+        tape = declaration.record(head=head)
+        return compile_program(tape, loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
+
+    program = compiled(head=True)
+    encoder = functools.partial(compiled, head=False)
     grammars = None
     if table is not None:
         eos = eos_token_ids(checkpoint, tokenizer)
         grammars = Grammars(table, declaration.vocab_size, eos, config.threads)
     sampler = Sampler(declaration.vocab_size, fill_masks=None if grammars is None else grammars.fill)
-    executor = ModelExecutor(program, storage, sampler, table, grammars)
+    executor = ModelExecutor(program, storage, sampler, table, grammars, encoder)
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     model = config.model

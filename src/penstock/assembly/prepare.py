@@ -54,6 +54,7 @@ class Prepared:
             aliases=names[1:],
             max_model_len=self.config.scheduler.max_model_len,
             vocab_size=self.declaration.vocab_size,
+            embedding_size=self.declaration.decoder.width,
             eos_token_ids=self.eos_token_ids(tokenizer),
             created=int(time.time()),
         )

@@ -73,12 +73,16 @@ class KVCache:
         chain = PrefixChain(salt.encode(), root, self.spec.block_size, self._key_of)
         return SequenceBlocks(sequence, chain, [[] for _ in range(groups)], [0] * groups, [0] * groups)
 
-    def longest_hit(self, blocks: SequenceBlocks, known: list[int]) -> int:
-        """How many leading blocks of `known` all groups can take from the cache; nothing is held yet."""
+    def longest_hit(self, blocks: SequenceBlocks, known: list[int], most: int | None = None) -> int:
+        """How many leading blocks of `known` all groups can take from the cache; nothing is held yet.
+
+        `most` is how many of its tokens they may have, where the output of the position behind is wanted.
+        """
         if not self.prefix_caching:
             return 0
         blocks.chain.extend(known)
-        return self.shorten_hit(blocks, len(blocks.chain))
+        limit = len(blocks.chain)
+        return self.shorten_hit(blocks, limit if most is None else min(limit, most // self.spec.block_size))
 
     def shorten_hit(self, blocks: SequenceBlocks, limit: int) -> int:
         """The longest hit of at most `limit` blocks."""

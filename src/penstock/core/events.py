@@ -10,12 +10,16 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         request_id, sample_index: whose.
-        tokens: new verified ids, in order; may be empty where the event only ends the sample.
+        tokens: new verified ids, in order; may be empty where the event only ends the sample, or has scores of its
+            prompt before all of it is computed.
         finish: set exactly once for each sample, on its last event.
         stop_reason: the stop string or token id that ended it.
         logprobs: one entry per token where asked for.
         cached_tokens: on a sample's first event, how many prompt tokens came from the prefix cache.
         error: the cause where `finish` is "error".
+        prompt_logprobs: of the prompt's next tokens, from its second on, where asked for; on events of the first sample
+            up to the one with its first token.
+        embedding: the vector of a request that asks for one, as in `SampleResult`; on its last event.
     """
 
     request_id: int
@@ -26,6 +30,8 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int | None = None
     error: str | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
 
 
 class RequestTimings(msgspec.Struct, frozen=True):

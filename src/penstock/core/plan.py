@@ -13,6 +13,7 @@ import msgspec
 from penstock.core.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["last", "mean"]
 
 
 class BeginRow(msgspec.Struct, frozen=True, array_like=True):
@@ -25,6 +26,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
         sampling, eos_token_ids: as in the request.
         forked_from: the sequence whose prompt it shares; its own prompt list is then empty and the executor takes
             the other row's.
+        pooling: how its hidden states become one vector; None where tokens are generated.
     """
 
     sequence: int
@@ -33,6 +35,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...]
     forked_from: int | None = None
+    pooling: Pooling | None = None
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
@@ -66,9 +69,14 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
             the row of the same sequence in the outstanding plan `source`.
         source: number of the outstanding plan that yields the missing tokens, None where all are literals.
         samples: sequences that receive a token from the last position's logits. Empty while more of the prompt is to
-            come; more than one where `n` samples fork at their first token.
+            come, and where nothing is generated; more than one where `n` samples fork at their first token.
         blocks: changes of the row's block tables.
         draft_depth: how many tokens a proposer may draft after this row's token (0: no speculation).
+        scored: the row's positions from the first number up to, but not including, the second whose logits are wanted
+            too, since they say how likely the prompt's next token was. The prompt's last position is never among
+            them; equal numbers: none are.
+        pooled: in the same way, the positions whose final hidden states go into the sequence's vector, which is
+            complete with the prompt's last.
     """
 
     sequence: int
@@ -79,6 +87,8 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     samples: tuple[int, ...]
     blocks: tuple[BlockUpdate, ...]
     draft_depth: int = 0
+    scored: tuple[int, int] = (0, 0)
+    pooled: tuple[int, int] = (0, 0)
 
 
 class StepPlan(msgspec.Struct, frozen=True):
@@ -97,15 +107,22 @@ class StepPlan(msgspec.Struct, frozen=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log probabilities at one output position: natural logarithms of the model's own distribution.
+    """Log probabilities at one position: natural logarithms of the model's own distribution.
 
-    They are taken after penalties, biases and masks, before temperature and truncation.
+    Of an output's token they are taken after penalties, biases and masks, before temperature and truncation; of a
+    prompt's before all of these.
+
+    Attributes:
+        token, logprob: the token that stands there.
+        top_tokens, top_logprobs: the most likely ones, by (probability descending, id).
+        rank: the token's place in that order among all tokens, from 1; of a prompt's tokens only.
     """
 
     token: int
     logprob: float
     top_tokens: list[int]
     top_logprobs: list[float]
+    rank: int | None = None
 
 
 class SampleResult(msgspec.Struct, frozen=True, array_like=True):
@@ -113,12 +130,15 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         sequence: which one.
-        tokens: verified tokens in order, one without speculation.
+        tokens: verified tokens in order, one without speculation; none where its row only scores.
         finish: "stop" where the last token ended the output, "error" where the row failed, else None. Running out of
             `max_tokens` is the scheduler's to see.
         stop_reason: the stop string or stop token id that ended it; None at end-of-sequence.
         logprobs: one entry per token where asked for.
         error: what went wrong, where `finish` is "error".
+        prompt_logprobs: one entry for each of the row's `scored` positions, of the prompt's token behind it.
+        embedding: the vector, once it is complete: float32 in the machine's order of bytes, of length 1 in the
+            Euclidean norm.
     """
 
     sequence: int
@@ -127,10 +147,16 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):
-    """The executor's answer to the plan of the same number, one entry for every sequence in a row's `samples`."""
+    """The executor's answer to the plan of the same number.
+
+    It has one entry for every sequence in a row's `samples`, and one for the sequence of every row that scores or
+    completes a vector.
+    """
 
     number: int
     samples: tuple[SampleResult, ...]

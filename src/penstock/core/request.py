@@ -2,6 +2,7 @@
 
 import msgspec
 
+from penstock.core.plan import Pooling
 from penstock.core.sampling import SamplingParams
 
 MAX_SALT_LENGTH = 256
@@ -17,6 +18,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         eos_token_ids: ids that end the output unless `sampling.ignore_eos`.
         priority: lower runs first; first come, first served within one priority.
         cache_salt: requests share cached prefixes only within one salt, of up to MAX_SALT_LENGTH characters.
+        pooling: None to generate. Else nothing is, whatever `sampling` says: the prompt's final hidden states become
+            one vector, the last of them or the mean of all.
     """
 
     request_id: int
@@ -25,3 +28,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     priority: int = 0
     cache_salt: str = ""
+    pooling: Pooling | None = None
+
+    @property
+    def max_tokens(self) -> int | None:
+        """Most output tokens; None where `sampling` was not resolved."""
+        return self.sampling.max_tokens if self.pooling is None else 0

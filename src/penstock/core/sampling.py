@@ -41,7 +41,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         frequency_penalty: -2..2, subtracted once for each occurrence in the output.
         logit_bias: token id → -100..100, added to the logit.
         seed: 64-bit; None draws one at admission, which the result records.
-        max_tokens: most output tokens; None means up to the model's context.
+        max_tokens: most output tokens; None means up to the model's context. 0, to score a prompt and generate nothing,
+            only where `prompt_logprobs` is given.
         min_tokens: before these many output tokens, neither end-of-sequence nor stop tokens can be chosen, and
             stop strings do not end the output.
         stop: up to 16 strings that end the output where they begin.
@@ -49,6 +50,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         include_stop_str_in_output: keep the stop string in the text.
         ignore_eos: do not end at the model's end-of-sequence tokens.
         logprobs: None, or how many of the most likely tokens to report beside the chosen one, 0..20.
+        prompt_logprobs: None, or how many of the most likely tokens to report beside each token of the prompt, 0..20.
+            They are of the model's own distribution, without penalties and biases.
         skip_special_tokens: leave special tokens out of the text, except for the ids in `kept_special_tokens`.
         grammar: what the output must look like; a complete output ends, before min_tokens too.
     """
@@ -70,6 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     kept_special_tokens: tuple[int, ...] = ()
     grammar: Grammar | None = None
@@ -86,12 +90,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         if self.seed is not None:
             check_integer("seed", self.seed, -(2**63), 2**64 - 1)
         if self.max_tokens is not None:
-            check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
+            check_integer("max_tokens", self.max_tokens, 0, 2**31 - 1)
+            if self.max_tokens == 0 and self.prompt_logprobs is None:
+                raise InvalidParameter(
+                    "max_tokens", "0 is accepted only where log probabilities of the prompt are asked for."
+                )
         check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens}).")
         if self.logprobs is not None:
             check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
             check_boolean(name, getattr(self, name))
         if self.grammar is not None and not isinstance(self.grammar, Grammar):

@@ -11,6 +11,8 @@ from typing import cast
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
 from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.plan import Pooling
+from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput
@@ -142,13 +144,26 @@ class EngineProcess(asyncio.Protocol):
         if self._intake is None:
             raise EngineUnavailable("The engine is still loading the model; try again in a few seconds.")
 
-    async def generate(
+    def generate(
         self, prompt_token_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
+        return self._outputs(
+            lambda intake: intake.request(prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
+        )
+
+    def embed(
+        self, prompt_token_ids: list[int], pooling: Pooling, *, priority: int = 0, cache_salt: str = ""
+    ) -> AsyncGenerator[RequestOutput]:
+        """Submit a request for a vector and yield its output; see `EngineClient.embed`."""
+        return self._outputs(
+            lambda intake: intake.embedding(prompt_token_ids, pooling, priority=priority, cache_salt=cache_salt)
+        )
+
+    async def _outputs(self, make: Callable[[Intake], Request]) -> AsyncGenerator[RequestOutput]:
         self.check_ready()
         assert self._intake is not None, "check_ready has seen it"
-        request = self._intake.request(prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
+        request = make(self._intake)
         waiter = _Waiter(RequestState(request, self._table))
         self._waiters[request.request_id] = waiter
         try:

@@ -2,11 +2,13 @@
 
 import itertools
 import secrets
+from typing import get_args
 
 import msgspec
 
 from penstock.core.checks import check_characters, check_integer
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
+from penstock.core.plan import Pooling
 from penstock.core.request import MAX_SALT_LENGTH, Request
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.admission import Limits, check_request
@@ -36,13 +38,9 @@ class Intake:
 
     def request(self, prompt: list[int], params: SamplingParams, *, priority: int, cache_salt: str) -> Request:
         """The request to submit. Raises RequestError."""
-        self._check_tokens("prompt", prompt)
+        self._check_common(prompt, priority, cache_salt)
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
-        check_integer("priority", priority, -(2**63), 2**63 - 1)
-        if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_LENGTH:
-            raise InvalidParameter("cache_salt", f"must be a string of at most {MAX_SALT_LENGTH} characters.")
-        check_characters("cache_salt", cache_salt)
         if params.stop and not self._has_text:
             raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
         if params.grammar is not None and not self._has_text:
@@ -50,7 +48,7 @@ class Intake:
                 params.grammar.param, "no tokenizer is loaded, so output cannot be held to a grammar."
             )
         room = self._limits.max_model_len - len(prompt)
-        if room < 1:
+        if room < 1 and params.max_tokens != 0:
             raise ContextLengthExceeded(
                 f"The prompt has {len(prompt)} tokens, which leaves no room for output in this server's context of "
                 f"{self._limits.max_model_len} tokens (max_model_len).",
@@ -71,6 +69,29 @@ class Intake:
         )
         check_request(request, self._limits)
         return request
+
+    def embedding(self, prompt: list[int], pooling: Pooling, *, priority: int, cache_salt: str) -> Request:
+        """The request for a vector of `prompt`. Raises RequestError."""
+        self._check_common(prompt, priority, cache_salt)
+        if pooling not in get_args(Pooling):
+            raise InvalidParameter("pooling", f"must be one of {', '.join(get_args(Pooling))}.")
+        request = Request(
+            request_id=next(self._ids),
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=1),
+            priority=priority,
+            cache_salt=cache_salt,
+            pooling=pooling,
+        )
+        check_request(request, self._limits)
+        return request
+
+    def _check_common(self, prompt: list[int], priority: int, cache_salt: str) -> None:
+        self._check_tokens("prompt", prompt)
+        check_integer("priority", priority, -(2**63), 2**63 - 1)
+        if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_LENGTH:
+            raise InvalidParameter("cache_salt", f"must be a string of at most {MAX_SALT_LENGTH} characters.")
+        check_characters("cache_salt", cache_salt)
 
     def _check_tokens(self, name: str, tokens: "list[int] | tuple[int, ...] | dict[int, float]") -> None:
         if not tokens:

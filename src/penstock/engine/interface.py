@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.core.events import LoadSnapshot, RequestTimings
-from penstock.core.plan import FinishReason, TokenLogprobs
+from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
 from penstock.core.sampling import SamplingParams
 
 
@@ -17,6 +17,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
         name: the name under which it is served; `aliases` are accepted too.
         max_model_len: most tokens of prompt and output together.
         vocab_size: ids below it are valid.
+        embedding_size: numbers in a vector.
         eos_token_ids: ids that end an output.
         created: Unix time at which serving began, in seconds.
     """
@@ -24,6 +25,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     name: str
     max_model_len: int
     vocab_size: int
+    embedding_size: int
     eos_token_ids: tuple[int, ...] = ()
     aliases: tuple[str, ...] = ()
     created: int = 0
@@ -46,7 +48,15 @@ class SampleDelta(msgspec.Struct):
 
 
 class RequestOutput(msgspec.Struct):
-    """One message about a request: deltas of at least one sample, and when the request arrived, began and ended."""
+    """One message about a request: deltas of at least one sample, and when the request arrived, began and ended.
+
+    Attributes:
+        prompt_logprobs: where asked for, an entry for each token of the prompt, None for the first; on the request's
+            first output, and only there. Missing where the request ended before its prompt was computed.
+        embedding: the vector of a request that asks for one, on its last output: float32 in the machine's order of
+            bytes, of length 1.
+        timings: when the request arrived, began and ended.
+    """
 
     request_id: int
     deltas: list[SampleDelta]
@@ -55,6 +65,8 @@ class RequestOutput(msgspec.Struct):
     seed: int
     finished: bool
     timings: RequestTimings | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    embedding: bytes | None = None
 
 
 class EngineClient(Protocol):
@@ -78,4 +90,12 @@ class EngineClient(Protocol):
 
         Raises RequestError at once where the request can never be served, EngineUnavailable where the engine is not
         there. Closing the generator, or cancelling the task that awaits it, aborts the request.
+        """
+
+    def embed(
+        self, prompt_token_ids: list[int], pooling: Pooling, *, priority: int = 0, cache_salt: str = ""
+    ) -> AsyncGenerator[RequestOutput]:
+        """Submit a request for one vector of a text; it has one output, with `embedding` unless its sample failed.
+
+        Raises, and is aborted, as in `generate`.
         """

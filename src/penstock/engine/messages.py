@@ -95,6 +95,8 @@ class SampleTail(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None
     cached_tokens: int | None
     error: str | None
+    prompt_logprobs: list[TokenLogprobs] | None
+    embedding: bytes | None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
@@ -159,9 +161,21 @@ def pack_outputs(outputs: Sequence[SampleOutput], load: LoadSnapshot) -> StepOut
     for output in outputs:
         tokens += output.tokens
     tails = [
-        SampleTail(index, item.finish, item.stop_reason, item.logprobs, item.cached_tokens, item.error)
+        SampleTail(
+            index,
+            item.finish,
+            item.stop_reason,
+            item.logprobs,
+            item.cached_tokens,
+            item.error,
+            item.prompt_logprobs,
+            item.embedding,
+        )
         for index, item in enumerate(outputs)
-        if item.finish is not None or item.logprobs is not None or item.cached_tokens is not None
+        if item.finish is not None
+        or item.logprobs is not None
+        or item.cached_tokens is not None
+        or item.prompt_logprobs is not None
     ]
     return StepOutputs(
         request_ids=[output.request_id for output in outputs],
@@ -197,6 +211,8 @@ def unpack_outputs(message: StepOutputs) -> list[SampleOutput]:
                     tail.logprobs,
                     tail.cached_tokens,
                     tail.error,
+                    tail.prompt_logprobs,
+                    tail.embedding,
                 )
             )
     return outputs

@@ -3,6 +3,7 @@
 import time
 
 from penstock.core.events import RequestTimings, SampleOutput
+from penstock.core.plan import TokenLogprobs
 from penstock.core.request import Request
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.text.detokenizer import Detokenizer
@@ -63,6 +64,10 @@ class RequestState:
         self._cached_tokens = 0
         self._samples = [_SampleState(index, request, table) for index in range(request.sampling.n)]
         self._unfinished = len(self._samples)
+        self._embedding: bytes | None = None
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        if request.sampling.prompt_logprobs is not None:
+            self._prompt_logprobs = [None]
 
     @property
     def finished(self) -> bool:
@@ -79,6 +84,13 @@ class RequestState:
         sample = self._samples[event.sample_index]
         if event.cached_tokens is not None:
             self._cached_tokens = event.cached_tokens
+        if event.prompt_logprobs is not None and self._prompt_logprobs is not None:
+            self._prompt_logprobs += event.prompt_logprobs
+            # More of the prompt is to come; nobody is to wake for that.
+            if not event.tokens and event.finish is None:
+                return
+        if event.embedding is not None:
+            self._embedding = event.embedding
         if self.first_token is None and event.tokens:
             self.first_token = time.monotonic()
         sample.push(event)
@@ -100,6 +112,9 @@ class RequestState:
                 deltas.append(sample.delta)
                 sample.delta = None
         request = self.request
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        if prompt_logprobs is not None and len(prompt_logprobs) < len(request.prompt_token_ids):
+            prompt_logprobs = None
         return RequestOutput(
             request_id=request.request_id,
             deltas=deltas,
@@ -108,4 +123,6 @@ class RequestState:
             seed=request.sampling.seed or 0,
             finished=self.finished,
             timings=self.timings,
+            prompt_logprobs=prompt_logprobs,
+            embedding=self._embedding,
         )

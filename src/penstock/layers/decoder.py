@@ -91,8 +91,11 @@ class Decoder:
         blocks = (weight for block in self.blocks for weight in block.weights)
         return (self.embedding_weight, *blocks, self.norm.weight, *self.output.weights)
 
-    def record(self, tape: Tape) -> None:
-        """Record the model; its result is the logits [logit rows, vocab_size]."""
+    def record(self, tape: Tape, *, head: bool = True) -> None:
+        """Record the model; its result is the logits [logit rows, vocab_size].
+
+        Without `head` it is what the head would read: the hidden states behind the final norm, [logit rows, width].
+        """
         residual = tape.embedding(self.embedding_weight.ref, self.width)
         if self.embedding_scale is not None:
             residual = tape.scale(residual, self.embedding_scale)
@@ -101,5 +104,8 @@ class Decoder:
             x, residual = block.record(tape, x, residual, last=block is self.blocks[-1])
         assert x is not None
         normed, _ = self.norm.record_add(tape, x, residual)
+        if not head:
+            tape.finish(normed)
+            return
         logits = self.output.record(tape, normed)
         tape.finish(logits if self.logit_cap is None else tape.soft_cap(logits, self.logit_cap))

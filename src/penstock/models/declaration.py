@@ -61,8 +61,8 @@ class ModelDeclaration:
         parts = {part.tensor: part.shape for weight in self.weights if weight.role in roles for part in weight.parts}
         return sum(math.prod(shape) for shape in parts.values())
 
-    def record(self) -> Tape:
-        """The model as a list of operations."""
+    def record(self, *, head: bool = True) -> Tape:
+        """The model as a list of operations, whose result is logits, or without `head` final hidden states."""
         tape = Tape()
-        self.decoder.record(tape)
+        self.decoder.record(tape, head=head)
         return tape

@@ -1,14 +1,18 @@
 """The executor that computes plans with a model: `execute(plan)` → tokens."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 from torch import Tensor
 
+from penstock.core.errors import RowFailed
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.gather import gather_batch, order_rows
+from penstock.runtime.pooling import Pool
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
@@ -19,7 +23,7 @@ from penstock.text.table import TokenStream, TokenTable
 
 
 class Model(Protocol):
-    """A compiled model: a ragged batch in, logits [logit rows, vocabulary] out."""
+    """A compiled model: a ragged batch in, logits [logit rows, vocabulary] or hidden states [logit rows, width] out."""
 
     def run(self, batch: StepBatch) -> Tensor:
         """Compute one step; writes this step's keys and values into the KV storage."""
@@ -65,7 +69,14 @@ class CompletedStep:
 
 
 class ModelExecutor:
-    """Owns everything that is a function of token values: sampling state, block table arrays, KV memory."""
+    """Owns everything that is a function of token values: sampling state, block table arrays, KV memory.
+
+    Args:
+        model: what computes a step's logits.
+        table: without one, rows cannot have stop strings.
+        grammars: without them, no row can have one.
+        encoder: makes the model whose result is hidden states; called once, when the first are asked for.
+    """
 
     def __init__(
         self,
@@ -74,19 +85,24 @@ class ModelExecutor:
         sampler: Sampler,
         table: TokenTable | None,
         grammars: Grammars | None = None,
+        encoder: Callable[[], Model] | None = None,
     ) -> None:
-        """Without a `table`, rows cannot have stop strings; without `grammars`, no grammar."""
         self._model = model
+        self._make_encoder = encoder
+        self._encoder: Model | None = None
         self._storage = storage
         self._sampler = sampler
         self._table = table
         self._grammars = grammars
         self._tables = BlockTables(len(storage.spec.groups), storage.spec.block_size)
         self._rows: dict[int, _Row] = {}
+        # Of the sequences that become vectors.
+        self._pools: dict[int, Pool] = {}
 
     def execute(self, plan: StepPlan) -> CompletedStep:
         """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
         for sequence in plan.end:
+            self._pools.pop(sequence, None)
             row = self._rows.pop(sequence, None)
             # A row is not there where the plan that should have begun it failed.
             if row is not None:
@@ -115,9 +131,23 @@ class ModelExecutor:
             grammar = self._grammars.matcher(params.grammar)
         state = RowState(begin, prompt, stops=stops, grammar=grammar)
         self._rows[begin.sequence] = _Row(self._tables.open_row(), prompt, state)
+        if begin.pooling is not None:
+            self._pools[begin.sequence] = Pool()
 
     def _compute(self, plan: StepPlan) -> list[SampleResult]:
-        rows = order_rows(plan.rows)
+        if not self._pools:
+            return self._generate(plan.rows)
+        # Rows don't use one another's results, so that the two kinds can be computed one after the other.
+        pooled = [planned for planned in plan.rows if planned.sequence in self._pools]
+        others = [planned for planned in plan.rows if planned.sequence not in self._pools]
+        return [*(self._generate(others) if others else ()), *(self._pool(pooled) if pooled else ())]
+
+    def _generate(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
+        rows = order_rows(planned)
+        return self._sample(rows, self._run(self._model, rows))
+
+    def _run(self, model: Model, rows: list[RowPlan]) -> Tensor:
+        """The model's output for the step's rows, or some of them, which are ordered."""
         tokens: list[int] = []
         fresh: list[int] = []
         for planned in rows:
@@ -134,16 +164,74 @@ class ModelExecutor:
             self._storage.clear_blocks(fresh)
         table_rows = [self._rows[planned.sequence].table for planned in rows]
         batch = gather_batch(rows, tokens, table_rows, self._tables, len(self._storage.spec.groups))
-        return self._sample(rows, self._model.run(batch))
+        return model.run(batch)
+
+    def _pool(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
+        """Add the rows' hidden states to their vectors; a result for each that is complete, or cannot be."""
+        if self._encoder is None:
+            assert self._make_encoder is not None, "nobody said how to compute hidden states"
+            self._encoder = self._make_encoder()
+        rows = order_rows(planned)
+        states = self._run(self._encoder, rows)
+        results = []
+        place = 0
+        for row in rows:
+            count = row.pooled[1] - row.pooled[0]
+            pool = self._pools[row.sequence]
+            pool.add(states[place : place + count])
+            place += count
+            if row.pooled[1] == len(self._rows[row.sequence].prompt):
+                results.append(_vector(row.sequence, pool))
+        return results
 
     def _sample(self, rows: list[RowPlan], logits: Tensor) -> list[SampleResult]:
-        sampled = [planned.samples for planned in rows if planned.samples]
-        if not sampled:
-            return []
-        states = [self._rows[sequence].state for samples in sampled for sequence in samples]
-        logit_index = [index for index, samples in enumerate(sampled) for _ in samples]
-        results = self._sampler.sample(logits, states, logit_index)
+        """Results of the rows that sample or score; their logits are in the order of `gather_batch`."""
+        states: list[RowState] = []
+        logit_index: list[int] = []
+        scores: dict[int, SampleResult] = {}
+        place = 0
+        for planned in rows:
+            count = planned.scored[1] - planned.scored[0]
+            if count:
+                scores[planned.sequence] = self._score(planned, logits[place : place + count])
+                place += count
+            if planned.samples:
+                states += [self._rows[sequence].state for sequence in planned.samples]
+                logit_index += [place] * len(planned.samples)
+                place += 1
+        results = self._sampler.sample(logits, states, logit_index) if states else []
         for result in results:
             if result.tokens:
                 self._rows[result.sequence].last_token = result.tokens[-1]
-        return results
+        return _with_scores(results, scores) if scores else results
+
+    def _score(self, planned: RowPlan, logits: Tensor) -> SampleResult:
+        """How likely the prompt's tokens behind the row's scored positions were, `logits` being these positions'."""
+        row = self._rows[planned.sequence]
+        first, end = planned.scored
+        try:
+            scores = self._sampler.score(logits, row.prompt[first + 1 : end + 1], row.state.params.prompt_logprobs or 0)
+        except RowFailed as failure:
+            return SampleResult(planned.sequence, [], "error", error=failure.message)
+        return SampleResult(planned.sequence, [], prompt_logprobs=scores)
+
+
+def _vector(sequence: int, pool: Pool) -> SampleResult:
+    try:
+        return SampleResult(sequence, [], embedding=pool.vector())
+    except RowFailed as failure:
+        return SampleResult(sequence, [], "error", error=failure.message)
+
+
+def _with_scores(results: list[SampleResult], scores: dict[int, SampleResult]) -> list[SampleResult]:
+    """One result for each sequence that has a token, scores or both; one whose scores failed has failed."""
+    merged = []
+    for result in results:
+        scored = scores.pop(result.sequence, None)
+        if scored is None:
+            merged.append(result)
+        elif scored.finish is not None:
+            merged.append(scored)
+        else:
+            merged.append(msgspec.structs.replace(result, prompt_logprobs=scored.prompt_logprobs))
+    return [*merged, *scores.values()]

@@ -23,6 +23,23 @@ def _tensor(numbers: list[int]) -> Tensor:
     return torch.from_numpy(np.array(numbers, dtype=np.int64))
 
 
+def _logit_rows(rows: Sequence[RowPlan], ends: Sequence[int]) -> list[int]:
+    """Indices of the tokens whose output is wanted: of each row those that it scores, then its last if it samples.
+
+    Of a row that is pooled they are those that go into its vector.
+    """
+    if not any(row.scored[1] or row.pooled[1] for row in rows):
+        return [end - 1 for row, end in zip(rows, ends, strict=True) if row.samples]
+    wanted: list[int] = []
+    for row, end in zip(rows, ends, strict=True):
+        origin = end - row.count - row.start
+        for first, last in (row.scored, row.pooled):
+            wanted += range(origin + first, origin + last)
+        if row.samples:
+            wanted.append(end - 1)
+    return wanted
+
+
 def gather_batch(
     rows: Sequence[RowPlan], tokens: list[int], table_rows: list[int], tables: BlockTables, num_groups: int
 ) -> StepBatch:
@@ -45,7 +62,7 @@ def gather_batch(
         query_lengths=counts,
         context_lengths=contexts,
         num_decodes=num_decodes,
-        logit_rows=_tensor([end - 1 for row, end in zip(rows, ends, strict=True) if row.samples]),
+        logit_rows=_tensor(_logit_rows(rows, ends)),
         block_tables=tuple(torch.from_numpy(tables.rows_of(group, row_array, width)) for group in range(num_groups)),
         block_size=tables.block_size,
     )

@@ -1,4 +1,9 @@
-"""Log probabilities of the model's own distribution: after penalties, biases and masks, before temperature."""
+"""Log probabilities of the model's own distribution, before temperature.
+
+Those of an output's tokens come after penalties, biases and masks.
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,3 +30,21 @@ def token_logprobs(logits: Floats, peak: float, token: int, top: int) -> TokenLo
         top_tokens=order[possible].tolist(),
         top_logprobs=(values[possible] - total).tolist(),
     )
+
+
+def scored_token(
+    logits: Floats, token: int, peak: float, logprob: float, top_tokens: Sequence[int], top_logprobs: Sequence[float]
+) -> TokenLogprobs:
+    """The log probability and rank of a given `token`.
+
+    `logprob` is that of the row's most likely token, whose logit is `peak`; the rest are those of a `Chosen`.
+    """
+    tops, values = list(top_tokens), list(top_logprobs)
+    if token in tops:
+        place = tops.index(token)
+        return TokenLogprobs(token, values[place], tops, values, place + 1)
+    logit = logits[token]
+    # Equal logits have equal log probabilities, to the bit.
+    own = logprob if logit == peak else float(logit) - (peak - logprob)
+    before = np.count_nonzero(logits > logit) + np.count_nonzero(logits[:token] == logit)
+    return TokenLogprobs(token, own, tops, values, 1 + int(before))

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from penstock.core.errors import RowFailed
 from penstock.core.plan import SampleResult, TokenLogprobs
-from penstock.sampling.choice import Choose, Masks
+from penstock.sampling.choice import Choice, Choose, Masks
+from penstock.sampling.logprobs import scored_token
 from penstock.sampling.native import chooser
+from penstock.sampling.noise import Purpose
 from penstock.sampling.pipeline import Candidates, Floats
 from penstock.sampling.row import GrammarState, RowState
 
@@ -64,6 +66,26 @@ class Sampler:
             except RowFailed as failure:
                 results.append(SampleResult(row.sequence, [], "error", error=failure.message))
         return results
+
+    def score(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
+        """How likely each of `tokens` is by its row of `logits` alone, with the `top` most likely ones beside it.
+
+        Raises RowFailed where the logits are not finite at their largest.
+        """
+        floats = self._as_floats(logits)
+        # At temperature 0 the most likely token is chosen, whatever the seed, and its log probability is what the
+        # others' follow from.
+        found = self._choose(
+            floats,
+            [Choice(row, -1, 0, 0.0, 0, 1.0, -math.inf, top, 0, 0, int(Purpose.TOKEN)) for row in range(len(tokens))],
+            self._masks[:0],
+        )
+        scores = []
+        for row, token, (_, peak, logprob, top_tokens, top_logprobs) in zip(floats, tokens, found, strict=True):
+            if not math.isfinite(peak):
+                raise RowFailed(_not_finite(peak))
+            scores.append(scored_token(row, token, peak, logprob, top_tokens, top_logprobs))
+        return scores
 
     def _masks_of(self, rows: Sequence[RowState]) -> tuple[Masks, list[int]]:
         """The masks of the rows that have a grammar, and for each row the place of its own, -1 for none."""

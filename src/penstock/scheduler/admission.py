@@ -25,7 +25,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 def check_request(request: Request, limits: Limits) -> None:
     """Raise RequestError, with the numbers, where `request` could never be served."""
-    prompt, output = len(request.prompt_token_ids), request.sampling.max_tokens
+    prompt, output = len(request.prompt_token_ids), request.max_tokens
     if prompt == 0:
         raise InvalidParameter("prompt", "it is empty; at least one token is needed.")
     if output is None:
@@ -36,8 +36,8 @@ def check_request(request: Request, limits: Limits) -> None:
             f"{prompt + output}; this server's context is {limits.max_model_len} tokens (max_model_len).",
             param="max_tokens" if prompt < limits.max_model_len else "prompt",
         )
-    # The last token is returned but its KV is never computed.
-    needed = limits.spec.blocks_for(prompt + output - 1, limits.max_chunk)
+    # The last token of an output is returned but its KV is never computed.
+    needed = limits.spec.blocks_for(prompt + max(output, 1) - 1, limits.max_chunk)
     if needed > limits.num_blocks:
         raise RequestTooLarge(
             f"The request needs up to {needed} KV blocks ({prompt} prompt and {output} output tokens) and the pool has "

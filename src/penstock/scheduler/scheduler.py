@@ -16,6 +16,8 @@ from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.sequence import OrderedQueue, Sequence
 
+_NOTHING = (0, 0)
+
 
 @dataclass(slots=True)
 class _Row:
@@ -29,10 +31,15 @@ class _Row:
 
 @dataclass(slots=True)
 class _Draft:
-    """A plan in the making."""
+    """A plan in the making.
+
+    Attributes:
+        budget, scores: positions that may still be computed, and scored.
+    """
 
     number: int
     budget: int
+    scores: int
     rows: list[RowPlan] = field(default_factory=list)
     begin: list[BeginRow] = field(default_factory=list)
     committed_by: list[_Row] = field(default_factory=list)
@@ -127,7 +134,7 @@ class Scheduler:
         """The next step, or None where nothing can be computed before an outstanding plan commits."""
         if len(self._outstanding) >= self.config.max_outstanding:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
-        draft = _Draft(self._next_plan, self.config.max_num_batched_tokens)
+        draft = _Draft(self._next_plan, self.config.max_num_batched_tokens, self.config.max_scored_positions)
         self._yield_to_priority()
         self._plan_running(draft)
         self._admit(draft)
@@ -154,7 +161,10 @@ class Scheduler:
                 decodes_left -= 1
             if pending == 0 or not sequence.running:
                 continue
-            count = 1 if pending == 1 else min(pending, draft.budget - decodes_left, self._max_chunk)
+            count = 1
+            # A prompt's last position is never scored.
+            if pending > 1:
+                count = sequence.within_scores(min(pending, draft.budget - decodes_left, self._max_chunk), draft.scores)
             if count > 0 and self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
 
@@ -195,8 +205,16 @@ class Scheduler:
         start = sequence.reserved
         end = start + count
         self.cache.announce(sequence.blocks, start, end)
+        wanted = (max(start, sequence.extracted), min(end, sequence.to_extract))
+        if wanted[0] >= wanted[1]:
+            wanted = _NOTHING
+        else:
+            sequence.extracted = wanted[1]
+        pooling = sequence.request.pooling is not None
+        scored, pooled = (_NOTHING, wanted) if pooling else (wanted, _NOTHING)
+        draft.scores -= scored[1] - scored[0]
         samples: tuple[Sequence, ...] = ()
-        if end == len(sequence.tokens) + sequence.in_flight:
+        if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, draft)
         draft.rows.append(
             RowPlan(
@@ -207,6 +225,8 @@ class Scheduler:
                 source=sequence.last_plan if end > len(sequence.tokens) else None,
                 samples=tuple(sample.id for sample in samples),
                 blocks=self.cache.take_updates(sequence.blocks),
+                scored=scored,
+                pooled=pooled,
             )
         )
         draft.committed_by.append(_Row(sequence, sequence.epoch, end, samples))
@@ -228,6 +248,7 @@ class Scheduler:
             fork.begun = True
             fork.cached_tokens = sequence.cached_tokens
             fork.reported = True
+            fork.extracted = fork.to_extract
             members.append(fork)
             draft.begin.append(
                 BeginRow(fork.id, sample_index, [], request.sampling, request.eos_token_ids, forked_from=sequence.id)
@@ -242,6 +263,11 @@ class Scheduler:
             return
         head = self._waiting.first()
         outranked = [sequence for sequence in self._running if sequence.order[0] > head.order[0]]
+        # It would not come in where the running ones leave it nothing to score.
+        if head.unscored:
+            wanted = sum(sequence.unscored for sequence in self._running)
+            if wanted >= self.config.max_scored_positions:
+                return
         pool = self.cache.pool
         needed = self._blocks_to_admit(head, running=len(self._running) - len(outranked))
         reclaimable = sum(self.cache.exclusive_blocks(sequence.blocks) for sequence in outranked)
@@ -270,7 +296,10 @@ class Scheduler:
             # One that was preempted while a plan was outstanding still has to receive its token.
             if sequence.last_plan is not None:
                 continue
-            hit = self.cache.longest_hit(sequence.blocks, sequence.tokens)
+            # Those of the running that score come first, and end.
+            if not draft.scores and sequence.unscored:
+                continue
+            hit = self.cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
             if self._stands_back(sequence, hit):
                 continue
             cached = self._attach_if_it_fits(sequence, hit)
@@ -280,6 +309,9 @@ class Scheduler:
 
     def _stands_back(self, sequence: Sequence, hit: int) -> bool:
         """Whether to wait for a block that another sequence is computing; bounded, so that it cannot wait for ever."""
+        # It must be one that the sequence may then take.
+        if (hit + 1) * self.cache.spec.block_size > sequence.cacheable:
+            return False
         if sequence.waits >= self.config.max_prefix_waits or not self.cache.next_is_pending(sequence.blocks, hit):
             return False
         sequence.waits += 1
@@ -303,7 +335,7 @@ class Scheduler:
         """Move a waiting sequence into the batch with its first chunk."""
         sequence.computed = sequence.reserved = cached
         sequence.computed_once = max(sequence.computed_once, cached)
-        count = min(sequence.pending, draft.budget, self._max_chunk)
+        count = sequence.within_scores(min(sequence.pending, draft.budget, self._max_chunk), draft.scores)
         if self._reserve(sequence, count, draft):
             raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
         self._waiting.remove(sequence)
@@ -311,13 +343,22 @@ class Scheduler:
         sequence.running = True
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
-            self._totals.prefix_queried_tokens += len(sequence.tokens)
+            # A prompt whose first output is wanted is not looked up.
+            if sequence.cacheable:
+                self._totals.prefix_queried_tokens += len(sequence.tokens)
             self._totals.prefix_hit_tokens += cached
         if not sequence.begun:
             sequence.begun = True
             request = sequence.request
             draft.begin.append(
-                BeginRow(sequence.id, 0, request.prompt_token_ids, request.sampling, request.eos_token_ids)
+                BeginRow(
+                    sequence.id,
+                    0,
+                    request.prompt_token_ids,
+                    request.sampling,
+                    request.eos_token_ids,
+                    pooling=request.pooling,
+                )
             )
         self._add_row(sequence, count, draft)
 
@@ -338,8 +379,8 @@ class Scheduler:
                 sequence.in_flight -= 1
             for sequence in row.samples or (row.sequence,):
                 answer = answers.get(sequence.id)
-                if answer is not None and not sequence.finished:
-                    outputs += self._take(sequence, answer)
+                if not sequence.finished:
+                    outputs += self._take(sequence, answer, row.end)
         for row in rows:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
@@ -376,16 +417,23 @@ class Scheduler:
             else:
                 self._waiting.add(fork)
 
-    def _take(self, sequence: Sequence, answer: SampleResult) -> list[SampleOutput]:
-        """Append a sequence's new tokens and end it where they, its length or an error say so."""
-        sequence.tokens.extend(answer.tokens)
-        self._totals.decode_tokens += len(answer.tokens)
-        finish = answer.finish
-        if finish is None and sequence.output_length >= sequence.max_tokens:
+    def _take(self, sequence: Sequence, answer: SampleResult | None, end: int) -> list[SampleOutput]:
+        """Append a sequence's new tokens and end it where they, its length or an error say so.
+
+        There is no answer to a row that neither samples nor scores. `end` is the position behind the row.
+        """
+        finish = None
+        if answer is not None:
+            sequence.tokens.extend(answer.tokens)
+            self._totals.decode_tokens += len(answer.tokens)
+            finish = answer.finish
+        # Where nothing is generated, the prompt's end is the output's.
+        full = sequence.output_length >= sequence.max_tokens and end >= sequence.prompt_length
+        if finish is None and full:
             finish = "length"
         if finish is not None:
             return self._finish(sequence, finish, answer)
-        return [self._output(sequence, None, answer)]
+        return [] if answer is None else [self._output(sequence, None, answer)]
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, answer: SampleResult | None = None
@@ -427,6 +475,8 @@ class Scheduler:
             logprobs=answer.logprobs if answer else None,
             cached_tokens=cached,
             error=answer.error if answer else None,
+            prompt_logprobs=answer.prompt_logprobs if answer else None,
+            embedding=answer.embedding if answer else None,
         )
 
     # What others may know.

@@ -35,6 +35,9 @@ class Sequence:
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
         reported: whether `cached_tokens` was part of an event.
+        to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
+        extracted: the first of them that was not planned. A plan that was made is carried out, preemption or not, so
+            none is planned twice.
     """
 
     id: int
@@ -56,13 +59,22 @@ class Sequence:
     waits: int = 0
     cached_tokens: int | None = None
     reported: bool = False
+    extracted: int = 0
     max_tokens: int = field(init=False)
+    to_extract: int = field(init=False)
 
     def __post_init__(self) -> None:
-        limit = self.request.sampling.max_tokens
+        request, length = self.request, self.prompt_length
+        limit = request.max_tokens
         if limit is None:
             raise ValueError("max_tokens must be resolved before a request reaches the scheduler")
         self.max_tokens = limit
+        if request.pooling is not None:
+            self.to_extract = length
+            self.extracted = length - 1 if request.pooling == "last" else 0
+        else:
+            # What comes after the last is not the prompt's.
+            self.to_extract = 0 if request.sampling.prompt_logprobs is None else length - 1
 
     @property
     def output_length(self) -> int:
@@ -73,7 +85,27 @@ class Sequence:
     def pending(self) -> int:
         """Positions left to compute once all outstanding plans have succeeded; 1 for a sequence that decodes."""
         expected = len(self.tokens) + self.in_flight
-        return expected - self.reserved if expected - self.prompt_length < self.max_tokens else 0
+        # The last token of an output is returned but never computed; where nothing is generated, all of the prompt is.
+        if self.max_tokens and expected - self.prompt_length >= self.max_tokens:
+            return 0
+        return expected - self.reserved
+
+    @property
+    def cacheable(self) -> int:
+        """Leading tokens that the prefix cache may give: none behind the first whose output is still wanted."""
+        return self.extracted if self.extracted < self.to_extract else len(self.tokens)
+
+    @property
+    def unscored(self) -> int:
+        """Positions that are still to be scored."""
+        return max(0, self.to_extract - self.extracted) if self.request.pooling is None else 0
+
+    def within_scores(self, count: int, scores: int) -> int:
+        """As many of the next `count` positions as can be computed where `scores` may be scored."""
+        # Hidden states need no such bound, being small beside logits.
+        if self.unscored <= scores:
+            return count
+        return min(count, max(self.reserved, self.extracted) + scores - self.reserved)
 
 
 class OrderedQueue:

@@ -21,10 +21,11 @@ from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics, Outcome
 from penstock.server.body import read_json_body
+from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.errors import as_penstock_error, error_response, on_error, on_method_not_allowed, on_not_found
 from penstock.server.generation import GenerationResponse
 from penstock.server.resolve import Job, Resolver, check_model_name
-from penstock.server.schema import parse_chat, parse_completion
+from penstock.server.schema import parse_chat, parse_completion, parse_embedding
 from penstock.server.writer import CHAT, COMPLETION, ResponseWriter, Shape
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, choose_format
@@ -70,6 +71,7 @@ def create_app(
         routes=[
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
+            Route("/v1/embeddings", api.embeddings, methods=["POST"]),
             Route("/v1/models", api.models, methods=["GET"]),
             Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
             Route("/health/live", api.live, methods=["GET"]),
@@ -113,8 +115,17 @@ class _Api:
             request, "chat", CHAT, lambda body: self._resolver.chat(parse_chat(body), self._engine.model)
         )
 
+    async def embeddings(self, request: Request) -> Response | GenerationResponse:
+        """`POST /v1/embeddings`"""
+        return await self._generate(
+            request,
+            "embeddings",
+            None,
+            lambda body: self._resolver.embedding(parse_embedding(body), self._engine.model),
+        )
+
     async def _generate(
-        self, request: Request, endpoint: Endpoint, shape: Shape, resolve: Callable[[bytes], Job]
+        self, request: Request, endpoint: Endpoint, shape: Shape | None, resolve: Callable[[bytes], Job]
     ) -> Response | GenerationResponse:
         meter = self._metrics.begin(endpoint)
         try:
@@ -135,7 +146,8 @@ class _Api:
             logger.info("%s request %s: %d %s", endpoint, outcome, error.http_status, error.message)
             return error_response(error)
         meter.accepted(job.prompt_tokens)
-        writer = ResponseWriter(shape, job, self._engine.model.name, self._table)
+        name = self._engine.model.name
+        writer = EmbeddingWriter(job, name) if shape is None else ResponseWriter(shape, job, name, self._table)
         return GenerationResponse(self._engine, job, writer, meter)
 
     async def models(self, request: Request) -> Response:

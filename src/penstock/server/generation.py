@@ -10,6 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.observability.metrics import Outcome, RequestMeter
+from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.errors import as_penstock_error, error_body, error_response
 from penstock.server.resolve import Job
 from penstock.server.writer import DONE, ResponseWriter
@@ -18,6 +19,9 @@ logger = logging.getLogger("penstock.server")
 
 # How many outputs of a request with several prompts wait for a slow client before the engine's are merged.
 _MERGE_QUEUE = 16
+# A response with more log probabilities of prompts, or numbers of vectors, is put together beside the event loop: these
+# many take some milliseconds.
+_INLINE_VALUES = 4096
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,7 +34,9 @@ _STREAM_HEADERS = [
 class GenerationResponse:
     """An ASGI response that runs a job. When the client goes away, the engine's work on it is aborted."""
 
-    def __init__(self, engine: EngineClient, job: Job, writer: ResponseWriter, meter: RequestMeter) -> None:
+    def __init__(
+        self, engine: EngineClient, job: Job, writer: ResponseWriter | EmbeddingWriter, meter: RequestMeter
+    ) -> None:
         self._engine = engine
         self._job = job
         self._writer = writer
@@ -67,6 +73,7 @@ class GenerationResponse:
 
     async def _stream(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
         writer = self._writer
+        assert isinstance(writer, ResponseWriter), "vectors are not streamed"
         async for output in outputs:
             self._measure(output)
             events = writer.chunk(output)
@@ -88,7 +95,10 @@ class GenerationResponse:
             if self._writer.enough:
                 break
         self._measure_cut()
-        await _send_whole(send, self._writer.body())
+        if self._job.values > _INLINE_VALUES:
+            await _send_whole(send, await asyncio.to_thread(self._writer.body))
+        else:
+            await _send_whole(send, self._writer.body())
 
     async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._started:
@@ -125,11 +135,19 @@ class GenerationResponse:
 
 def outputs_of(engine: EngineClient, job: Job) -> AsyncGenerator[RequestOutput]:
     """The outputs of all prompts as they come; those of prompt p have sample indices from p·n on."""
-    sources = [
-        engine.generate(prompt, params, priority=job.priority, cache_salt=job.cache_salt)
-        for prompt, params in zip(job.prompts, job.params, strict=True)
-    ]
-    return sources[0] if len(sources) == 1 else _merged(sources, job.params[0].n)
+    if job.pooling is not None:
+        samples = 1
+        sources = [
+            engine.embed(prompt, job.pooling, priority=job.priority, cache_salt=job.cache_salt)
+            for prompt in job.prompts
+        ]
+    else:
+        samples = job.params[0].n
+        sources = [
+            engine.generate(prompt, params, priority=job.priority, cache_salt=job.cache_salt)
+            for prompt, params in zip(job.prompts, job.params, strict=True)
+        ]
+    return sources[0] if len(sources) == 1 else _merged(sources, samples)
 
 
 async def _merged(sources: list[AsyncGenerator[RequestOutput]], n: int) -> AsyncGenerator[RequestOutput]:

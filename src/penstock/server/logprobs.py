@@ -52,22 +52,39 @@ class CompletionLogprobs:
         self._stream = None if table is None else TokenStream(table, skip_special)
         self._decoder = _utf8_decoder("replace")
         self._offset = offset
+        self._echoed: dict[str, list[Any]] = {}
+
+    def echo(self, text: str, tokens: Sequence[int], entries: Sequence[TokenLogprobs | None], top: int) -> None:
+        """Put the prompt's tokens before the first of the output; `text` is what is shown of them.
+
+        A prompt's first token has no log probability.
+        """
+        self._echoed = {
+            "tokens": [self._name(token) for token in tokens],
+            "token_logprobs": [None if entry is None else max(entry.logprob, _IMPOSSIBLE) for entry in entries],
+            "top_logprobs": [None if entry is None else self._tops(entry, top) for entry in entries],
+            "text_offset": _offsets(self._table, text, tokens),
+        }
 
     def write(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """The API's object for the next tokens."""
-        offsets, tops = [], []
+        offsets = []
         for entry in entries:
             offsets.append(self._offset)
             if self._stream is not None:
                 self._offset += len(self._decoder.decode(self._stream.next(entry.token)))
-            best = zip(entry.top_tokens, entry.top_logprobs, strict=True)
-            tops.append({self._name(token): max(logprob, _IMPOSSIBLE) for token, logprob in best})
-        return {
+        written: dict[str, list[Any]] = {
             "tokens": [self._name(entry.token) for entry in entries],
             "token_logprobs": [max(entry.logprob, _IMPOSSIBLE) for entry in entries],
-            "top_logprobs": tops,
+            "top_logprobs": [self._tops(entry, len(entry.top_tokens)) for entry in entries],
             "text_offset": offsets,
         }
+        echoed, self._echoed = self._echoed, {}
+        return {name: echoed.get(name, []) + values for name, values in written.items()}
+
+    def _tops(self, entry: TokenLogprobs, top: int) -> dict[str, float]:
+        best = zip(entry.top_tokens[:top], entry.top_logprobs[:top], strict=True)
+        return {self._name(token): max(logprob, _IMPOSSIBLE) for token, logprob in best}
 
     def _name(self, token: int) -> str:
         """A token as text that no other token has: bytes that are not UTF-8 are spelled out, as OpenAI does."""
@@ -78,3 +95,43 @@ class CompletionLogprobs:
             return piece.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _offsets(table: TokenTable | None, text: str, tokens: Sequence[int]) -> list[int]:
+    """Where each of a prompt's tokens begins in its text, in which special tokens may stand or not."""
+    if table is None:
+        return [0] * len(tokens)
+    stream, decoder = TokenStream(table, skip_special=True), _utf8_decoder("replace")
+    offsets, offset = [], 0
+    for token in tokens:
+        # A tokenizer that changes what it reads may give other characters than it got.
+        offsets.append(min(offset, len(text)))
+        piece = decoder.decode(stream.next(token))
+        if not piece and table.is_special(token):
+            name = table.piece(token).decode("utf-8", "replace")
+            piece = name if text.startswith(name, offset) else ""
+        offset += len(piece)
+    return offsets
+
+
+def prompt_logprobs(
+    table: TokenTable | None, entries: Sequence[TokenLogprobs | None], top: int
+) -> list[dict[int, dict[str, Any]] | None]:
+    """vLLM's form for a whole prompt: by token id the prompt's own token and the `top` most likely ones; null first."""
+    return [None if entry is None else _by_token(table, entry, top) for entry in entries]
+
+
+def _by_token(table: TokenTable | None, entry: TokenLogprobs, top: int) -> dict[int, dict[str, Any]]:
+    likely = zip(entry.top_tokens[:top], entry.top_logprobs[:top], strict=True)
+    # The prompt's own token comes first, wherever its rank places it.
+    ranked = [(entry.token, entry.logprob, entry.rank)]
+    ranked += [(token, logprob, rank) for rank, (token, logprob) in enumerate(likely, 1)]
+    return {
+        token: {"logprob": max(logprob, _IMPOSSIBLE), "rank": rank, "decoded_token": _text(table, token)}
+        for token, logprob, rank in ranked
+    }
+
+
+def _text(table: TokenTable | None, token: int) -> str | None:
+    piece = b"" if table is None else table.piece(token)
+    return piece.decode("utf-8", "replace") if piece else None

@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
 from penstock.core.grammar import Grammar
+from penstock.core.plan import Pooling
 from penstock.core.request import MAX_SALT_LENGTH
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
-from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, Message
+from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, EmbeddingFields, Message
 from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
 from penstock.text.calls.grammar import Before
@@ -22,6 +23,11 @@ from penstock.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16
 MAX_CHOICES = 1024
+# Log probabilities of prompts in one response, each of some 80 bytes of JSON: a prompt of 131,072 tokens with the most
+# likely token beside each.
+MAX_PROMPT_LOGPROBS = 2**18
+# Numbers of all vectors in one response, each of some 20 bytes of JSON.
+MAX_EMBEDDING_VALUES = 2**22
 MAX_MESSAGES = 16384
 MAX_NAME_LENGTH = 512
 MAX_TEMPLATE_VARIABLES = 64
@@ -35,8 +41,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         prompts: token ids of each prompt.
-        params: for each prompt the parameters, `max_tokens` resolved.
+        params: for each prompt the parameters, `max_tokens` resolved; none where vectors are asked for.
+        pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
         echo: text to put before each prompt's outputs.
+        prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
+            the engine computes may be more, for `echo`.
+        values: how many log probabilities of prompts, or numbers of vectors, the response holds at most.
         parsing: how outputs are cut into pieces; None where they are text and nothing else.
         stream, include_usage, return_token_ids: how the response is written.
     """
@@ -46,7 +56,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     user: str | None = None
+    pooling: Pooling | None = None
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] = "float"
     echo: list[str] | None = None
+    prompt_logprobs: int | None = None
+    values: int = 0
     parsing: Parsing | None = None
     stream: bool = False
     include_usage: bool = False
@@ -78,14 +93,57 @@ class Resolver:
         check_model_name(fields.model, model)
         if fields.best_of is not None and fields.best_of != (fields.n or 1):
             raise InvalidParameter("best_of", f"must equal n ({fields.n or 1}); choosing the best is not supported.")
-        if fields.echo and fields.logprobs is not None:
-            raise InvalidParameter("echo", "log probabilities of the prompt are not supported; leave out logprobs.")
-        template = self._sampling(fields, fields.max_tokens, fields.logprobs, model)
-        texts, prompts = self._prompts(fields, model)
+        # An echoed prompt is part of the text, whose log probabilities are asked for.
+        echoed = fields.logprobs if fields.echo else None
+        template = self._sampling(fields, fields.max_tokens, fields.logprobs, model, echoed=echoed)
+        # Where nothing is generated, nothing of the context is left for it.
+        room = model.max_model_len - (fields.max_tokens != 0)
+        given, prompts = self._prompts(
+            "prompt", fields.prompt, model, most_tokens=room, add_special_tokens=fields.add_special_tokens is not False
+        )
+        texts = [self._text(prompt, fields) for prompt in given] if fields.echo else None
         if len(prompts) * template.n > MAX_CHOICES:
             raise InvalidParameter("n", f"{len(prompts)} prompts × {template.n} samples are more than {MAX_CHOICES}.")
         params = [_fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
-        return self._job(fields, prompts, params, echo=texts if fields.echo else None)
+        scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
+        return self._job(fields, prompts, params, scored, echo=texts)
+
+    def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
+        """Raises RequestError with the cause."""
+        check_model_name(fields.model, model)
+        size = model.embedding_size if fields.dimensions is None else fields.dimensions
+        if not 1 <= size <= model.embedding_size:
+            raise InvalidParameter("dimensions", f"{size} is outside 1..{model.embedding_size}, the model's own.")
+        _check_extras(fields)
+        _, prompts = self._prompts(
+            "input",
+            fields.input,
+            model,
+            most_tokens=model.max_model_len,
+            add_special_tokens=fields.add_special_tokens is not False,
+        )
+        for prompt in prompts:
+            if len(prompt) > model.max_model_len:
+                raise ContextLengthExceeded(
+                    f"The input has {len(prompt)} tokens; this model's context has {model.max_model_len}. Shorten it.",
+                    param="input",
+                )
+        if len(prompts) * size > MAX_EMBEDDING_VALUES:
+            raise InvalidParameter(
+                "input",
+                f"{len(prompts)} vectors of {size} numbers are more than the {MAX_EMBEDDING_VALUES} of a response.",
+            )
+        return Job(
+            prompts=prompts,
+            params=[],
+            priority=fields.priority or 0,
+            cache_salt=fields.cache_salt or "",
+            user=fields.user,
+            pooling=fields.pooling or "last",
+            dimensions=fields.dimensions,
+            encoding_format=fields.encoding_format or "float",
+            values=len(prompts) * size,
+        )
 
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
@@ -119,25 +177,28 @@ class Resolver:
         template = msgspec.structs.replace(
             template, kept_special_tokens=self._format.kept_tokens(parsing), grammar=grammar
         )
-        return self._job(fields, [prompt], [_fit(template, prompt, model, "messages", None)], parsing=parsing)
+        params = _fit(template, prompt, model, "messages", None)
+        scored = {"prompt_logprobs": fields.prompt_logprobs}
+        return self._job(fields, [prompt], [params], scored, parsing=parsing)
 
     def _job(
         self,
         fields: CommonFields,
         prompts: list[list[int]],
         params: list[SamplingParams],
+        scored: dict[str, int | None],
         echo: list[str] | None = None,
         parsing: Parsing | None = None,
     ) -> Job:
+        """`scored` has the fields that ask for log probabilities of the prompts."""
         stream = bool(fields.stream)
         if fields.stream_options is not None and not stream:
             raise InvalidParameter("stream_options", "needs stream to be true.")
-        if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
-            raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
-        if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
-            raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
-        if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:
-            raise InvalidParameter("user", f"must have at most {MAX_NAME_LENGTH} characters.")
+        if stream and fields.prompt_logprobs is not None:
+            raise InvalidParameter(
+                "prompt_logprobs", "cannot be streamed; leave out stream, or send echo and logprobs to /v1/completions."
+            )
+        _check_extras(fields)
         options = fields.stream_options
         return Job(
             prompts=prompts,
@@ -146,6 +207,8 @@ class Resolver:
             cache_salt=fields.cache_salt or "",
             user=fields.user,
             echo=echo,
+            prompt_logprobs=fields.prompt_logprobs,
+            values=_prompt_logprobs(prompts, params[0].n, scored),
             parsing=parsing,
             stream=stream,
             include_usage=options is not None and bool(options.include_usage),
@@ -188,6 +251,8 @@ class Resolver:
         logprobs: int | None,
         model: ModelInfo,
         max_tokens_name: str = "max_tokens",
+        *,
+        echoed: int | None = None,
     ) -> SamplingParams:
         """The request's parameters, except that `max_tokens` may still be None."""
         values: dict[str, Any] = {
@@ -197,8 +262,9 @@ class Resolver:
         }
         for name in SamplingParams.__struct_fields__:
             given = getattr(fields, name, None)
-            if given is not None and name not in ("max_tokens", "logprobs"):
+            if given is not None and name not in ("max_tokens", "logprobs", "prompt_logprobs"):
                 values[name] = given
+        scored = max((top for top in (fields.prompt_logprobs, echoed) if top is not None), default=None)
         if max_tokens is not None and max_tokens > model.max_model_len:
             raise ContextLengthExceeded(
                 f"{max_tokens_name}: {max_tokens} tokens of output are more than this model's context of "
@@ -209,7 +275,9 @@ class Resolver:
         grammar = grammar_of(fields.response_format, fields.structured_outputs, guided)
         if grammar is not None and self._tokenizer is None:
             raise InvalidParameter(grammar.param, "this server has no tokenizer, so it cannot hold text to a grammar.")
-        params = SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs, grammar=grammar)
+        params = SamplingParams(
+            **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=scored, grammar=grammar
+        )
         for name, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
             if tokens and max(tokens) >= model.vocab_size:
                 raise InvalidParameter(name, f"{max(tokens)} is not below the vocabulary size {model.vocab_size}.")
@@ -219,37 +287,35 @@ class Resolver:
             )
         return params
 
-    def _prompts(self, fields: CompletionFields, model: ModelInfo) -> tuple[list[str], list[list[int]]]:
-        """Each prompt's text, where it is to be echoed, and its ids."""
-        given: Any = fields.prompt
+    def _prompts(
+        self, param: str, given: Any, model: ModelInfo, *, most_tokens: int, add_special_tokens: bool
+    ) -> tuple[Sequence[str | list[int]], list[list[int]]]:
+        """Each prompt as it was given, a text or ids, and its ids."""
         single = isinstance(given, str) or (bool(given) and all(isinstance(item, int) for item in given))
         prompts: Sequence[Any] = [given] if single else given
         if not prompts:
-            raise InvalidParameter("prompt", "is empty; send at least one token.")
+            raise InvalidParameter(param, "is empty; send at least one token.")
         if len(prompts) > MAX_CHOICES:
-            raise InvalidParameter("prompt", f"{len(prompts)} prompts given, at most {MAX_CHOICES} are accepted.")
-        texts: list[str] = []
+            raise InvalidParameter(param, f"{len(prompts)} prompts given, at most {MAX_CHOICES} are accepted.")
         ids: list[list[int]] = []
         for prompt in prompts:
             if isinstance(prompt, int) or type(prompt) is not type(prompts[0]):
-                raise InvalidParameter(
-                    "prompt", "must be a string, a list of strings, of token ids, or of lists of ids."
-                )
-            tokens = self._encode(prompt, fields, model) if isinstance(prompt, str) else prompt
-            _check_ids(tokens, model, "prompt")
+                raise InvalidParameter(param, "must be a string, a list of strings, of token ids, or of lists of ids.")
+            tokens = prompt
+            if isinstance(prompt, str):
+                tokens = self._encode(param, prompt, most_tokens, add_special_tokens)
+            _check_ids(tokens, model, param)
             ids.append(tokens)
-            if fields.echo:
-                texts.append(self._text(prompt, fields))
-        return texts, ids
+        return prompts, ids
 
-    def _encode(self, prompt: str, fields: CompletionFields, model: ModelInfo) -> list[int]:
+    def _encode(self, param: str, prompt: str, most_tokens: int, add_special_tokens: bool) -> list[int]:
         if self._tokenizer is None:
-            raise InvalidParameter("prompt", _NO_TOKENIZER)
+            raise InvalidParameter(param, _NO_TOKENIZER)
         # A tokenizer may make a BOS token of it; whoever wants to continue that one alone can send its id.
         if not prompt:
-            raise InvalidParameter("prompt", "it is empty; at least one character, or one token id, is needed.")
-        self._tokenizer.check_length(prompt, model.max_model_len - 1, "prompt")
-        return self._tokenizer.encode(prompt, fields.add_special_tokens is not False)
+            raise InvalidParameter(param, "it is empty; at least one character, or one token id, is needed.")
+        self._tokenizer.check_length(prompt, most_tokens, param)
+        return self._tokenizer.encode(prompt, add_special_tokens)
 
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
         if isinstance(prompt, str):
@@ -268,6 +334,16 @@ def check_model_name(name: str | None, model: ModelInfo) -> None:
         )
 
 
+def _check_extras(fields: CommonFields | EmbeddingFields) -> None:
+    """What all requests may say beside what they ask for."""
+    if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
+        raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
+    if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
+        raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
+    if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:
+        raise InvalidParameter("user", f"must have at most {MAX_NAME_LENGTH} characters.")
+
+
 def _check_ids(ids: list[int], model: ModelInfo, param: str) -> None:
     if not ids:
         raise InvalidParameter(param, "is empty; send at least one token.")
@@ -276,15 +352,35 @@ def _check_ids(ids: list[int], model: ModelInfo, param: str) -> None:
             raise InvalidParameter(param, f"the token id {token} is outside the vocabulary, 0..{model.vocab_size - 1}.")
 
 
+def _prompt_logprobs(prompts: Sequence[list[int]], n: int, scored: dict[str, int | None]) -> int:
+    """How many log probabilities of prompts a response has, each choice repeating them; refuses too many."""
+    total = 0
+    tokens = sum(map(len, prompts))
+    for name, top in scored.items():
+        if top is None:
+            continue
+        # Beside the most likely tokens stands the prompt's own.
+        total += tokens * (top + 1) * n
+        if total > MAX_PROMPT_LOGPROBS:
+            raise InvalidParameter(
+                name,
+                f"{tokens} prompt tokens with {top + 1} log probabilities each in {n} samples are too many: "
+                f"at most {MAX_PROMPT_LOGPROBS} fit into one response. Send fewer prompts, or ask for fewer.",
+            )
+    return total
+
+
 def _fit(
     params: SamplingParams, prompt: list[int], model: ModelInfo, param: str, default_max_tokens: int | None
 ) -> SamplingParams:
     """The parameters with `max_tokens` resolved; raises ContextLengthExceeded where the context is too short."""
     room = model.max_model_len - len(prompt)
-    if room < 1:
+    least = 0 if params.max_tokens == 0 else 1
+    if room < least:
+        output = "with at least one token of output " if least else ""
         raise ContextLengthExceeded(
-            f"The prompt has {len(prompt)} tokens, but with at least one token of output this model's context of "
-            f"{model.max_model_len} tokens takes at most {model.max_model_len - 1}; shorten the prompt.",
+            f"The prompt has {len(prompt)} tokens, but {output}this model's context of {model.max_model_len} "
+            f"tokens takes at most {model.max_model_len - least}; shorten the prompt.",
             param=param,
         )
     if params.max_tokens is None:

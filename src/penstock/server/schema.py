@@ -1,7 +1,7 @@
 """The fields of requests: what is accepted, of which type, and what is refused by name."""
 
 import re
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -27,7 +27,6 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((["text"],), 'only ["text"] is supported.'),
     "prediction": ((), _NOT_YET),
     "prompt_cache_key": ((), "is not supported; common prefixes are always cached, and cache_salt keeps them apart."),
-    "prompt_logprobs": ((), _NOT_YET),
     "reasoning_effort": ((), _NOT_YET),
     "service_tier": (("auto", "default"), 'only "auto" is supported; use priority.'),
     "spaces_between_special_tokens": ((True,), "only true is supported."),
@@ -108,6 +107,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
+    prompt_logprobs: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
     include_stop_str_in_output: bool | None = None
@@ -150,6 +150,21 @@ class ChatFields(CommonFields, frozen=True, kw_only=True):
     include_reasoning: bool | None = None
 
 
+class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `/v1/embeddings`. None stands for the default."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    pooling: Literal["last", "mean"] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    user: str | None = None
+
+
 Fields = TypeVar("Fields")
 
 
@@ -158,6 +173,11 @@ def parse_completion(body: bytes) -> CompletionFields:
     fields = _decode(body)
     _drop_neutral(fields, _NEUTRAL_IN_COMPLETIONS, "")
     return _convert(fields, CompletionFields)
+
+
+def parse_embedding(body: bytes) -> EmbeddingFields:
+    """Parse a body; raises RequestError, naming the field."""
+    return _convert(_decode(body), EmbeddingFields)
 
 
 def parse_chat(body: bytes) -> ChatFields:

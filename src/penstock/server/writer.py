@@ -13,7 +13,7 @@ from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.server.chat_message import ChatMessage
-from penstock.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter
+from penstock.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_logprobs
 from penstock.server.resolve import Job
 from penstock.text.table import TokenTable
 
@@ -92,6 +92,7 @@ class ResponseWriter:
         self._table = table
         self._created = int(time.time())
         self._cached: dict[int, int] = {}
+        self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         self._head = b""
         # Ends an event without anything special, which nearly all are.
         self._usage_field = b',"usage":null' if job.include_usage else b""
@@ -136,7 +137,7 @@ class ResponseWriter:
             if choice.ended:
                 choice.cut = choice.cut and delta.finish_reason is None
                 continue
-            _check(delta)
+            check_delta(delta)
             if choice.message is None:
                 choice.text.append(delta.text)
             else:
@@ -170,6 +171,8 @@ class ResponseWriter:
             response["seed"] = self._choices[0].seed
         if self._job.return_token_ids and self._shape.is_chat:
             response["prompt_token_ids"] = self._job.prompts[0]
+        if self._job.prompt_logprobs is not None and self._shape.is_chat:
+            response["prompt_logprobs"] = self._scores(0)
         return _encode(response)
 
     def _choice(self, prompt: int, sample: int) -> _Choice:
@@ -202,6 +205,9 @@ class ResponseWriter:
 
     def _count(self, output: RequestOutput) -> None:
         self._cached[output.request_id] = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            prompt = self._choices[output.deltas[0].index].prompt
+            self._prompt_logprobs[prompt] = output.prompt_logprobs
         for delta in output.deltas:
             if not self._choices[delta.index].ended:
                 self.completion_tokens += len(delta.token_ids)
@@ -212,7 +218,7 @@ class ResponseWriter:
             # The common case, and the one that has to be cheap.
             return choice.prefix + shape.text + _encode(text) + self._plain_tail if text else b""
         if delta.finish_reason is not None:
-            _check(delta)
+            check_delta(delta)
             self._end_choice(choice, delta)
         opening = shape.text
         if not choice.started:
@@ -224,7 +230,7 @@ class ResponseWriter:
     def _message_events(self, choice: _Choice, message: ChatMessage, delta: SampleDelta) -> bytes:
         """The events of a chat's choice whose text is cut into pieces: one for each, the last with all that is new."""
         if delta.finish_reason is not None:
-            _check(delta)
+            check_delta(delta)
         parts = message.deltas(delta.text, ended=delta.finish_reason is not None)
         self._end_choice(choice, delta)
         events = [choice.prefix, b',"delta":{']
@@ -266,18 +272,20 @@ class ResponseWriter:
 
     def _rest(self, choice: _Choice, delta: SampleDelta) -> bytes:
         """What an event says behind its text."""
+        echoed = not choice.started and self._echo_logprobs(choice)
         rest = self._opening(choice)
         if self._job.return_token_ids:
             rest += b',"token_ids":' + _encode(delta.token_ids)
         logprobs = None
-        if choice.logprob_writer is not None and delta.logprobs:
-            logprobs = choice.logprob_writer.write(delta.logprobs)
+        if choice.logprob_writer is not None and (delta.logprobs or echoed):
+            logprobs = choice.logprob_writer.write(delta.logprobs or ())
         if choice.ended:
             rest += b',"stop_reason":' + _encode(choice.stop_reason)
         return b',"logprobs":%b,"finish_reason":%b%b' % (_encode(logprobs), _encode(choice.finish), rest)
 
     def _whole(self, choice: _Choice) -> dict[str, Any]:
         text = "".join(choice.text)
+        self._echo_logprobs(choice)
         result: dict[str, Any] = {"index": choice.index}
         if choice.message is not None:
             result["message"] = choice.message.whole()
@@ -292,7 +300,24 @@ class ResponseWriter:
             result["token_ids"] = choice.token_ids
             if not self._shape.is_chat:
                 result["prompt_token_ids"] = self._job.prompts[choice.prompt]
+        if self._job.prompt_logprobs is not None and not self._shape.is_chat:
+            result["prompt_logprobs"] = self._scores(choice.prompt)
         return result
+
+    def _echo_logprobs(self, choice: _Choice) -> bool:
+        """Whether a choice's log probabilities begin with those of its prompt, which is then given to their writer."""
+        job, writer = self._job, choice.logprob_writer
+        scores = self._prompt_logprobs.get(choice.prompt)
+        if job.echo is None or scores is None or not isinstance(writer, CompletionLogprobs):
+            return False
+        top = job.params[choice.prompt].logprobs or 0
+        writer.echo(job.echo[choice.prompt], job.prompts[choice.prompt], scores, top)
+        return True
+
+    def _scores(self, prompt: int) -> list[Any] | None:
+        """The field `prompt_logprobs` of one prompt."""
+        entries, top = self._prompt_logprobs.get(prompt), self._job.prompt_logprobs
+        return None if entries is None or top is None else prompt_logprobs(self._table, entries, top)
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = self._job.prompt_tokens
@@ -304,7 +329,8 @@ class ResponseWriter:
         }
 
 
-def _check(delta: SampleDelta) -> None:
+def check_delta(delta: SampleDelta) -> None:
+    """Raise RowFailed or EngineUnavailable where the sample has failed."""
     if delta.finish_reason == "error":
         raise RowFailed(delta.error or "The computation of this request failed.")
     if delta.finish_reason == "abort":

@@ -44,6 +44,10 @@ class TokenTable:
         """Bytes of one token inside an output; empty where the id has no token."""
         return self.pieces[token] if 0 <= token < len(self.pieces) else b""
 
+    def is_special(self, token: int) -> bool:
+        """Whether the id has a token, and a special one."""
+        return 0 <= token < len(self.pieces) and self.special[token]
+
     def decode(self, tokens: Iterable[int], skip_special: bool = True) -> str:
         """The text of a whole output."""
         stream = TokenStream(self, skip_special)
