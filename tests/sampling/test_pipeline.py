@@ -16,7 +16,7 @@ VOCABULARY = 500
 
 
 def narrowing_of(params):
-    return narrowing_steps(Choice(0, 0, *constants_of(params, 0))) if params.temperature > 0 else ()
+    return narrowing_steps(Choice(0, -1, 0, *constants_of(params, 0))) if params.temperature > 0 else ()
 
 
 def prepare(logits, params, history=None, endings=()):

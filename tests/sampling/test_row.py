@@ -77,5 +77,5 @@ def test_only_a_repetition_penalty_looks_at_the_prompt():
 def test_a_choice_has_the_position_and_what_was_asked_for():
     row = make_row(seed=-1, sample_index=3, temperature=0.5, top_k=-1, top_p=0.9, min_p=1.0)
     row.advance(5)
-    assert row.choice(7) == Choice(7, 1, 0.5, 0, 0.9, 0.0, -1, 2**64 - 1, 3, Purpose.TOKEN)
-    assert make_row(temperature=0.0, logprobs=2).choice(0)[5:] == (-math.inf, 2, 0, 0, 0)
+    assert row.choice(7) == Choice(7, -1, 1, 0.5, 0, 0.9, 0.0, -1, 2**64 - 1, 3, Purpose.TOKEN)
+    assert make_row(temperature=0.0, logprobs=2).choice(0)[6:] == (-math.inf, 2, 0, 0, 0)
