@@ -15,8 +15,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Nothing that a test loads, in this process or another, gets into the user's cache of packed weights."""
+    """Nothing that a test loads, in this process or another, gets into the user's cache of packed weights, or data."""
     os.environ["PENSTOCK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["PENSTOCK_DATA"] = str(tmp_path_factory.mktemp("data"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -62,7 +62,15 @@ def test_version() -> None:
 def test_explain_config_gives_every_setting_a_reason(checkpoint: Path) -> None:
     result = penstock("serve", str(checkpoint), "--explain-config", "--max-num-seqs", "3")
     assert result.returncode == 0
-    for setting in ("dtype", "threads", "max num seqs", "kv cache memory", "max model len"):
+    for setting in (
+        "dtype",
+        "threads",
+        "max num seqs",
+        "kv cache memory",
+        "max model len",
+        "background tokens",
+        "data dir",
+    ):
         assert setting in result.stdout
     assert "as asked" in result.stdout
 

@@ -46,9 +46,13 @@ class Prepared:
         """What ends an output; see the function."""
         return eos_token_ids(self.checkpoint, tokenizer)
 
+    def served_names(self, asked: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """The names under which the model is served: those asked for, or its own."""
+        return asked or (_served_name(self.options.model),)
+
     def model_info(self, tokenizer: Tokenizer | None, names: tuple[str, ...] = ()) -> ModelInfo:
         """The model as its users know it; `names` are those under which it is served."""
-        names = names or (_served_name(self.options.model),)
+        names = self.served_names(names)
         return ModelInfo(
             name=names[0],
             aliases=names[1:],

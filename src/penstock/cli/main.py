@@ -61,6 +61,7 @@ def serve(
         str, typer.Option(help="Of <think> blocks: auto (if the chat template has them), none or think.")
     ] = "auto",
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
+    data_dir: options.DataDir = None,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
     quantization: options.Quantization = "none",
@@ -99,7 +100,7 @@ def serve(
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     parsers = (tool_call_parser, reasoning_parser)
     names = tuple(served_model_name or ())
-    raise typer.Exit(run_serve(engine, host, port, names, parsers, explain_only=explain_config))
+    raise typer.Exit(run_serve(engine, host, port, names, parsers, data_dir, explain_only=explain_config))
 
 
 @app.command()

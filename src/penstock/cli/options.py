@@ -39,6 +39,10 @@ InstructionSet = Annotated[str, typer.Option(help="Of the native kernels: auto, 
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]
+DataDir = Annotated[
+    str | None,
+    typer.Option(metavar="DIR|off", help="Folder for files and batches, which outlive the server; off keeps none."),
+]
 
 MAX_DIGITS = 24
 LONGEST_SHOWN = 60

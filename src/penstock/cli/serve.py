@@ -16,12 +16,15 @@ from rich.table import Table
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.core.config import EngineOptions, Reason
-from penstock.core.errors import EngineUnavailable
+from penstock.core.errors import ConfigurationError, EngineUnavailable
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.client import EngineProcess
 from penstock.engine.messages import Ready, StageTime
 from penstock.server.app import create_app
 from penstock.server.serve import bind, run_loop, serve
+from penstock.server.storage.directory import choose_folder
+from penstock.server.storage.store import Store
+from penstock.server.stored import NO_STORE
 from penstock.text.chat_template import ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer
@@ -46,6 +49,7 @@ def run_serve(
     port: int,
     names: tuple[str, ...],
     parsers: tuple[str, str],
+    data_dir: str | None,
     *,
     explain_only: bool,
 ) -> int:
@@ -57,22 +61,31 @@ def run_serve(
         wide = None if sys.stdout.isatty() else 1000
         prepared = prepare(EngineOptions(**options), api_beside=True)
         reading = _read_output(prepared.load_tokenizer(), parsers)
-        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons]))
+        _, why = choose_folder(data_dir, prepared.served_names(names)[0])
+        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(host, port)
     with contextlib.closing(listener):
-        return run_loop(_serve(EngineOptions(**options), listener, names, parsers, started))
+        return run_loop(_serve(EngineOptions(**options), listener, names, parsers, data_dir, started))
 
 
 async def _serve(
-    options: EngineOptions, listener: socket.socket, names: tuple[str, ...], parsers: tuple[str, str], started: float
+    options: EngineOptions,
+    listener: socket.socket,
+    names: tuple[str, ...],
+    parsers: tuple[str, str],
+    data_dir: str | None,
+    started: float,
 ) -> int:
     progress = _LoadProgress()
     # The engine imports torch while this process finds out what to load.
     engine = await EngineProcess.start(engine_command(sys.executable), progress.update)
+    storage = _Storage()
+    serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
+        await asyncio.to_thread(storage.open, data_dir, prepared.served_names(names)[0])
         engine.configure(prepared.config)
         with progress:
             before = time.monotonic()
@@ -81,7 +94,13 @@ async def _serve(
             tokenizer_seconds = time.monotonic() - before
             defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
             app = create_app(
-                engine, tokenizer, template=reading.template, output_format=reading.output_format, defaults=defaults
+                engine,
+                tokenizer,
+                template=reading.template,
+                output_format=reading.output_format,
+                defaults=defaults,
+                store=storage.store,
+                why_no_store=storage.why_none,
             )
             serving = asyncio.ensure_future(serve(app, listener))
             table = tokenizer.table if tokenizer else None
@@ -95,11 +114,15 @@ async def _serve(
             message = ready.result()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         _print_notes(prepared, tokenizer, reading, message)
+        console.print(escape(storage.note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
         console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
         return await _until_end(serving, engine)
     finally:
+        if serving is not None:
+            await _cancel(serving)
         await engine.close()
+        storage.close()
 
 
 @dataclass(frozen=True)
@@ -131,11 +154,49 @@ async def _until_end(serving: "asyncio.Future[None]", engine: EngineProcess) -> 
         died.cancel()
         serving.result()
         return 0
+    await _cancel(serving)
+    engine.check_ready()
+    raise EngineUnavailable("The engine process ended.")
+
+
+async def _cancel(serving: "asyncio.Future[None]") -> None:
+    """End it at once, unless it has ended."""
     serving.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await serving
-    engine.check_ready()
-    raise EngineUnavailable("The engine process ended.")
+
+
+class _Storage:
+    """The data directory, where one is kept.
+
+    Attributes:
+        store: None where nothing is kept; then `why_none` is what clients are told.
+        note: what the start says.
+    """
+
+    def __init__(self) -> None:
+        self.store: Store | None = None
+        self.why_none = NO_STORE
+        self.note = ""
+
+    def open(self, asked: str | None, model: str) -> None:
+        """Take the folder. Raises ConfigurationError, unless nobody asked for it: then the server goes without."""
+        folder, reason = choose_folder(asked, model)
+        self.note = f"{reason.setting}: {reason.value} ({reason.why})"
+        if folder is None:
+            return
+        try:
+            self.store = Store.open(folder)
+        except ConfigurationError as error:
+            if asked is not None:
+                raise
+            self.why_none = "This server keeps no files, and so runs no batches; its start said why."
+            self.note = f"No files are kept, and there are no batches: {error.message}"
+
+    def close(self) -> None:
+        """Let another server have it."""
+        if self.store is not None:
+            self.store.close()
 
 
 class _LoadProgress:

@@ -19,6 +19,8 @@ KV_SHARE_OF_FREE_MEMORY = 0.8
 SMALL_MODEL_PARAMETERS = 100_000_000
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
+# Whoever comes while a step for batches runs waits for its end: as long as this many more tokens of prompt would take.
+BACKGROUND_TOKENS = 16
 LARGEST_VALUE = 2**63 - 1
 
 
@@ -77,6 +79,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             prompts' tokens. It bounds the memory that they take (128 rows of 151,936 logits are 78 MB) and for how long
             others wait for such a step; the head's weights are read for so many rows at a time that more would hardly
             gain anything.
+        max_background_tokens: positions computed in one step of requests for which nobody waits.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -87,6 +90,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     static_batching: bool = False
     max_prefix_waits: int = 64
     max_scored_positions: int = 128
+    max_background_tokens: int = BACKGROUND_TOKENS
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
@@ -366,6 +370,8 @@ def _note_order(options: EngineOptions, batched: int, out: _Resolver) -> None:
     waiting = "as asked: the next batch starts when the last sequence of one has ended"
     filling = "a sequence that ends makes room for the next one at once"
     out.note("static batching", options.static_batching, waiting if options.static_batching else filling)
+    brief = "positions in a step for batches, which has no other requests in it; whoever comes waits for one at most"
+    out.note("background tokens", BACKGROUND_TOKENS, brief)
 
 
 def _resolve_memory(

@@ -6,6 +6,8 @@ from penstock.core.plan import Pooling
 from penstock.core.sampling import SamplingParams
 
 MAX_SALT_LENGTH = 256
+# Requests of this priority and beyond compute only in steps in which no other request does.
+BACKGROUND_PRIORITY = 2**31
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +18,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prompt_token_ids: at least one id, each below the model's vocabulary size.
         sampling: with `seed` and `max_tokens` resolved (never None).
         eos_token_ids: ids that end the output unless `sampling.ignore_eos`.
-        priority: lower runs first; first come, first served within one priority.
+        priority: lower runs first; first come, first served within one priority. From BACKGROUND_PRIORITY on, a
+            request is nobody's who waits.
         cache_salt: requests share cached prefixes only within one salt, of up to MAX_SALT_LENGTH characters.
         pooling: None to generate. Else nothing is, whatever `sampling` says: the prompt's final hidden states become
             one vector, the last of them or the mean of all.

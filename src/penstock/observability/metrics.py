@@ -68,6 +68,8 @@ class Metrics:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.in_flight = 0
+        self.batch_lines = {"completed": 0, "failed": 0}
+        self.batch_lines_running = 0
         self._load = load
         self._registry = CollectorRegistry()
         self._registry.register(_Exporter(self.families))
@@ -95,6 +97,11 @@ class Metrics:
         yield _counter("penstock_prompt_tokens", "Tokens of the prompts of accepted requests.", self.prompt_tokens)
         yield _counter("penstock_generation_tokens", "Tokens sent to clients.", self.generation_tokens)
         yield _gauge("penstock_requests_in_flight", "Requests that have not ended.", self.in_flight)
+        lines = CounterMetricFamily("penstock_batch_lines", "Requests of batches that are done.", labels=("outcome",))
+        for outcome, count in self.batch_lines.items():
+            lines.add_metric((outcome,), count)
+        yield lines
+        yield _gauge("penstock_batch_lines_running", "Requests of batches under way.", self.batch_lines_running)
         yield self.time_to_first_token.family(
             "penstock_time_to_first_token_seconds", "From a request's arrival to its first output."
         )

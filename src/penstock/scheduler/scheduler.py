@@ -136,8 +136,10 @@ class Scheduler:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
         draft = _Draft(self._next_plan, self.config.max_num_batched_tokens, self.config.max_scored_positions)
         self._yield_to_priority()
-        self._plan_running(draft)
-        self._admit(draft)
+        self._plan_class(draft, background=False)
+        if not draft.rows:
+            draft.budget = min(draft.budget, self.config.max_background_tokens)
+            self._plan_class(draft, background=True)
         if not draft.rows:
             return None
         self._next_plan += 1
@@ -151,9 +153,18 @@ class Scheduler:
             copies=self.cache.take_copies(),
         )
 
-    def _plan_running(self, draft: _Draft) -> None:
+    def _plan_class(self, draft: _Draft, *, background: bool) -> None:
+        """Rows for requests that somebody waits for, or else for the others.
+
+        They never share a step. Those in the background keep their blocks while they stand still, unless somebody needs
+        them, and their steps are short, because whoever comes meanwhile waits for the end of one.
+        """
+        self._plan_running(draft, background)
+        self._admit(draft, background)
+
+    def _plan_running(self, draft: _Draft, background: bool) -> None:
         """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
-        running = self._running.snapshot()
+        running = [sequence for sequence in self._running if sequence.background == background]
         all_pending = [sequence.pending for sequence in running]
         decodes_left = all_pending.count(1)
         for sequence, pending in zip(running, all_pending, strict=True):
@@ -161,10 +172,12 @@ class Scheduler:
                 decodes_left -= 1
             if pending == 0 or not sequence.running:
                 continue
-            count = 1
+            # A step in the background may be too short for every decode.
+            most = draft.budget if pending == 1 else draft.budget - decodes_left
+            count = min(pending, most, self._max_chunk)
             # A prompt's last position is never scored.
             if pending > 1:
-                count = sequence.within_scores(min(pending, draft.budget - decodes_left, self._max_chunk), draft.scores)
+                count = sequence.within_scores(count, draft.scores)
             if count > 0 and self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
 
@@ -272,7 +285,8 @@ class Scheduler:
         needed = self._blocks_to_admit(head, running=len(self._running) - len(outranked))
         reclaimable = sum(self.cache.exclusive_blocks(sequence.blocks) for sequence in outranked)
         if needed > pool.num_available + pool.num_retiring + reclaimable:
-            return
+            # Blocks that several of them share do not count above. Those for which nobody waits go all the same.
+            outranked = [sequence for sequence in outranked if sequence.background and not head.background]
         for victim in reversed(outranked):
             room = len(self._running) < self.config.max_num_seqs
             if room and self._blocks_to_admit(head, len(self._running)) <= pool.num_available + pool.num_retiring:
@@ -284,14 +298,14 @@ class Scheduler:
         needed = self.cache.blocks_needed(sequence.blocks, len(sequence.tokens), self.config.max_num_batched_tokens)
         return needed + running * len(self.cache.spec.groups)
 
-    def _admit(self, draft: _Draft) -> None:
+    def _admit(self, draft: _Draft, background: bool) -> None:
         """Let waiting sequences in, in total order, while rows, budget and blocks last."""
         if self.config.static_batching and any(sequence.output_length for sequence in self._running):
             return
-        if not self._waiting or len(self._running) >= self.config.max_num_seqs:
+        if not self._waiting or self._waiting.first().background != background or not self._make_row(background):
             return
         for sequence in self._waiting.snapshot():
-            if len(self._running) >= self.config.max_num_seqs or draft.budget <= 0:
+            if draft.budget <= 0 or sequence.background != background or not self._make_row(background):
                 return
             # One that was preempted while a plan was outstanding still has to receive its token.
             if sequence.last_plan is not None:
@@ -306,6 +320,15 @@ class Scheduler:
             if cached is None:
                 return
             self._start(sequence, cached, draft)
+
+    def _make_row(self, background: bool) -> bool:
+        """Whether the batch has a row left; somebody who waits can have one of those for which nobody does."""
+        if len(self._running) < self.config.max_num_seqs:
+            return True
+        if background or not self._running.last().background:
+            return False
+        self._preempt(self._running.last())
+        return True
 
     def _stands_back(self, sequence: Sequence, hit: int) -> bool:
         """Whether to wait for a block that another sequence is computing; bounded, so that it cannot wait for ever."""

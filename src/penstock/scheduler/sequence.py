@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.cache.manager import SequenceBlocks
-from penstock.core.request import Request
+from penstock.core.request import BACKGROUND_PRIORITY, Request
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +38,7 @@ class Sequence:
         to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
         extracted: the first of them that was not planned. A plan that was made is carried out, preemption or not, so
             none is planned twice.
+        background: whether nobody waits for it.
     """
 
     id: int
@@ -62,6 +63,7 @@ class Sequence:
     extracted: int = 0
     max_tokens: int = field(init=False)
     to_extract: int = field(init=False)
+    background: bool = field(init=False)
 
     def __post_init__(self) -> None:
         request, length = self.request, self.prompt_length
@@ -75,6 +77,7 @@ class Sequence:
         else:
             # What comes after the last is not the prompt's.
             self.to_extract = 0 if request.sampling.prompt_logprobs is None else length - 1
+        self.background = self.order[0] >= BACKGROUND_PRIORITY
 
     @property
     def output_length(self) -> int:

@@ -20,12 +20,15 @@ from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics, Outcome
+from penstock.server.batch_lines import BatchEndpoint, LineRunner
 from penstock.server.body import read_json_body
 from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.errors import as_penstock_error, error_response, on_error, on_method_not_allowed, on_not_found
 from penstock.server.generation import GenerationResponse
 from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
+from penstock.server.storage.store import Store
+from penstock.server.stored import NO_STORE, StoredApi
 from penstock.server.writer import CHAT, COMPLETION, ResponseWriter, Shape
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, choose_format
@@ -47,6 +50,8 @@ def create_app(
     output_format: OutputFormat | None = None,
     defaults: SamplingDefaults | None = None,
     max_body_bytes: int = MAX_BODY_BYTES,
+    store: Store | None = None,
+    why_no_store: str = NO_STORE,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -57,6 +62,7 @@ def create_app(
         output_format: how the model writes calls of tools and reasoning; what the template says by default.
         defaults: sampling parameters where a request is silent.
         max_body_bytes: longer bodies are refused with 413.
+        store: where files and batches are kept; it stays the caller's. None serves neither, and `why_no_store` tells.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -66,9 +72,13 @@ def create_app(
         chat = ChatEncoder(tokenizer, template)
         output_format = output_format or choose_format(template, tokenizer)[0]
     resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format)
-    api = _Api(engine, tokenizer, resolver, max_body_bytes)
+    metrics = Metrics(lambda: engine.load)
+    api = _Api(engine, tokenizer, resolver, metrics, max_body_bytes)
+    stored = StoredApi(store, why_no_store, LineRunner(engine, tokenizer, batch_endpoints(engine, resolver)), metrics)
     return Starlette(
+        lifespan=stored.lifespan,
         routes=[
+            *stored.routes(),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
             Route("/v1/embeddings", api.embeddings, methods=["POST"]),
@@ -91,13 +101,18 @@ class _Api:
     """The endpoints."""
 
     def __init__(
-        self, engine: EngineClient, tokenizer: Tokenizer | None, resolver: Resolver, max_body_bytes: int
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer | None,
+        resolver: Resolver,
+        metrics: Metrics,
+        max_body_bytes: int,
     ) -> None:
         self._engine = engine
         self._table = None if tokenizer is None else tokenizer.table
         self._resolver = resolver
         self._max_body_bytes = max_body_bytes
-        self._metrics = Metrics(lambda: engine.load)
+        self._metrics = metrics
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
     async def completions(self, request: Request) -> Response | GenerationResponse:
@@ -173,6 +188,16 @@ class _Api:
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, in Prometheus' text format."""
         return Response(self._metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def batch_endpoints(engine: EngineClient, resolver: Resolver) -> dict[str, BatchEndpoint]:
+    """The endpoints that a batch may ask for, by path."""
+    return {
+        "/v1/completions": BatchEndpoint(
+            lambda body: resolver.completion(parse_completion(body), engine.model), COMPLETION
+        ),
+        "/v1/chat/completions": BatchEndpoint(lambda body: resolver.chat(parse_chat(body), engine.model), CHAT),
+    }
 
 
 def _model_card(model: ModelInfo, name: str) -> dict[str, object]:

@@ -48,6 +48,60 @@ class MethodNotAllowed(RequestError):
     http_status = 405
 
 
+class StorageOff(RequestError):
+    """The endpoint needs storage, which this server has none of."""
+
+    code = "storage_off"
+    http_status = 404
+
+
+class StorageFull(RequestError):
+    """There is no room for more; the message says what to delete."""
+
+    code = "storage_full"
+
+
+class StorageFailed(PenstockError):
+    """The disk or a database did not do what it should."""
+
+    code = "storage_failed"
+
+
+class StoredFileNotFound(RequestError):
+    """No file has this id (any more)."""
+
+    code = "file_not_found"
+    http_status = 404
+
+
+class StoredFileInUse(RequestError):
+    """A batch that has not ended still reads this file."""
+
+    code = "file_in_use"
+    http_status = 409
+
+
+class BatchNotFound(RequestError):
+    """No batch has this id (any more)."""
+
+    code = "batch_not_found"
+    http_status = 404
+
+
+class BatchHasEnded(RequestError):
+    """There is nothing left to cancel."""
+
+    code = "batch_has_ended"
+    http_status = 409
+
+
+class ForeignPage(RequestError):
+    """A browser sent this for a page that is not this server's."""
+
+    code = "foreign_page"
+    http_status = 403
+
+
 def as_penstock_error(error: Exception) -> PenstockError:
     """The error to show for `error`: itself, or one that says nothing of the server's insides, which are logged."""
     if isinstance(error, PenstockError):

@@ -191,6 +191,11 @@ def parse_chat(body: bytes) -> ChatFields:
     return _convert(fields, ChatFields)
 
 
+def parse_fields(body: bytes, kind: type[Fields]) -> Fields:
+    """Parse the body of any other request; raises RequestError, naming the field."""
+    return _convert(_decode(body), kind)
+
+
 def _decode(body: bytes) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(body)

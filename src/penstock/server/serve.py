@@ -104,7 +104,7 @@ class Server(uvicorn.Server):
                 loop="none",
                 http=BoundedProtocol,
                 ws="none",
-                lifespan="off",
+                lifespan="on",
                 access_log=access_log,
                 log_config=None,
                 log_level=logging.INFO if access_log else logging.WARNING,
@@ -122,6 +122,16 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         if self.started and self._on_started is not None:
             self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what nobody waits for at once, and then let requests finish."""
+        await self.end_background()
+        await super().shutdown(sockets=sockets)
+
+    async def end_background(self) -> None:
+        """End the application's own work, if it was begun; once is enough."""
+        if self.started:
+            await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -159,7 +169,12 @@ async def serve(
 ) -> None:
     """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
     with contextlib.closing(listener):
-        await Server(app, access_log=access_log, on_started=on_started).serve(sockets=[listener])
+        server = Server(app, access_log=access_log, on_started=on_started)
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            # Whoever is cancelled does not get to its orderly end.
+            await server.end_background()
 
 
 def run_loop(main: Coroutine[Any, Any, Result]) -> Result:

@@ -1,0 +1,86 @@
+"""One line of a batch: the way that a request over HTTP takes, without the HTTP, behind everybody who waits."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+
+from penstock.core.errors import EngineUnavailable, InvalidParameter
+from penstock.core.request import BACKGROUND_PRIORITY
+from penstock.engine.interface import EngineClient
+from penstock.server.batch_input import InputLine
+from penstock.server.errors import as_penstock_error, error_body
+from penstock.server.generation import outputs_of
+from penstock.server.resolve import Job
+from penstock.server.storage.batches import Result
+from penstock.server.writer import ResponseWriter, Shape
+from penstock.text.tokenizer import Tokenizer
+
+
+class BatchEndpoint(msgspec.Struct, frozen=True):
+    """An endpoint whose requests a batch may hold: from a body to a job, and how the answer is written."""
+
+    resolve: Callable[[bytes], Job]
+    shape: Shape
+
+
+class LineRunner:
+    """Runs requests of batches on an engine."""
+
+    def __init__(
+        self, engine: EngineClient, tokenizer: Tokenizer | None, endpoints: Mapping[str, BatchEndpoint]
+    ) -> None:
+        self.endpoints = endpoints
+        self._engine = engine
+        self._table = None if tokenizer is None else tokenizer.table
+        # One of its own: those of other requests stay free, and the event loop too.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch-lines")
+
+    def is_ready(self) -> bool:
+        """Whether lines can run now."""
+        try:
+            self._engine.check_ready()
+        except EngineUnavailable:
+            return False
+        return True
+
+    async def run(self, line: InputLine, endpoint: str) -> Result:
+        """The line's result, of whatever kind. Raises EngineUnavailable where it has to run again later."""
+        try:
+            status, body = 200, await self._answer(line, self.endpoints[endpoint])
+        except EngineUnavailable:
+            raise
+        except Exception as problem:
+            error = as_penstock_error(problem)
+            status, body = error.http_status, error_body(error)
+        return Result(line.number, status == 200, _response_line(line.custom_id, status, body))
+
+    async def _answer(self, line: InputLine, endpoint: BatchEndpoint) -> bytes:
+        job = await asyncio.get_running_loop().run_in_executor(self._thread, endpoint.resolve, line.body)
+        if job.stream:
+            raise InvalidParameter("stream", "a batch has no streams; leave it out.")
+        # Priorities that lines ask for order them among themselves.
+        job = msgspec.structs.replace(job, priority=BACKGROUND_PRIORITY + 2**31 + job.priority)
+        writer = ResponseWriter(endpoint.shape, job, self._engine.model.name, self._table)
+        async with contextlib.aclosing(outputs_of(self._engine, job)) as outputs:
+            async for output in outputs:
+                writer.add(output)
+        return writer.body()
+
+
+def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
+    """The line of the error file for a request that was not run."""
+    fields = {"id": _id(), "custom_id": custom_id, "response": None, "error": {"code": code, "message": message}}
+    return msgspec.json.encode(fields) + b"\n"
+
+
+def _response_line(custom_id: str, status: int, body: bytes) -> bytes:
+    response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": msgspec.Raw(body)}
+    return msgspec.json.encode({"id": _id(), "custom_id": custom_id, "response": response, "error": None}) + b"\n"
+
+
+def _id() -> str:
+    return f"batch_req_{uuid.uuid4().hex}"

@@ -1,0 +1,258 @@
+"""Runs batches to their end, one after another, in the order in which they were made.
+
+All that this knows is in the store: whoever is cut off here, by whatever, goes on from what was kept. A line is done
+once its result is kept; lines under way are aborted at the end of the server and run again at the next start.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from penstock.core.config import BACKGROUND_TOKENS
+from penstock.core.errors import EngineUnavailable
+from penstock.observability.metrics import Metrics
+from penstock.server.batch_input import InputLine, LineProblem, check_input, pending_lines
+from penstock.server.batch_lines import LineRunner, unanswered_line
+from penstock.server.errors import StorageFull, StoredFileNotFound
+from penstock.server.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, Result, Status
+from penstock.server.storage.files import StoredFile
+from penstock.server.storage.store import Store
+
+logger = logging.getLogger("penstock.server")
+
+# A step for batches computes at most BACKGROUND_TOKENS positions; a few more lines are at hand when some of them end.
+LINES_AT_A_TIME = BACKGROUND_TOKENS + BACKGROUND_TOKENS // 2
+_RESULTS_READ = 64
+_IDLE_SECONDS = 3600.0
+_GLANCE_SECONDS = 30.0
+_ENGINE_POLL_SECONDS = 0.2
+_RETRY_SECONDS = 10.0
+
+
+class BatchRunner:
+    """One for each store. Everything runs in one task, but for the lines, of which each has its own."""
+
+    def __init__(self, store: Store, lines: LineRunner, metrics: Metrics) -> None:
+        self._files = store.files
+        self._batches = store.batches
+        self._limits = store.files.limits
+        self._lines = lines
+        self._metrics = metrics
+        self._woken = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run batches while the block does."""
+        task = asyncio.ensure_future(self._forever())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    def wake(self) -> None:
+        """There is a new batch, or one to cancel."""
+        self._woken.set()
+
+    async def _forever(self) -> None:
+        while True:
+            try:
+                await self._round()
+            except Exception as error:
+                logger.error("Batches wait for %.0f s: something failed.", _RETRY_SECONDS, exc_info=error)
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _round(self) -> None:
+        self._woken.clear()
+        batch = await self._attend()
+        if batch is None:
+            await self._files.remove_expired()
+            await self._batches.forget_old(int(time.time()) - self._limits.seconds_kept)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), _IDLE_SECONDS)
+            return
+        try:
+            await self._run(batch)
+        except StorageFull as error:
+            await self._finish(batch, "failed", BatchProblem("storage_full", error.message))
+        except (StoredFileNotFound, LineProblem):
+            message = "The input file has gone, or is another than the one that was checked."
+            await self._finish(batch, "failed", BatchProblem("input_file_lost", message, "input_file_id"))
+
+    async def _attend(self, running: str | None = None) -> Batch | None:
+        """Check and end batches other than the running one; the first that has lines to run."""
+        first = None
+        for batch in await self._batches.unfinished():
+            if batch.id == running:
+                continue
+            if batch.status == "validating":
+                batch = await self._validate(batch)
+            if batch.status == "finalizing":
+                await self._finish(batch, "completed")
+            elif batch.status == "cancelling":
+                await self._finish(batch, "cancelled")
+            elif batch.status == "in_progress" and time.time() >= batch.expires_at:
+                await self._finish(batch, "expired")
+            elif batch.status == "in_progress" and first is None:
+                first = batch
+        return first
+
+    async def _validate(self, batch: Batch) -> Batch:
+        """The batch as it is once its input has been checked."""
+        try:
+            _, contents = await self._files.open(batch.input_file_id)
+        except StoredFileNotFound as error:
+            total, problems = 0, [BatchProblem("input_file_lost", error.message, "input_file_id")]
+        else:
+            with contents:
+                total, problems = await asyncio.to_thread(check_input, contents, batch.endpoint, self._limits)
+        now = int(time.time())
+        fields: dict[str, Any] = {"total": total, "problems": tuple(problems)}
+        fields |= (
+            {"status": "failed", "failed_at": now} if problems else {"status": "in_progress", "in_progress_at": now}
+        )
+        return await self._batches.change(batch.id, "validating", **fields)
+
+    async def _run(self, batch: Batch) -> None:
+        """Run lines until all are done, or until the batch expires or is cancelled."""
+        _, contents = await self._files.open(batch.input_file_id)
+        with contents:
+            done = await self._batches.lines_done(batch.id)
+            attended = time.monotonic()
+            work = _LinesAtWork(self._lines, batch, pending_lines(contents, batch.endpoint, self._limits, done))
+            try:
+                while time.time() < batch.expires_at:
+                    if self._woken.is_set() or time.monotonic() > attended + _GLANCE_SECONDS:
+                        self._woken.clear()
+                        attended = time.monotonic()
+                        await self._attend(batch.id)
+                        if (await self._batches.get(batch.id)).status != "in_progress":
+                            return
+                    if not await work.fill():
+                        await self._batches.change(
+                            batch.id, "in_progress", status="finalizing", finalizing_at=int(time.time())
+                        )
+                        return
+                    self._metrics.batch_lines_running = len(work)
+                    await self._keep(batch, await work.results(self._woken))
+            finally:
+                self._metrics.batch_lines_running = 0
+                await work.stop()
+
+    async def _keep(self, batch: Batch, results: list[Result]) -> None:
+        if results:
+            await self._batches.add_results(batch.id, results)
+            for result in results:
+                self._metrics.batch_lines["completed" if result.ok else "failed"] += 1
+
+    async def _finish(self, batch: Batch, status: Status, problem: BatchProblem | None = None) -> None:
+        """Make files of the results, and end the batch."""
+        files: list[StoredFile] = []
+        fields: dict[str, Any] = {f"{status}_at": int(time.time())}
+        if problem is not None:
+            fields["problems"] = (*batch.problems, problem)
+        try:
+            for kind, ok in (("output", True), ("error", False)):
+                expired = self._unanswered(batch) if status == "expired" and not ok else None
+                file = await self._collect(batch, ok, f"{batch.id}_{kind}.jsonl", expired)
+                if file is not None:
+                    files.append(file)
+                    fields[f"{kind}_file_id"] = file.id
+            batch = await self._batches.finish(batch.id, files, status, **fields)
+        except Exception:
+            await self._files.remove_contents({file.id for file in files})
+            raise
+        logger.info(
+            "%s %s: %d requests, %d answered, %d failed", batch.id, status, batch.total, batch.completed, batch.failed
+        )
+
+    async def _collect(
+        self, batch: Batch, ok: bool, filename: str, rest: AsyncIterator[bytes] | None
+    ) -> StoredFile | None:
+        """The results of one kind, and `rest` behind them, as a placed file; None where there are none."""
+        incoming = await self._files.begin(counted=True)
+        try:
+            results, last = [Result(0, ok, b"")], 0
+            while results:
+                results = await self._batches.results(batch.id, ok, last, _RESULTS_READ)
+                for result in results:
+                    await incoming.write(result.output)
+                    last = result.line
+            if rest is not None:
+                async for text in rest:
+                    await incoming.write(text)
+            if not incoming.size:
+                return None
+            return await self._files.place(incoming, OUTPUT_PURPOSE, filename, batch.output_seconds)
+        finally:
+            await incoming.discard()
+
+    async def _unanswered(self, batch: Batch) -> AsyncIterator[bytes]:
+        """Lines of the error file for requests that were not run in time."""
+        message = "This request was not run before the completion window ended."
+        done = await self._batches.lines_done(batch.id)
+        _, contents = await self._files.open(batch.input_file_id)
+        with contents:
+            source = pending_lines(contents, batch.endpoint, self._limits, done)
+            while (line := await asyncio.to_thread(next, source, None)) is not None:
+                yield unanswered_line(line.custom_id, "batch_expired", message)
+
+
+class _LinesAtWork:
+    """The lines of a batch that run now, and those to come."""
+
+    def __init__(self, runner: LineRunner, batch: Batch, source: Iterator[InputLine]) -> None:
+        self._runner = runner
+        self._batch = batch
+        self._source = source
+        self._exhausted = False
+        self._again: deque[InputLine] = deque()
+        self._tasks: dict[asyncio.Task[Result], InputLine] = {}
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    async def fill(self) -> bool:
+        """Begin as many lines as may run, if any can; False where all are done."""
+        while len(self._tasks) < LINES_AT_A_TIME and self._runner.is_ready():
+            line = self._again.popleft() if self._again else await self._next()
+            if line is None:
+                break
+            self._tasks[asyncio.create_task(self._runner.run(line, self._batch.endpoint))] = line
+        return bool(self._tasks or self._again or not self._exhausted)
+
+    async def _next(self) -> InputLine | None:
+        if self._exhausted:
+            return None
+        line = await asyncio.to_thread(next, self._source, None)
+        self._exhausted = line is None
+        return line
+
+    async def results(self, woken: asyncio.Event) -> list[Result]:
+        """Wait for some, not for ever, and no longer than until `woken`."""
+        waiter = asyncio.create_task(woken.wait())
+        seconds = _GLANCE_SECONDS if self._runner.is_ready() else _ENGINE_POLL_SECONDS
+        seconds = min(seconds, max(0.0, self._batch.expires_at - time.time()))
+        try:
+            done, _ = await asyncio.wait({waiter, *self._tasks}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiter.cancel()
+        results = []
+        for task in [task for task in self._tasks if task in done]:
+            line = self._tasks.pop(task)
+            try:
+                results.append(task.result())
+            except EngineUnavailable:
+                self._again.append(line)
+        return results
+
+    async def stop(self) -> None:
+        """Abort the lines that run."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

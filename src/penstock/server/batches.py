@@ -1,0 +1,146 @@
+"""`/v1/batches`: many requests in one file, run when nobody waits."""
+
+import time
+import uuid
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.core.checks import check_characters
+from penstock.core.errors import InvalidParameter
+from penstock.server.body import read_json_body
+from penstock.server.files import require
+from penstock.server.listing import list_response, read_page
+from penstock.server.schema import parse_fields
+from penstock.server.storage.batches import Batch, BatchStore
+from penstock.server.storage.limits import DAY
+from penstock.server.storage.store import Store
+from penstock.server.uploads import check_expiry
+
+WINDOW = "24h"
+MAX_METADATA = 16
+MAX_METADATA_NAME, MAX_METADATA_VALUE = 64, 512
+_USUALLY_LISTED, _MOST_LISTED = 20, 100
+_MOST_BODY_BYTES = 64 * 1024
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a file goes."""
+
+    anchor: str
+    seconds: int
+
+
+class BatchFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/batches`."""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str
+    metadata: dict[str, str] | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class BatchesApi:
+    """The endpoints of batches."""
+
+    def __init__(
+        self, store: Store | None, why_none: str, endpoints: Collection[str], changed: Callable[[], None]
+    ) -> None:
+        """`endpoints` may be asked for by a batch; `changed` is called where there is something new to do."""
+        self._store = store
+        self._why_none = why_none
+        self._endpoints = endpoints
+        self._changed = changed
+
+    def routes(self) -> list[Route]:
+        """Where they are."""
+        return [
+            Route("/v1/batches", self.collection, methods=["GET", "POST"]),
+            Route("/v1/batches/{id}", self.one, methods=["GET"]),
+            Route("/v1/batches/{id}/cancel", self.cancel, methods=["POST"]),
+        ]
+
+    async def collection(self, request: Request) -> Response:
+        """`POST /v1/batches` and `GET /v1/batches`"""
+        batches = self._batches()
+        if request.method == "POST":
+            batch = self._new(parse_fields(await read_json_body(request, _MOST_BODY_BYTES), BatchFields))
+            await batches.create(batch)
+            self._changed()
+            return _json(batch)
+        found, more = await batches.page(read_page(request, usual=_USUALLY_LISTED, most=_MOST_LISTED))
+        return list_response([batch_object(batch) for batch in found], more)
+
+    async def one(self, request: Request) -> Response:
+        """`GET /v1/batches/{id}`"""
+        return _json(await self._batches().get(request.path_params["id"]))
+
+    async def cancel(self, request: Request) -> Response:
+        """`POST /v1/batches/{id}/cancel`: what is done stays; the rest is not run."""
+        batch = await self._batches().cancel(request.path_params["id"], int(time.time()))
+        self._changed()
+        return _json(batch)
+
+    def _batches(self) -> BatchStore:
+        return require(self._store, self._why_none).batches
+
+    def _new(self, fields: BatchFields) -> Batch:
+        check_characters("input_file_id", fields.input_file_id)
+        if fields.endpoint not in self._endpoints:
+            known = ", ".join(sorted(self._endpoints))
+            raise InvalidParameter("endpoint", f"{fields.endpoint[:80]!r} cannot be asked by a batch; {known} can.")
+        if fields.completion_window != WINDOW:
+            raise InvalidParameter("completion_window", f"{fields.completion_window[:40]!r} is not {WINDOW!r}.")
+        _check_metadata(fields.metadata or {})
+        expiry, now = fields.output_expires_after, int(time.time())
+        return Batch(
+            id=f"batch_{uuid.uuid4().hex}",
+            endpoint=fields.endpoint,
+            input_file_id=fields.input_file_id,
+            created_at=now,
+            expires_at=now + DAY,
+            metadata=fields.metadata,
+            output_seconds=None
+            if expiry is None
+            else check_expiry("output_expires_after", expiry.anchor, expiry.seconds),
+        )
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > MAX_METADATA:
+        raise InvalidParameter("metadata", f"has {len(metadata)} entries; at most {MAX_METADATA} are kept.")
+    for name, value in metadata.items():
+        check_characters("metadata", name + value)
+        if len(name) > MAX_METADATA_NAME:
+            raise InvalidParameter("metadata", f"a name is longer than {MAX_METADATA_NAME} characters.")
+        if len(value) > MAX_METADATA_VALUE:
+            raise InvalidParameter("metadata", f"a value is longer than {MAX_METADATA_VALUE} characters.")
+
+
+def batch_object(batch: Batch) -> dict[str, Any]:
+    """A batch as the API has it."""
+    problems = [
+        {"code": problem.code, "line": problem.line, "message": problem.message, "param": problem.param}
+        for problem in batch.problems
+    ]
+    same = (
+        *("id", "endpoint", "input_file_id", "status", "output_file_id", "error_file_id", "metadata"),
+        *("created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at"),
+        *("cancelling_at", "cancelled_at"),
+    )
+    return {
+        "object": "batch",
+        **{name: getattr(batch, name) for name in same},
+        "completion_window": WINDOW,
+        "errors": {"object": "list", "data": problems} if problems else None,
+        "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
+    }
+
+
+def _json(batch: Batch) -> Response:
+    return Response(msgspec.json.encode(batch_object(batch)), media_type="application/json")

@@ -1,0 +1,40 @@
+"""Lists in pages, as OpenAI's clients ask for them and read them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.core.errors import InvalidParameter
+from penstock.server.storage.pages import Page
+
+
+def read_page(request: Request, *, usual: int, most: int, others: Sequence[str] = ()) -> Page:
+    """The page that a query asks for. Raises InvalidParameter, also for parameters that are not known or `others`."""
+    query = request.query_params
+    for name in query:
+        if name not in ("after", "limit", *others):
+            raise InvalidParameter(name[:80], "is not a parameter of this list; leave it out.")
+        if len(query.getlist(name)) > 1:
+            raise InvalidParameter(name, "is there twice; send it once.")
+    limit = query.get("limit", str(usual))
+    if not limit.isascii() or not limit.isdigit() or len(limit) > 9 or not 1 <= int(limit) <= most:
+        raise InvalidParameter("limit", f"{limit[:40]!r} is not a whole number in 1..{most}.")
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidParameter("order", f"{order[:40]!r} is neither 'asc' nor 'desc'.")
+    return Page(int(limit), query.get("after"), order == "asc")
+
+
+def list_response(items: list[dict[str, Any]], more: bool) -> Response:
+    """One page."""
+    content = {
+        "object": "list",
+        "data": items,
+        "first_id": items[0]["id"] if items else None,
+        "last_id": items[-1]["id"] if items else None,
+        "has_more": more,
+    }
+    return Response(msgspec.json.encode(content), media_type="application/json")

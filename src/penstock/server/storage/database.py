@@ -1,0 +1,130 @@
+"""One SQLite database and the one thread that uses it, so that the event loop never waits for the disk."""
+
+import asyncio
+import logging
+import os
+import sqlite3
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.core.errors import ConfigurationError
+from penstock.server.errors import StorageFailed, StorageFull
+
+logger = logging.getLogger("penstock.server")
+
+Answer = TypeVar("Answer")
+Work = Callable[[sqlite3.Connection], Answer]
+# The statements that lead from each version of a database to the next; the first ones make it.
+Migrations = Sequence[Sequence[str]]
+
+_PRAGMAS = (
+    "PRAGMA journal_mode = WAL",
+    # Every commit is on the disk before it is reported.
+    "PRAGMA synchronous = FULL",
+    "PRAGMA foreign_keys = ON",
+    # The log gives its space back after a large transaction.
+    "PRAGMA journal_size_limit = 67108864",
+)
+
+
+class Database:
+    """Runs functions as transactions, one after another, on a thread of its own.
+
+    Whoever keeps state makes one with `open` (a file in the server's data directory, and its own migrations) and ends
+    it with `close`.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
+        self._connection = connection
+        self._thread = thread
+
+    @classmethod
+    def open(cls, path: Path, migrations: Migrations) -> "Database":
+        """Open the database, make it where there is none, and bring it to the newest version.
+
+        Raises ConfigurationError where a newer Penstock wrote it, or where it cannot be read.
+        """
+        thread = ThreadPoolExecutor(1, thread_name_prefix=path.stem)
+        try:
+            return cls(thread.submit(_connect, path, migrations).result(), thread)
+        except BaseException:
+            thread.shutdown()
+            raise
+
+    async def run(self, work: Work[Answer]) -> Answer:
+        """The answer of `work`, all of whose changes are on the disk by then, or none where it raises.
+
+        Where the caller is cancelled, `work` may be done or not. Raises StorageFull, StorageFailed.
+        """
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work)
+
+    def run_at_start(self, work: Work[Answer]) -> Answer:
+        """The same before there is an event loop."""
+        return self._thread.submit(self._transaction, work).result()
+
+    def _transaction(self, work: Work[Answer]) -> Answer:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                answer = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                # Some errors, such as a full disk, have ended the transaction already.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                raise StorageFull(DISK_FULL) from error
+            logger.error("the database failed", exc_info=error)
+            raise StorageFailed("The server's storage failed; its log has the cause.") from error
+        return answer
+
+    def close(self) -> None:
+        """End what runs, and the thread."""
+        self._thread.submit(self._connection.close).result()
+        self._thread.shutdown()
+
+
+DISK_FULL = "The server's disk is full; delete files that are not needed with DELETE /v1/files/{id}."
+
+
+def _connect(path: Path, migrations: Migrations) -> sqlite3.Connection:
+    try:
+        # SQLite gives the files beside it the same permissions.
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        connection = sqlite3.connect(path, isolation_level=None)
+    except (OSError, sqlite3.Error) as error:
+        raise ConfigurationError(f"The database {path} cannot be opened ({error}).") from error
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+        _migrate(connection, path, migrations)
+    except sqlite3.Error as error:
+        connection.close()
+        raise ConfigurationError(
+            f"The database {path} cannot be used ({error}); move it away, or choose another --data-dir."
+        ) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: Path, migrations: Migrations) -> None:
+    """Each step is a transaction, so that whoever is cut off goes on from a whole version."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(migrations):
+        raise ConfigurationError(
+            f"The database {path} was written by a newer Penstock (its version is {version}, this one knows "
+            f"{len(migrations)}); serve with that one, or choose another --data-dir."
+        )
+    for number in range(version, len(migrations)):
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in migrations[number]:
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {number + 1}")
+        connection.execute("COMMIT")

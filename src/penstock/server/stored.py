@@ -1,0 +1,39 @@
+"""What a server with storage does: the endpoints of files and batches, and the batches themselves."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from penstock.observability.metrics import Metrics
+from penstock.server.batch_lines import LineRunner
+from penstock.server.batch_runner import BatchRunner
+from penstock.server.batches import BatchesApi
+from penstock.server.files import FilesApi
+from penstock.server.storage.store import Store
+
+NO_STORE = "This server keeps no files, and so runs no batches: it was started with --data-dir off."
+
+
+class StoredApi:
+    """Routes, and what runs beside them. Without a store every route says why there is none."""
+
+    def __init__(self, store: Store | None, why_none: str, lines: LineRunner, metrics: Metrics) -> None:
+        self._runner = None if store is None else BatchRunner(store, lines, metrics)
+        self._files = FilesApi(store, why_none)
+        self._batches = BatchesApi(store, why_none, lines.endpoints, self._wake)
+
+    def routes(self) -> list[Route]:
+        """Where the endpoints are."""
+        return [*self._files.routes(), *self._batches.routes()]
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Runs batches while the application runs."""
+        async with self._runner.running() if self._runner is not None else contextlib.nullcontext():
+            yield
+
+    def _wake(self) -> None:
+        if self._runner is not None:
+            self._runner.wake()

@@ -1,0 +1,193 @@
+"""Batches outlive the server, however it ends: with a scripted engine killed at many moments, and the whole product."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from penstock.server.storage.directory import DataDirectory
+from support.http_server import free_port
+from support.live_server import RunningServer, serving
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES = 1000
+
+# Every line that the engine has finished is appended to a file, so that what was computed twice can be seen.
+PROGRAM = textwrap.dedent(
+    """
+    import asyncio, os, sys
+    from pathlib import Path
+    from support.scripted_engine import ScriptedEngine
+    from penstock.server.app import create_app
+    from penstock.server.serve import bind, run_loop, serve
+    from penstock.server.storage.store import Store
+
+    folder = Path(sys.argv[2])
+    computed = os.open(folder.parent / "computed", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    engine = ScriptedEngine(None, [5, 6])
+
+    async def slow(call):
+        await asyncio.sleep(0.004)
+        if call.outputs == 1:
+            os.write(computed, b"%d\\n" % call.prompt[0])
+
+    engine.before = slow
+    store = Store.open(folder / "data")
+    listener = bind("127.0.0.1", int(sys.argv[1]))
+    run_loop(serve(create_app(engine, None, store=store), listener, on_started=lambda: print("ready", flush=True)))
+    store.close()
+    """
+)
+
+
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[tuple["subprocess.Popen[str]", httpx.Client]]:
+    port = free_port()
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"}
+    command = [sys.executable, "-c", PROGRAM, str(port), str(folder)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http,
+    ):
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            yield process, http
+        finally:
+            process.kill()
+
+
+def create(http: httpx.Client) -> str:
+    lines = [
+        {"custom_id": f"n{n}", "method": "POST", "url": "/v1/completions", "body": {"prompt": [n]}}
+        for n in range(LINES)
+    ]
+    contents = "\n".join(map(json.dumps, lines)).encode()
+    file = http.post("/v1/files", files={"file": ("in.jsonl", contents)}, data={"purpose": "batch"}).json()
+    body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+    return str(http.post("/v1/batches", json=body).json()["id"])
+
+
+def kept(folder: Path) -> set[int]:
+    """The lines that had a result when the server was killed, as numbers from 0."""
+    with contextlib.closing(sqlite3.connect(folder / "data" / "files.sqlite")) as connection:
+        return {number - 1 for (number,) in connection.execute("SELECT line FROM results")}
+
+
+def computed(folder: Path) -> list[int]:
+    path = folder / "computed"
+    return [int(text) for text in path.read_text().split()] if path.exists() else []
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_no_line_is_lost_or_doubled_whenever_the_server_ends(tmp_path: Path, end: signal.Signals) -> None:
+    folder = tmp_path / "server"
+    folder.mkdir()
+    rng = random.Random(end)
+    with started(folder) as (process, http):
+        batch_id = create(http)
+        os.kill(process.pid, end)
+    rounds, before = 0, 0
+    while True:
+        rounds += 1
+        done, seen = kept(folder), len(computed(tmp_path))
+        with started(folder) as (process, http):
+            deadline = time.monotonic() + (rng.uniform(0.0, 0.12) if rounds < 6 else 20)
+            while True:
+                batch: dict[str, Any] = http.get(f"/v1/batches/{batch_id}").json()
+                # Counts never fall, and never promise what is not kept.
+                assert batch["request_counts"]["completed"] >= max(before, len(done))
+                before = batch["request_counts"]["completed"]
+                if batch["status"] == "completed" or time.monotonic() > deadline:
+                    break
+            if batch["status"] == "completed":
+                output = http.get(f"/v1/files/{batch['output_file_id']}/content").text
+                os.kill(process.pid, end)
+                break
+            os.kill(process.pid, end)
+            process.wait(20)
+        assert rounds < 30
+        assert before <= len(kept(folder)) or not kept(folder)
+        # What had a result is not computed again.
+        assert not done & set(computed(tmp_path)[seen:])
+    assert rounds > 2
+    assert [json.loads(line)["custom_id"] for line in output.splitlines()] == [f"n{n}" for n in range(LINES)]
+    assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
+    # Only what was under way, or had just come out of the engine, was computed twice.
+    again = sum(count - 1 for count in Counter(computed(tmp_path)).values())
+    assert again <= 48 * rounds
+
+
+def test_a_second_server_is_refused(served_checkpoint: Path, tmp_path: Path) -> None:
+    directory = DataDirectory.open(tmp_path)
+    command = [sys.executable, "-m", "penstock.cli.main", "serve", str(served_checkpoint), "--port", str(free_port())]
+    other = subprocess.run(
+        [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    directory.close()
+    assert other.returncode == 2
+    assert other.stderr.splitlines()[-1].endswith("stop it, or choose another --data-dir, or off.")
+    assert f"process {os.getpid()}" in other.stderr
+
+
+def test_the_whole_product_goes_on_where_it_was_killed(served_checkpoint: Path, tmp_path: Path) -> None:
+    options = ("--threads", "1", "--data-dir", str(tmp_path))
+    with pytest.raises(AssertionError), serving(served_checkpoint, *options) as server:
+        client = client_of(server)
+        lines: list[dict[str, Any]] = [
+            {"custom_id": f"n{number}", "method": "POST", "url": "/v1/chat/completions", "body": {
+                "model": "tiny-llama", "messages": [{"role": "user", "content": f"say {number}"}], "max_tokens": 8,
+                "temperature": 0, "ignore_eos": True,
+            }}
+            for number in range(300)
+        ]  # fmt: skip
+        file = client.files.create(file=("in.jsonl", "\n".join(map(json.dumps, lines)).encode()), purpose="batch")
+        batch_id = client.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        ).id
+        wait_until(lambda: completed(client, batch_id) >= 30)
+        # Others are served meanwhile.
+        assert client.completions.create(model="tiny-llama", prompt="one", max_tokens=3).usage is not None
+        server.process.kill()
+        server.process.wait()
+    with serving(served_checkpoint, *options) as server:
+        client = client_of(server)
+        assert completed(client, batch_id) >= 30
+        wait_until(lambda: client.batches.retrieve(batch_id).status == "completed")
+        batch = client.batches.retrieve(batch_id)
+        assert batch.output_file_id is not None
+        answers = [json.loads(text) for text in client.files.content(batch.output_file_id).text.splitlines()]
+        assert [answer["custom_id"] for answer in answers] == [f"n{number}" for number in range(300)]
+        assert {answer["response"]["body"]["usage"]["completion_tokens"] for answer in answers} == {8}
+        # The same request gives the same tokens, in whichever way it came.
+        once: Any = server.post("/v1/chat/completions", lines[7]["body"])
+        assert once["choices"][0]["message"] == answers[7]["response"]["body"]["choices"][0]["message"]
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def client_of(server: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=60)
+
+
+def completed(client: openai.OpenAI, batch_id: str) -> int:
+    counts = client.batches.retrieve(batch_id).request_counts
+    return 0 if counts is None else counts.completed

@@ -1,0 +1,85 @@
+"""A server with storage whose engine is scripted, in this process, and what clients do with it."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from penstock.server.app import create_app
+from penstock.server.storage.limits import Limits
+from penstock.server.storage.store import Store
+from penstock.text.tokenizer import Tokenizer
+from support.http_server import running
+from support.scripted_engine import ScriptedEngine
+
+ENDED = ("failed", "completed", "expired", "cancelled")
+
+
+@dataclass
+class StoredServer:
+    """A running server and its parts."""
+
+    url: str
+    http: httpx.Client
+    engine: ScriptedEngine
+    store: Store
+
+    def upload(self, contents: bytes, **fields: str) -> dict[str, Any]:
+        """A file for a batch."""
+        response = self.http.post(
+            "/v1/files", files={"file": ("in.jsonl", contents)}, data={"purpose": "batch", **fields}
+        )
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def create(self, file_id: str, **fields: object) -> dict[str, Any]:
+        """A batch of completions."""
+        body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h", **fields}
+        response = self.http.post("/v1/batches", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def batch(self, batch_id: str) -> dict[str, Any]:
+        """As it is now."""
+        return self.http.get(f"/v1/batches/{batch_id}").json()
+
+    def wait(self, batch_id: str, statuses: Sequence[str] = ENDED, seconds: float = 20.0) -> dict[str, Any]:
+        """As it is once it has one of the statuses."""
+        deadline = time.monotonic() + seconds
+        while (batch := self.batch(batch_id))["status"] not in statuses:
+            assert time.monotonic() < deadline, batch
+            time.sleep(0.01)
+        return batch
+
+    def lines(self, file_id: str | None) -> list[dict[str, Any]]:
+        """Those of an output file; none where there is no file."""
+        if file_id is None:
+            return []
+        response = self.http.get(f"/v1/files/{file_id}/content")
+        assert response.status_code == 200
+        return [json.loads(line) for line in response.text.splitlines()]
+
+
+def line(custom_id: str, url: str = "/v1/completions", **body: object) -> bytes:
+    """One request of a batch."""
+    fields = {"custom_id": custom_id, "method": "POST", "url": url, "body": {"prompt": [5], **body}}
+    return json.dumps(fields).encode() + b"\n"
+
+
+@contextlib.contextmanager
+def serving_stored(
+    folder: Path, tokenizer: Tokenizer | None = None, limits: Limits | None = None, **model: object
+) -> Iterator[StoredServer]:
+    """Serve with what is kept in `folder`."""
+    store = Store.open(folder, limits)
+    engine = ScriptedEngine(None if tokenizer is None else tokenizer.table, range(5, 9), **model)
+    try:
+        with running(create_app(engine, tokenizer, store=store)) as url, httpx.Client(base_url=url, timeout=20) as http:
+            yield StoredServer(url, http, engine, store)
+    finally:
+        store.close()
