@@ -1,5 +1,6 @@
 """A server over HTTP whose engine is scripted."""
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -8,6 +9,7 @@ import pytest
 
 from penstock.core.sampling import SamplingDefaults
 from penstock.server.app import create_app
+from penstock.server.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.http_server import running
@@ -45,16 +47,18 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def _server(tokenizer: Tokenizer) -> Iterator[Served]:
+def _server(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     engine = ScriptedEngine(tokenizer.table, tokenizer.encode(REPLY, False), aliases=("alias",))
+    store = Store.open(tmp_path_factory.mktemp("data"))
     app = create_app(
         engine,
         tokenizer,
         template=ChatTemplate(TEMPLATE),
         defaults=SamplingDefaults(temperature=0.6, top_k=20),
+        store=store,
         max_body_bytes=BODY_LIMIT,
     )
-    with running(app) as url, httpx.Client(base_url=url, timeout=20) as http:
+    with contextlib.closing(store), running(app) as url, httpx.Client(base_url=url, timeout=20) as http:
         yield Served(url, http, engine, tokenizer)
 
 
@@ -64,4 +68,5 @@ def served(_server: Served) -> Served:
     engine = _server.engine
     engine.calls.clear()
     engine.finish, engine.error, engine.unavailable, engine.before = "stop", None, None, None
+    engine.stop_reason = None
     return _server

@@ -5,7 +5,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.server.messages.schema import MessagesFields
+from penstock.server.responses.schema import ResponsesFields
 from penstock.server.schema import ChatFields, CompletionFields, EmbeddingFields, Message
+from penstock.server.tokens import DetokenizeFields, TokenizeFields
 
 JSON = st.recursive(
     st.none()
@@ -20,6 +23,35 @@ JSON = st.recursive(
 MESSAGE = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "tool", "x"]), "content": st.text(max_size=6) | JSON},
     optional=dict.fromkeys(Message.__struct_fields__[2:], JSON),
+)
+TEXTS = st.text(max_size=6) | JSON
+
+
+def some(kind: st.SearchStrategy[str], *names: str, **fields: Any) -> st.SearchStrategy[dict[str, Any]]:
+    """Objects of one of these types, with some of these fields, right ones or any."""
+    values = dict.fromkeys(names, TEXTS) | {name: value | JSON for name, value in fields.items()}
+    return st.fixed_dictionaries({"type": kind}, optional=values)
+
+
+BLOCK = some(
+    st.sampled_from(["text", "thinking", "tool_use", "tool_result", "image"]),
+    *("text", "thinking", "signature", "name", "is_error", "cache_control", "more"),
+    id=st.sampled_from(["a", "b"]),
+    tool_use_id=st.sampled_from(["a", "b"]),
+    input=st.dictionaries(st.text(max_size=3), JSON, max_size=2),
+    content=st.lists(some(st.just("text"), "text"), max_size=2),
+)
+TURN = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "x"]), "content": st.lists(BLOCK, max_size=3) | TEXTS}
+)
+ITEM = some(
+    st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "item_reference"]),
+    *("id", "status", "name", "summary", "encrypted_content", "more"),
+    role=st.sampled_from(["user", "assistant", "developer"]),
+    call_id=st.sampled_from(["a", "b"]),
+    arguments=st.sampled_from(["{}", "{", "[1]"]),
+    output=st.text(max_size=3),
+    content=st.lists(some(st.sampled_from(["input_text", "output_text", "reasoning_text"]), "text"), max_size=2),
 )
 
 
@@ -45,6 +77,47 @@ def test_completions(_server: Any, fields: dict[str, Any], prompt: Any) -> None:
 )
 def test_chats(_server: Any, fields: dict[str, Any], messages: Any) -> None:
     check(_server.http.post("/v1/chat/completions", json={"messages": messages, **fields}))
+
+
+@settings(max_examples=150)
+@given(
+    fields=st.dictionaries(st.sampled_from(MessagesFields.__struct_fields__), JSON, max_size=2),
+    messages=st.lists(TURN, max_size=3),
+    path=st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"]),
+)
+def test_messages(_server: Any, fields: dict[str, Any], messages: Any, path: str) -> None:
+    bound = {"max_tokens": 5} if path == "/v1/messages" else {}
+    response = _server.http.post(path, json={"messages": messages, **bound, **fields})
+    assert response.status_code in (200, 400, 404), response.text
+    if response.status_code != 200:
+        assert response.json()["type"] == "error" and set(response.json()["error"]) == {"type", "message"}
+
+
+@settings(max_examples=150)
+@given(
+    fields=st.dictionaries(st.sampled_from(ResponsesFields.__struct_fields__), JSON, max_size=2),
+    items=st.text(max_size=5) | st.lists(ITEM, max_size=3),
+)
+def test_responses(_server: Any, fields: dict[str, Any], items: Any) -> None:
+    check(_server.http.post("/v1/responses", json={"input": items, "max_output_tokens": 5, **fields}))
+
+
+@settings(max_examples=100)
+@given(
+    texts=st.dictionaries(st.sampled_from(TokenizeFields.__struct_fields__), JSON, max_size=3),
+    tokens=st.dictionaries(st.sampled_from(DetokenizeFields.__struct_fields__), JSON, max_size=2),
+)
+def test_tokens(_server: Any, texts: dict[str, Any], tokens: dict[str, Any]) -> None:
+    check(_server.http.post("/tokenize", json=texts))
+    check(_server.http.post("/detokenize", json=tokens))
+
+
+@settings(max_examples=50)
+@given(query=st.dictionaries(st.sampled_from(["limit", "order", "after", "include"]), st.text(max_size=4), max_size=2))
+def test_queries(_server: Any, query: dict[str, str]) -> None:
+    response = _server.http.post("/v1/responses", json={"input": "x", "max_output_tokens": 1}).json()
+    check(_server.http.get(f"/v1/responses/{response['id']}/input_items", params=query))
+    check(_server.http.get(f"/v1/responses/{response['id']}", params=query))
 
 
 @settings(max_examples=100)

@@ -50,6 +50,7 @@ class ScriptedEngine:
         self.calls: list[Call] = []
         self.reply = list(reply)
         self.finish: FinishReason = "stop"
+        self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.unavailable: str | None = None
         self.before: Callable[[Call], object] | None = None
@@ -100,7 +101,8 @@ class ScriptedEngine:
                         "" if text is None else text.advance([token], reason if reason != "stop" else "length", None)
                     )
                     deltas.append(SampleDelta(index, shown, [token], self._logprobs(token, params), reason))
-                    deltas[-1].error = self.error if last else None
+                    if last:
+                        deltas[-1].error, deltas[-1].stop_reason = self.error, self.stop_reason
                 call.outputs += 1
                 told = None if position else scores
                 yield RequestOutput(number, deltas, len(prompt_token_ids), cached, seed, last, prompt_logprobs=told)

@@ -41,7 +41,10 @@ PackedCache = Annotated[
 ]
 DataDir = Annotated[
     str | None,
-    typer.Option(metavar="DIR|off", help="Folder for files and batches, which outlive the server; off keeps none."),
+    typer.Option(
+        metavar="DIR|off",
+        help="Folder for files, batches and stored responses, which outlive the server; off keeps none.",
+    ),
 ]
 
 MAX_DIGITS = 24

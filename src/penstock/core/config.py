@@ -75,11 +75,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         max_outstanding: plans that may be made before the oldest has committed.
         static_batching: fill a batch, run it until its last sequence ends, then fill the next. For comparison only.
         max_prefix_waits: plans for which a request stands back because its next prompt block is being computed.
+        max_background_tokens: positions computed in one step of requests for which nobody waits.
         max_scored_positions: positions of prompts, over all rows of a step, whose logits are computed to score the
             prompts' tokens. It bounds the memory that they take (128 rows of 151,936 logits are 78 MB) and for how long
             others wait for such a step; the head's weights are read for so many rows at a time that more would hardly
             gain anything.
-        max_background_tokens: positions computed in one step of requests for which nobody waits.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -89,8 +89,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_outstanding: int = 1
     static_batching: bool = False
     max_prefix_waits: int = 64
-    max_scored_positions: int = 128
     max_background_tokens: int = BACKGROUND_TOKENS
+    max_scored_positions: int = 128
 
 
 class CacheConfig(msgspec.Struct, frozen=True):

@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
 from penstock.core.sampling import SamplingParams
@@ -45,6 +46,13 @@ class SampleDelta(msgspec.Struct):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+
+    def check(self) -> None:
+        """Raise RowFailed or EngineUnavailable where the sample has failed."""
+        if self.finish_reason == "error":
+            raise RowFailed(self.error or "The computation of this request failed.")
+        if self.finish_reason == "abort":
+            raise EngineUnavailable("The engine stopped before this request was finished; send it again.")
 
 
 class RequestOutput(msgspec.Struct):

@@ -16,10 +16,10 @@ from prometheus_client.registry import Collector
 from penstock.core.events import LoadSnapshot
 from penstock.core.plan import FinishReason
 
-Endpoint = Literal["completions", "chat", "embeddings"]
+Endpoint = Literal["completions", "chat", "embeddings", "messages", "responses"]
 Outcome = Literal["completed", "rejected", "failed", "cancelled"]
 
-ENDPOINTS: tuple[Endpoint, ...] = ("completions", "chat", "embeddings")
+ENDPOINTS: tuple[Endpoint, ...] = ("completions", "chat", "embeddings", "messages", "responses")
 OUTCOMES: tuple[Outcome, ...] = ("completed", "rejected", "failed", "cancelled")
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 

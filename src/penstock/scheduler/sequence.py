@@ -35,10 +35,10 @@ class Sequence:
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
         reported: whether `cached_tokens` was part of an event.
+        background: whether nobody waits for it.
         to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
         extracted: the first of them that was not planned. A plan that was made is carried out, preemption or not, so
             none is planned twice.
-        background: whether nobody waits for it.
     """
 
     id: int
@@ -62,8 +62,8 @@ class Sequence:
     reported: bool = False
     extracted: int = 0
     max_tokens: int = field(init=False)
-    to_extract: int = field(init=False)
     background: bool = field(init=False)
+    to_extract: int = field(init=False)
 
     def __post_init__(self) -> None:
         request, length = self.request, self.prompt_length
@@ -71,13 +71,13 @@ class Sequence:
         if limit is None:
             raise ValueError("max_tokens must be resolved before a request reaches the scheduler")
         self.max_tokens = limit
+        self.background = self.order[0] >= BACKGROUND_PRIORITY
         if request.pooling is not None:
             self.to_extract = length
             self.extracted = length - 1 if request.pooling == "last" else 0
         else:
             # What comes after the last is not the prompt's.
             self.to_extract = 0 if request.sampling.prompt_logprobs is None else length - 1
-        self.background = self.order[0] >= BACKGROUND_PRIORITY
 
     @property
     def output_length(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from penstock.engine.interface import RequestOutput
+from penstock.server.errors import OPENAI, ErrorForm
 from penstock.server.resolve import Job
-from penstock.server.writer import check_delta
 
 
 class EmbeddingWriter:
@@ -19,9 +19,11 @@ class EmbeddingWriter:
 
     Attributes:
         id: the request's id, in the log only.
+        errors: how an error is written.
         completion_tokens, cut, enough: there are no tokens, so that nothing can be complete before the engine says so.
     """
 
+    errors: ErrorForm = OPENAI
     completion_tokens = 0
     cut = 0
     enough = False
@@ -36,7 +38,7 @@ class EmbeddingWriter:
     def add(self, output: RequestOutput) -> None:
         """Collect an output. Raises RowFailed or EngineUnavailable where it has failed."""
         (delta,) = output.deltas
-        check_delta(delta)
+        delta.check()
         if output.embedding is not None:
             self._vectors[delta.index] = output.embedding
         self._cached += output.cached_tokens

@@ -1,6 +1,7 @@
-"""Errors as OpenAI clients read them. This is the only place that writes an error body."""
+"""Errors as clients read them, OpenAI's and Anthropic's. This is the only place that writes an error body."""
 
 import logging
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import Request
@@ -46,6 +47,19 @@ class MethodNotAllowed(RequestError):
 
     code = "method_not_allowed"
     http_status = 405
+
+
+class ResponseNotFound(RequestError):
+    """No response has this id (any more)."""
+
+    code = "response_not_found"
+    http_status = 404
+
+
+class PreviousResponseNotFound(RequestError):
+    """A response goes on from one that is not stored (any more)."""
+
+    code = "previous_response_not_found"
 
 
 class StorageOff(RequestError):
@@ -110,17 +124,62 @@ def as_penstock_error(error: Exception) -> PenstockError:
     return PenstockError("The server failed on this request; its log has the cause.")
 
 
-def error_body(error: PenstockError) -> bytes:
+class ErrorForm(Protocol):
+    """How an API writes errors."""
+
+    def status(self, error: PenstockError) -> int:
+        """The HTTP status."""
+
+    def fields(self, error: PenstockError) -> dict[str, Any]:
+        """The body's object."""
+
+
+class OpenAIErrors:
     """`{"error": {"message", "type", "param", "code"}}`."""
-    kind = "invalid_request_error" if error.http_status < 500 else "server_error"
-    fields = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
-    # Messages may quote what a client sent, and so hold half of a surrogate pair.
-    if any(0xD800 <= ord(character) <= 0xDFFF for character in error.message):
-        fields["message"] = error.message.encode("utf-8", "replace").decode()
-    return msgspec.json.encode({"error": fields})
+
+    def status(self, error: PenstockError) -> int:
+        """The HTTP status."""
+        return error.http_status
+
+    def fields(self, error: PenstockError) -> dict[str, Any]:
+        """The body's object."""
+        kind = "invalid_request_error" if error.http_status < 500 else "server_error"
+        return {"error": {"message": _message(error), "type": kind, "param": error.param, "code": error.code}}
 
 
-def error_response(error: PenstockError) -> Response:
+class AnthropicErrors:
+    """`{"type": "error", "error": {"type", "message"}}`, where a status has one type."""
+
+    def status(self, error: PenstockError) -> int:
+        """The HTTP status: what a retry may help against is 529 there."""
+        return 529 if error.retryable else error.http_status
+
+    def fields(self, error: PenstockError) -> dict[str, Any]:
+        """The body's object."""
+        if error.retryable:
+            kind = "overloaded_error"
+        elif error.http_status >= 500:
+            kind = "api_error"
+        else:
+            kind = {404: "not_found_error", 413: "request_too_large"}.get(error.http_status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": _message(error)}}
+
+
+OPENAI = OpenAIErrors()
+ANTHROPIC = AnthropicErrors()
+
+
+def form_of(path: str) -> ErrorForm:
+    """The form of errors that clients of a path expect."""
+    return ANTHROPIC if path == "/v1/messages" or path.startswith("/v1/messages/") else OPENAI
+
+
+def error_body(error: PenstockError, form: ErrorForm = OPENAI) -> bytes:
+    """The body for an error."""
+    return msgspec.json.encode(form.fields(error))
+
+
+def error_response(error: PenstockError, form: ErrorForm = OPENAI) -> Response:
     """The response for an error that comes before any output."""
     headers = {}
     if isinstance(error, EngineUnavailable):
@@ -128,23 +187,31 @@ def error_response(error: PenstockError) -> Response:
     if isinstance(error, BodyTooLarge):
         # The rest of the body is not read, so the connection cannot carry another request.
         headers["connection"] = "close"
-    return Response(error_body(error), error.http_status, headers, "application/json")
+    return Response(error_body(error, form), form.status(error), headers, "application/json")
 
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for every exception that an endpoint raises."""
-    return error_response(as_penstock_error(error))
+    return error_response(as_penstock_error(error), form_of(request.url.path))
 
 
 async def on_not_found(request: Request, error: Exception) -> Response:
     """Starlette's handler for paths without a route."""
     path = request.url.path[:200]
-    return error_response(RouteNotFound(f"There is nothing at {path!r}; the API begins at /v1."))
+    return error_response(RouteNotFound(f"There is nothing at {path!r}; the API begins at /v1."), form_of(path))
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:
     """Starlette's handler for routes that take other methods."""
-    response = error_response(MethodNotAllowed(f"{request.method} is not a method of {request.url.path!r}."))
+    path = request.url.path
+    response = error_response(MethodNotAllowed(f"{request.method} is not a method of {path!r}."), form_of(path))
     allowed = getattr(error, "headers", None) or {}
     response.headers.update(allowed)
     return response
+
+
+def _message(error: PenstockError) -> str:
+    # Messages may quote what a client sent, and so hold half of a surrogate pair.
+    if any(0xD800 <= ord(character) <= 0xDFFF for character in error.message):
+        return error.message.encode("utf-8", "replace").decode()
+    return error.message

@@ -4,16 +4,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
+from typing import Protocol, runtime_checkable
 
 from starlette.types import Message, Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.observability.metrics import Outcome, RequestMeter
-from penstock.server.embeddings import EmbeddingWriter
-from penstock.server.errors import as_penstock_error, error_body, error_response
+from penstock.server.errors import ErrorForm, as_penstock_error, error_response
 from penstock.server.resolve import Job
-from penstock.server.writer import DONE, ResponseWriter
 
 logger = logging.getLogger("penstock.server")
 
@@ -31,37 +30,97 @@ _STREAM_HEADERS = [
 ]
 
 
+class Writer(Protocol):
+    """Writes one whole response in the form of its API.
+
+    Attributes:
+        id: the response's id.
+        errors: how an error before any output is written.
+    """
+
+    id: str
+    errors: ErrorForm
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all samples so far."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether the response is complete although the engine goes on with some of its samples."""
+
+    @property
+    def cut(self) -> int:
+        """How many samples are complete although the engine goes on with them."""
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output. Raises where a sample has failed."""
+
+    def body(self) -> bytes:
+        """The whole response."""
+
+
+@runtime_checkable
+class StreamWriter(Writer, Protocol):
+    """Writes one response as events, or whole."""
+
+    def chunk(self, output: RequestOutput) -> bytes:
+        """The events of one output; empty where it holds nothing to show. Raises where a sample has failed."""
+
+    def end(self) -> bytes:
+        """What follows the last output of a stream."""
+
+    def failed(self, error: PenstockError) -> bytes:
+        """What ends a stream that has begun and cannot go on."""
+
+
 class GenerationResponse:
     """An ASGI response that runs a job. When the client goes away, the engine's work on it is aborted."""
 
-    def __init__(
-        self, engine: EngineClient, job: Job, writer: ResponseWriter | EmbeddingWriter, meter: RequestMeter
-    ) -> None:
+    def __init__(self, engine: EngineClient, job: Job, writer: Writer, meter: RequestMeter) -> None:
         self._engine = engine
         self._job = job
         self._writer = writer
+        # Vectors are never streamed.
+        self._stream = writer if job.stream and isinstance(writer, StreamWriter) else None
         self._meter = meter
         self._started = False
+        self._work: asyncio.Task[None] | None = None
+        self._taking = False
+        self._stopped = False
+        # Events that are being sent. Where `stop` comes before they are written, they go with the end.
+        self._unsent = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs until the response is complete or the client has gone."""
-        work = asyncio.ensure_future(self._run(scope, receive, send))
+        work = self._work = asyncio.create_task(self._run(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         # Cancellation comes from a server that stops at once. This is the outermost call of ours, so it ends here, and
         # the server closes the connection of an incomplete response.
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        self._stopped = False
         work.cancel()
         gone.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(work, gone, return_exceptions=True)
 
+    def stop(self) -> bool:
+        """Abort the engine's work and end the response with what there is; False where nothing is left to abort."""
+        if self._work is None or not self._taking or self._stopped:
+            return False
+        self._stopped = True
+        self._work.cancel()
+        return True
+
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome: Outcome = "cancelled"
         outputs = outputs_of(self._engine, self._job)
         try:
-            await (self._stream(outputs, send) if self._job.stream else self._whole(outputs, send))
-            outcome = "completed"
+            await self._take(outputs, send)
+            await (self._send_body(send) if self._stream is None else self._end_stream(self._stream, send))
+            if not self._stopped:
+                outcome = "completed"
         except Exception as problem:
             error = as_penstock_error(problem)
             outcome = "failed" if error.http_status >= 500 else "rejected"
@@ -71,41 +130,53 @@ class GenerationResponse:
             await outputs.aclose()
             self._log(outcome, self._meter.end(outcome))
 
-    async def _stream(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
-        writer = self._writer
-        assert isinstance(writer, ResponseWriter), "vectors are not streamed"
-        async for output in outputs:
-            self._measure(output)
-            events = writer.chunk(output)
-            # The status is sent with the first output, so that whatever goes wrong before it has its own.
-            if not self._started:
-                self._started = True
-                await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-            if events:
-                await send({"type": "http.response.body", "body": events, "more_body": True})
-            if writer.enough:
-                break
-        self._measure_cut()
-        await send({"type": "http.response.body", "body": writer.end(), "more_body": False})
+    async def _take(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
+        """Take all outputs, or those that come before `stop`."""
+        self._taking = True
+        try:
+            async for output in outputs:
+                self._measure(output)
+                if self._stream is None:
+                    self._writer.add(output)
+                else:
+                    await self._send_events(send, self._stream.chunk(output))
+                if self._writer.enough:
+                    break
+            self._measure_cut()
+        except asyncio.CancelledError:
+            if not self._stopped:
+                raise
+        finally:
+            self._taking = False
 
-    async def _whole(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
-        async for output in outputs:
-            self._measure(output)
-            self._writer.add(output)
-            if self._writer.enough:
-                break
-        self._measure_cut()
+    async def _send_events(self, send: Send, events: bytes) -> None:
+        self._unsent = events
+        # The status is sent with the first output, so that whatever goes wrong before it has its own.
+        await self._start(send)
+        if events:
+            await send({"type": "http.response.body", "body": events, "more_body": True})
+            self._unsent = b""
+
+    async def _end_stream(self, writer: StreamWriter, send: Send) -> None:
+        await self._start(send)
+        await send({"type": "http.response.body", "body": self._unsent + writer.end(), "more_body": False})
+
+    async def _send_body(self, send: Send) -> None:
         if self._job.values > _INLINE_VALUES:
             await _send_whole(send, await asyncio.to_thread(self._writer.body))
         else:
             await _send_whole(send, self._writer.body())
 
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            self._started = True
+
     async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._started:
-            event = b"data: " + error_body(error) + b"\n\n" + DONE
-            await send({"type": "http.response.body", "body": event, "more_body": False})
+        if self._started and self._stream is not None:
+            await send({"type": "http.response.body", "body": self._stream.failed(error), "more_body": False})
         else:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, self._writer.errors)(scope, receive, send)
 
     def _measure(self, output: RequestOutput) -> None:
         tokens = 0

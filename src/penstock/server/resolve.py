@@ -33,7 +33,7 @@ MAX_NAME_LENGTH = 512
 MAX_TEMPLATE_VARIABLES = 64
 # More tokens than the mark that opens a block of reasoning and white space behind it ever are.
 _LONGEST_OPENER = 32
-_NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
+NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +87,11 @@ class Resolver:
         self._chat = chat
         self._defaults = defaults
         self._format = output_format or OutputFormat()
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names that `chat_template_kwargs` can set."""
+        return frozenset() if self._chat is None else self._chat.template.variables
 
     def completion(self, fields: CompletionFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
@@ -148,8 +153,6 @@ class Resolver:
     def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
-        if self._chat is None:
-            raise InvalidParameter("messages", _NO_TOKENIZER)
         limits = {value for value in (fields.max_tokens, fields.max_completion_tokens) if value is not None}
         if len(limits) > 1:
             raise InvalidParameter("max_tokens", "differs from max_completion_tokens; send one of them.")
@@ -158,21 +161,9 @@ class Resolver:
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
         template = self._sampling(fields, next(iter(limits), None), logprobs, model, name)
-        continued = bool(fields.continue_final_message)
-        if continued and fields.add_generation_prompt:
-            raise InvalidParameter("continue_final_message", "cannot be combined with add_generation_prompt.")
-        add_prompt = not continued if fields.add_generation_prompt is None else fields.add_generation_prompt
-        use = resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls, self._format)
-        prompt = self._chat.encode(
-            _conversation(fields.messages),
-            tools=None if use is None else use.offered,
-            add_generation_prompt=add_prompt,
-            continue_final_message=continued,
-            add_special_tokens=bool(fields.add_special_tokens),
-            variables=_template_variables(fields.chat_template_kwargs, self._chat.template.variables),
-            most_tokens=model.max_model_len - 1,
-        )
-        _check_ids(prompt, model, "messages")
+        use = self._tool_use(fields)
+        prompt = self._chat_prompt(fields, use, model.max_model_len - 1)
+        check_ids(prompt, model, "messages")
         parsing, grammar = self._output(fields, use, prompt, template.grammar)
         template = msgspec.structs.replace(
             template, kept_special_tokens=self._format.kept_tokens(parsing), grammar=grammar
@@ -180,6 +171,30 @@ class Resolver:
         params = _fit(template, prompt, model, "messages", None)
         scored = {"prompt_logprobs": fields.prompt_logprobs}
         return self._job(fields, [prompt], [params], scored, parsing=parsing)
+
+    def chat_prompt(self, fields: ChatFields) -> list[int]:
+        """The ids of a conversation, however long it is; raises RequestError with the cause."""
+        return self._chat_prompt(fields, self._tool_use(fields), None)
+
+    def _tool_use(self, fields: ChatFields) -> ToolUse | None:
+        return resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls, self._format)
+
+    def _chat_prompt(self, fields: ChatFields, use: ToolUse | None, most_tokens: int | None) -> list[int]:
+        if self._chat is None:
+            raise InvalidParameter("messages", NO_TOKENIZER)
+        continued = bool(fields.continue_final_message)
+        if continued and fields.add_generation_prompt:
+            raise InvalidParameter("continue_final_message", "cannot be combined with add_generation_prompt.")
+        add_prompt = not continued if fields.add_generation_prompt is None else fields.add_generation_prompt
+        return self._chat.encode(
+            _conversation(fields.messages),
+            tools=None if use is None else use.offered,
+            add_generation_prompt=add_prompt,
+            continue_final_message=continued,
+            add_special_tokens=bool(fields.add_special_tokens),
+            variables=_template_variables(fields.chat_template_kwargs, self._chat.template.variables),
+            most_tokens=most_tokens,
+        )
 
     def _job(
         self,
@@ -304,13 +319,13 @@ class Resolver:
             tokens = prompt
             if isinstance(prompt, str):
                 tokens = self._encode(param, prompt, most_tokens, add_special_tokens)
-            _check_ids(tokens, model, param)
+            check_ids(tokens, model, param)
             ids.append(tokens)
         return prompts, ids
 
     def _encode(self, param: str, prompt: str, most_tokens: int, add_special_tokens: bool) -> list[int]:
         if self._tokenizer is None:
-            raise InvalidParameter(param, _NO_TOKENIZER)
+            raise InvalidParameter(param, NO_TOKENIZER)
         # A tokenizer may make a BOS token of it; whoever wants to continue that one alone can send its id.
         if not prompt:
             raise InvalidParameter(param, "it is empty; at least one character, or one token id, is needed.")
@@ -344,7 +359,8 @@ def _check_extras(fields: CommonFields | EmbeddingFields) -> None:
         raise InvalidParameter("user", f"must have at most {MAX_NAME_LENGTH} characters.")
 
 
-def _check_ids(ids: list[int], model: ModelInfo, param: str) -> None:
+def check_ids(ids: list[int], model: ModelInfo, param: str) -> None:
+    """Raise InvalidParameter unless there are ids, all of the vocabulary."""
     if not ids:
         raise InvalidParameter(param, "is empty; send at least one token.")
     for token in (min(ids), max(ids)):

@@ -1,19 +1,18 @@
 """The fields of requests: what is accepted, of which type, and what is refused by name."""
 
-import re
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
-from penstock.core.errors import InvalidParameter, RequestError
+from penstock.server.parsing import NOT_YET as _NOT_YET
+from penstock.server.parsing import Fields, Neutral, convert, decode_object, drop_neutral
 from penstock.server.tools import NamedTool, ToolFields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # Fields of the OpenAI API and of vLLM that have no effect here: the values that ask for nothing (null always does),
 # and what to say to the others.
-_NOT_YET = "is not supported yet; leave it out."
-_NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+_NEUTRAL: Neutral = {
     "allowed_token_ids": (([],), _NOT_YET),
     "audio": ((), "is not supported; only text is."),
     "bad_words": (([],), _NOT_YET),
@@ -38,22 +37,18 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "is not supported; leave it out."),
 }
 _NOT_IN_COMPLETIONS = "is a field of /v1/chat/completions; leave it out."
-_NEUTRAL_IN_COMPLETIONS: dict[str, tuple[tuple[Any, ...], str]] = {
+_NEUTRAL_IN_COMPLETIONS: Neutral = {
     **_NEUTRAL,
     "parallel_tool_calls": ((), _NOT_IN_COMPLETIONS),
     "tool_choice": (("none",), _NOT_IN_COMPLETIONS),
     "tools": (([],), _NOT_IN_COMPLETIONS),
 }
-_NEUTRAL_IN_MESSAGES: dict[str, tuple[tuple[Any, ...], str]] = {
+_NEUTRAL_IN_MESSAGES: Neutral = {
     "annotations": (([],), "is not supported; leave it out."),
     "audio": ((), "is not supported; only text is."),
     "function_call": ((), "is not supported; use tool_calls."),
     "refusal": ((), "is not supported; leave it out."),
 }
-
-
-# Some clients write numbers that JSON does not have.
-_NOT_FINITE = re.compile(rb'"(\w{1,40})"\s*:\s*(-?(?:NaN|Infinity|inf|nan))\b')
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,78 +160,34 @@ class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     user: str | None = None
 
 
-Fields = TypeVar("Fields")
-
-
 def parse_completion(body: bytes) -> CompletionFields:
     """Parse a body; raises RequestError, naming the field."""
-    fields = _decode(body)
-    _drop_neutral(fields, _NEUTRAL_IN_COMPLETIONS, "")
-    return _convert(fields, CompletionFields)
+    fields = decode_object(body)
+    drop_neutral(fields, _NEUTRAL_IN_COMPLETIONS, "")
+    return convert(fields, CompletionFields)
 
 
 def parse_embedding(body: bytes) -> EmbeddingFields:
     """Parse a body; raises RequestError, naming the field."""
-    return _convert(_decode(body), EmbeddingFields)
+    return convert(decode_object(body), EmbeddingFields)
 
 
 def parse_chat(body: bytes) -> ChatFields:
     """Parse a body; raises RequestError, naming the field."""
-    fields = _decode(body)
-    _drop_neutral(fields, _NEUTRAL, "")
+    fields = decode_object(body)
+    drop_neutral(fields, _NEUTRAL, "")
+    drop_neutral_in_messages(fields)
+    return convert(fields, ChatFields)
+
+
+def drop_neutral_in_messages(fields: dict[str, Any]) -> None:
+    """Remove fields of messages whose values ask for nothing; refuse those whose values ask for something."""
     messages = fields.get("messages")
     for index, message in enumerate(messages if isinstance(messages, list) else []):
         if isinstance(message, dict):
-            _drop_neutral(message, _NEUTRAL_IN_MESSAGES, f"messages[{index}].")
-    return _convert(fields, ChatFields)
+            drop_neutral(message, _NEUTRAL_IN_MESSAGES, f"messages[{index}].")
 
 
 def parse_fields(body: bytes, kind: type[Fields]) -> Fields:
     """Parse the body of any other request; raises RequestError, naming the field."""
-    return _convert(_decode(body), kind)
-
-
-def _decode(body: bytes) -> dict[str, Any]:
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        not_finite = _NOT_FINITE.search(body)
-        if not_finite is not None:
-            name, value = (group.decode("utf-8", "replace") for group in not_finite.groups())
-            raise InvalidParameter(name, f"{value} is not a number in JSON; send a finite one.") from error
-        raise RequestError(f"The body is not valid JSON: {str(error).partition(' - at')[0]}.") from error
-    if not isinstance(fields, dict):
-        raise RequestError("The body must be a JSON object.")
-    return fields
-
-
-def _drop_neutral(fields: dict[str, Any], table: dict[str, tuple[tuple[Any, ...], str]], path: str) -> None:
-    """Remove fields whose values ask for nothing; refuse those whose values ask for something."""
-    for name in [name for name in fields if name in table]:
-        value = fields.pop(name)
-        neutral, message = table[name]
-        # JSON's true is not 1, but Python's is.
-        if value is not None and not any(type(value) is type(other) and value == other for other in neutral):
-            raise InvalidParameter(path + name, message)
-
-
-def _convert(fields: dict[str, Any], kind: type[Fields]) -> Fields:
-    try:
-        return msgspec.convert(fields, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error)) from error
-
-
-def _explain(message: str) -> InvalidParameter:
-    """A validation message such as "Expected `int | null`, got `str` - at `$.n`" as an error that names the field."""
-    text, _, place = message.partition(" - at ")
-    path = place.removeprefix("`key` in ").strip("`").lstrip("$.").removesuffix("[...]")
-    for beginning, meaning in (
-        ("Object contains unknown field `", "is not a field of this request; leave it out."),
-        ("Object missing required field `", "is missing."),
-    ):
-        if text.startswith(beginning):
-            field = text.removeprefix(beginning).rstrip("`")
-            return InvalidParameter(f"{path}.{field}".lstrip("."), meaning)
-    reason = text.replace("`", "").replace(" | ", " or ")
-    return InvalidParameter(path or "body", f"{reason[:1].lower()}{reason[1:]}.")
+    return convert(decode_object(body), kind)

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.errors import EngineUnavailable, RowFailed
+from penstock.core.errors import PenstockError
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.server.chat_message import ChatMessage
+from penstock.server.errors import OPENAI, ErrorForm, error_body
 from penstock.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_logprobs
 from penstock.server.resolve import Job
 from penstock.text.table import TokenTable
@@ -81,7 +82,10 @@ class ResponseWriter:
     Attributes:
         id: the response's id.
         completion_tokens: tokens of all choices so far.
+        errors: how an error before any output is written.
     """
+
+    errors: ErrorForm = OPENAI
 
     def __init__(self, shape: Shape, job: Job, model: str, table: TokenTable | None) -> None:
         self.id = shape.id_prefix + uuid.uuid4().hex
@@ -128,6 +132,10 @@ class ResponseWriter:
             return DONE
         return self._head + b'],"usage":' + _encode(self._usage()) + b"}\n\n" + DONE
 
+    def failed(self, error: PenstockError) -> bytes:
+        """What ends a stream that has begun and cannot go on."""
+        return b"data: " + error_body(error) + b"\n\n" + DONE
+
     def add(self, output: RequestOutput) -> None:
         """Collect an output for `body`. Raises RowFailed or EngineUnavailable where a sample has failed."""
         self._count(output)
@@ -137,7 +145,7 @@ class ResponseWriter:
             if choice.ended:
                 choice.cut = choice.cut and delta.finish_reason is None
                 continue
-            check_delta(delta)
+            delta.check()
             if choice.message is None:
                 choice.text.append(delta.text)
             else:
@@ -218,7 +226,7 @@ class ResponseWriter:
             # The common case, and the one that has to be cheap.
             return choice.prefix + shape.text + _encode(text) + self._plain_tail if text else b""
         if delta.finish_reason is not None:
-            check_delta(delta)
+            delta.check()
             self._end_choice(choice, delta)
         opening = shape.text
         if not choice.started:
@@ -230,7 +238,7 @@ class ResponseWriter:
     def _message_events(self, choice: _Choice, message: ChatMessage, delta: SampleDelta) -> bytes:
         """The events of a chat's choice whose text is cut into pieces: one for each, the last with all that is new."""
         if delta.finish_reason is not None:
-            check_delta(delta)
+            delta.check()
         parts = message.deltas(delta.text, ended=delta.finish_reason is not None)
         self._end_choice(choice, delta)
         events = [choice.prefix, b',"delta":{']
@@ -327,11 +335,3 @@ class ResponseWriter:
             "total_tokens": prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
         }
-
-
-def check_delta(delta: SampleDelta) -> None:
-    """Raise RowFailed or EngineUnavailable where the sample has failed."""
-    if delta.finish_reason == "error":
-        raise RowFailed(delta.error or "The computation of this request failed.")
-    if delta.finish_reason == "abort":
-        raise EngineUnavailable("The engine stopped before this request was finished; send it again.")

@@ -71,6 +71,11 @@ class Tokenizer:
         """Id of the token that ends a sequence."""
         return None if self.eos_token is None else self.token_id(self.eos_token)
 
+    def token(self, index: int) -> str | None:
+        """A token as it stands in the vocabulary; None for an id that has none."""
+        found: str | None = self._raw.id_to_token(index)
+        return found
+
     def token_id(self, token: str) -> int | None:
         """The id of a token's text as it stands in the vocabulary."""
         found: int | None = self._raw.token_to_id(token)

@@ -1,0 +1,115 @@
+"""An answer as a list of blocks: what the pieces of a model's text add up to, in order."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from penstock.core.plan import FinishReason
+from penstock.engine.interface import RequestOutput
+from penstock.text.output_format import Parsing
+from penstock.text.pieces import CallArguments, CallStart, Piece, Reasoning
+
+Kind = Literal["text", "reasoning", "call"]
+
+
+class Block:
+    """A stretch of text or of reasoning, or a call of a tool.
+
+    Attributes:
+        index: its place in the answer.
+        name, call_id: of a call, the tool's name and what the tool's result will refer to.
+    """
+
+    __slots__ = ("_parts", "call_id", "index", "kind", "name")
+
+    def __init__(self, index: int, kind: Kind, name: str = "", call_id: str = "") -> None:
+        self.index = index
+        self.kind = kind
+        self.name = name
+        self.call_id = call_id
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All of it so far; of a call, its arguments."""
+        return "".join(self._parts)
+
+    def append(self, text: str) -> None:
+        """Take more of it."""
+        self._parts.append(text)
+
+
+Gain = tuple[Block, str]
+"""A block and what it gained. Gains are in order; a block that differs from the last gain's begins with it."""
+
+
+class Answer:
+    """The answer of a request's only sample, in blocks, as its outputs come.
+
+    Attributes:
+        blocks: what has come.
+        tokens, reasoning_tokens, cached_tokens: of the output, of its reasoning, and of the prompt in the cache.
+        seed: what its randomness follows from.
+        finish, stop_reason: how it ended.
+        cut: it is complete although the engine goes on with it.
+    """
+
+    def __init__(self, parsing: Parsing | None) -> None:
+        self.blocks: list[Block] = []
+        self.tokens = self.reasoning_tokens = self.cached_tokens = 0
+        self.seed: int | None = None
+        self.finish: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.cut = False
+        self._parsing = parsing or Parsing()
+        self._parser = self._parsing.parser()
+
+    def take(self, output: RequestOutput) -> list[Gain]:
+        """Take an output; what the blocks gained by it. Raises RowFailed or EngineUnavailable where it has failed."""
+        self.cached_tokens, self.seed = output.cached_tokens, output.seed
+        gains: list[Gain] = []
+        for delta in output.deltas:
+            delta.check()
+            gains += self._add(self._parser.feed(delta.text))
+            self.tokens += len(delta.token_ids)
+            if self.blocks and self.blocks[-1].kind == "reasoning":
+                self.reasoning_tokens += len(delta.token_ids)
+            self.finish, self.stop_reason = delta.finish_reason, delta.stop_reason
+            if self._parser.done:
+                # Whatever came behind it in the same output is no part of the answer.
+                self.cut = self.finish is None
+                self.finish, self.stop_reason = "stop", None
+        return gains
+
+    def end(self) -> list[Gain]:
+        """No more outputs come; what the blocks gained by that."""
+        return self._add(self._parser.finish())
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool is called."""
+        return any(block.kind == "call" for block in self.blocks)
+
+    def _add(self, pieces: Iterable[Piece]) -> list[Gain]:
+        gains = []
+        for piece in pieces:
+            block = self._block_of(piece)
+            text = "" if isinstance(piece, CallStart) else piece.text
+            block.append(text)
+            gains.append((block, text))
+        return gains
+
+    def _block_of(self, piece: Piece) -> Block:
+        if isinstance(piece, CallStart):
+            return self._begin("call", piece.name, self._parsing.call_id())
+        if isinstance(piece, CallArguments):
+            # Calls come one after another, and nothing comes inside of one.
+            return self.blocks[-1]
+        kind: Kind = "reasoning" if isinstance(piece, Reasoning) else "text"
+        if self.blocks and self.blocks[-1].kind == kind:
+            return self.blocks[-1]
+        return self._begin(kind)
+
+    def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> Block:
+        block = Block(len(self.blocks), kind, name, call_id)
+        self.blocks.append(block)
+        return block

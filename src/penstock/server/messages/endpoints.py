@@ -1,0 +1,51 @@
+"""The endpoints of Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.server.generation import GenerationResponse
+from penstock.server.messages.schema import MessagesFields, PromptFields, parse
+from penstock.server.messages.translate import NAMES, chat_of_messages, chat_of_prompt
+from penstock.server.messages.writer import MessagesWriter
+from penstock.server.parsing import in_terms_of
+from penstock.server.resolve import Job, check_model_name
+from penstock.server.service import Service, json_response
+
+
+class MessagesApi:
+    """The endpoints."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> list[Route]:
+        """Where they are."""
+        return [
+            Route("/v1/messages", self.messages, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
+        ]
+
+    async def messages(self, request: Request) -> Response | GenerationResponse:
+        """`POST /v1/messages`"""
+        return await self._service.generate(request, "messages", self._prepare)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`"""
+        body = await self._service.read(request)
+        return json_response({"input_tokens": await self._service.beside(len(body), self._count, body)})
+
+    async def _prepare(self, body: bytes) -> tuple[Job, MessagesWriter]:
+        job = await self._service.beside(len(body), self._resolve, body)
+        return job, MessagesWriter(job, self._service.engine.model.name)
+
+    def _resolve(self, body: bytes) -> Job:
+        return self._service.chat(
+            chat_of_messages(parse(body, MessagesFields), self._service.resolver.template_variables), NAMES
+        )
+
+    def _count(self, body: bytes) -> int:
+        fields = chat_of_prompt(parse(body, PromptFields), self._service.resolver.template_variables)
+        with in_terms_of(NAMES):
+            check_model_name(fields.model, self._service.engine.model)
+            return len(self._service.resolver.chat_prompt(fields))

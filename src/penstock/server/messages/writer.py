@@ -1,0 +1,154 @@
+"""Answers of `/v1/messages`, whole or as Anthropic's events."""
+
+import uuid
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import PenstockError
+from penstock.engine.interface import RequestOutput
+from penstock.server.blocks import Answer, Block, Gain
+from penstock.server.errors import ANTHROPIC, ErrorForm
+from penstock.server.messages.tool_input import whole_members
+from penstock.server.resolve import Job
+
+_encode = msgspec.json.Encoder().encode
+
+_STARTS: dict[str, dict[str, Any]] = {
+    "text": {"type": "text", "text": "", "citations": None},
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+    "call": {"type": "tool_use", "id": "", "name": "", "input": {}},
+}
+_DELTAS = {
+    "text": b'{"type":"text_delta","text":',
+    "reasoning": b'{"type":"thinking_delta","thinking":',
+    "call": b'{"type":"input_json_delta","partial_json":',
+}
+
+
+class MessagesWriter:
+    """Writes one message.
+
+    Attributes:
+        id: the message's id.
+        errors: how an error before any output is written.
+    """
+
+    errors: ErrorForm = ANTHROPIC
+
+    def __init__(self, job: Job, model: str) -> None:
+        self.id = f"msg_{uuid.uuid4().hex}"
+        self._job = job
+        self._model = model
+        self._answer = Answer(job.parsing)
+        self._started = False
+        self._open: Block | None = None
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._answer.tokens
+
+    @property
+    def enough(self) -> bool:
+        """Whether the answer is complete although the engine goes on with it."""
+        return self._answer.cut
+
+    @property
+    def cut(self) -> int:
+        """How many samples are complete although the engine goes on with them."""
+        return int(self._answer.cut)
+
+    def chunk(self, output: RequestOutput) -> bytes:
+        """The events of one output; empty where it holds nothing to show. Raises where the sample has failed."""
+        gains = self._answer.take(output)
+        events = [] if self._started else [_event("message_start", {"message": self._message([], self._usage())})]
+        self._started = True
+        return b"".join(events + self._gained(gains))
+
+    def end(self) -> bytes:
+        """What follows the last output of a stream."""
+        events = self._gained(self._answer.end())
+        self._close(events)
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence()}
+        events.append(_event("message_delta", {"delta": delta, "usage": self._usage()}))
+        events.append(_event("message_stop", {}))
+        return b"".join(events)
+
+    def failed(self, error: PenstockError) -> bytes:
+        """What ends a stream that has begun and cannot go on."""
+        return _event("error", ANTHROPIC.fields(error))
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output for `body`. Raises where the sample has failed."""
+        self._answer.take(output)
+
+    def body(self) -> bytes:
+        """The whole message."""
+        self._answer.end()
+        message = self._message([self._whole(block) for block in self._answer.blocks], self._usage())
+        message["stop_reason"], message["stop_sequence"] = self._stop_reason(), self._stop_sequence()
+        return _encode(message)
+
+    def _gained(self, gains: list[Gain]) -> list[bytes]:
+        events: list[bytes] = []
+        for block, text in gains:
+            if block is not self._open:
+                self._close(events)
+                self._open = block
+                start = _STARTS[block.kind] | self._call_fields(block)
+                events.append(_event("content_block_start", {"index": block.index, "content_block": start}))
+            if text:
+                head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
+                events.append(head % block.index + _DELTAS[block.kind] + _encode(text) + b"}}\n\n")
+        return events
+
+    def _close(self, events: list[bytes]) -> None:
+        if self._open is not None:
+            events.append(_event("content_block_stop", {"index": self._open.index}))
+            self._open = None
+
+    def _call_fields(self, block: Block) -> dict[str, Any]:
+        return {"id": block.call_id, "name": block.name} if block.kind == "call" else {}
+
+    def _whole(self, block: Block) -> dict[str, Any]:
+        content = _STARTS[block.kind] | self._call_fields(block)
+        if block.kind == "call":
+            return content | {"input": whole_members(block.text)}
+        return content | {"text" if block.kind == "text" else "thinking": block.text}
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _stop_reason(self) -> str:
+        if self._answer.finish == "length":
+            return "max_tokens"
+        if self._stop_sequence() is not None:
+            return "stop_sequence"
+        return "tool_use" if self._answer.has_calls else "end_turn"
+
+    def _stop_sequence(self) -> str | None:
+        stop = self._answer.stop_reason
+        return stop if isinstance(stop, str) else None
+
+    def _usage(self) -> dict[str, int]:
+        """All three kinds of input tokens add up to the prompt."""
+        return {
+            "input_tokens": self._job.prompt_tokens - self._answer.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": self._answer.cached_tokens,
+            "output_tokens": self.completion_tokens,
+        }
+
+
+def _event(name: str, fields: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + _encode({"type": name} | fields) + b"\n\n"

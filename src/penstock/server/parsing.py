@@ -1,0 +1,97 @@
+"""Bodies of requests → typed fields, in every dialect: unknown fields refused by name, neutral ones accepted."""
+
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.core.errors import InvalidParameter, RequestError, rebuild_error
+
+NOT_YET = "is not supported yet; leave it out."
+
+Neutral = dict[str, tuple[tuple[Any, ...], str]]
+"""Fields that have no effect here: the values that ask for nothing (null always does), what to say to the others."""
+
+Fields = TypeVar("Fields")
+
+# Some clients write numbers that JSON does not have.
+_NOT_FINITE = re.compile(rb'"(\w{1,40})"\s*:\s*(-?(?:NaN|Infinity|inf|nan))\b')
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The JSON object that a body is; raises RequestError where it is none."""
+    try:
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        not_finite = _NOT_FINITE.search(body)
+        if not_finite is not None:
+            name, value = (group.decode("utf-8", "replace") for group in not_finite.groups())
+            raise InvalidParameter(name, f"{value} is not a number in JSON; send a finite one.") from error
+        raise RequestError(f"The body is not valid JSON: {str(error).partition(' - at')[0]}.") from error
+    if not isinstance(fields, dict):
+        raise RequestError("The body must be a JSON object.")
+    return fields
+
+
+def drop_neutral(fields: dict[str, Any], table: Neutral, path: str) -> None:
+    """Remove fields whose values ask for nothing; refuse those whose values ask for something."""
+    for name in [name for name in fields if name in table]:
+        value = fields.pop(name)
+        neutral, message = table[name]
+        # JSON's true is not 1, but Python's is.
+        if value is not None and not any(type(value) is type(other) and value == other for other in neutral):
+            raise InvalidParameter(path + name, message)
+
+
+def convert(fields: dict[str, Any], kind: type[Fields]) -> Fields:
+    """The fields as a typed whole; raises InvalidParameter, which names the field."""
+    try:
+        return msgspec.convert(fields, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
+
+
+def _explain(message: str) -> InvalidParameter:
+    """A validation message such as "Expected `int | null`, got `str` - at `$.n`" as an error that names the field."""
+    text, _, place = message.partition(" - at ")
+    path = place.removeprefix("`key` in ").strip("`").lstrip("$.").removesuffix("[...]")
+    for beginning, meaning in (
+        ("Object contains unknown field `", "is not a field of this request; leave it out."),
+        ("Object missing required field `", "is missing."),
+    ):
+        if text.startswith(beginning):
+            field = text.removeprefix(beginning).rstrip("`")
+            return InvalidParameter(f"{path}.{field}".lstrip("."), meaning)
+    reason = text.replace("`", "").replace(" | ", " or ")
+    return InvalidParameter(path or "body", f"{reason[:1].lower()}{reason[1:]}.")
+
+
+Names = Sequence[tuple[str, str]]
+"""Patterns of fields of chats, the first that fits counts, and which fields of another dialect they were made from."""
+
+
+def renamed(param: str, names: Names) -> str:
+    """A field of a chat as another dialect's request has it."""
+    for pattern, name in names:
+        found = re.match(rf"{pattern}(?=[.\[]|$)", param)
+        if found is not None:
+            return found.expand(name) + param[found.end() :]
+    return param
+
+
+@contextlib.contextmanager
+def in_terms_of(names: Names) -> Iterator[None]:
+    """Let errors that name a field of chats name the field of another dialect that it was made from."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        name = renamed(param, names)
+        if name == param:
+            raise
+        message = error.message
+        if message.startswith(param):
+            message = name + message.removeprefix(param)
+        raise rebuild_error(error.code, message, name) from error

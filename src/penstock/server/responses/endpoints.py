@@ -1,0 +1,189 @@
+"""The endpoints of `/v1/responses`: responses are made, and those that were stored are read and deleted."""
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from penstock.core.errors import InvalidParameter
+from penstock.server.errors import ResponseNotFound, StorageOff
+from penstock.server.generation import GenerationResponse
+from penstock.server.resolve import Job
+from penstock.server.responses.items import listed, parse_items
+from penstock.server.responses.schema import ResponsesFields, parse_response
+from penstock.server.responses.store import ResponseStore, StoredResponse
+from penstock.server.responses.translate import NAMES, chat_of_response, told_back
+from penstock.server.responses.writer import ResponsesWriter
+from penstock.server.service import Service, json_response
+
+MOST_ITEMS = 100
+_DEFAULT_ITEMS = 20
+# What a query may say that changes nothing.
+_NEUTRAL_QUERY = {"stream": "false", "include_obfuscation": "false", "starting_after": "", "include": ""}
+_STORAGE_OFF = "nothing is stored here, since the server has no data directory; send the whole conversation."
+
+
+class _Running:
+    """A response that is being computed, as an ASGI response that can be found meanwhile."""
+
+    def __init__(
+        self,
+        generation: GenerationResponse,
+        writer: ResponsesWriter,
+        items: list[dict[str, Any]],
+        others: "dict[str, _Running]",
+    ) -> None:
+        self.writer = writer
+        self.items = items
+        self._generation = generation
+        self._others = others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs until the response is complete or the client has gone."""
+        self._others[self.writer.id] = self
+        try:
+            await self._generation(scope, receive, send)
+        finally:
+            del self._others[self.writer.id]
+
+    def cancel(self) -> bool:
+        """End it with what there is; False where it ends anyhow."""
+        stopped = self._generation.stop()
+        if stopped:
+            self.writer.cancel()
+        return stopped
+
+
+class ResponsesApi:
+    """The endpoints."""
+
+    def __init__(self, service: Service, store: ResponseStore | None) -> None:
+        self._service = service
+        self._store = store
+        self._running: dict[str, _Running] = {}
+
+    def routes(self) -> list[Route]:
+        """Where they are."""
+        return [
+            Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/{id}", self.one, methods=["GET", "DELETE"]),
+            Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
+            Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
+        ]
+
+    async def create(self, request: Request) -> Response | _Running:
+        """`POST /v1/responses`"""
+        prepared: list[tuple[ResponsesWriter, list[dict[str, Any]]]] = []
+
+        async def prepare(body: bytes) -> tuple[Job, ResponsesWriter]:
+            job, writer, items = await self._prepare(body)
+            prepared.append((writer, items))
+            return job, writer
+
+        answer = await self._service.generate(request, "responses", prepare)
+        return _Running(answer, *prepared[0], self._running) if isinstance(answer, GenerationResponse) else answer
+
+    async def one(self, request: Request) -> Response:
+        """`GET` and `DELETE /v1/responses/{id}`"""
+        response_id = request.path_params["id"]
+        if request.method == "DELETE":
+            return await self._delete(response_id)
+        for name, neutral in _NEUTRAL_QUERY.items():
+            if any(value != neutral for value in request.query_params.getlist(name)):
+                raise InvalidParameter(name, "is not supported; a stored response is returned whole.")
+        running = self._find(response_id)
+        if running is not None:
+            return json_response(running.writer.response())
+        return Response((await self._stored(response_id)).response, media_type="application/json")
+
+    async def cancel(self, request: Request) -> Response:
+        """`POST /v1/responses/{id}/cancel`: of one that is being streamed."""
+        response_id = request.path_params["id"]
+        running = self._find(response_id)
+        if running is not None and running.cancel():
+            return json_response(running.writer.response())
+        if running is None:
+            await self._stored(response_id)
+        raise InvalidParameter(
+            "response_id", "the response has ended; only one that is being computed can be cancelled."
+        )
+
+    async def input_items(self, request: Request) -> Response:
+        """`GET /v1/responses/{id}/input_items`"""
+        response_id, query = request.path_params["id"], request.query_params
+        running = self._find(response_id)
+        items = msgspec.json.decode((await self._stored(response_id)).input) if running is None else running.items
+        if "include" in query:
+            raise InvalidParameter("include", "nothing further can be included; leave it out.")
+        limit, order = query.get("limit", str(_DEFAULT_ITEMS)), query.get("order", "desc")
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MOST_ITEMS):
+            raise InvalidParameter("limit", f"must be an integer from 1 to {MOST_ITEMS}.")
+        if order not in ("asc", "desc"):
+            raise InvalidParameter("order", "must be 'asc' or 'desc'.")
+        return json_response(_page(items if order == "asc" else items[::-1], query.get("after"), int(limit)))
+
+    async def _prepare(self, body: bytes) -> tuple[Job, ResponsesWriter, list[dict[str, Any]]]:
+        fields = await self._service.beside(len(body), parse_response, body)
+        store = self._store if fields.store is not False else None
+        if fields.store and store is None:
+            raise InvalidParameter("store", _STORAGE_OFF)
+        earlier: list[StoredResponse] = []
+        if fields.previous_response_id is not None:
+            if self._store is None:
+                raise InvalidParameter("previous_response_id", _STORAGE_OFF)
+            earlier = await self._store.conversation(fields.previous_response_id)
+        size = len(body) + sum(response.size for response in earlier)
+        job, items = await self._service.beside(size, self._resolve, fields, earlier)
+        keep = None if store is None else lambda response: store.keep(response, items)
+        name = self._service.engine.model.name
+        writer = ResponsesWriter(job, name, told_back(fields, store is not None), keep)
+        return job, writer, items
+
+    def _resolve(self, fields: ResponsesFields, earlier: list[StoredResponse]) -> tuple[Job, list[dict[str, Any]]]:
+        items = parse_items(fields.input)
+        before = parse_items([item for response in earlier for item in response.items()])
+        chat = chat_of_response(fields, before, items)
+        return self._service.chat(chat, NAMES), listed(items)
+
+    def _find(self, response_id: str) -> _Running | None:
+        """The response if it is being computed. One that has ended may still be on its way to the client."""
+        running = self._running.get(response_id)
+        return None if running is None or running.writer.ended else running
+
+    async def _delete(self, response_id: str) -> Response:
+        if self._find(response_id) is not None:
+            raise InvalidParameter("response_id", "the response is still being computed; cancel it first.")
+        if self._store is None or not await self._store.delete(response_id):
+            raise self._not_found(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def _stored(self, response_id: str) -> StoredResponse:
+        found = None if self._store is None else await self._store.get(response_id)
+        if found is None:
+            raise self._not_found(response_id)
+        return found
+
+    def _not_found(self, response_id: str) -> ResponseNotFound | StorageOff:
+        if self._store is None:
+            return StorageOff(f"response_id: {_STORAGE_OFF}")
+        return ResponseNotFound(f"No response {response_id[:80]!r} is stored here (any more).", param="response_id")
+
+
+def _page(items: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
+    start = 0
+    if after is not None:
+        places = [index for index, item in enumerate(items) if item["id"] == after]
+        if not places:
+            raise InvalidParameter("after", f"no item has the id {after[:80]!r}.")
+        start = places[0] + 1
+    data = items[start : start + limit]
+    return {
+        "object": "list",
+        "data": data,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "has_more": start + limit < len(items),
+    }

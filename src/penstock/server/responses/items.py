@@ -1,0 +1,200 @@
+"""Items: what the input of a response consists of, and what earlier outputs are when they come back as input."""
+
+import json
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.core.errors import InvalidParameter
+from penstock.server.conversation import Conversation
+from penstock.server.parsing import Neutral, convert, drop_neutral
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+_CALLER: tuple[tuple[Any, ...], str] = (({"type": "direct"},), "tools are called directly only; leave it out.")
+_NO_NAMESPACES: tuple[tuple[Any, ...], str] = ((), "tools have no namespaces here; leave it out.")
+_NEUTRAL: dict[str, Neutral] = {
+    "message": {"phase": ((), "is not supported; leave it out.")},
+    "function_call": {
+        "async": ((False,), "is not supported; leave it out."),
+        "caller": _CALLER,
+        "namespace": _NO_NAMESPACES,
+    },
+    "function_call_output": {
+        "caller": _CALLER,
+        "name": ((), "is not supported; call_id says which call it was."),
+        "namespace": _NO_NAMESPACES,
+    },
+    "reasoning": {"encrypted_content": ((), "is not supported; send the reasoning as content, or leave it out.")},
+}
+_NEUTRAL_IN_PARTS: Neutral = {
+    "annotations": (([],), "is not supported; leave it out."),
+    "logprobs": (([],), "is not supported; leave it out."),
+    "prompt_cache_breakpoint": ((), "is not supported yet; leave it out."),
+}
+_PARTS = {
+    "message": ("input_text", "output_text"),
+    "function_call_output": ("input_text",),
+    "reasoning": ("reasoning_text",),
+}
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+class InputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+    """Text of somebody else's message."""
+
+    text: str
+
+
+class OutputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+    """Text of the assistant's message."""
+
+    text: str
+
+
+class ReasoningText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning_text"):
+    """Reasoning."""
+
+    text: str
+
+
+class SummaryText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="summary_text"):
+    """What reasoning amounted to."""
+
+    text: str
+
+
+class MessageItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="message"):
+    """Something that was said."""
+
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[InputText | OutputText]
+    id: str | None = None
+    status: Status | None = None
+
+
+class CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function_call"):
+    """A call of a tool; `arguments` is JSON."""
+
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+
+class CallOutputItem(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function_call_output"
+):
+    """What a tool that was called has given."""
+
+    call_id: str
+    output: str | list[InputText]
+    id: str | None = None
+    status: Status | None = None
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
+    """Reasoning of an earlier output."""
+
+    summary: list[SummaryText] = []
+    content: list[ReasoningText] | None = None
+    id: str | None = None
+    status: Status | None = None
+
+
+Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+
+
+class _Items(msgspec.Struct):
+    input: list[Item]
+
+
+def parse_items(given: str | list[Any]) -> list[Item]:
+    """Typed items; raises InvalidParameter, naming the place in `input`."""
+    if isinstance(given, str):
+        return [MessageItem("user", [InputText(given)])]
+    items = [_normal(item, f"input[{index}]") for index, item in enumerate(given)]
+    return convert({"input": items}, _Items).input
+
+
+def _normal(item: Any, path: str) -> Any:
+    """The item without what asks for nothing, its type made explicit."""
+    if not isinstance(item, dict):
+        return item
+    item = dict(item)
+    if "role" in item:
+        item.setdefault("type", "message")
+    kind = item.get("type")
+    if not isinstance(kind, str):
+        return item
+    if kind not in _NEUTRAL:
+        raise InvalidParameter(f"{path}.type", f"{kind[:40]!r} is not supported; only {', '.join(_NEUTRAL)}.")
+    drop_neutral(item, _NEUTRAL[kind], f"{path}.")
+    name = "output" if kind == "function_call_output" else "content"
+    if kind in _PARTS and isinstance(item.get(name), list):
+        item[name] = [_normal_part(part, _PARTS[kind], f"{path}.{name}[{n}]") for n, part in enumerate(item[name])]
+    return item
+
+
+def _normal_part(part: Any, kinds: Sequence[str], path: str) -> Any:
+    if not isinstance(part, dict):
+        return part
+    kind = part.get("type")
+    if isinstance(kind, str) and kind not in kinds:
+        raise InvalidParameter(f"{path}.type", f"{kind[:40]!r} is not supported here; only {', '.join(kinds)}.")
+    part = dict(part)
+    drop_neutral(part, _NEUTRAL_IN_PARTS, f"{path}.")
+    return part
+
+
+def listed(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """Items as they are stored and listed: each with an id, contents as lists of parts."""
+    result = []
+    for item in items:
+        fields = msgspec.to_builtins(item)
+        fields["id"] = item.id or f"{_PREFIXES[fields['type']]}_{uuid.uuid4().hex}"
+        fields["status"] = item.status or "completed"
+        if isinstance(fields.get("content"), str):
+            kind = "output_text" if fields["role"] == "assistant" else "input_text"
+            fields["content"] = [{"type": kind, "text": fields["content"]}]
+        for part in fields.get("content") or ():
+            if part["type"] == "output_text":
+                part["annotations"] = []
+        result.append(fields)
+    return result
+
+
+def add_items(conversation: Conversation, items: Iterable[Item]) -> None:
+    """Put items into a conversation; raises InvalidParameter, naming the place in `input`."""
+    for index, item in enumerate(items):
+        path = f"input[{index}]"
+        if isinstance(item, MessageItem):
+            text = _text(item.content)
+            if item.role == "assistant":
+                conversation.answer(text)
+            else:
+                # The API gives both the same weight, and most chat templates know the one name only.
+                conversation.say("system" if item.role == "developer" else item.role, text)
+        elif isinstance(item, CallItem):
+            _check_arguments(item.arguments, f"{path}.arguments")
+            conversation.call(item.call_id, item.name, item.arguments)
+        elif isinstance(item, ReasoningItem):
+            conversation.think("\n".join(part.text for part in item.content or item.summary))
+        elif not conversation.result(item.call_id, _text(item.output)):
+            message = f"no function_call before it has the call_id {item.call_id[:40]!r}."
+            raise InvalidParameter(f"{path}.call_id", message)
+
+
+def _text(content: str | Sequence[InputText | OutputText]) -> str:
+    """Several parts become lines, as in chats."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _check_arguments(arguments: str, path: str) -> None:
+    try:
+        json.loads(arguments)
+    except (ValueError, RecursionError):
+        raise InvalidParameter(path, "must be JSON, written as a string.") from None

@@ -1,0 +1,111 @@
+"""Requests for responses as those of chats, which the resolver knows."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from penstock.core.errors import InvalidParameter
+from penstock.server.conversation import Conversation
+from penstock.server.responses.items import Item, add_items
+from penstock.server.responses.schema import FunctionTool, NamedFunction, ResponsesFields
+from penstock.server.schema import ChatFields
+from penstock.server.tools import FunctionFields, FunctionName, NamedTool, ToolFields
+
+# Which fields those of chats are made from.
+NAMES = (
+    (r"(tools\[\d+\])\.function", r"\1"),
+    ("messages", "input"),
+    ("max_(completion_)?tokens", "max_output_tokens"),
+    (r"response_format(\.json_schema)?", "text.format"),
+)
+
+
+def chat_of_response(fields: ResponsesFields, earlier: Iterable[Item], items: Iterable[Item]) -> ChatFields:
+    """The chat that a response continues: instructions, the items of earlier responses, those of this one.
+
+    Raises InvalidParameter.
+    """
+    conversation = Conversation()
+    if fields.instructions is not None:
+        conversation.say("system", fields.instructions)
+    _add_earlier(conversation, earlier)
+    add_items(conversation, items)
+    # Without tools, these say nothing.
+    choice = None if not fields.tools and fields.tool_choice == "auto" else _choice(fields.tool_choice)
+    parallel = fields.parallel_tool_calls if fields.tools else None
+    return ChatFields(
+        model=fields.model,
+        messages=conversation.messages(),
+        tools=[_tool(tool) for tool in fields.tools or ()] or None,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        max_completion_tokens=fields.max_output_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
+        min_p=fields.min_p,
+        seed=fields.seed,
+        stop=fields.stop,
+        stream=fields.stream,
+        user=fields.user,
+        priority=fields.priority,
+        cache_salt=fields.cache_salt,
+        chat_template_kwargs=fields.chat_template_kwargs,
+        response_format=_response_format(fields),
+    )
+
+
+def _response_format(fields: ResponsesFields) -> dict[str, Any] | None:
+    """What chats have in an object of its own stands beside the type here."""
+    given = None if fields.text is None else fields.text.format
+    if given is None or given.get("type") != "json_schema":
+        return given
+    return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
+
+
+def _add_earlier(conversation: Conversation, items: Iterable[Item]) -> None:
+    try:
+        add_items(conversation, items)
+    except InvalidParameter as error:
+        # Everything else was checked when it came.
+        message = "it cannot be continued, since a call in its output was cut off; send the whole conversation."
+        raise InvalidParameter("previous_response_id", message) from error
+
+
+def _tool(tool: FunctionTool) -> ToolFields:
+    return ToolFields(FunctionFields(tool.name, tool.description, tool.parameters, tool.strict))
+
+
+def _choice(choice: str | NamedFunction | None) -> str | NamedTool | None:
+    return NamedTool(FunctionName(choice.name)) if isinstance(choice, NamedFunction) else choice
+
+
+def told_back(fields: ResponsesFields, kept: bool) -> dict[str, Any]:
+    """The part of a response that says what was asked."""
+    text_format = None if fields.text is None else fields.text.format
+    return {
+        "background": False,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "store": kept,
+        "text": {"format": text_format or {"type": "text"}},
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": [_told_back_tool(tool) for tool in fields.tools or ()],
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "user": fields.user,
+    }
+
+
+def _told_back_tool(tool: FunctionTool) -> dict[str, Any]:
+    return {
+        "type": "function",
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.parameters,
+        "strict": tool.strict,
+    }

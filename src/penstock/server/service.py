@@ -1,0 +1,95 @@
+"""What the endpoints of all dialects share: the engine, the tokenizer, and the way of a body to a running job."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.engine.interface import EngineClient
+from penstock.observability.metrics import Endpoint, Metrics, Outcome
+from penstock.server.body import read_json_body
+from penstock.server.errors import as_penstock_error, error_response, form_of
+from penstock.server.generation import GenerationResponse, Writer
+from penstock.server.parsing import Names, in_terms_of, renamed
+from penstock.server.resolve import Job, Resolver
+from penstock.server.schema import ChatFields
+from penstock.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("penstock.server")
+
+# Shorter bodies are tokenized on the event loop: it takes less time than handing them to a thread.
+INLINE_BODY_BYTES = 8 * 1024
+TOKENIZER_THREADS = 2
+
+Result = TypeVar("Result")
+Prepare = Callable[[bytes], Awaitable[tuple[Job, Writer]]]
+
+
+class Service:
+    """One server's parts, as its endpoints use them."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer | None,
+        resolver: Resolver,
+        metrics: Metrics,
+        max_body_bytes: int,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.resolver = resolver
+        self.metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+
+    async def read(self, request: Request) -> bytes:
+        """A request's body. Raises EngineUnavailable before there is an engine, RequestError for what is no JSON."""
+        # Before it is ready, an engine knows nothing of its model that a request could be checked against.
+        self.engine.check_ready()
+        return await read_json_body(request, self._max_body_bytes)
+
+    async def beside(self, size: int, function: Callable[..., Result], *arguments: Any) -> Result:
+        """The function's result. Where `size`, of what it reads, is large, it runs in a thread beside the loop."""
+        if size <= INLINE_BODY_BYTES:
+            return function(*arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def chat(self, fields: ChatFields, names: Names) -> Job:
+        """The job of a chat that another dialect's request has become; errors speak of that request's fields."""
+        with in_terms_of(names):
+            job = self.resolver.chat(fields, self.engine.model)
+        (params,) = job.params
+        if params.grammar is None:
+            return job
+        # The engine, which compiles it, names the field if it cannot.
+        grammar = replace(params.grammar, param=renamed(params.grammar.param, names))
+        return replace(job, params=[replace(params, grammar=grammar)])
+
+    async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
+        """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
+        meter = self.metrics.begin(endpoint)
+        try:
+            job, writer = await prepare(await self.read(request))
+        except asyncio.CancelledError:
+            meter.end("cancelled")
+            raise
+        except Exception as problem:
+            error = as_penstock_error(problem)
+            outcome: Outcome = "failed" if error.http_status >= 500 else "rejected"
+            meter.end(outcome)
+            logger.info("%s request %s: %d %s", endpoint, outcome, error.http_status, error.message)
+            return error_response(error, form_of(request.url.path))
+        meter.accepted(job.prompt_tokens)
+        return GenerationResponse(self.engine, job, writer, meter)
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(content), status, media_type="application/json")

@@ -1,0 +1,178 @@
+"""Tools and reasoning in Anthropic's and OpenAI's newer dialects: what reaches the model, and what its text becomes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+
+from penstock.server.app import create_app
+from penstock.text.chat_template import ChatTemplate
+from penstock.text.tokenizer import Tokenizer
+from support.http_server import running
+from support.scripted_engine import ScriptedEngine
+
+TEMPLATE = (
+    "{% if tools %}<|im_start|>tools: {% for t in tools %}{{ t | tojson }}{% endfor %}<|im_end|>{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}: "
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
+SAID = f"<think>Which city?</think>I look.{CALL}"
+WEATHER: Any = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
+FUNCTION: Any = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA}
+ASKED: Any = {"model": "scripted", "max_tokens": 500, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@pytest.fixture(scope="module")
+def _model(tokenizer: Tokenizer) -> Iterator[tuple[str, ScriptedEngine]]:
+    engine = ScriptedEngine(tokenizer.table, [5], max_model_len=4096)
+    with running(create_app(engine, tokenizer, template=ChatTemplate(TEMPLATE))) as url:
+        yield url, engine
+
+
+class Model:
+    """A model that says what the test wants, and clients of it."""
+
+    def __init__(self, url: str, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
+        self.engine = engine
+        self.anthropic = Anthropic(base_url=url, api_key="none", max_retries=0)
+        self.openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        self._tokenizer = tokenizer
+
+    def says(self, text: str) -> None:
+        self.engine.reply = self._tokenizer.encode(text, False)
+
+    def prompt(self) -> str:
+        return self._tokenizer.decode(self.engine.calls[-1].prompt, skip_special=False)
+
+
+@pytest.fixture
+def model(_model: tuple[str, ScriptedEngine], tokenizer: Tokenizer) -> Iterator[Model]:
+    _model[1].calls.clear()
+    model = Model(*_model, tokenizer)
+    with model.anthropic, model.openai:
+        yield model
+
+
+def message(model: Model, stream: bool, **fields: Any) -> Any:
+    if not stream:
+        return model.anthropic.messages.create(**{**ASKED, **fields})
+    with model.anthropic.messages.stream(**{**ASKED, **fields}) as running_stream:
+        return running_stream.get_final_message()
+
+
+def response(model: Model, stream: bool, **fields: Any) -> Any:
+    if not stream:
+        return model.openai.responses.create(**{"model": "scripted", "input": "hi", **fields})
+    with model.openai.responses.stream(**{"model": "scripted", "input": "hi", **fields}) as running_stream:
+        return running_stream.get_final_response()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_message_that_thinks_speaks_and_calls(model: Model, stream: bool) -> None:
+    model.says(SAID)
+    answer = message(model, stream, tools=[WEATHER])
+    thinking, text, call = answer.content
+    assert (thinking.thinking, text.text, call.name, call.input) == (
+        *("Which city?", "I look.", "weather"),
+        {"city": "Köln"},
+    )
+    assert answer.stop_reason == "tool_use"
+    assert '"parameters": {"type": "object"' in model.prompt() and "Tells it." in model.prompt()
+    # The answer goes back as it came, with the tool's result.
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "rain"}]}
+    turns = [*ASKED["messages"], {"role": "assistant", "content": answer.content}, result]
+    model.says("So it rains.")
+    again = message(model, stream, tools=[WEATHER], messages=turns)
+    assert again.content[0].text == "So it rains." and again.stop_reason == "end_turn"
+    assert model.prompt().endswith(
+        "<|im_start|>assistant: <think>Which city?</think>I look."
+        '<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call><|im_end|>'
+        "<|im_start|>tool: rain<|im_end|><|im_start|>assistant: "
+    )
+    counted = model.anthropic.messages.count_tokens(model="scripted", tools=[WEATHER], messages=turns)
+    assert counted.input_tokens == len(model.engine.calls[-1].prompt)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_where_only_one_is_wanted(model: Model, stream: bool) -> None:
+    model.says(CALL + CALL)
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    assert [block.type for block in message(model, stream, tools=[WEATHER], tool_choice=choice).content] == ["tool_use"]
+    # The engine does not go on with what nobody reads.
+    assert model.engine.calls[-1].outputs < len(model.engine.reply)
+    output = response(model, stream, tools=[FUNCTION], parallel_tool_calls=False).output
+    assert [item.type for item in output] == ["function_call"]
+    assert model.engine.calls[-1].outputs < len(model.engine.reply)
+    assert [block.type for block in message(model, stream, tools=[WEATHER]).content] == ["tool_use"] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_that_must_not_be_called(model: Model, stream: bool) -> None:
+    model.says(CALL)
+    (block,) = message(model, stream, tools=[WEATHER], tool_choice={"type": "none"}).content
+    assert block.text == CALL
+    assert response(model, stream, tools=[FUNCTION], tool_choice="none").output_text == CALL
+
+
+def test_a_call_that_was_cut_off(model: Model) -> None:
+    model.says('<tool_call>{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2')
+    whole = message(model, False, tools=[WEATHER])
+    assert whole.content[0].input == {"city": "Köln"}
+    call = response(model, False, tools=[FUNCTION]).output[0]
+    assert call.arguments == '{"city": "Köln", "days": [1, 2'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_thinks_speaks_and_calls(model: Model, stream: bool) -> None:
+    model.says(SAID)
+    answer = response(model, stream, tools=[FUNCTION])
+    reasoning, text, call = answer.output
+    assert (reasoning.content[0].text, text.content[0].text) == ("Which city?", "I look.")
+    assert (call.name, call.arguments) == ("weather", '{"city": "Köln"}')
+    assert answer.tools[0].name == "weather" and answer.usage.output_tokens_details.reasoning_tokens > 5
+    # Everything goes back as it came, with the tool's result.
+    items: Any = [{"role": "user", "content": "hi"}, *answer.output]
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": "rain"})
+    model.says("So it rains.")
+    assert model.openai.responses.create(model="scripted", input=items, tools=[FUNCTION]).output_text == "So it rains."
+    assert model.prompt().endswith(
+        "<|im_start|>assistant: <think>Which city?</think>I look."
+        '<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call><|im_end|>'
+        "<|im_start|>tool: rain<|im_end|><|im_start|>assistant: "
+    )
+
+
+def test_calls_that_must_come_are_enforced(model: Model) -> None:
+    model.says(CALL)
+    for choice in ({"type": "any"}, {"type": "tool", "name": "weather"}):
+        assert message(model, False, tools=[WEATHER], tool_choice=choice).stop_reason == "tool_use"
+        assert model.engine.calls[-1].params.grammar is not None
+    for chosen in ("required", {"type": "function", "name": "weather"}):
+        assert response(model, False, tools=[FUNCTION], tool_choice=chosen).output[0].name == "weather"
+        assert model.engine.calls[-1].params.grammar is not None
+
+
+def test_thinking_is_switched_off_where_the_template_knows_how(model: Model) -> None:
+    model.says("No thoughts.")
+    answer = message(model, False, thinking={"type": "disabled"})
+    assert answer.content[0].text == "No thoughts." and model.prompt().endswith("<think></think>")
+    counted = model.anthropic.messages.count_tokens(
+        model="scripted", messages=ASKED["messages"], thinking={"type": "disabled"}
+    )
+    assert counted.input_tokens == len(model.engine.calls[-1].prompt)
+
+
+def test_tools_count_as_tokens(model: Model) -> None:
+    messages = ASKED["messages"]
+    without, with_tools = (
+        model.anthropic.post("/tokenize", body={"messages": messages, **fields}, cast_to=dict[str, Any])["count"]
+        for fields in ({}, {"tools": [{"type": "function", "function": {"name": "weather"}}]})
+    )
+    assert with_tools > without

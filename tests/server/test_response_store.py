@@ -1,0 +1,152 @@
+"""Stored responses: found again, bounded in number, size and age."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import InvalidParameter
+from penstock.server.errors import PreviousResponseNotFound
+from penstock.server.responses.store import Limits, ResponseStore
+
+Clock = list[float]
+
+
+def run(
+    path: Path,
+    test: Callable[[ResponseStore], Coroutine[Any, Any, None]],
+    limits: Limits | None = None,
+    now: float = 0.0,
+) -> None:
+    """Run a test with a store in `path`, at a time of its own."""
+
+    async def main() -> None:
+        store = ResponseStore.open(path / "responses.sqlite", limits, lambda: now)
+        try:
+            await test(store)
+        finally:
+            store.close()
+
+    asyncio.run(main())
+
+
+def keep(store: ResponseStore, response_id: str, previous: str | None = None, text: str = "x") -> None:
+    output = [{"type": "message", "id": f"out of {response_id}", "text": text}]
+    store.keep(
+        {"id": response_id, "previous_response_id": previous, "output": output},
+        [{"type": "message", "id": f"into {response_id}"}],
+    )
+
+
+async def ids(store: ResponseStore, response_id: str) -> list[str]:
+    turns = await store.conversation(response_id)
+    return [item["id"] for turn in turns for item in turn.items()]
+
+
+async def has(store: ResponseStore, response_id: str) -> bool:
+    # Writes that were begun come first.
+    await asyncio.sleep(0)
+    return await store.get(response_id) is not None
+
+
+def test_what_was_kept_is_found_and_can_be_deleted(tmp_path: Path) -> None:
+    async def test(store: ResponseStore) -> None:
+        keep(store, "a")
+        assert await has(store, "a") and not await has(store, "b")
+        assert await store.delete("a") and not await store.delete("a")
+        assert not await has(store, "a")
+
+    run(tmp_path, test)
+
+
+def test_it_outlives_the_server(tmp_path: Path) -> None:
+    async def first(store: ResponseStore) -> None:
+        keep(store, "a")
+        assert await has(store, "a")
+
+    async def second(store: ResponseStore) -> None:
+        assert await ids(store, "a") == ["into a", "out of a"]
+
+    run(tmp_path, first)
+    run(tmp_path, second)
+
+
+def test_conversations_are_followed_to_their_beginning(tmp_path: Path) -> None:
+    async def test(store: ResponseStore) -> None:
+        keep(store, "a")
+        keep(store, "b", "a")
+        keep(store, "c", "b")
+        keep(store, "other", "b")
+        assert await has(store, "other")
+        names = [f"{way} {name}" for name in "abc" for way in ("into", "out of")]
+        assert await ids(store, "c") == names
+        await store.delete("a")
+        with pytest.raises(PreviousResponseNotFound, match="'c' goes on from 'a'"):
+            await store.conversation("c")
+        with pytest.raises(PreviousResponseNotFound, match="no response 'z'"):
+            await store.conversation("z")
+
+    run(tmp_path, test)
+
+
+def test_their_number_is_bounded_and_the_least_recently_used_goes(tmp_path: Path) -> None:
+    limits = Limits(responses=2)
+
+    async def begin(store: ResponseStore) -> None:
+        keep(store, "a")
+        keep(store, "b")
+        assert await has(store, "b")
+
+    async def use(store: ResponseStore) -> None:
+        await store.conversation("a")
+
+    async def more(store: ResponseStore) -> None:
+        keep(store, "c")
+        assert await has(store, "c") and await has(store, "a") and not await has(store, "b")
+
+    run(tmp_path, begin, limits, 1)
+    run(tmp_path, use, limits, 2)
+    run(tmp_path, more, limits, 3)
+
+
+def test_their_size_is_bounded(tmp_path: Path) -> None:
+    async def test(store: ResponseStore) -> None:
+        for name in "abc":
+            keep(store, name, text="x" * 400)
+        assert [await has(store, name) for name in "abc"] == [False, True, True]
+        keep(store, "huge", text="x" * 5000)
+        # One that is larger than all may be together is kept alone.
+        assert [await has(store, name) for name in ("b", "c", "huge")] == [False, False, True]
+
+    run(tmp_path, test, Limits(total_bytes=1300))
+
+
+def test_their_age_is_bounded(tmp_path: Path) -> None:
+    async def begin(store: ResponseStore) -> None:
+        keep(store, "a")
+        assert await has(store, "a")
+
+    async def end(store: ResponseStore) -> None:
+        assert not await has(store, "a")
+        with pytest.raises(PreviousResponseNotFound):
+            await store.conversation("a")
+        keep(store, "b")
+        assert await has(store, "b")
+        # The old one has made room.
+        assert not await store.delete("a")
+
+    run(tmp_path, begin, Limits(seconds_kept=10), 100)
+    run(tmp_path, end, Limits(seconds_kept=10), 110)
+
+
+def test_a_conversation_is_read_up_to_a_bound(tmp_path: Path) -> None:
+    async def test(store: ResponseStore) -> None:
+        keep(store, "a", text="x" * 400)
+        keep(store, "b", "a")
+        assert await has(store, "b")
+        with pytest.raises(InvalidParameter, match="longer than the 400 bytes"):
+            await store.conversation("b")
+
+    run(tmp_path, test, Limits(conversation_bytes=400))
