@@ -257,6 +257,21 @@ def test_an_answer_and_its_results_can_be_sent_back(chat: Chat) -> None:
         assert names == ["get_weather"] and json.loads(arguments) == {"city": "Zürich"}
 
 
+def test_the_openai_clients_helper_reads_streamed_calls(chat: Chat) -> None:
+    chat.says(f"So: {CALL}")
+    tools: Any = [tool(parameters={**CITY, "additionalProperties": False}, strict=True)]
+    with (
+        OpenAI(base_url=f"{chat.url}/v1", api_key="none", max_retries=0) as client,
+        client.chat.completions.stream(
+            model="scripted", messages=[{"role": "user", "content": "hi"}], tools=tools
+        ) as stream,
+    ):
+        final = stream.get_final_completion().choices[0]
+    assert final.finish_reason == "tool_calls" and final.message.content == "So:"
+    (call,) = final.message.tool_calls or []
+    assert call.function.name == "get_weather" and call.function.parsed_arguments == {"city": "Zürich"}
+
+
 @with_template("mistral")
 def test_marks_that_are_special_tokens_are_read_and_others_not_shown(chat: Chat) -> None:
     arguments = '{"city": "Zürich"}'

@@ -34,6 +34,14 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
         (f"{TOOLS}[TOOL_CALLS]", "mistral", "[TOOL_CALLS]"),
         (f"{TOOLS}<|python_tag|>", "llama3", "Llama 3"),
         (f'{TOOLS}<|start_header_id|>{{"name": x, "parameters": y}}', "llama3", "Llama 3"),
+        # Llama 3.1's sets its own variable of the name where there is none.
+        (
+            "{% if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}"
+            "{% if not tools is defined %}{% set tools = none %}{% endif %}"
+            '{% if tools is not none %}<|start_header_id|>{"name": function name, "parameters": x}{% endif %}',
+            "llama3",
+            "Llama 3",
+        ),
         (TOOLS, None, "none of the known formats"),
         (f"{TOOLS}<tool_call><function=x>", None, "none of the known formats"),
         ("<tool_call> and tools", None, "takes no tools"),

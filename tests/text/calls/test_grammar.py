@@ -70,6 +70,12 @@ class Language:
         tokens = [*self._tokenizer.encode(str(text), False), self._end]
         return self._matcher().validate_tokens(tokens) == len(tokens)
 
+    def spelled_out(self, text: str) -> bool:
+        """Whether it accepts a text whose marks are no special tokens, even where there are such."""
+        marked = self._tokenizer.mark_special(text, "\ufdd0")
+        tokens = [*self._tokenizer.encode_marked(marked, "\ufdd0"), self._end]
+        return self._matcher().validate_tokens(tokens) == len(tokens)
+
     def example(self, chance: random.Random, most_tokens: int = 400) -> str | None:
         """An output drawn at random; None where it does not come to an end."""
         matcher, tokens = self._matcher(), []
@@ -106,6 +112,7 @@ def written(calls: str, by_name: bool, *each: tuple[str, str]) -> str:
     return "".join(objects) if by_name else f"[TOOL_CALLS][{', '.join(objects)}]"
 
 
+MARK = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
 RED, STOP = ("paint", '{"colour": "red", "coats": 2}'), ("stop", "{}")
 
 
@@ -132,7 +139,8 @@ def test_strict_calls_among_text(tokenizer: Tokenizer, grammars: Grammars, calls
     good, bad = written(calls, by_name, RED, STOP), written(calls, by_name, ("paint", '{"colour": "blue"}'))
     for text in ("", "Hello <b>you</b> {x}.", good):
         assert text in language
-    assert bad not in language
+    assert bad not in language and not language.spelled_out(bad)
+    assert not language.spelled_out(f"Well. {MARK[calls]}{bad}")
     if calls != "llama3":
         assert f"Let me see.\n{good}\nSo." in language
         assert f"Let me see.\n{bad}" not in language
@@ -182,3 +190,16 @@ def test_what_cannot_be_enforced_is_passed_over_unless_strict(tokenizer: Tokeniz
     assert call in Language(tokenizer, grammars, "hermes", [ToolSchema("f", schema)], "required", True)
     with pytest.raises(InvalidParameter, match=r"tools: .*uniqueItems"):
         "" in Language(tokenizer, grammars, "hermes", [ToolSchema("f", schema, strict=True)], "required", True)  # noqa: B015
+
+
+def test_remarks_in_schemas_are_left_out_and_names_are_not(tokenizer: Tokenizer, grammars: Grammars) -> None:
+    schema = {
+        "description": ":(" * 100,
+        "properties": {"title": {"const": {"title": ":)"}, "title": "x"}, "default": {"type": "null", "default": "("}},
+        "required": ["title", "default"],
+        "additionalProperties": False,
+    }
+    language = Language(tokenizer, grammars, "hermes", [ToolSchema("f", schema, strict=True)], "required", True)
+    assert written("hermes", False, ("f", '{"title": {"title": ":)"}, "default": null}')) in language
+    assert written("hermes", False, ("f", '{"title": {}, "default": null}')) not in language
+    assert ":(" not in calls_grammar("hermes", [ToolSchema("f", schema)], "required", True)

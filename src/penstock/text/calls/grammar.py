@@ -16,6 +16,7 @@ from penstock.text.calls.parser import (
     LLAMA_OPENER,
     MISTRAL_ARGUMENTS,
     MISTRAL_OPENER,
+    PARSERS,
 )
 from penstock.text.reasoning import THINK_CLOSER, THINK_OPENER
 
@@ -24,13 +25,21 @@ Before = Literal["nothing", "reasoning", "open reasoning"]
 
 # White space inside of arguments is bounded, so that a model cannot fill its output with it.
 _WHITE_SPACE = r"( |\n[ \t]{0,32})?"
+# TEXT and PROSE have no opener of calls in them, even if it is spelled out where it is a special token.
 _TERMINALS = {
+    "ANYTHING": r"/(?s:.*)/",
     "BREAK": r"/[ \t\r\n]{1,4}/",
     "COMMA": r"/, ?/",
-    "PROSE": r"/[ \t\r\n]*[^{ \t\r\n](?s:.*)/",
+    "PROSE": r"/[ \t\r\n]*[^{ \t\r\n](?s:.*)/ & ~OPENED",
     "SEMICOLON": r"/; ?/",
-    "TEXT": r"/(?s:.*)/",
+    "TEXT": r"/(?s:.*)/ & ~OPENED",
 }
+
+
+# What a schema says to people, and where its keys are names and no keywords.
+_REMARKS = frozenset({"$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"})
+_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
+_VALUES = frozenset({"const", "enum"})
 
 
 class ToolSchema(msgspec.Struct, frozen=True):
@@ -65,7 +74,7 @@ def calls_grammar(
         before: whether a block of reasoning may come first, or is open and must end.
         otherwise: the JSON schema of answers that may come in place of required calls.
     """
-    rules = _Rules(special_markers or {}, parallel)
+    rules = _Rules(PARSERS[calls].opener, special_markers or {}, parallel)
     thought = rules.thought(before)
     rules.add("start", f"{thought}answer")
     answer = _ANSWERS[calls, by_name and calls == "mistral"](rules, enforced)
@@ -88,7 +97,8 @@ def calls_grammar(
 class _Rules:
     """The rules of one grammar."""
 
-    def __init__(self, special_markers: Mapping[str, int], parallel: bool) -> None:
+    def __init__(self, opener: str, special_markers: Mapping[str, int], parallel: bool) -> None:
+        self._opener = opener
         self._special_markers = special_markers
         self._parallel = parallel
         self._lines: list[str] = []
@@ -98,9 +108,11 @@ class _Rules:
 
     def text(self) -> str:
         """All rules, with the terminals that they use."""
-        rules = "\n".join(self._lines)
         used = {word for line in self._lines if "%json" not in line for word in re.findall(r"[A-Z]{4,}", line)}
-        return "\n".join([rules, *(f"{name}: {_TERMINALS[name]}" for name in sorted(used & _TERMINALS.keys()))]) + "\n"
+        terminals = [f"{name}: {_TERMINALS[name]}" for name in sorted(used & _TERMINALS.keys())]
+        if used & {"PROSE", "TEXT"}:
+            terminals.append(f"OPENED: /(?s:.*){_escaped(self._opener)}(?s:.*)/")
+        return "\n".join([*self._lines, *terminals]) + "\n"
 
     def mark(self, text: str) -> str:
         """A mark, as the special token that it is or as text."""
@@ -111,9 +123,9 @@ class _Rules:
         """Anything up to the first mark, and the mark."""
         if text in self._special_markers:
             # Special tokens are no text, so text ends where one comes.
-            return f"TEXT {self.mark(text)}"
+            return f"{'TEXT' if text == self._opener else 'ANYTHING'} {self.mark(text)}"
         name = f"up_to_{len(self._lines)}"
-        self.add(f"{name}[lazy]", f"/(?s:.*){re.sub(r'([][|/])', lambda match: chr(92) + match[0], text)}/")
+        self.add(f"{name}[lazy]", f"/(?s:.*){_escaped(text)}/")
         return name
 
     def several(self, call: str, between: str) -> str:
@@ -169,6 +181,26 @@ def _literal(text: str) -> str:
     return json.dumps(text)
 
 
+def _escaped(mark: str) -> str:
+    """A mark in a regular expression."""
+    return re.sub(r"([][|/])", r"\\\1", mark)
+
+
 def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
     options = {"whitespace_pattern": _WHITE_SPACE, "lenient": not strict, "coerce_one_of": not strict}
-    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
+    return f"%json {json.dumps({**_without_remarks(schema), 'x-guidance': options}, ensure_ascii=False)}"
+
+
+def _without_remarks(schema: Any) -> Any:
+    """The same schema in less text: remarks are not enforced, but count where a grammar's size is bounded."""
+    if isinstance(schema, list):
+        return [_without_remarks(inner) for inner in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result: dict[str, Any] = {}
+    for key, inner in schema.items():
+        if key in _NAMED and isinstance(inner, Mapping):
+            result[key] = {name: _without_remarks(each) for name, each in inner.items()}
+        elif key not in _REMARKS:
+            result[key] = inner if key in _VALUES else _without_remarks(inner)
+    return result
