@@ -5,9 +5,11 @@ import math
 import struct
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
+from penstock.server.answers import Embeddings
 from penstock.server.schema import EmbeddingFields
 
 
@@ -39,6 +41,11 @@ def test_one_text_has_one_vector(served: Any) -> None:
     assert item["embedding"] == pytest.approx(unit(length, 4, 0, 12), abs=1e-7)
 
 
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_answers_are_what_the_description_says(served: Any, encoding: str) -> None:
+    assert msgspec.json.decode(embed(served, encoding_format=encoding).content, type=Embeddings).usage.total_tokens
+
+
 def test_inputs_of_every_kind_are_answered_in_order(served: Any) -> None:
     ids = served.tokenizer.encode("the fox")
     for given_input, prompts in (
@@ -55,11 +62,11 @@ def test_inputs_of_every_kind_are_answered_in_order(served: Any) -> None:
 
 
 def test_the_openai_client_reads_both_encodings(served: Any) -> None:
-    client = openai.OpenAI(base_url=served.url + "/v1", api_key="unused", max_retries=0)
-    # Without an encoding the client asks for base64 and decodes it.
-    decoded = client.embeddings.create(model="scripted", input=["the fox", "a"])
-    plain = client.embeddings.create(model="scripted", input=["the fox", "a"], encoding_format="float")
-    assert [item.embedding for item in decoded.data] == [pytest.approx(item.embedding, abs=0) for item in plain.data]
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="unused", max_retries=0) as client:
+        # Without an encoding the client asks for base64 and decodes it.
+        decoded = client.embeddings.create(model="scripted", input=["the fox", "a"])
+        plain = client.embeddings.create(model="scripted", input=["the fox", "a"], encoding_format="float")
+    assert [item.embedding for item in decoded.data] == [item.embedding for item in plain.data]
 
 
 def test_base64_holds_little_endian_floats(served: Any) -> None:

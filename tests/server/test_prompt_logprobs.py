@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from penstock.server.answers import ChatCompletion, Completion
 from penstock.server.logprobs import CompletionLogprobs
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.sse import events
@@ -120,3 +122,10 @@ def test_a_large_answer_is_whole(served: Any) -> None:
     prompts = [[5, 6, 9] * 80] * 20
     whole = served.complete(prompt=prompts, prompt_logprobs=2, max_tokens=0).json()
     assert [len(choice["prompt_logprobs"]) for choice in whole["choices"]] == [240] * 20
+
+
+def test_answers_are_what_the_description_says(served: Any) -> None:
+    fields = {"prompt_logprobs": 2, "max_tokens": 2}
+    completion = msgspec.json.decode(served.complete(echo=True, logprobs=1, **fields).content, type=Completion)
+    assert completion.choices[0].prompt_logprobs
+    assert msgspec.json.decode(served.chat(**fields).content, type=ChatCompletion).prompt_logprobs

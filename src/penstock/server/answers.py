@@ -156,6 +156,31 @@ class Completion(msgspec.Struct, forbid_unknown_fields=True):
     service_tier: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class EmbeddingUsage(msgspec.Struct, forbid_unknown_fields=True):
+    """Tokens of a request for vectors."""
+
+    prompt_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class Embedding(msgspec.Struct, forbid_unknown_fields=True):
+    """One vector, as numbers or as base64 of float32, little-endian."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(msgspec.Struct, forbid_unknown_fields=True):
+    """The answer of `/v1/embeddings`."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class ModelCard(msgspec.Struct, forbid_unknown_fields=True):
     """A model that is served."""
 

@@ -171,7 +171,8 @@ class ResponseWriter:
             "object": self._shape.whole_object,
             "created": self._created,
             "model": self._model,
-            "choices": [self._whole(choice) for choice in self._choices],
+            # One by one: all at once would be a long stay in the encoder, where prompts are scored.
+            "choices": [msgspec.Raw(_encode(self._whole(choice))) for choice in self._choices],
             "usage": self._usage(),
         }
         # Each prompt has a seed of its own; where there is only one, it is the response's.
