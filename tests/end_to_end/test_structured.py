@@ -13,6 +13,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from support.documented import described_client
 from support.live_server import RunningServer, serving
 from support.schemas import random_schema
 
@@ -38,7 +39,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.base, timeout=120) as client:
+    with described_client(server.base, 120) as client:
         yield client
 
 
@@ -131,7 +132,7 @@ def test_answers_survive_preemption() -> None:
     options = ("--threads", "2", "--kv-cache-memory", "2MB", "--max-model-len", "320")
     with (
         serving(None, *options) as small,
-        httpx.Client(base_url=small.base, timeout=120) as http,
+        described_client(small.base, 120) as http,
         ThreadPoolExecutor(8) as threads,
     ):
         together = list(threads.map(lambda seed: chat(http, **fields, seed=seed).json()["choices"], range(8)))

@@ -12,6 +12,7 @@ from penstock.server.app import create_app
 from penstock.server.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
 from support.tokenizers_made import add_bos, make_raw, save
@@ -58,7 +59,11 @@ def _server(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> I
         store=store,
         max_body_bytes=BODY_LIMIT,
     )
-    with contextlib.closing(store), running(app) as url, httpx.Client(base_url=url, timeout=20) as http:
+    with (
+        contextlib.closing(store),
+        running(app) as url,
+        described_client(url) as http,
+    ):
         yield Served(url, http, engine, tokenizer)
 
 

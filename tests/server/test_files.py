@@ -13,6 +13,7 @@ from openai import NotFoundError, OpenAI
 
 from penstock.server.app import create_app
 from penstock.server.storage.limits import Limits
+from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
 from support.stored_server import StoredServer, line, serving_stored
@@ -226,7 +227,7 @@ def test_old_files_go(stored: StoredServer, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_a_data_directory_every_route_says_so(tokenizer: Any) -> None:
-    with running(create_app(ScriptedEngine(None, [5]), None)) as url, httpx.Client(base_url=url) as http:
+    with running(create_app(ScriptedEngine(None, [5]), None)) as url, described_client(url) as http:
         for method, path in (
             *(("GET", "/v1/files"), ("POST", "/v1/files"), ("GET", "/v1/files/x"), ("DELETE", "/v1/files/x")),
             *(("GET", "/v1/files/x/content"), ("GET", "/v1/batches"), ("POST", "/v1/batches")),

@@ -17,6 +17,7 @@ from penstock.core.errors import TokenizerError
 from penstock.server import serve
 from penstock.server.app import create_app
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
 from support.tokenizers_made import make_raw, save
@@ -150,7 +151,7 @@ def test_headers_are_bounded(served: Any, line: bytes) -> None:
 def test_connections_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "MAX_CONNECTIONS", 2)
     with running(create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer)) as url:
-        with httpx.Client(base_url=url) as first:
+        with described_client(url) as first:
             assert first.get("/health/live").status_code == 200
             assert httpx.get(f"{url}/health/live").status_code == 503
         assert wait_for(lambda: httpx.get(f"{url}/health/live").status_code == 200)
@@ -219,7 +220,7 @@ def test_a_client_that_does_not_read_holds_the_engine_back_only_for_itself(serve
 
 def test_without_a_tokenizer_token_ids_are_served(tokenizer: Tokenizer) -> None:
     engine = ScriptedEngine(None, [5, 6])
-    with running(create_app(engine, None)) as url, httpx.Client(base_url=url) as http:
+    with running(create_app(engine, None)) as url, described_client(url) as http:
 
         def post(path: str, **fields: object) -> httpx.Response:
             return http.post(path, json=fields)

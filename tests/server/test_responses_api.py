@@ -11,6 +11,7 @@ import pytest
 from penstock.core.grammar import Grammar
 from penstock.core.sampling import SamplingParams
 from penstock.server.app import create_app
+from support.documented import described_client
 from support.http_server import running
 from support.listed_parser import ListedParser
 from support.scripted_engine import ScriptedEngine
@@ -278,7 +279,7 @@ def test_a_running_response_is_found_and_cancelled(served: Any) -> None:
 
     served.engine.before = wait
     with (
-        httpx.Client(base_url=served.url, timeout=20) as http,
+        described_client(served.url) as http,
         http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as stream,
     ):
         incoming = stream.iter_lines()
@@ -312,7 +313,7 @@ def test_a_response_that_fails(served: Any) -> None:
 
 def test_without_storage(tokenizer: Any) -> None:
     engine = ScriptedEngine(tokenizer.table, tokenizer.encode(REPLY, False))
-    with running(create_app(engine, tokenizer)) as url, httpx.Client(base_url=url) as http:
+    with running(create_app(engine, tokenizer)) as url, described_client(url) as http:
         body = http.post("/v1/responses", json={"input": "hi"}).json()
         assert body["output"][0]["content"][0]["text"] == REPLY and body["store"] is False
         for fields in ({"store": True}, {"previous_response_id": body["id"]}):

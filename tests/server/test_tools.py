@@ -14,6 +14,7 @@ from tokenizers import AddedToken
 from penstock.server.app import create_app
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
 from support.sse import events
@@ -111,7 +112,7 @@ def _chats(marked: Tokenizer) -> Iterator[dict[str, Chat]]:
         for name, source in TEMPLATES.items():
             engine = ScriptedEngine(marked.table, [5], max_model_len=4096)
             url = stack.enter_context(running(create_app(engine, marked, template=ChatTemplate(source))))
-            http = stack.enter_context(httpx.Client(base_url=url, timeout=20))
+            http = stack.enter_context(described_client(url))
             chats[name] = Chat(url, http, engine, marked)
         yield chats
 

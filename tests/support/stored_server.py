@@ -14,6 +14,7 @@ from penstock.server.app import create_app
 from penstock.server.storage.limits import Limits
 from penstock.server.storage.store import Store
 from penstock.text.tokenizer import Tokenizer
+from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
 
@@ -79,7 +80,7 @@ def serving_stored(
     store = Store.open(folder, limits)
     engine = ScriptedEngine(None if tokenizer is None else tokenizer.table, range(5, 9), **model)
     try:
-        with running(create_app(engine, tokenizer, store=store)) as url, httpx.Client(base_url=url, timeout=20) as http:
+        with running(create_app(engine, tokenizer, store=store)) as url, described_client(url) as http:
             yield StoredServer(url, http, engine, store)
     finally:
         store.close()

@@ -3,7 +3,7 @@
 Answers are written field by field where they come from, since a stream must cost little; these say what comes out.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -226,7 +226,60 @@ class Prompt(msgspec.Struct, forbid_unknown_fields=True):
     prompt: str
 
 
-class EventStream(msgspec.Struct):
-    """A stream's events have these fields and more, depending on how far the answer has come."""
+class Deleted(msgspec.Struct, forbid_unknown_fields=True):
+    """What was deleted."""
 
-    extra: Any = None
+    id: str
+    object: str
+    deleted: bool
+
+
+class FileAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """A stored file."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+    status: str
+    status_details: None
+
+
+class FileList(msgspec.Struct, forbid_unknown_fields=True):
+    """A page of files."""
+
+    object: Literal["list"]
+    data: list[FileAnswer]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Upload(msgspec.Struct, forbid_unknown_fields=True):
+    """The parts of an upload: the file's contents, and what it is for."""
+
+    file: str
+    purpose: Literal["batch"]
+
+
+class AnthropicErrorFields(msgspec.Struct, forbid_unknown_fields=True):
+    """What was wrong: its kind, and one sentence."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """The body of every refusal in Anthropic's dialect."""
+
+    type: Literal["error"]
+    error: AnthropicErrorFields
+
+
+class CountedTokens(msgspec.Struct, forbid_unknown_fields=True):
+    """How many tokens a prompt has."""
+
+    input_tokens: int

@@ -18,10 +18,13 @@ from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
+from penstock.server.docs_page import page
 from penstock.server.embeddings import EmbeddingWriter
+from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.server.generation import GenerationResponse, Writer
 from penstock.server.messages.endpoints import MessagesApi
+from penstock.server.openapi import document
 from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.responses.endpoints import ResponsesApi
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
@@ -88,6 +91,8 @@ def create_app(
             Route("/health/live", api.live, methods=["GET"]),
             Route("/health/ready", api.ready, methods=["GET"]),
             Route("/metrics", api.metrics, methods=["GET"]),
+            Route("/openapi.json", api.description, methods=["GET"]),
+            Route("/docs", api.page, methods=["GET"]),
         ],
         exception_handlers={
             404: on_not_found,
@@ -166,6 +171,14 @@ class _Api:
         """`GET /health/ready`: requests can be served now; else 503 with the cause."""
         self._engine.check_ready()
         return json_response({"status": "ready"})
+
+    async def description(self, request: Request) -> Response:
+        """`GET /openapi.json`"""
+        return json_response(document(ENDPOINTS, __version__))
+
+    async def page(self, request: Request) -> Response:
+        """`GET /docs`"""
+        return Response(page(document(ENDPOINTS, __version__)), media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, in Prometheus' text format."""

@@ -25,6 +25,7 @@ _MEANINGS = {
     431: "The request's headers are longer than the server reads.",
     500: "The server failed on this request.",
     503: "The server cannot serve this now; try again later.",
+    529: "The server cannot serve this now; try again later.",
 }
 
 
@@ -51,7 +52,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     summary: str
     answer: Any
     body: Any = None
-    neutral: dict[str, Sequence[Any]] = {}
+    neutral: dict[str, tuple[Any, ...]] = {}
     media: str = _JSON
     body_media: str = _JSON
     streams: bool = False
@@ -83,7 +84,7 @@ def document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
     }
 
 
-def _add_neutral(schema: dict[str, Any], neutral: dict[str, Sequence[Any]]) -> None:
+def _add_neutral(schema: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> None:
     """Fields that are accepted where they ask for nothing."""
     for name, values in neutral.items():
         schema["properties"].setdefault(name, {"enum": [None, *values], "description": "Has no effect."})

@@ -12,7 +12,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 # Fields of the OpenAI API and of vLLM that have no effect here: the values that ask for nothing (null always does),
 # and what to say to the others.
-_NEUTRAL: Neutral = {
+NEUTRAL: Neutral = {
     "allowed_token_ids": (([],), _NOT_YET),
     "audio": ((), "is not supported; only text is."),
     "bad_words": (([],), _NOT_YET),
@@ -37,8 +37,8 @@ _NEUTRAL: Neutral = {
     "web_search_options": ((), "is not supported; leave it out."),
 }
 _NOT_IN_COMPLETIONS = "is a field of /v1/chat/completions; leave it out."
-_NEUTRAL_IN_COMPLETIONS: Neutral = {
-    **_NEUTRAL,
+NEUTRAL_IN_COMPLETIONS: Neutral = {
+    **NEUTRAL,
     "parallel_tool_calls": ((), _NOT_IN_COMPLETIONS),
     "tool_choice": (("none",), _NOT_IN_COMPLETIONS),
     "tools": (([],), _NOT_IN_COMPLETIONS),
@@ -163,7 +163,7 @@ class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def parse_completion(body: bytes) -> CompletionFields:
     """Parse a body; raises RequestError, naming the field."""
     fields = decode_object(body)
-    drop_neutral(fields, _NEUTRAL_IN_COMPLETIONS, "")
+    drop_neutral(fields, NEUTRAL_IN_COMPLETIONS, "")
     return convert(fields, CompletionFields)
 
 
@@ -175,7 +175,7 @@ def parse_embedding(body: bytes) -> EmbeddingFields:
 def parse_chat(body: bytes) -> ChatFields:
     """Parse a body; raises RequestError, naming the field."""
     fields = decode_object(body)
-    drop_neutral(fields, _NEUTRAL, "")
+    drop_neutral(fields, NEUTRAL, "")
     drop_neutral_in_messages(fields)
     return convert(fields, ChatFields)
 

@@ -17,7 +17,7 @@ from penstock.server.service import Service
 from penstock.server.tools import ToolFields
 from penstock.text.tokenizer import Tokenizer
 
-_NEUTRAL: Neutral = {
+NEUTRAL: Neutral = {
     "chat_template": ((), "is not accepted from clients; the model's own template is used."),
     "mm_processor_kwargs": (({},), "is not supported; only text is."),
 }
@@ -79,7 +79,7 @@ class TokensApi:
 
 def _tokenize(body: bytes, tokenizer: Tokenizer, resolver: Resolver, model: ModelInfo) -> bytes:
     given = decode_object(body)
-    drop_neutral(given, _NEUTRAL, "")
+    drop_neutral(given, NEUTRAL, "")
     drop_neutral_in_messages(given)
     fields = convert(given, TokenizeFields)
     check_model_name(fields.model, model)

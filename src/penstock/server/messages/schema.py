@@ -12,7 +12,7 @@ _CACHE_CONTROL: tuple[tuple[Any, ...], str] = (
     (),
     "is not supported yet; leave it out (prefixes in common are cached without it).",
 )
-_NEUTRAL: Neutral = {
+NEUTRAL: Neutral = {
     "cache_control": _CACHE_CONTROL,
     "container": ((), "is not supported; leave it out."),
     "context_management": (({}, {"edits": []}), "conversations are never edited; leave it out."),
@@ -152,7 +152,7 @@ Fields = TypeVar("Fields", bound=PromptFields)
 def parse(body: bytes, kind: type[Fields]) -> Fields:
     """Parse a body; raises RequestError, naming the field."""
     fields = decode_object(body)
-    drop_neutral(fields, _NEUTRAL, "")
+    drop_neutral(fields, NEUTRAL, "")
     if fields.get("thinking") not in (None, {"type": "disabled"}):
         raise InvalidParameter("thinking", 'only {"type": "disabled"} is supported yet.')
     if isinstance(fields.get("output_config"), dict):

@@ -11,7 +11,7 @@ MAX_METADATA = 16
 MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 
-_NEUTRAL: Neutral = {
+NEUTRAL: Neutral = {
     "background": ((False,), "responses are not computed in the background; leave it out, and stream."),
     "context_management": (([],), "conversations are never shortened; leave it out."),
     "conversation": ((), "is not supported; use previous_response_id."),
@@ -91,7 +91,7 @@ class ResponsesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 def parse_response(body: bytes) -> ResponsesFields:
     """Parse a body; raises RequestError, naming the field."""
     given = decode_object(body)
-    drop_neutral(given, _NEUTRAL, "")
+    drop_neutral(given, NEUTRAL, "")
     if isinstance(given.get("text"), dict):
         drop_neutral(given["text"], _NEUTRAL_IN_TEXT, "text.")
     tools = given.get("tools")

@@ -1,0 +1,100 @@
+"""Every endpoint, as the API's description has it; a test holds the list to the application's routes."""
+
+from typing import Any
+
+from penstock.server import answers, batches, schema, tokens
+from penstock.server.messages import schema as messages_schema
+from penstock.server.openapi import Endpoint
+from penstock.server.parsing import Neutral
+from penstock.server.responses import schema as responses_schema
+
+_Object = dict[str, Any]
+_PAGE: dict[str, dict[str, Any]] = {
+    "limit": {"type": "integer", "minimum": 1},
+    "after": {"type": "string"},
+    "order": {"enum": ["asc", "desc"]},
+}
+
+
+def _values(neutral: Neutral) -> dict[str, tuple[Any, ...]]:
+    return {name: values for name, (values, _) in neutral.items()}
+
+
+def _stored(method: str, path: str, summary: str, answer: Any, **others: Any) -> Endpoint:
+    """An endpoint over what is stored; where nothing is, it answers 404 as well."""
+    return Endpoint(method, path, summary, answer, errors=(403, 409), **others)
+
+
+def _anthropic(path: str, summary: str, answer: Any, body: Any, streams: bool = False) -> Endpoint:
+    return Endpoint(
+        "POST",
+        path,
+        summary,
+        answer,
+        body,
+        neutral=_values(messages_schema.NEUTRAL),
+        streams=streams,
+        errors=(529,),
+        error=answers.AnthropicError,
+    )
+
+
+ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/chat/completions",
+        "Answer a conversation",
+        answers.ChatCompletion,
+        schema.ChatFields,
+        neutral=_values(schema.NEUTRAL),
+        streams=True,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/completions",
+        "Continue texts",
+        answers.Completion,
+        schema.CompletionFields,
+        neutral=_values(schema.NEUTRAL_IN_COMPLETIONS),
+        streams=True,
+    ),
+    Endpoint("POST", "/v1/embeddings", "Make vectors of texts", answers.Embeddings, schema.EmbeddingFields),
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        "Answer a conversation, which is kept",
+        _Object,
+        responses_schema.ResponsesFields,
+        neutral=_values(responses_schema.NEUTRAL),
+        streams=True,
+    ),
+    Endpoint("GET", "/v1/responses/{id}", "A kept response", _Object),
+    Endpoint("DELETE", "/v1/responses/{id}", "Forget a response", answers.Deleted),
+    Endpoint("POST", "/v1/responses/{id}/cancel", "End a response that is being streamed", _Object),
+    Endpoint("GET", "/v1/responses/{id}/input_items", "What a response was asked", _Object, query=_PAGE),
+    _anthropic("/v1/messages", "Answer a conversation", _Object, messages_schema.MessagesFields, streams=True),
+    _anthropic(
+        "/v1/messages/count_tokens", "Count a prompt's tokens", answers.CountedTokens, messages_schema.PromptFields
+    ),
+    _stored("GET", "/v1/files", "All files", answers.FileList, query={**_PAGE, "purpose": {"type": "string"}}),
+    _stored(
+        "POST", "/v1/files", "Store a file", answers.FileAnswer, body=answers.Upload, body_media="multipart/form-data"
+    ),
+    _stored("GET", "/v1/files/{id}", "A file", answers.FileAnswer),
+    _stored("DELETE", "/v1/files/{id}", "Delete a file", answers.Deleted),
+    _stored("GET", "/v1/files/{id}/content", "A file's contents", None, media="application/octet-stream"),
+    _stored("GET", "/v1/batches", "All batches", _Object, query=_PAGE),
+    _stored("POST", "/v1/batches", "Run the requests in a file", _Object, body=batches.BatchFields),
+    _stored("GET", "/v1/batches/{id}", "A batch", _Object),
+    _stored("POST", "/v1/batches/{id}/cancel", "End a batch", _Object),
+    Endpoint("POST", "/tokenize", "Tokens of a text or a conversation", answers.Tokens, tokens.TokenizeFields),
+    Endpoint("POST", "/detokenize", "The text of tokens", answers.Prompt, tokens.DetokenizeFields),
+    Endpoint("GET", "/v1/models", "What is served", answers.ModelList),
+    Endpoint("GET", "/v1/models/{name}", "A model", answers.ModelCard),
+    Endpoint("GET", "/version", "The release", answers.Version),
+    Endpoint("GET", "/health/live", "Whether this process answers", answers.Status),
+    Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Status),
+    Endpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
+    Endpoint("GET", "/openapi.json", "This description", _Object),
+    Endpoint("GET", "/docs", "This description for people", None, media="text/html"),
+)

@@ -1,0 +1,58 @@
+"""The API's description: complete, valid, and true. That answers are as it says, all tests of this folder check."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+from starlette.routing import Route
+
+from penstock.server.app import create_app
+from penstock.server.endpoints import ENDPOINTS
+
+
+def test_every_route_is_described_and_nothing_else(served: Any) -> None:
+    app = create_app(served.engine, served.tokenizer)
+    routes = {
+        (method, route.path.replace(":path}", "}"))
+        for route in app.routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS} == routes
+
+
+def test_the_document_is_served(served: Any) -> None:
+    document = served.http.get("/openapi.json").json()
+    assert document["openapi"].startswith("3.1")
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(ENDPOINTS)
+    chat = document["components"]["schemas"]["ChatFields"]
+    assert chat["required"] == ["messages"]
+    assert chat["additionalProperties"] is False
+    assert {"response_format", "tools", "logprobs", "seed"} <= chat["properties"].keys()
+    # What has no effect says so, and which values it may have.
+    assert chat["properties"]["use_beam_search"]["enum"] == [None, False]
+
+
+def test_the_page_is_served_and_needs_nothing_else(served: Any) -> None:
+    answer = served.http.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    for endpoint in ENDPOINTS:
+        assert f"<code>{endpoint.path}</code>" in answer.text
+    assert "<script" not in answer.text
+    assert "http" not in answer.text.replace("http-equiv", "")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_each_field_is_described(served: Any, path: str) -> None:
+    document = served.http.get("/openapi.json").json()
+    body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    properties = document["components"]["schemas"][body["$ref"].rpartition("/")[2]]["properties"]
+    # A field that the description does not have is refused by name.
+    fields = {"messages": [{"role": "user", "content": "x"}], "prompt": "x"}
+    own = {name: value for name, value in fields.items() if name in properties}
+    for name in ("no_such_field", *properties):
+        answer = served.http.post(path, json={**dict.fromkeys(own), **own, name: own.get(name)})
+        assert answer.status_code == (400 if name not in properties else 200), (name, answer.text)
