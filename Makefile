@@ -28,7 +28,7 @@ WORKLOADS ?= 20000
 FIRST_SEED ?= 1000
 SCHEMAS ?= 500
 soak: $(VENV)/.test
-	$(BIN)/python -m pytest tests/cache tests/scheduler --workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
+	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_schemathesis.py --workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)
 	$(BIN)/python -m pytest tests/end_to_end/test_structured.py -k random_schemas -s --schemas $(SCHEMAS)
 

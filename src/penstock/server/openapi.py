@@ -28,6 +28,13 @@ _MEANINGS = {
     529: "The server cannot serve this now; try again later.",
 }
 
+# One of a stream's events.
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+
 
 class Endpoint(msgspec.Struct, frozen=True):
     """One method of one path.
@@ -93,7 +100,7 @@ def _add_neutral(schema: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) ->
 def _operation(endpoint: Endpoint, body: Any, answer: Any, error: Any) -> dict[str, Any]:
     content: dict[str, Any] = {endpoint.media: {"schema": answer or {"type": "string"}}}
     if endpoint.streams:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": "Server-sent events."}}
+        content["text/event-stream"] = {"schema": _EVENT}
     responses = {"200": {"description": _MEANINGS[200], "content": content}}
     statuses = {*_ALWAYS, *endpoint.errors, *(_WITH_BODY if body is not None else ())}
     for status in sorted(statuses):

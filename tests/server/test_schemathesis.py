@@ -1,0 +1,43 @@
+"""Bodies made from the API's description, good and bad: no answer is a failure, and every answer is as described."""
+
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from penstock.server.app import create_app
+from penstock.server.endpoints import ENDPOINTS
+from penstock.server.openapi import document
+from penstock.server.storage.store import Store
+from penstock.text.tokenizer import Tokenizer
+from support.http_server import running
+from support.scripted_engine import ScriptedEngine
+
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+# Under the profile for long runs, ten times as many and more.
+EXAMPLES = max(15, settings.default.max_examples // 10)
+schema = schemathesis.openapi.from_dict(document(ENDPOINTS, "test"))
+
+
+@pytest.fixture(scope="module")
+def url(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    store = Store.open(tmp_path_factory.mktemp("data"))
+    engine = ScriptedEngine(tokenizer.table, tokenizer.encode("Hello!", False))
+    try:
+        with running(create_app(engine, tokenizer, store=store)) as base:
+            yield base
+    finally:
+        store.close()
+
+
+@schema.parametrize()
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
+def test_every_answer_is_as_described(case: schemathesis.Case, url: str) -> None:
+    case.call_and_validate(base_url=url, checks=CHECKS)
