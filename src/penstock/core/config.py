@@ -20,7 +20,7 @@ SMALL_MODEL_PARAMETERS = 100_000_000
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
 # Whoever comes while a step for batches runs waits for its end: as long as this many more tokens of prompt would take.
-BACKGROUND_TOKENS = 16
+BACKGROUND_TOKENS = 8
 LARGEST_VALUE = 2**63 - 1
 
 
