@@ -35,7 +35,7 @@ def test_greedy_tokens_are_those_of_transformers(model) -> None:
     for conversation in conversations():
         last = max(index for index, message in enumerate(conversation.messages) if message["role"] == "assistant")
         messages, tools = list(conversation.messages[:last]), list(conversation.tools) or None
-        ids = encoder.encode(messages, variables={"tools": tools})
+        ids = encoder.encode(messages, tools=tools)
         theirs = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
         assert ids == list(theirs)
         prompts.append(ids)
