@@ -128,6 +128,20 @@ def test_a_line_that_is_refused_fails_alone(stored: StoredServer) -> None:
     }
 
 
+def test_vectors(stored: StoredServer) -> None:
+    texts = [["one"], ["two", "three"]]
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/embeddings", "body": {"input": text}}
+        for number, text in enumerate(texts)
+    ]
+    contents = "\n".join(map(json.dumps, lines)).encode()
+    batch = run(stored, contents, endpoint="/v1/embeddings")
+    answers = [answer["response"]["body"] for answer in stored.lines(batch["output_file_id"])]
+    assert [len(answer["data"]) for answer in answers] == [1, 2] and answers[0]["object"] == "list"
+    direct = stored.http.post("/v1/embeddings", json={"input": texts[1]}).json()
+    assert direct["data"] == answers[1]["data"]
+
+
 def test_a_failed_row_is_a_failed_line(stored: StoredServer) -> None:
     stored.engine.finish, stored.engine.error = "error", "The logits are not numbers."
     batch = run(stored, line("a", max_tokens=4))
@@ -209,7 +223,7 @@ def test_what_a_batch_may_not_be(stored: StoredServer) -> None:
         ({"input_file_id": "file-x"}, 404, "input_file_id"),
         ({"input_file_id": 7}, 400, "input_file_id"),
         ({"input_file_id": "\ud800"}, 400, None),
-        ({"endpoint": "/v1/embeddings"}, 400, "endpoint"),
+        ({"endpoint": "/v1/moderations"}, 400, "endpoint"),
         ({"completion_window": "1h"}, 400, "completion_window"),
         ({"colour": "red"}, 400, "colour"),
         ({"metadata": {"a": 1}}, 400, None),

@@ -74,7 +74,7 @@ def create_app(
     metrics = Metrics(lambda: engine.load)
     service = Service(engine, tokenizer, resolver, metrics, max_body_bytes)
     api = _Api(service)
-    stored = StoredApi(store, why_no_store, LineRunner(engine, tokenizer, batch_endpoints(engine, resolver)), metrics)
+    stored = StoredApi(store, why_no_store, LineRunner(engine, batch_endpoints(service)), metrics)
     return Starlette(
         lifespan=stored.lifespan,
         routes=[
@@ -185,13 +185,23 @@ class _Api:
         return Response(self._service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-def batch_endpoints(engine: EngineClient, resolver: Resolver) -> dict[str, BatchEndpoint]:
+def batch_endpoints(service: Service) -> dict[str, BatchEndpoint]:
     """The endpoints that a batch may ask for, by path."""
+    engine, resolver = service.engine, service.resolver
+    table = None if service.tokenizer is None else service.tokenizer.table
     return {
         "/v1/completions": BatchEndpoint(
-            lambda body: resolver.completion(parse_completion(body), engine.model), COMPLETION
+            lambda body: resolver.completion(parse_completion(body), engine.model),
+            lambda job: ResponseWriter(COMPLETION, job, engine.model.name, table),
         ),
-        "/v1/chat/completions": BatchEndpoint(lambda body: resolver.chat(parse_chat(body), engine.model), CHAT),
+        "/v1/chat/completions": BatchEndpoint(
+            lambda body: resolver.chat(parse_chat(body), engine.model),
+            lambda job: ResponseWriter(CHAT, job, engine.model.name, table),
+        ),
+        "/v1/embeddings": BatchEndpoint(
+            lambda body: resolver.embedding(parse_embedding(body), engine.model),
+            lambda job: EmbeddingWriter(job, engine.model.name),
+        ),
     }
 
 

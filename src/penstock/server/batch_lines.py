@@ -13,29 +13,24 @@ from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.engine.interface import EngineClient
 from penstock.server.batch_input import InputLine
 from penstock.server.errors import as_penstock_error, error_body
-from penstock.server.generation import outputs_of
+from penstock.server.generation import Writer, outputs_of
 from penstock.server.resolve import Job
 from penstock.server.storage.batches import Result
-from penstock.server.writer import ResponseWriter, Shape
-from penstock.text.tokenizer import Tokenizer
 
 
 class BatchEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint whose requests a batch may hold: from a body to a job, and how the answer is written."""
+    """An endpoint whose requests a batch may hold: from a body to a job, and from there to what writes the answer."""
 
     resolve: Callable[[bytes], Job]
-    shape: Shape
+    writer: Callable[[Job], Writer]
 
 
 class LineRunner:
     """Runs requests of batches on an engine."""
 
-    def __init__(
-        self, engine: EngineClient, tokenizer: Tokenizer | None, endpoints: Mapping[str, BatchEndpoint]
-    ) -> None:
+    def __init__(self, engine: EngineClient, endpoints: Mapping[str, BatchEndpoint]) -> None:
         self.endpoints = endpoints
         self._engine = engine
-        self._table = None if tokenizer is None else tokenizer.table
         # One of its own: those of other requests stay free, and the event loop too.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch-lines")
 
@@ -59,16 +54,19 @@ class LineRunner:
         return Result(line.number, status == 200, _response_line(line.custom_id, status, body))
 
     async def _answer(self, line: InputLine, endpoint: BatchEndpoint) -> bytes:
-        job = await asyncio.get_running_loop().run_in_executor(self._thread, endpoint.resolve, line.body)
+        loop = asyncio.get_running_loop()
+        job = await loop.run_in_executor(self._thread, endpoint.resolve, line.body)
         if job.stream:
             raise InvalidParameter("stream", "a batch has no streams; leave it out.")
         # Priorities that lines ask for order them among themselves.
         job = msgspec.structs.replace(job, priority=BACKGROUND_PRIORITY + 2**31 + job.priority)
-        writer = ResponseWriter(endpoint.shape, job, self._engine.model.name, self._table)
+        writer = endpoint.writer(job)
         async with contextlib.aclosing(outputs_of(self._engine, job)) as outputs:
             async for output in outputs:
                 writer.add(output)
-        return writer.body()
+                if writer.enough:
+                    break
+        return await loop.run_in_executor(self._thread, writer.body)
 
 
 def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
