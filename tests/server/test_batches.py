@@ -228,7 +228,7 @@ def test_what_a_batch_may_not_be(stored: StoredServer) -> None:
         ({"colour": "red"}, 400, "colour"),
         ({"metadata": {"a": 1}}, 400, None),
         ({"metadata": {"a" * 65: "b"}}, 400, "metadata"),
-        ({"metadata": {"a": "b" * 513}}, 400, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, 400, "metadata.a"),
         ({"metadata": {str(number): "" for number in range(17)}}, 400, "metadata"),
         ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, 400, "output_expires_after.anchor"),
         ({"output_expires_after": {"anchor": "created_at", "seconds": 2**63}}, 400, None),

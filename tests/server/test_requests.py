@@ -107,14 +107,26 @@ NEUTRAL = {
     "tool_choice": "none",
     "response_format": {"type": "text"},
     "store": False,
-    "metadata": {},
     "modalities": ["text"],
-    "service_tier": "auto",
     "suffix": None,
     "function_call": None,
     "use_beam_search": False,
     "truncate_prompt_tokens": None,
 }
+
+
+@pytest.mark.parametrize(("tier", "priority"), [("auto", 0), ("default", 0), ("flex", 1), ("priority", -1)])
+def test_a_tier_is_a_priority(served: Any, tier: str, priority: int) -> None:
+    answer = served.chat(service_tier=tier).json()
+    assert answer["service_tier"] == tier
+    assert served.engine.calls[0].priority == priority
+    assert f'"service_tier":"{tier}"' in served.complete(service_tier=tier, stream=True).text
+
+
+def test_user_and_metadata_go_into_the_log(served: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="penstock.server"):
+        served.chat(user="me", metadata={"task": "7"})
+    assert "user 'me', metadata {'task': '7'}" in caplog.text
 
 
 def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
@@ -138,6 +150,12 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"no_such_field": None}, "no_such_field"),
+        ({"service_tier": "gold"}, "service_tier"),
+        ({"service_tier": "flex", "priority": 1}, "service_tier"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {"a" * 65: "b"}}, "metadata"),
+        ({"metadata": {"a": "b" * 513}}, "metadata.a"),
+        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
         ({"n": 1_000_000}, "n"),

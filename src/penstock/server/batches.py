@@ -13,6 +13,7 @@ from starlette.routing import Route
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
 from penstock.server.body import read_json_body
+from penstock.server.extras import check_metadata
 from penstock.server.files import require
 from penstock.server.listing import list_response, read_page
 from penstock.server.schema import parse_fields
@@ -22,8 +23,6 @@ from penstock.server.storage.store import Store
 from penstock.server.uploads import check_expiry
 
 WINDOW = "24h"
-MAX_METADATA = 16
-MAX_METADATA_NAME, MAX_METADATA_VALUE = 64, 512
 _USUALLY_LISTED, _MOST_LISTED = 20, 100
 _MOST_BODY_BYTES = 64 * 1024
 
@@ -96,7 +95,7 @@ class BatchesApi:
             raise InvalidParameter("endpoint", f"{fields.endpoint[:80]!r} cannot be asked by a batch; {known} can.")
         if fields.completion_window != WINDOW:
             raise InvalidParameter("completion_window", f"{fields.completion_window[:40]!r} is not {WINDOW!r}.")
-        _check_metadata(fields.metadata or {})
+        check_metadata(fields.metadata or {})
         expiry, now = fields.output_expires_after, int(time.time())
         return Batch(
             id=f"batch_{uuid.uuid4().hex}",
@@ -109,17 +108,6 @@ class BatchesApi:
             if expiry is None
             else check_expiry("output_expires_after", expiry.anchor, expiry.seconds),
         )
-
-
-def _check_metadata(metadata: dict[str, str]) -> None:
-    if len(metadata) > MAX_METADATA:
-        raise InvalidParameter("metadata", f"has {len(metadata)} entries; at most {MAX_METADATA} are kept.")
-    for name, value in metadata.items():
-        check_characters("metadata", name + value)
-        if len(name) > MAX_METADATA_NAME:
-            raise InvalidParameter("metadata", f"a name is longer than {MAX_METADATA_NAME} characters.")
-        if len(value) > MAX_METADATA_VALUE:
-            raise InvalidParameter("metadata", f"a value is longer than {MAX_METADATA_VALUE} characters.")
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:

@@ -200,7 +200,11 @@ class GenerationResponse:
                 self._job.prompt_tokens,
                 self._writer.completion_tokens,
                 seconds,
-                "" if self._job.user is None else f", user {self._job.user!r}",
+                "".join(
+                    f", {name} {value!r}"
+                    for name, value in (("user", self._job.user), ("metadata", self._job.metadata))
+                    if value
+                ),
             )
 
 

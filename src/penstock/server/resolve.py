@@ -10,9 +10,9 @@ from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
 from penstock.core.grammar import Grammar
 from penstock.core.plan import Pooling
-from penstock.core.request import MAX_SALT_LENGTH
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
+from penstock.server.extras import MAX_NAME_LENGTH, check_extras, priority_of
 from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, EmbeddingFields, Message
 from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
@@ -29,7 +29,6 @@ MAX_PROMPT_LOGPROBS = 2**18
 # Numbers of all vectors in one response, each of some 20 bytes of JSON.
 MAX_EMBEDDING_VALUES = 2**22
 MAX_MESSAGES = 16384
-MAX_NAME_LENGTH = 512
 MAX_TEMPLATE_VARIABLES = 64
 # More tokens than the mark that opens a block of reasoning and white space behind it ever are.
 _LONGEST_OPENER = 32
@@ -42,6 +41,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         prompts: token ids of each prompt.
         params: for each prompt the parameters, `max_tokens` resolved; none where vectors are asked for.
+        user, metadata: whose it is, for the log.
+        service_tier: as it was asked for, to be repeated in the response.
         pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
         echo: text to put before each prompt's outputs.
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
@@ -56,6 +57,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
     pooling: Pooling | None = None
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] = "float"
@@ -119,7 +122,7 @@ class Resolver:
         size = model.embedding_size if fields.dimensions is None else fields.dimensions
         if not 1 <= size <= model.embedding_size:
             raise InvalidParameter("dimensions", f"{size} is outside 1..{model.embedding_size}, the model's own.")
-        _check_extras(fields)
+        check_extras(fields)
         _, prompts = self._prompts(
             "input",
             fields.input,
@@ -141,7 +144,7 @@ class Resolver:
         return Job(
             prompts=prompts,
             params=[],
-            priority=fields.priority or 0,
+            priority=priority_of(fields),
             cache_salt=fields.cache_salt or "",
             user=fields.user,
             pooling=fields.pooling or "last",
@@ -213,14 +216,16 @@ class Resolver:
             raise InvalidParameter(
                 "prompt_logprobs", "cannot be streamed; leave out stream, or send echo and logprobs to /v1/completions."
             )
-        _check_extras(fields)
+        check_extras(fields)
         options = fields.stream_options
         return Job(
             prompts=prompts,
             params=params,
-            priority=fields.priority or 0,
+            priority=priority_of(fields),
             cache_salt=fields.cache_salt or "",
             user=fields.user,
+            metadata=fields.metadata,
+            service_tier=fields.service_tier,
             echo=echo,
             prompt_logprobs=fields.prompt_logprobs,
             values=_prompt_logprobs(prompts, params[0].n, scored),
@@ -347,16 +352,6 @@ def check_model_name(name: str | None, model: ModelInfo) -> None:
             f"The model {name[:MAX_NAME_LENGTH]!r} does not exist here; this server serves {model.name!r}.",
             param="model",
         )
-
-
-def _check_extras(fields: CommonFields | EmbeddingFields) -> None:
-    """What all requests may say beside what they ask for."""
-    if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
-        raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
-    if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
-        raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
-    if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:
-        raise InvalidParameter("user", f"must have at most {MAX_NAME_LENGTH} characters.")
 
 
 def check_ids(ids: list[int], model: ModelInfo, param: str) -> None:

@@ -22,12 +22,10 @@ NEUTRAL: Neutral = {
     "functions": (([],), "is not supported; use tools."),
     "length_penalty": ((1, 1.0), "beam search is not supported; leave it out."),
     "logits_processors": (([],), "is not supported; leave it out."),
-    "metadata": (({},), "nothing is stored; leave it out."),
     "modalities": ((["text"],), 'only ["text"] is supported.'),
     "prediction": ((), _NOT_YET),
     "prompt_cache_key": ((), "is not supported; common prefixes are always cached, and cache_salt keeps them apart."),
     "reasoning_effort": ((), _NOT_YET),
-    "service_tier": (("auto", "default"), 'only "auto" is supported; use priority.'),
     "spaces_between_special_tokens": ((True,), "only true is supported."),
     "store": ((False,), "nothing is stored; leave it out or send false."),
     "suffix": (("",), "filling in the middle is not supported; leave it out."),
@@ -111,6 +109,8 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     return_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
     user: str | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

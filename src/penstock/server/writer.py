@@ -178,6 +178,8 @@ class ResponseWriter:
         # Each prompt has a seed of its own; where there is only one, it is the response's.
         if len(self._job.prompts) == 1:
             response["seed"] = self._choices[0].seed
+        if self._job.service_tier is not None:
+            response["service_tier"] = self._job.service_tier
         if self._job.return_token_ids and self._shape.is_chat:
             response["prompt_token_ids"] = self._job.prompts[0]
         if self._job.prompt_logprobs is not None and self._shape.is_chat:
@@ -208,6 +210,8 @@ class ResponseWriter:
         }
         if len(self._job.prompts) == 1:
             head["seed"] = output.seed
+        if self._job.service_tier is not None:
+            head["service_tier"] = self._job.service_tier
         self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
         for choice in self._choices:
             choice.prefix = self._head + b'{"index":%d' % choice.index

@@ -5,11 +5,8 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidParameter
+from penstock.server.extras import check_metadata
 from penstock.server.parsing import NOT_YET, Neutral, convert, decode_object, drop_neutral
-
-MAX_METADATA = 16
-MAX_METADATA_KEY = 64
-MAX_METADATA_VALUE = 512
 
 NEUTRAL: Neutral = {
     "background": ((False,), "responses are not computed in the background; leave it out, and stream."),
@@ -102,7 +99,7 @@ def parse_response(body: bytes) -> ResponsesFields:
     if isinstance(given.get("tool_choice"), dict):
         _check_kind(given["tool_choice"], "tool_choice")
     fields = convert(given, ResponsesFields)
-    _check_metadata(fields.metadata or {})
+    check_metadata(fields.metadata or {})
     return fields
 
 
@@ -112,13 +109,3 @@ def _check_kind(tool: dict[str, Any], path: str) -> None:
         raise InvalidParameter(
             f"{path}.type", f"{kind[:40]!r} is not supported; only 'function', a tool of the client."
         )
-
-
-def _check_metadata(metadata: dict[str, str]) -> None:
-    if len(metadata) > MAX_METADATA:
-        raise InvalidParameter("metadata", f"{len(metadata)} entries given, at most {MAX_METADATA} are accepted.")
-    for key, value in metadata.items():
-        if len(key) > MAX_METADATA_KEY:
-            raise InvalidParameter("metadata", f"a key must have at most {MAX_METADATA_KEY} characters.")
-        if len(value) > MAX_METADATA_VALUE:
-            raise InvalidParameter(f"metadata.{key}", f"must have at most {MAX_METADATA_VALUE} characters.")

@@ -1,0 +1,56 @@
+"""What any request may say beside what it asks for: its place in the queue, and whose it is."""
+
+from collections.abc import Mapping
+
+from penstock.core.checks import check_characters
+from penstock.core.errors import InvalidParameter
+from penstock.core.request import MAX_SALT_LENGTH
+from penstock.server.schema import CommonFields, EmbeddingFields
+
+MAX_NAME_LENGTH = 512
+MAX_METADATA = 16
+MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
+# What the tiers of OpenAI's API are as priorities, of which lower ones run first.
+TIERS = {"auto": 0, "default": 0, "flex": 1, "priority": -1}
+
+
+def check_extras(fields: CommonFields | EmbeddingFields) -> None:
+    """Raise InvalidParameter where one of them cannot be."""
+    if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
+        raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
+    if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
+        raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
+    if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:
+        raise InvalidParameter("user", f"must have at most {MAX_NAME_LENGTH} characters.")
+    if isinstance(fields, CommonFields):
+        check_metadata(fields.metadata or {})
+        _check_tier(fields)
+
+
+def check_metadata(metadata: Mapping[str, str]) -> None:
+    """Raise InvalidParameter where there is more of it than OpenAI's API takes."""
+    if len(metadata) > MAX_METADATA:
+        raise InvalidParameter("metadata", f"{len(metadata)} entries given, at most {MAX_METADATA} are accepted.")
+    for key, value in metadata.items():
+        check_characters("metadata", key + value)
+        if len(key) > MAX_METADATA_KEY:
+            raise InvalidParameter("metadata", f"a key must have at most {MAX_METADATA_KEY} characters.")
+        if len(value) > MAX_METADATA_VALUE:
+            raise InvalidParameter(f"metadata.{key}", f"must have at most {MAX_METADATA_VALUE} characters.")
+
+
+def _check_tier(fields: CommonFields) -> None:
+    tier = fields.service_tier
+    if tier is None:
+        return
+    if tier not in TIERS:
+        raise InvalidParameter("service_tier", f"{tier[:40]!r} is not one of {', '.join(TIERS)}.")
+    if fields.priority is not None:
+        raise InvalidParameter("service_tier", "cannot be combined with priority; send one of them.")
+
+
+def priority_of(fields: CommonFields | EmbeddingFields) -> int:
+    """A request's priority, as a number or by its tier."""
+    if isinstance(fields, CommonFields) and fields.service_tier is not None:
+        return TIERS[fields.service_tier]
+    return fields.priority or 0
