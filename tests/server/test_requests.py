@@ -1,6 +1,8 @@
 """Every field of a request is used, or refused by a 400 that names it."""
 
 import json
+import logging
+import queue
 from typing import Any
 
 import pytest
@@ -123,10 +125,22 @@ def test_a_tier_is_a_priority(served: Any, tier: str, priority: int) -> None:
     assert f'"service_tier":"{tier}"' in served.complete(service_tier=tier, stream=True).text
 
 
-def test_user_and_metadata_go_into_the_log(served: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO", logger="penstock.server"):
+def test_user_and_metadata_go_into_the_log(served: Any) -> None:
+    lines: queue.Queue[str] = queue.Queue()
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.put(record.getMessage())  # type: ignore[method-assign]
+    # Its own handler, since other tests set up logging as a server does.
+    logger = logging.getLogger("penstock.server")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
         served.chat(user="me", metadata={"task": "7"})
-    assert "user 'me', metadata {'task': '7'}" in caplog.text
+        # A request is logged when its response has been sent.
+        assert lines.get(timeout=10).endswith(", user 'me', metadata {'task': '7'}")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
