@@ -13,14 +13,13 @@ from penstock.core.errors import InvalidParameter
 from penstock.core.grammar import Grammar
 from penstock.core.plan import BeginRow
 from penstock.core.sampling import SamplingParams
-from penstock.kernels.cpu.native import OBSTACLE
-from penstock.sampling import sampler as module
 from penstock.sampling.grammar import Grammars
-from penstock.sampling.reference import Reference
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.text.table import TokenTable
 from support.schemas import random_schema
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 # Tokens of bytes, of words that cross what a grammar tells apart, and at last the end.
 WORDS = [
@@ -51,19 +50,6 @@ TABLE = TokenTable(PIECES, PIECES, 0, [index == EOS for index in range(len(PIECE
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
     return Grammars(TABLE, VOCABULARY, (EOS,), threads=2)
-
-
-@pytest.fixture(autouse=True, scope="module", params=["native", "reference"])
-def implementation(request):
-    """Every test holds for both implementations."""
-    if request.param == "native":
-        if OBSTACLE is not None:
-            pytest.skip(OBSTACLE)
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "chooser", lambda vocab_size: Reference(vocab_size).choose)
-        yield
 
 
 def row_of(grammars: Grammars, grammar: Grammar | None, sequence: int = 0, **params: object) -> RowState:

@@ -5,14 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import RowFailed
-from penstock.kernels.cpu.native import OBSTACLE
-from penstock.sampling import sampler as module
 from penstock.sampling.draw import perturbed
 from penstock.sampling.noise import Purpose, position_key
 from penstock.sampling.pipeline import Candidates, narrowing_steps
-from penstock.sampling.reference import Reference
 from penstock.sampling.sampler import Sampler
 from support.sampling_rows import EOS, chi_square, make_row, make_samples
+
+pytestmark = pytest.mark.usefixtures("implementation")
 
 torch.set_num_threads(1)
 VOCABULARY = 1200
@@ -25,19 +24,6 @@ MIXED = (
     {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
     {"temperature": 0.0, "logit_bias": {5: 3.0, 6: -100.0}, "min_tokens": 3, "logprobs": 0},
 )
-
-
-@pytest.fixture(autouse=True, scope="module", params=["native", "reference"])
-def implementation(request):
-    """Every test of the sampler holds for both implementations."""
-    if request.param == "native":
-        if OBSTACLE is not None:
-            pytest.skip(OBSTACLE)
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "chooser", lambda vocab_size: Reference(vocab_size).choose)
-        yield
 
 
 def logits_of(step, count, spread=2.0):

@@ -56,3 +56,13 @@ def test_each_field_is_described(served: Any, path: str) -> None:
     for name in ("no_such_field", *properties):
         answer = served.http.post(path, json={**dict.fromkeys(own), **own, name: own.get(name)})
         assert answer.status_code == (400 if name not in properties else 200), (name, answer.text)
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+def test_what_a_list_may_be_asked_is_accepted(served: Any, path: str) -> None:
+    described = next(each for each in ENDPOINTS if (each.method, each.path) == ("GET", path)).query
+    values = {"limit": "5", "order": "asc", "purpose": "batch"}
+    for name in described.keys() & values.keys():
+        assert served.http.get(path, params={name: values[name]}).status_code == 200
+    for name in values.keys() - described.keys():
+        assert served.http.get(path, params={name: values[name]}).status_code == 400

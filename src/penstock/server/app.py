@@ -4,7 +4,9 @@ It is Starlette, with bodies parsed by msgspec: strict types, unknown fields ref
 between a token and its socket.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
@@ -32,7 +34,7 @@ from penstock.server.service import Service, json_response
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE, StoredApi
 from penstock.server.tokens import TokensApi
-from penstock.server.writer import CHAT, COMPLETION, ResponseWriter, Shape
+from penstock.server.writer import CHAT, COMPLETION, ResponseWriter
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, choose_format
 from penstock.text.tokenizer import Tokenizer
@@ -73,8 +75,9 @@ def create_app(
     resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format)
     metrics = Metrics(lambda: engine.load)
     service = Service(engine, tokenizer, resolver, metrics, max_body_bytes)
-    api = _Api(service)
-    stored = StoredApi(store, why_no_store, LineRunner(engine, batch_endpoints(service)), metrics)
+    endpoints = batch_endpoints(service)
+    api = _Api(service, endpoints)
+    stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints), metrics)
     return Starlette(
         lifespan=stored.lifespan,
         routes=[
@@ -106,46 +109,31 @@ def create_app(
 class _Api:
     """OpenAI's completions and chats, and what tells of the server."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, endpoints: Mapping[str, BatchEndpoint]) -> None:
         self._service = service
         self._engine = service.engine
-        self._table = None if service.tokenizer is None else service.tokenizer.table
+        self._endpoints = endpoints
 
     async def completions(self, request: Request) -> Response | GenerationResponse:
         """`POST /v1/completions`"""
-        resolver = self._service.resolver
-        return await self._generate(
-            request,
-            "completions",
-            COMPLETION,
-            lambda body: resolver.completion(parse_completion(body), self._engine.model),
-        )
+        return await self._generate(request, "completions", "/v1/completions")
 
     async def chat_completions(self, request: Request) -> Response | GenerationResponse:
         """`POST /v1/chat/completions`"""
-        resolver = self._service.resolver
-        return await self._generate(
-            request, "chat", CHAT, lambda body: resolver.chat(parse_chat(body), self._engine.model)
-        )
+        return await self._generate(request, "chat", "/v1/chat/completions")
 
     async def embeddings(self, request: Request) -> Response | GenerationResponse:
         """`POST /v1/embeddings`"""
-        return await self._generate(
-            request,
-            "embeddings",
-            None,
-            lambda body: self._service.resolver.embedding(parse_embedding(body), self._engine.model),
-        )
+        return await self._generate(request, "embeddings", "/v1/embeddings")
 
-    async def _generate(
-        self, request: Request, endpoint: Endpoint, shape: Shape | None, resolve: Callable[[bytes], Job]
-    ) -> Response | GenerationResponse:
+    async def _generate(self, request: Request, name: Endpoint, path: str) -> Response | GenerationResponse:
+        endpoint = self._endpoints[path]
+
         async def prepare(body: bytes) -> tuple[Job, Writer]:
-            job = await self._service.beside(len(body), resolve, body)
-            name = self._engine.model.name
-            return job, EmbeddingWriter(job, name) if shape is None else ResponseWriter(shape, job, name, self._table)
+            job = await self._service.beside(len(body), endpoint.resolve, body)
+            return job, endpoint.writer(job)
 
-        return await self._service.generate(request, endpoint, prepare)
+        return await self._service.generate(request, name, prepare)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`"""
@@ -174,19 +162,24 @@ class _Api:
 
     async def description(self, request: Request) -> Response:
         """`GET /openapi.json`"""
-        return json_response(document(ENDPOINTS, __version__))
+        return json_response(_description())
 
     async def page(self, request: Request) -> Response:
         """`GET /docs`"""
-        return Response(page(document(ENDPOINTS, __version__)), media_type="text/html")
+        return Response(page(_description()), media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, in Prometheus' text format."""
         return Response(self._service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
+@cache
+def _description() -> dict[str, Any]:
+    return document(ENDPOINTS, __version__)
+
+
 def batch_endpoints(service: Service) -> dict[str, BatchEndpoint]:
-    """The endpoints that a batch may ask for, by path."""
+    """OpenAI's endpoints for one request each, which a batch may ask for too, by path."""
     engine, resolver = service.engine, service.resolver
     table = None if service.tokenizer is None else service.tokenizer.table
     return {

@@ -15,8 +15,9 @@ from penstock.core.errors import InvalidParameter
 from penstock.server.body import read_json_body
 from penstock.server.extras import check_metadata
 from penstock.server.files import require
-from penstock.server.listing import list_response, read_page
+from penstock.server.listing import list_page, read_page
 from penstock.server.schema import parse_fields
+from penstock.server.service import json_response
 from penstock.server.storage.batches import Batch, BatchStore
 from penstock.server.storage.limits import DAY
 from penstock.server.storage.store import Store
@@ -71,19 +72,19 @@ class BatchesApi:
             batch = self._new(parse_fields(await read_json_body(request, _MOST_BODY_BYTES), BatchFields))
             await batches.create(batch)
             self._changed()
-            return _json(batch)
+            return json_response(batch_object(batch))
         found, more = await batches.page(read_page(request, usual=_USUALLY_LISTED, most=_MOST_LISTED))
-        return list_response([batch_object(batch) for batch in found], more)
+        return json_response(list_page([batch_object(batch) for batch in found], more))
 
     async def one(self, request: Request) -> Response:
         """`GET /v1/batches/{id}`"""
-        return _json(await self._batches().get(request.path_params["id"]))
+        return json_response(batch_object(await self._batches().get(request.path_params["id"])))
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/batches/{id}/cancel`: what is done stays; the rest is not run."""
         batch = await self._batches().cancel(request.path_params["id"], int(time.time()))
         self._changed()
-        return _json(batch)
+        return json_response(batch_object(batch))
 
     def _batches(self) -> BatchStore:
         return require(self._store, self._why_none).batches
@@ -128,7 +129,3 @@ def batch_object(batch: Batch) -> dict[str, Any]:
         "errors": {"object": "list", "data": problems} if problems else None,
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},
     }
-
-
-def _json(batch: Batch) -> Response:
-    return Response(msgspec.json.encode(batch_object(batch)), media_type="application/json")

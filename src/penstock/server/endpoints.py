@@ -9,11 +9,8 @@ from penstock.server.parsing import Neutral
 from penstock.server.responses import schema as responses_schema
 
 _Object = dict[str, Any]
-_PAGE: dict[str, dict[str, Any]] = {
-    "limit": {"type": "integer", "minimum": 1},
-    "after": {"type": "string"},
-    "order": {"enum": ["asc", "desc"]},
-}
+_PAGE: dict[str, dict[str, Any]] = {"limit": {"type": "integer", "minimum": 1}, "after": {"type": "string"}}
+_ORDERED = {**_PAGE, "order": {"enum": ["asc", "desc"]}}
 
 
 def _values(neutral: Neutral) -> dict[str, tuple[Any, ...]]:
@@ -71,12 +68,12 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/responses/{id}", "A kept response", _Object),
     Endpoint("DELETE", "/v1/responses/{id}", "Forget a response", answers.Deleted),
     Endpoint("POST", "/v1/responses/{id}/cancel", "End a response that is being streamed", _Object),
-    Endpoint("GET", "/v1/responses/{id}/input_items", "What a response was asked", _Object, query=_PAGE),
+    Endpoint("GET", "/v1/responses/{id}/input_items", "What a response was asked", _Object, query=_ORDERED),
     _anthropic("/v1/messages", "Answer a conversation", _Object, messages_schema.MessagesFields, streams=True),
     _anthropic(
         "/v1/messages/count_tokens", "Count a prompt's tokens", answers.CountedTokens, messages_schema.PromptFields
     ),
-    _stored("GET", "/v1/files", "All files", answers.FileList, query={**_PAGE, "purpose": {"type": "string"}}),
+    _stored("GET", "/v1/files", "All files", answers.FileList, query={**_ORDERED, "purpose": {"type": "string"}}),
     _stored(
         "POST", "/v1/files", "Store a file", answers.FileAnswer, body=answers.Upload, body_media="multipart/form-data"
     ),

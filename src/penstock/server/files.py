@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any, BinaryIO
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -11,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import InvalidParameter
 from penstock.server.errors import StorageOff
-from penstock.server.listing import list_response, read_page
+from penstock.server.listing import list_page, read_page
+from penstock.server.service import json_response
 from penstock.server.storage.batches import INPUT_PURPOSE, OUTPUT_PURPOSE
 from penstock.server.storage.files import FileStore, StoredFile
 from penstock.server.storage.store import Store
@@ -47,7 +47,7 @@ class FilesApi:
         """`POST /v1/files` and `GET /v1/files`"""
         files = self._files()
         if request.method == "POST":
-            return _json(file_object(await receive_upload(request, files)))
+            return json_response(file_object(await receive_upload(request, files)))
         page = read_page(request, usual=_MOST_LISTED, most=_MOST_LISTED, others=("order", "purpose"))
         purpose = request.query_params.get("purpose")
         if purpose is not None and purpose not in (INPUT_PURPOSE, OUTPUT_PURPOSE):
@@ -55,15 +55,15 @@ class FilesApi:
                 "purpose", f"no file is for {purpose[:40]!r}; they are for 'batch' or 'batch_output'."
             )
         found, more = await files.page(page, purpose)
-        return list_response([file_object(file) for file in found], more)
+        return json_response(list_page([file_object(file) for file in found], more))
 
     async def one(self, request: Request) -> Response:
         """`GET /v1/files/{id}` and `DELETE /v1/files/{id}`"""
         files, file_id = self._files(), request.path_params["id"]
         if request.method == "DELETE":
             await files.delete(file_id)
-            return _json({"id": file_id, "object": "file", "deleted": True})
-        return _json(file_object(await files.get(file_id)))
+            return json_response({"id": file_id, "object": "file", "deleted": True})
+        return json_response(file_object(await files.get(file_id)))
 
     async def content(self, request: Request) -> "ContentResponse":
         """`GET /v1/files/{id}/content`"""
@@ -109,7 +109,3 @@ def file_object(file: StoredFile) -> dict[str, Any]:
         "status": "processed",
         "status_details": None,
     }
-
-
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from penstock.core.errors import InvalidParameter
 from penstock.server.storage.pages import Page
@@ -28,13 +26,12 @@ def read_page(request: Request, *, usual: int, most: int, others: Sequence[str] 
     return Page(int(limit), query.get("after"), order == "asc")
 
 
-def list_response(items: list[dict[str, Any]], more: bool) -> Response:
+def list_page(items: list[dict[str, Any]], more: bool) -> dict[str, Any]:
     """One page."""
-    content = {
+    return {
         "object": "list",
         "data": items,
         "first_id": items[0]["id"] if items else None,
         "last_id": items[-1]["id"] if items else None,
         "has_more": more,
     }
-    return Response(msgspec.json.encode(content), media_type="application/json")

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.core.errors import InvalidParameter
 from penstock.server.errors import ResponseNotFound, StorageOff
 from penstock.server.generation import GenerationResponse
+from penstock.server.listing import list_page
 from penstock.server.resolve import Job
 from penstock.server.responses.items import listed, parse_items
 from penstock.server.responses.schema import ResponsesFields, parse_response
@@ -179,11 +180,4 @@ def _page(items: list[dict[str, Any]], after: str | None, limit: int) -> dict[st
         if not places:
             raise InvalidParameter("after", f"no item has the id {after[:80]!r}.")
         start = places[0] + 1
-    data = items[start : start + limit]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": start + limit < len(items),
-    }
+    return list_page(items[start : start + limit], start + limit < len(items))
