@@ -198,3 +198,65 @@ def test_the_eviction_order_survives_much_churn() -> None:
             held.append(block)
         pool.check(dict.fromkeys(held, 1))
         assert len(pool._eviction_heap) <= 2 * 8 + 65
+
+
+def kept_pool(num_blocks: int, max_kept: int) -> tuple[BlockPool, PrefixIndex, list[int]]:
+    """A pool full of cached blocks, the first ones used last."""
+    index = PrefixIndex(1)
+    pool = BlockPool(num_blocks, index, max_kept=max_kept)
+    blocks = take(pool, num_blocks)
+    for block in blocks:
+        publish(index, block, [block])
+    for block in reversed(blocks):
+        pool.release(block)
+    return pool, index, blocks
+
+
+def test_what_is_kept_is_evicted_last() -> None:
+    pool, _, blocks = kept_pool(4, max_kept=2)
+    # The two that would go first.
+    assert pool.keep(blocks[3], 60)
+    assert pool.keep(blocks[2], 60)
+    assert (pool.num_available, pool.num_spare) == (4, 2)
+    assert take(pool, 2) == [blocks[1], blocks[0]]
+    assert (pool.num_available, pool.num_spare, pool.num_kept) == (2, 0, 2)
+    # Where nothing else is left they give way.
+    assert take(pool, 1) == [blocks[3]]
+    assert pool.num_kept == 1
+    pool.check(dict.fromkeys([blocks[0], blocks[1], blocks[3]], 1))
+
+
+def test_no_more_are_kept_than_may_be() -> None:
+    pool, _, blocks = kept_pool(4, max_kept=1)
+    assert pool.keep(blocks[0], 60)
+    assert not pool.keep(blocks[1], 60)
+    assert pool.keep(blocks[0], 60)
+    assert [pool.is_kept(block) for block in blocks] == [True, False, False, False]
+
+
+def test_keeping_ends_and_a_use_begins_it_again() -> None:
+    pool, _, blocks = kept_pool(3, max_kept=3)
+    pool.tick(100.0)
+    assert pool.keep(blocks[0], 60)
+    assert pool.keep(blocks[1], 60)
+    pool.tick(150.0)
+    pool.share(blocks[0])
+    pool.release(blocks[0])
+    pool.tick(160.0)
+    assert [pool.is_kept(block) for block in blocks] == [True, False, False]
+    assert pool.num_spare == 2
+    pool.tick(209.9)
+    assert pool.is_kept(blocks[0])
+    pool.tick(210.0)
+    assert (pool.num_kept, pool.num_spare, pool.num_available) == (0, 3, 3)
+    pool.check({})
+
+
+def test_the_longer_time_counts() -> None:
+    pool, _, blocks = kept_pool(1, max_kept=1)
+    assert pool.keep(blocks[0], 3600)
+    assert pool.keep(blocks[0], 300)
+    pool.tick(3599)
+    assert pool.is_kept(blocks[0])
+    pool.tick(3600)
+    assert not pool.is_kept(blocks[0])

@@ -60,12 +60,26 @@ class CacheMachine(RuleBasedStateMachine):
         num_blocks=st.integers(2, 40),
         collide=st.booleans(),
         caching=st.sampled_from([True, True, True, False]),
+        kept_share=st.sampled_from([0.0, 0.3, 1.0]),
     )
     def start(
-        self, block_size: int, windows: tuple[int | None, ...], num_blocks: int, collide: bool, caching: bool
+        self,
+        block_size: int,
+        windows: tuple[int | None, ...],
+        num_blocks: int,
+        collide: bool,
+        caching: bool,
+        kept_share: float,
     ) -> None:
         self.spec = kv_spec(block_size, windows)
-        self.cache = KVCache(self.spec, num_blocks, key_of=short_hash if collide else None, prefix_caching=caching)
+        self.cache = KVCache(
+            self.spec,
+            num_blocks,
+            key_of=short_hash if collide else None,
+            prefix_caching=caching,
+            kept_share=kept_share,
+        )
+        self.now = 0.0
         self.memory: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.alive: list[Modelled] = []
         self.outstanding: deque[Outstanding] = deque()
@@ -112,11 +126,14 @@ class CacheMachine(RuleBasedStateMachine):
         references = self.references()
         available = self.cache.pool.num_available
         number = self.next_plan
+        spare, kept = self.cache.pool.num_spare, self.cache.pool.num_kept
         missing = self.cache.reserve(sequence.blocks, start, end, plan=number, until=sequence.last_plan)
         if missing:
             assert missing > 0
             self.assert_rolled_back(sequence, before, references, available)
             return
+        if self.cache.pool.num_kept < kept:
+            assert len(self.new_blocks(sequence, before)) > spare, "what is kept goes last"
         self.next_plan += 1
         self.assert_untouched(self.new_blocks(sequence, before))
         copies = self.cache.take_copies()
@@ -172,6 +189,26 @@ class CacheMachine(RuleBasedStateMachine):
             return
         self.cache.roll_back(sequence.blocks, tokens, until=None)
         sequence.computed = tokens
+
+    @rule(sequence=sequences, tokens=st.integers(0, 12), seconds=st.sampled_from([1.0, 10.0]))
+    def keep(self, sequence: Modelled, tokens: int, seconds: float) -> None:
+        if not sequence.alive:
+            return
+        before = self.cache.pool.num_kept
+        kept = self.cache.keep(sequence.blocks, tokens, seconds)
+        assert kept <= tokens
+        assert kept % self.spec.block_size == 0
+        assert before <= self.cache.pool.num_kept <= self.cache.pool.num_blocks
+        assert self.cache.kept_tokens(sequence.blocks, kept // self.spec.block_size) == kept
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        available = self.cache.pool.num_available
+        self.cache.pool.tick(self.now)
+        assert self.cache.pool.num_available == available
+        if seconds > 10.0:
+            assert self.cache.pool.num_kept == 0
 
     @rule(sequence=sequences)
     def preempt(self, sequence: Modelled) -> None:

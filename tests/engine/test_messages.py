@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import EngineError
-from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.messages import (
     Abort,
@@ -31,6 +31,8 @@ outputs = st.builds(
     st.none() | st.integers(0, 5000),
     st.none(),
     st.none() | st.lists(logprobs, max_size=2),
+    st.none(),
+    st.none() | st.builds(KeptTokens, st.integers(0, 5000), st.lists(st.integers(0, 5000), max_size=4)),
 )
 
 

@@ -1,6 +1,6 @@
 """What the client makes of events: deltas that may wait, and the scores of a prompt once they are complete."""
 
-from penstock.core.events import SampleOutput
+from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.outputs import RequestState
 from support.simulation import make_request
@@ -41,6 +41,14 @@ def test_half_of_the_scores_are_nobodys() -> None:
     state.push(SampleOutput(0, 0, [], prompt_logprobs=[score(6)]))
     state.push(SampleOutput(0, 0, [], "error", error="It broke."))
     assert state.take().prompt_logprobs is None
+
+
+def test_what_is_kept_is_told_from_the_first_token_on() -> None:
+    state = RequestState(make_request(0, [5, 6], 2), None)
+    state.push(SampleOutput(0, 0, [7], kept=KeptTokens(0, [2])))
+    assert state.take().kept == KeptTokens(0, [2])
+    state.push(SampleOutput(0, 0, [9], "length"))
+    assert state.take().kept == KeptTokens(0, [2])
 
 
 def test_nobody_gets_what_was_not_asked_for() -> None:

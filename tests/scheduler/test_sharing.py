@@ -2,6 +2,8 @@
 
 import pytest
 
+from penstock.core.events import KeptTokens
+from penstock.core.request import KeptPrefix
 from support.simulation import Simulation, config, make_request, prompt, rows_of
 
 
@@ -168,3 +170,92 @@ def test_samples_that_never_were_end_with_their_request() -> None:
     simulation.abort(0)
     assert simulation.finishes == {(0, i): "abort" for i in range(3)}
     simulation.run()
+
+
+def test_what_is_kept_outlives_what_is_not() -> None:
+    """Two prompts are cached, the older one kept; a flood of others pushes out only the newer."""
+    simulation = Simulation(24, kept_share=0.5)
+    kept, other = prompt(16), prompt(16, start=100)
+    simulation.submit(make_request(0, kept, 1, keep=(KeptPrefix(16, 1000.0),)))
+    simulation.run()
+    simulation.submit(make_request(1, other, 1))
+    simulation.run()
+    for index in range(2, 12):
+        simulation.submit(make_request(index, prompt(30, start=1000 * index), 2))
+    simulation.run()
+    simulation.submit(make_request(20, kept, 1, keep=(KeptPrefix(16, 1000.0),)))
+    simulation.submit(make_request(21, other, 1))
+    simulation.run()
+    assert simulation.cached_tokens[20] == 15
+    assert simulation.cached_tokens[21] == 0
+
+
+def test_what_is_kept_gives_way_rather_than_stop_everything() -> None:
+    """A request that needs the whole pool is served, though all of the pool is kept for another."""
+    simulation = Simulation(8, kept_share=1.0)
+    simulation.submit(make_request(0, prompt(28), 1, keep=(KeptPrefix(28, 1e9),)))
+    simulation.run()
+    assert simulation.cache.pool.num_kept == 7
+    simulation.submit(make_request(1, prompt(30, start=100), 2))
+    simulation.run()
+    assert simulation.cache.pool.num_kept == 0
+
+
+def test_keeping_ends_with_its_time() -> None:
+    simulation = Simulation(40, kept_share=1.0)
+    simulation.submit(make_request(0, prompt(16), 1, keep=(KeptPrefix(8, 50.0), KeptPrefix(16, 5.0))))
+    simulation.run()
+    pool = simulation.cache.pool
+    assert pool.num_kept == 4
+    pool.tick(simulation.now + 10.0)
+    assert pool.num_kept == 2
+    pool.tick(simulation.now + 100.0)
+    assert pool.num_kept == 0
+
+
+def test_what_was_kept_and_what_is_now_is_told() -> None:
+    simulation = Simulation(40, kept_share=1.0)
+    marks = (KeptPrefix(9, 50.0), KeptPrefix(16, 5.0))
+    simulation.submit(make_request(0, prompt(18), 2, keep=marks))
+    simulation.run()
+    simulation.submit(make_request(1, prompt(18), 2, keep=marks))
+    simulation.run()
+    # The longer prefix is still in the cache, but nobody asked for that any more.
+    simulation.now += 10.0
+    simulation.submit(make_request(2, prompt(18), 2, keep=marks))
+    simulation.run()
+    simulation.submit(make_request(3, prompt(16), 2, keep=marks))
+    simulation.run()
+    assert simulation.kept == {
+        0: KeptTokens(0, [8, 16]),
+        1: KeptTokens(16, [8, 16]),
+        2: KeptTokens(8, [8, 16]),
+        # Its last block was hit but for the last token, which is computed again.
+        3: KeptTokens(16, [8, 16]),
+    }
+    assert simulation.cached_tokens == {0: 0, 1: 16, 2: 16, 3: 15}
+
+
+def test_a_request_is_told_of_no_more_than_it_wants_kept() -> None:
+    simulation = Simulation(40, kept_share=1.0)
+    simulation.submit(make_request(0, prompt(18), 1, keep=(KeptPrefix(16, 5.0),)))
+    simulation.run()
+    simulation.submit(make_request(1, prompt(18), 1, keep=(KeptPrefix(8, 5.0),)), make_request(2, prompt(18), 1))
+    simulation.run()
+    assert simulation.kept == {0: KeptTokens(0, [16]), 1: KeptTokens(8, [8])}
+
+
+def test_no_more_is_kept_than_the_share_of_the_pool() -> None:
+    simulation = Simulation(40, kept_share=0.1)
+    simulation.submit(make_request(0, prompt(26), 1, keep=(KeptPrefix(8, 50.0), KeptPrefix(26, 50.0))))
+    simulation.run()
+    assert simulation.kept == {0: KeptTokens(0, [8, 16])}
+    assert simulation.scheduler.snapshot().blocks_kept == 4
+
+
+def test_a_chunked_prompt_is_kept_when_its_last_chunk_is_computed() -> None:
+    simulation = Simulation(40, config=config(8, 8), kept_share=1.0)
+    simulation.submit(make_request(0, prompt(30), 2, n=2, keep=(KeptPrefix(4, 50.0), KeptPrefix(30, 50.0))))
+    assert simulation.step() and simulation.cache.pool.num_kept == 1
+    simulation.run()
+    assert simulation.kept == {0: KeptTokens(0, [4, 28])}

@@ -8,11 +8,12 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import RequestTooLarge
-from penstock.core.request import Request
+from penstock.core.request import KeptPrefix, Request
 from support.simulation import Simulation, make_request
 
 SEEDS_PER_TEST = 25
@@ -62,10 +63,21 @@ def random_request(rng: random.Random, index: int, prefixes: list[list[int]]) ->
     )
 
 
+def random_keep(rng: random.Random, request: Request) -> tuple[KeptPrefix, ...]:
+    """Up to three prefixes of a prompt, kept for some steps."""
+    lengths = sorted(rng.randint(1, len(request.prompt_token_ids)) for _ in range(rng.choice([0, 1, 3])))
+    return tuple(KeptPrefix(length, rng.choice([5.0, 100.0])) for length in lengths)
+
+
 def random_workload(seed: int) -> Workload:
     rng = random.Random(seed)
     prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 3))]
     requests = [random_request(rng, index, prefixes) for index in range(rng.randint(2, 16))]
+    # From a generator of its own, so that it changes nothing else of a seed's workload.
+    luck = random.Random(-seed - 1)
+    kept_share = luck.choice([0.0, 0.0, 0.3, 1.0])
+    if kept_share:
+        requests = [msgspec.structs.replace(request, keep=random_keep(luck, request)) for request in requests]
     max_num_seqs = rng.choice([1, 2, 4, 8])
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -94,6 +106,7 @@ def random_workload(seed: int) -> Workload:
         config=config,
         prefix_caching=rng.random() < 0.8,
         key_of=colliding_hash if rng.random() < 0.2 else None,
+        kept_share=kept_share,
     )
     return Workload(
         simulation,

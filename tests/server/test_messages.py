@@ -62,6 +62,7 @@ def test_an_answer(served: Any) -> None:
             "input_tokens": len(served.engine.calls[0].prompt) - 4,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 4,
+            "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "output_tokens": len(served.engine.reply),
         },
     }
@@ -230,14 +231,9 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
                     {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "e"}}]}
                 ]
             },
-            "messages[0].content[0].cache_control",
-        ),
-        (
-            {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
-            "system[0].cache_control",
+            "messages[0].content[0].cache_control.type",
         ),
         ({"system": [{"type": "image"}]}, "system[0].type"),
-        ({"cache_control": {"type": "ephemeral"}}, "cache_control"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name"),
         ({"tools": [{"name": "f", "input_schema": {"type": "array"}}]}, "tools[0].input_schema.type"),
         ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),

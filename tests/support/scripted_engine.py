@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.core.errors import EngineUnavailable
-from penstock.core.events import LoadSnapshot
+from penstock.core.events import KeptTokens, LoadSnapshot
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
+from penstock.core.request import KeptPrefix
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import ModelInfo, RequestOutput, SampleDelta
 from penstock.text.detokenizer import Detokenizer
@@ -23,6 +24,7 @@ class Call:
     params: SamplingParams
     priority: int
     cache_salt: str
+    keep: tuple[KeptPrefix, ...] = ()
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     outputs: int = 0
     pooling: Pooling | None = None
@@ -53,6 +55,7 @@ class ScriptedEngine:
         self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.unavailable: str | None = None
+        self.kept: KeptTokens | None = None
         self.before: Callable[[Call], object] | None = None
         self._table = table
 
@@ -61,9 +64,15 @@ class ScriptedEngine:
             raise EngineUnavailable(self.unavailable)
 
     async def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        keep: tuple[KeptPrefix, ...] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        call = Call(prompt_token_ids, params, priority, cache_salt)
+        call = Call(prompt_token_ids, params, priority, cache_salt, keep)
         self.calls.append(call)
         number = len(self.calls)
         texts = [
@@ -105,7 +114,9 @@ class ScriptedEngine:
                         deltas[-1].error, deltas[-1].stop_reason = self.error, self.stop_reason
                 call.outputs += 1
                 told = None if position else scores
-                yield RequestOutput(number, deltas, len(prompt_token_ids), cached, seed, last, prompt_logprobs=told)
+                yield RequestOutput(
+                    number, deltas, len(prompt_token_ids), cached, seed, last, prompt_logprobs=told, kept=self.kept
+                )
         finally:
             call.closed.set()
 

@@ -8,9 +8,9 @@ import msgspec
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import KeyFunction
 from penstock.core.config import SchedulerConfig
-from penstock.core.events import SampleOutput
+from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import FinishReason, Pooling, StepPlan, TokenLogprobs
-from penstock.core.request import Request
+from penstock.core.request import KeptPrefix, Request
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.sequence import Sequence
@@ -31,6 +31,7 @@ def make_request(
     seed: int = 0,
     prompt_logprobs: int | None = None,
     pooling: Pooling | None = None,
+    keep: tuple[KeptPrefix, ...] = (),
 ) -> Request:
     """A request with resolved parameters."""
     return Request(
@@ -41,6 +42,7 @@ def make_request(
         priority=priority,
         cache_salt=salt,
         pooling=pooling,
+        keep=keep,
     )
 
 
@@ -75,10 +77,13 @@ class Simulation:
         config: SchedulerConfig | None = None,
         prefix_caching: bool = True,
         key_of: KeyFunction | None = None,
+        kept_share: float = 0.0,
     ) -> None:
         self.spec = kv_spec(block_size, windows)
         self.config = config or SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=512)
-        self.cache = KVCache(self.spec, num_blocks, prefix_caching=prefix_caching, key_of=key_of)
+        self.cache = KVCache(self.spec, num_blocks, prefix_caching=prefix_caching, key_of=key_of, kept_share=kept_share)
+        self.now = 0.0
+        self.kept: dict[int, KeptTokens] = {}
         self.scheduler = Scheduler(self.config, self.cache)
         self.executor = ScriptedExecutor(self.spec, num_blocks)
         self.requests: dict[int, Request] = {}
@@ -108,7 +113,8 @@ class Simulation:
     def plan(self) -> StepPlan | None:
         """Make one plan; it stays outstanding."""
         before = [(sequence, sequence.epoch) for sequence in self.running()]
-        plan = self.scheduler.plan(0.0)
+        self.now += 1.0
+        plan = self.scheduler.plan(self.now)
         self._check_preemptions(before, plan)
         if plan is not None:
             encoded = self._encoder.encode(plan)
@@ -183,6 +189,15 @@ class Simulation:
                 assert event.finish == "length", "a vector is a request's last event"
                 self.vectors[event.request_id] = event.embedding
             assert event.tokens or event.finish is not None or event.prompt_logprobs, "an event says nothing"
+            if event.kept is not None:
+                wanted = self.requests[event.request_id].keep
+                assert event.request_id not in self.kept, "what is kept is told once"
+                # A plan that was outstanding when the sequence lost its blocks still gives it a token.
+                if self.config.max_outstanding == 1:
+                    assert len(event.kept.now) == len(wanted), "all of the prompt is computed at its first token"
+                assert not any(tokens % self.spec.block_size for tokens in (event.kept.before, *event.kept.now))
+                assert all(now <= prefix.tokens for now, prefix in zip(event.kept.now, wanted, strict=False))
+                self.kept[event.request_id] = event.kept
             if event.cached_tokens is not None:
                 assert event.request_id not in self.cached_tokens or event.sample_index, "cached tokens are told once"
                 self.cached_tokens[event.request_id] = event.cached_tokens

@@ -106,6 +106,7 @@ def build_engine(
         namespace=namespace,
         key_of=keyed_hash(os.urandom(32)),
         prefix_caching=config.cache.prefix_caching,
+        kept_share=config.cache.kept_share,
     )
     core = EngineCore(Scheduler(config.scheduler, cache), executor, grammars)
     slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]

@@ -45,6 +45,7 @@ class KVCache:
         namespace: everything that KV depends on besides tokens, as bytes.
         key_of: hash of the prefix chain; tests inject a colliding one.
         prefix_caching: whether finished blocks are published and hit.
+        kept_share: how much of the pool, in 0..1, may be kept on request.
     """
 
     def __init__(
@@ -56,11 +57,12 @@ class KVCache:
         key_of: KeyFunction | None = None,
         prefix_caching: bool = True,
         eviction_key: EvictionKey = least_recently_used,
+        kept_share: float = 0.0,
     ) -> None:
         self.spec = spec
         self.prefix_caching = prefix_caching
         self.index = PrefixIndex(len(spec.groups))
-        self.pool = BlockPool(num_blocks, self.index, eviction_key)
+        self.pool = BlockPool(num_blocks, self.index, eviction_key, int(kept_share * num_blocks))
         self._policies = [group_policy(group, spec.block_size) for group in spec.groups]
         self._key_of = key_of or keyed_hash(b"")
         self._namespace = namespace
@@ -203,6 +205,26 @@ class KVCache:
                 if table[index] != RELEASED:
                     self.index.publish(group, blocks.chain, index, table[index])
         blocks.published = full
+
+    def keep(self, blocks: SequenceBlocks, tokens: int, seconds: float) -> int:
+        """Keep the published blocks of the first `tokens` tokens; how many tokens that are, where room is short too."""
+        size = self.spec.block_size
+        for index in range(min(tokens // size, blocks.published)):
+            for group in range(len(self._policies)):
+                # Not always its own block: another sequence may have published the same prefix before.
+                block = self.index.lookup(group, blocks.chain, index)
+                if block is not None and not self.pool.keep(block, seconds):
+                    return index * size
+        return min(tokens // size, blocks.published) * size
+
+    def kept_tokens(self, blocks: SequenceBlocks, hit: int) -> int:
+        """Of the first `hit` blocks, which are in the cache, how many tokens are kept from the first on."""
+        for index in range(hit):
+            found = (self.index.lookup(group, blocks.chain, index) for group in range(len(self._policies)))
+            # A group with a window has given back what is before it.
+            if not all(block is None or self.pool.is_kept(block) for block in found):
+                return index * self.spec.block_size
+        return hit * self.spec.block_size
 
     def can_fork(self, blocks: SequenceBlocks, tokens: int) -> bool:
         """Whether everything that a fork after `tokens` tokens attends to is still held."""

@@ -1,9 +1,18 @@
 """The block pool: every block is free, used, cached or retiring, and free + used + cached + retiring = total."""
 
 import heapq
+from dataclasses import dataclass
 
 from penstock.cache.eviction import BlockUse, EvictionKey, least_recently_used
 from penstock.cache.prefix import PrefixIndex
+
+
+@dataclass(slots=True)
+class _Keep:
+    """How long a block is kept: until then, and for how many seconds from its next use on."""
+
+    until: float
+    seconds: float
 
 
 class BlockPool:
@@ -13,9 +22,17 @@ class BlockPool:
     - *cached*: nobody holds it, its content is published in the prefix index, it may be evicted at any time.
     - *retiring*: nobody holds it, but a plan that has not committed yet may still read or write it.
     - *free*: the rest.
+
+    Published blocks can be *kept* for a time, at most `max_kept` of them: they are evicted behind all others.
     """
 
-    def __init__(self, num_blocks: int, index: PrefixIndex, eviction_key: EvictionKey = least_recently_used) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        index: PrefixIndex,
+        eviction_key: EvictionKey = least_recently_used,
+        max_kept: int = 0,
+    ) -> None:
         self.num_blocks = num_blocks
         self._index = index
         self._eviction_key = eviction_key
@@ -30,6 +47,12 @@ class BlockPool:
         self._cached: dict[int, tuple[int, ...]] = {}
         self._eviction_heap: list[tuple[tuple[int, ...], int]] = []
         self._clock = 0
+        self._max_kept = max_kept
+        self._kept: dict[int, _Keep] = {}
+        self._kept_and_cached = 0
+        # What has passed here may be out of date: a use of the block has moved its deadline.
+        self._deadlines: list[tuple[float, int]] = []
+        self._now = 0.0
 
     @property
     def num_free(self) -> int:
@@ -56,6 +79,56 @@ class BlockPool:
         """Blocks that an allocation could have now: free and cached ones."""
         return len(self._free) + len(self._cached)
 
+    @property
+    def num_spare(self) -> int:
+        """Blocks that an allocation could have now without taking one that is kept."""
+        return len(self._free) + len(self._cached) - self._kept_and_cached
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks that are kept, used or not."""
+        return len(self._kept)
+
+    def tick(self, now: float) -> None:
+        """It is `now`, in seconds, on a clock that never goes back: what was to be kept until now no longer is."""
+        self._now = now
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, block = heapq.heappop(self._deadlines)
+            keep = self._kept.get(block)
+            if keep is not None and keep.until <= now:
+                self._let_go(block)
+
+    def keep(self, block: int, seconds: float) -> bool:
+        """Keep a published block for so long, and again from each use on; False where too many are kept already."""
+        keep = self._kept.get(block)
+        if keep is None:
+            if len(self._kept) >= self._max_kept:
+                return False
+            keep = self._kept[block] = _Keep(self._now, seconds)
+            if block in self._cached:
+                self._cache(block)
+                self._kept_and_cached += 1
+        keep.seconds = max(keep.seconds, seconds)
+        self._refresh(block, keep)
+        return True
+
+    def is_kept(self, block: int) -> bool:
+        """Whether a block is kept."""
+        return block in self._kept
+
+    def _refresh(self, block: int, keep: _Keep) -> None:
+        keep.until = max(keep.until, self._now + keep.seconds)
+        heapq.heappush(self._deadlines, (keep.until, block))
+        if len(self._deadlines) > 2 * len(self._kept) + 64:
+            self._deadlines = [(keep.until, block) for block, keep in self._kept.items()]
+            heapq.heapify(self._deadlines)
+
+    def _let_go(self, block: int) -> None:
+        del self._kept[block]
+        if block in self._cached:
+            self._kept_and_cached -= 1
+            self._cache(block)
+
     def references(self, block: int) -> int:
         """How many block tables hold `block`."""
         return self._references[block]
@@ -80,7 +153,8 @@ class BlockPool:
             key, block = heapq.heappop(self._eviction_heap)
             # An entry is stale where the block was hit, or cached again, after it was pushed.
             if self._cached.get(block) == key:
-                del self._cached[block]
+                self._uncache(block)
+                self._kept.pop(block, None)
                 self._index.withdraw(block)
                 return block
 
@@ -88,12 +162,15 @@ class BlockPool:
         """Add a reference to a block that is used, or whose published content was hit."""
         if self._references[block] == 0:
             if block in self._cached:
-                del self._cached[block]
+                self._uncache(block)
             elif block in self._retiring and self._index.is_published(block):
                 self._touched_until[block] = self._retiring.pop(block)
             else:
                 raise RuntimeError(f"block {block} is shared but nobody holds it and it is not published")
             self._use[block].hits += 1
+        keep = self._kept.get(block)
+        if keep is not None:
+            self._refresh(block, keep)
         self._references[block] += 1
 
     def release(self, block: int, *, depth: int = 0, until: int | None = None) -> None:
@@ -129,14 +206,23 @@ class BlockPool:
 
     def _settle(self, block: int) -> None:
         if self._index.is_published(block):
-            key = self._eviction_key(self._use[block])
-            self._cached[block] = key
-            heapq.heappush(self._eviction_heap, (key, block))
-            if len(self._eviction_heap) > 2 * len(self._cached) + 64:
-                self._eviction_heap = [(key, block) for block, key in self._cached.items()]
-                heapq.heapify(self._eviction_heap)
+            self._kept_and_cached += block in self._kept
+            self._cache(block)
         else:
             self._free.append(block)
+
+    def _cache(self, block: int) -> None:
+        """Put a block, or put it again, where its key says among those that can be evicted."""
+        key = (int(block in self._kept), *self._eviction_key(self._use[block]))
+        self._cached[block] = key
+        heapq.heappush(self._eviction_heap, (key, block))
+        if len(self._eviction_heap) > 2 * len(self._cached) + 64:
+            self._eviction_heap = [(key, block) for block, key in self._cached.items()]
+            heapq.heapify(self._eviction_heap)
+
+    def _uncache(self, block: int) -> None:
+        del self._cached[block]
+        self._kept_and_cached -= block in self._kept
 
     def check(self, table_references: dict[int, int]) -> None:
         """Raise RuntimeError unless the pool agrees with `table_references`, references per block over all tables."""
@@ -151,6 +237,13 @@ class BlockPool:
                 raise RuntimeError(f"block {block} has {self._references[block]} references, tables hold {expected}")
             if (expected == 0) != any(block in state for state in idle):
                 raise RuntimeError(f"block {block} with {expected} references is in the wrong state")
+        if self._kept_and_cached != sum(block in self._cached for block in self._kept):
+            raise RuntimeError("kept blocks that can be evicted are counted wrongly")
+        if len(self._kept) > self._max_kept:
+            raise RuntimeError("more blocks are kept than may be")
+        for block in self._kept:
+            if not self._index.is_published(block):
+                raise RuntimeError(f"block {block} is kept but not published")
         for block in self._free:
             if self._index.is_published(block):
                 raise RuntimeError(f"block {block} is free but published")

@@ -16,6 +16,8 @@ INSTRUCTION_SETS = ("auto", "avx512", "avx2", "portable")
 BLOCK_SIZE = 16
 WORKSPACE_BYTES = 512 << 20
 KV_SHARE_OF_FREE_MEMORY = 0.8
+# Of the pool's blocks, those that clients can have kept; the rest is for whoever comes.
+KEPT_SHARE = 0.25
 SMALL_MODEL_PARAMETERS = 100_000_000
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
@@ -94,11 +96,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
-    """The KV pool: its geometry, its size in blocks, and whether prefixes are shared."""
+    """The KV pool: its geometry, its size in blocks, whether prefixes are shared, what share may be kept on request."""
 
     spec: KVSpec
     num_blocks: int
     prefix_caching: bool = True
+    kept_share: float = KEPT_SHARE
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -206,7 +209,9 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
     weights = _weight_bytes(model, dtype, *quantization)
     num_blocks, max_model_len = _resolve_memory(options, model, machine, spec, weights, (max_num_seqs, batched), out)
-    sharing = "equal prefixes share their KV" if options.enable_prefix_caching else "as asked: every prompt is computed"
+    sharing = "as asked: every prompt is computed"
+    if options.enable_prefix_caching:
+        sharing = f"equal prefixes share their KV; up to {KEPT_SHARE:.0%} of the pool is kept where clients ask for it"
     out.note("enable prefix caching", options.enable_prefix_caching, sharing)
     config = EngineConfig(
         model=ModelConfig(

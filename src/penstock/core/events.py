@@ -5,6 +5,19 @@ import msgspec
 from penstock.core.plan import FinishReason, TokenLogprobs
 
 
+class KeptTokens(msgspec.Struct, frozen=True, array_like=True):
+    """What became of the prefixes of its prompt that a request wants kept, in tokens of whole blocks.
+
+    Attributes:
+        before: tokens of the longest that were in the cache, kept for an earlier request whose time has not run out.
+        now: for each, tokens that are kept from now on: fewer than it has where the share of the pool is used up. The
+            last are missing where the sequence lost its blocks at that moment; they are kept once computed again.
+    """
+
+    before: int
+    now: list[int]
+
+
 class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
     """New tokens of one sample of one request, and how it ended if it did. The only kind of output event.
 
@@ -20,6 +33,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
         prompt_logprobs: of the prompt's next tokens, from its second on, where asked for; on events of the first sample
             up to the one with its first token.
         embedding: the vector of a request that asks for one, as in `SampleResult`; on its last event.
+        kept: with the first token of a request that wants prefixes of its prompt kept.
     """
 
     request_id: int
@@ -32,6 +46,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
+    kept: KeptTokens | None = None
 
 
 class RequestTimings(msgspec.Struct, frozen=True):
@@ -53,6 +68,7 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     blocks_used: int = 0
     blocks_cached: int = 0
     blocks_free: int = 0
+    blocks_kept: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     prefix_queried_tokens: int = 0

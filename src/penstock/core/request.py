@@ -10,6 +10,13 @@ MAX_SALT_LENGTH = 256
 BACKGROUND_PRIORITY = 2**31
 
 
+class KeptPrefix(msgspec.Struct, frozen=True, array_like=True):
+    """The prompt's first `tokens` tokens stay in the prefix cache for so many seconds, again from each use on."""
+
+    tokens: int
+    seconds: float
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One admitted request. The prompt is token ids; text never reaches the engine.
 
@@ -23,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         cache_salt: requests share cached prefixes only within one salt, of up to MAX_SALT_LENGTH characters.
         pooling: None to generate. Else nothing is, whatever `sampling` says: the prompt's final hidden states become
             one vector, the last of them or the mean of all.
+        keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
     """
 
     request_id: int
@@ -32,6 +40,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     pooling: Pooling | None = None
+    keep: tuple[KeptPrefix, ...] = ()
 
     @property
     def max_tokens(self) -> int | None:

@@ -12,7 +12,7 @@ from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.plan import Pooling
-from penstock.core.request import Request
+from penstock.core.request import KeptPrefix, Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput
@@ -145,11 +145,17 @@ class EngineProcess(asyncio.Protocol):
             raise EngineUnavailable("The engine is still loading the model; try again in a few seconds.")
 
     def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        keep: tuple[KeptPrefix, ...] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
         return self._outputs(
-            lambda intake: intake.request(prompt_token_ids, params, priority=priority, cache_salt=cache_salt)
+            lambda intake: intake.request(prompt_token_ids, params, priority=priority, cache_salt=cache_salt, keep=keep)
         )
 
     def embed(

@@ -9,7 +9,7 @@ import msgspec
 from penstock.core.checks import check_characters, check_integer
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.core.plan import Pooling
-from penstock.core.request import MAX_SALT_LENGTH, Request
+from penstock.core.request import MAX_SALT_LENGTH, KeptPrefix, Request
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.admission import Limits, check_request
 
@@ -36,7 +36,15 @@ class Intake:
         # Ids of one run of the engine never name a request of another.
         self._ids = itertools.count(generation << 32)
 
-    def request(self, prompt: list[int], params: SamplingParams, *, priority: int, cache_salt: str) -> Request:
+    def request(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        *,
+        priority: int,
+        cache_salt: str,
+        keep: tuple[KeptPrefix, ...] = (),
+    ) -> Request:
         """The request to submit. Raises RequestError."""
         self._check_common(prompt, priority, cache_salt)
         self._check_tokens("stop_token_ids", params.stop_token_ids)
@@ -66,6 +74,7 @@ class Intake:
             eos_token_ids=self._eos_token_ids,
             priority=priority,
             cache_salt=cache_salt,
+            keep=keep,
         )
         check_request(request, self._limits)
         return request

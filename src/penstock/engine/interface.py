@@ -6,8 +6,9 @@ from typing import Protocol
 import msgspec
 
 from penstock.core.errors import EngineUnavailable, RowFailed
-from penstock.core.events import LoadSnapshot, RequestTimings
+from penstock.core.events import KeptTokens, LoadSnapshot, RequestTimings
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
+from penstock.core.request import KeptPrefix
 from penstock.core.sampling import SamplingParams
 
 
@@ -63,6 +64,7 @@ class RequestOutput(msgspec.Struct):
             first output, and only there. Missing where the request ended before its prompt was computed.
         embedding: the vector of a request that asks for one, on its last output: float32 in the machine's order of
             bytes, of length 1.
+        kept: from a request's first token on, what became of the prefixes of its prompt that it wants kept.
         timings: when the request arrived, began and ended.
     """
 
@@ -75,6 +77,7 @@ class RequestOutput(msgspec.Struct):
     timings: RequestTimings | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     embedding: bytes | None = None
+    kept: KeptTokens | None = None
 
 
 class EngineClient(Protocol):
@@ -92,9 +95,17 @@ class EngineClient(Protocol):
         """Raise EngineUnavailable with the cause unless requests can be served now."""
 
     def generate(
-        self, prompt_token_ids: list[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        keep: tuple[KeptPrefix, ...] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs until all samples have finished.
+
+        Prefixes of the prompt in `keep`, the shorter first, stay in the prefix cache for a time, while there is room.
 
         Raises RequestError at once where the request can never be served, EngineUnavailable where the engine is not
         there. Closing the generator, or cancelling the task that awaits it, aborts the request.

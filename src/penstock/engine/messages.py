@@ -10,12 +10,12 @@ import msgspec
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError
-from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
 from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -97,6 +97,7 @@ class SampleTail(msgspec.Struct, frozen=True, array_like=True):
     error: str | None
     prompt_logprobs: list[TokenLogprobs] | None
     embedding: bytes | None
+    kept: KeptTokens | None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
@@ -170,12 +171,14 @@ def pack_outputs(outputs: Sequence[SampleOutput], load: LoadSnapshot) -> StepOut
             item.error,
             item.prompt_logprobs,
             item.embedding,
+            item.kept,
         )
         for index, item in enumerate(outputs)
         if item.finish is not None
         or item.logprobs is not None
         or item.cached_tokens is not None
         or item.prompt_logprobs is not None
+        or item.kept is not None
     ]
     return StepOutputs(
         request_ids=[output.request_id for output in outputs],
@@ -213,6 +216,7 @@ def unpack_outputs(message: StepOutputs) -> list[SampleOutput]:
                     tail.error,
                     tail.prompt_logprobs,
                     tail.embedding,
+                    tail.kept,
                 )
             )
     return outputs

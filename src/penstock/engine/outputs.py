@@ -2,7 +2,7 @@
 
 import time
 
-from penstock.core.events import RequestTimings, SampleOutput
+from penstock.core.events import KeptTokens, RequestTimings, SampleOutput
 from penstock.core.plan import TokenLogprobs
 from penstock.core.request import Request
 from penstock.engine.interface import RequestOutput, SampleDelta
@@ -62,6 +62,7 @@ class RequestState:
         self.first_token: float | None = None
         self.finished_at: float | None = None
         self._cached_tokens = 0
+        self._kept: KeptTokens | None = None
         self._samples = [_SampleState(index, request, table) for index in range(request.sampling.n)]
         self._unfinished = len(self._samples)
         self._embedding: bytes | None = None
@@ -84,6 +85,8 @@ class RequestState:
         sample = self._samples[event.sample_index]
         if event.cached_tokens is not None:
             self._cached_tokens = event.cached_tokens
+        if event.kept is not None:
+            self._kept = event.kept
         if event.prompt_logprobs is not None and self._prompt_logprobs is not None:
             self._prompt_logprobs += event.prompt_logprobs
             # More of the prompt is to come; nobody is to wake for that.
@@ -125,4 +128,5 @@ class RequestState:
             timings=self.timings,
             prompt_logprobs=prompt_logprobs,
             embedding=self._embedding,
+            kept=self._kept,
         )

@@ -182,6 +182,7 @@ def _engine_families(load: LoadSnapshot) -> Iterable[Metric]:
     yield _gauge("penstock_kv_blocks", "KV blocks of the pool.", load.blocks_total)
     yield _gauge("penstock_kv_blocks_used", "KV blocks that running sequences hold.", load.blocks_used)
     yield _gauge("penstock_kv_blocks_cached", "KV blocks kept for prefix hits only.", load.blocks_cached)
+    yield _gauge("penstock_kv_blocks_kept", "KV blocks that clients want kept for a time.", load.blocks_kept)
     yield _gauge("penstock_kv_blocks_free", "KV blocks that hold nothing.", load.blocks_free)
     yield _counter("penstock_engine_steps", "Steps of the engine.", load.step)
     yield _counter("penstock_prefill_tokens", "Prompt tokens computed.", load.prefill_tokens)

@@ -6,54 +6,18 @@ PagedAttention (Kwon et al., SOSP 2023, section 4), with chunked prefill mixed i
 """
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
-from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
 from penstock.core.plan import BeginRow, FinishReason, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
+from penstock.scheduler.draft import Draft, PlannedRow
 from penstock.scheduler.sequence import OrderedQueue, Sequence
+from penstock.scheduler.totals import Totals
 
 _NOTHING = (0, 0)
-
-
-@dataclass(slots=True)
-class _Row:
-    """A planned row, as its commit needs it."""
-
-    sequence: Sequence
-    epoch: int
-    end: int
-    samples: tuple[Sequence, ...]
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A plan in the making.
-
-    Attributes:
-        budget, scores: positions that may still be computed, and scored.
-    """
-
-    number: int
-    budget: int
-    scores: int
-    rows: list[RowPlan] = field(default_factory=list)
-    begin: list[BeginRow] = field(default_factory=list)
-    committed_by: list[_Row] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Totals:
-    steps: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
-    prefix_queried_tokens: int = 0
-    prefix_hit_tokens: int = 0
-    preemptions: int = 0
-    recomputed_tokens: int = 0
 
 
 class Scheduler:
@@ -79,12 +43,12 @@ class Scheduler:
         self._requests: dict[int, list[Sequence]] = {}
         self._waiting = OrderedQueue()
         self._running = OrderedQueue()
-        self._outstanding: deque[tuple[int, list[_Row]]] = deque()
+        self._outstanding: deque[tuple[int, list[PlannedRow]]] = deque()
         self._ended: list[int] = []
         self._next_sequence = 0
         self._next_stamp = 0
         self._next_plan = 0
-        self._totals = _Totals()
+        self._totals = Totals()
 
     # Requests come and go.
 
@@ -134,7 +98,8 @@ class Scheduler:
         """The next step, or None where nothing can be computed before an outstanding plan commits."""
         if len(self._outstanding) >= self.config.max_outstanding:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
-        draft = _Draft(self._next_plan, self.config.max_num_batched_tokens, self.config.max_scored_positions)
+        self.cache.pool.tick(now)
+        draft = Draft(self._next_plan, self.config.max_num_batched_tokens, self.config.max_scored_positions)
         self._yield_to_priority()
         self._plan_class(draft, background=False)
         if not draft.rows:
@@ -145,15 +110,9 @@ class Scheduler:
         self._next_plan += 1
         self._outstanding.append((draft.number, draft.committed_by))
         ended, self._ended = tuple(self._ended), []
-        return StepPlan(
-            number=draft.number,
-            rows=tuple(draft.rows),
-            begin=tuple(draft.begin),
-            end=ended,
-            copies=self.cache.take_copies(),
-        )
+        return draft.plan(ended, self.cache.take_copies())
 
-    def _plan_class(self, draft: _Draft, *, background: bool) -> None:
+    def _plan_class(self, draft: Draft, *, background: bool) -> None:
         """Rows for requests that somebody waits for, or else for the others.
 
         They never share a step. Those in the background keep their blocks while they stand still, unless somebody needs
@@ -162,7 +121,7 @@ class Scheduler:
         self._plan_running(draft, background)
         self._admit(draft, background)
 
-    def _plan_running(self, draft: _Draft, background: bool) -> None:
+    def _plan_running(self, draft: Draft, background: bool) -> None:
         """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
         running = [sequence for sequence in self._running if sequence.background == background]
         all_pending = [sequence.pending for sequence in running]
@@ -181,7 +140,7 @@ class Scheduler:
             if count > 0 and self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
 
-    def _reserve_or_preempt(self, sequence: Sequence, count: int, draft: _Draft) -> bool:
+    def _reserve_or_preempt(self, sequence: Sequence, count: int, draft: Draft) -> bool:
         """Reserve slots, taking blocks from later sequences if need be. False: it stands still for this step."""
         while True:
             missing = self._reserve(sequence, count, draft)
@@ -199,7 +158,7 @@ class Scheduler:
                 return False
             self._preempt(victim)
 
-    def _reserve(self, sequence: Sequence, count: int, draft: _Draft) -> int:
+    def _reserve(self, sequence: Sequence, count: int, draft: Draft) -> int:
         start = sequence.reserved
         return self.cache.reserve(sequence.blocks, start, start + count, plan=draft.number, until=sequence.last_plan)
 
@@ -214,7 +173,7 @@ class Scheduler:
         self._waiting.add(victim)
         self._totals.preemptions += 1
 
-    def _add_row(self, sequence: Sequence, count: int, draft: _Draft) -> None:
+    def _add_row(self, sequence: Sequence, count: int, draft: Draft) -> None:
         start = sequence.reserved
         end = start + count
         self.cache.announce(sequence.blocks, start, end)
@@ -242,14 +201,14 @@ class Scheduler:
                 pooled=pooled,
             )
         )
-        draft.committed_by.append(_Row(sequence, sequence.epoch, end, samples))
+        draft.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples))
         draft.budget -= count
         sequence.reserved = end
         sequence.last_plan = draft.number
         for sample in samples:
             sample.in_flight += 1
 
-    def _samples_of(self, sequence: Sequence, draft: _Draft) -> tuple[Sequence, ...]:
+    def _samples_of(self, sequence: Sequence, draft: Draft) -> tuple[Sequence, ...]:
         """Who gets a token from the row's last position: the sequence, and all its forks at their first token."""
         request = sequence.request
         members = self._requests[request.request_id]
@@ -284,21 +243,30 @@ class Scheduler:
         pool = self.cache.pool
         needed = self._blocks_to_admit(head, running=len(self._running) - len(outranked))
         reclaimable = sum(self.cache.exclusive_blocks(sequence.blocks) for sequence in outranked)
-        if needed > pool.num_available + pool.num_retiring + reclaimable:
+        if needed > self._room(len(self._running) - len(outranked)) + pool.num_retiring + reclaimable:
             # Blocks that several of them share do not count above. Those for which nobody waits go all the same.
             outranked = [sequence for sequence in outranked if sequence.background and not head.background]
         for victim in reversed(outranked):
-            room = len(self._running) < self.config.max_num_seqs
-            if room and self._blocks_to_admit(head, len(self._running)) <= pool.num_available + pool.num_retiring:
+            running = len(self._running)
+            blocks = self._room(running) + pool.num_retiring
+            if running < self.config.max_num_seqs and self._blocks_to_admit(head, running) <= blocks:
                 return
             self._preempt(victim)
+
+    def _room(self, running: int) -> int:
+        """Blocks that admission may count on beside so many running sequences.
+
+        What is kept gives way only where nothing else is left: to the sequence without which nothing would run, and to
+        those that run already.
+        """
+        return self.cache.pool.num_spare if running else self.cache.pool.num_available
 
     def _blocks_to_admit(self, sequence: Sequence, running: int) -> int:
         """Blocks for all known tokens, and one to spare for each running sequence and group, so that they can go on."""
         needed = self.cache.blocks_needed(sequence.blocks, len(sequence.tokens), self.config.max_num_batched_tokens)
         return needed + running * len(self.cache.spec.groups)
 
-    def _admit(self, draft: _Draft, background: bool) -> None:
+    def _admit(self, draft: Draft, background: bool) -> None:
         """Let waiting sequences in, in total order, while rows, budget and blocks last."""
         if self.config.static_batching and any(sequence.output_length for sequence in self._running):
             return
@@ -349,12 +317,12 @@ class Scheduler:
             if length != hit:
                 length = self.cache.shorten_hit(sequence.blocks, length)
             cached = self.cache.attach_prefix(sequence.blocks, length, known)
-            if self._blocks_to_admit(sequence, len(self._running)) <= self.cache.pool.num_available:
+            if self._blocks_to_admit(sequence, len(self._running)) <= self._room(len(self._running)):
                 return cached
             self.cache.free(sequence.blocks, until=None)
         return None
 
-    def _start(self, sequence: Sequence, cached: int, draft: _Draft) -> None:
+    def _start(self, sequence: Sequence, cached: int, draft: Draft) -> None:
         """Move a waiting sequence into the batch with its first chunk."""
         sequence.computed = sequence.reserved = cached
         sequence.computed_once = max(sequence.computed_once, cached)
@@ -366,6 +334,11 @@ class Scheduler:
         sequence.running = True
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
+            if sequence.request.keep:
+                size = self.cache.spec.block_size
+                # The block of the last token is hit although that token is computed again.
+                hit = min(-(-cached // size), sequence.request.keep[-1].tokens // size)
+                sequence.kept_before = self.cache.kept_tokens(sequence.blocks, hit)
             # A prompt whose first output is wanted is not looked up.
             if sequence.cacheable:
                 self._totals.prefix_queried_tokens += len(sequence.tokens)
@@ -411,7 +384,7 @@ class Scheduler:
         self._totals.steps += 1
         return outputs
 
-    def _advance(self, row: _Row) -> None:
+    def _advance(self, row: PlannedRow) -> None:
         """The row's KV is valid now, unless its sequence ended or lost its blocks since it was planned."""
         sequence = row.sequence
         if sequence.finished or sequence.epoch != row.epoch:
@@ -423,8 +396,12 @@ class Scheduler:
         sequence.computed_once += fresh
         self.cache.settle(sequence.blocks)
         self.cache.publish(sequence.blocks, sequence.tokens, row.end)
+        keep = sequence.request.keep
+        while len(sequence.kept_now) < len(keep) and keep[len(sequence.kept_now)].tokens <= row.end:
+            prefix = keep[len(sequence.kept_now)]
+            sequence.kept_now.append(self.cache.keep(sequence.blocks, prefix.tokens, prefix.seconds))
 
-    def _place_forks(self, row: _Row) -> None:
+    def _place_forks(self, row: PlannedRow) -> None:
         """Let forks share the prompt's blocks; where the batch is full, they queue and hit them in the prefix cache."""
         parent = row.sequence
         for fork in row.samples[1:]:
@@ -489,10 +466,15 @@ class Scheduler:
     def _output(self, sequence: Sequence, finish: FinishReason | None, answer: SampleResult | None) -> SampleOutput:
         cached = None if sequence.reported else sequence.cached_tokens
         sequence.reported = True
+        tokens = answer.tokens if answer else []
+        kept = None
+        # With its first token, all of the prompt has been computed.
+        if sequence.request.keep and sequence.sample_index == 0 and 0 < sequence.output_length == len(tokens):
+            kept = KeptTokens(sequence.kept_before, sequence.kept_now)
         return SampleOutput(
             request_id=sequence.request.request_id,
             sample_index=sequence.sample_index,
-            tokens=answer.tokens if answer else [],
+            tokens=tokens,
             finish=finish,
             stop_reason=answer.stop_reason if answer else None,
             logprobs=answer.logprobs if answer else None,
@@ -500,29 +482,15 @@ class Scheduler:
             error=answer.error if answer else None,
             prompt_logprobs=answer.prompt_logprobs if answer else None,
             embedding=answer.embedding if answer else None,
+            kept=kept,
         )
 
     # What others may know.
 
     def snapshot(self) -> LoadSnapshot:
         """State and totals after the newest commit."""
-        pool, totals = self.cache.pool, self._totals
-        return LoadSnapshot(
-            step=totals.steps,
-            running=len(self._running),
-            waiting=len(self._waiting),
-            waiting_tokens=sum(len(sequence.tokens) for sequence in self._waiting),
-            blocks_total=pool.num_blocks,
-            blocks_used=pool.num_used + pool.num_retiring,
-            blocks_cached=pool.num_cached,
-            blocks_free=pool.num_free,
-            prefill_tokens=totals.prefill_tokens,
-            decode_tokens=totals.decode_tokens,
-            prefix_queried_tokens=totals.prefix_queried_tokens,
-            prefix_hit_tokens=totals.prefix_hit_tokens,
-            preemptions=totals.preemptions,
-            recomputed_tokens=totals.recomputed_tokens,
-        )
+        waiting_tokens = sum(len(sequence.tokens) for sequence in self._waiting)
+        return self._totals.snapshot(self.cache.pool, len(self._running), len(self._waiting), waiting_tokens)
 
     def check(self) -> None:
         """Raise RuntimeError where an invariant is broken; for tests and for the idle engine."""

@@ -34,6 +34,8 @@ class Sequence:
         epoch: rises with every preemption, so that a plan made before is recognised at its commit.
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
+        kept_before: how many of those were kept on request, within what this request wants kept.
+        kept_now: for each prefix that its request wants kept and that is computed, how many of its tokens are.
         reported: whether `cached_tokens` was part of an event.
         background: whether nobody waits for it.
         to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
@@ -59,6 +61,8 @@ class Sequence:
     epoch: int = 0
     waits: int = 0
     cached_tokens: int | None = None
+    kept_before: int = 0
+    kept_now: list[int] = field(default_factory=list)
     reported: bool = False
     extracted: int = 0
     max_tokens: int = field(init=False)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from penstock.core.events import KeptTokens
 from penstock.core.plan import FinishReason
 from penstock.engine.interface import RequestOutput
 from penstock.text.output_format import Parsing
@@ -48,6 +49,7 @@ class Answer:
     Attributes:
         blocks: what has come.
         tokens, reasoning_tokens, cached_tokens: of the output, of its reasoning, and of the prompt in the cache.
+        kept: what became of the prompt's prefixes that the request wants kept; None before it is known.
         seed: what its randomness follows from.
         finish, stop_reason: how it ended.
         cut: it is complete although the engine goes on with it.
@@ -56,6 +58,7 @@ class Answer:
     def __init__(self, parsing: Parsing | None) -> None:
         self.blocks: list[Block] = []
         self.tokens = self.reasoning_tokens = self.cached_tokens = 0
+        self.kept: KeptTokens | None = None
         self.seed: int | None = None
         self.finish: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -65,7 +68,7 @@ class Answer:
 
     def take(self, output: RequestOutput) -> list[Gain]:
         """Take an output; what the blocks gained by it. Raises RowFailed or EngineUnavailable where it has failed."""
-        self.cached_tokens, self.seed = output.cached_tokens, output.seed
+        self.cached_tokens, self.kept, self.seed = output.cached_tokens, output.kept, output.seed
         gains: list[Gain] = []
         for delta in output.deltas:
             delta.check()

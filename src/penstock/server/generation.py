@@ -219,7 +219,7 @@ def outputs_of(engine: EngineClient, job: Job) -> AsyncGenerator[RequestOutput]:
     else:
         samples = job.params[0].n
         sources = [
-            engine.generate(prompt, params, priority=job.priority, cache_salt=job.cache_salt)
+            engine.generate(prompt, params, priority=job.priority, cache_salt=job.cache_salt, keep=job.keep)
             for prompt, params in zip(job.prompts, job.params, strict=True)
         ]
     return sources[0] if len(sources) == 1 else _merged(sources, samples)

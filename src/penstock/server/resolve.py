@@ -10,6 +10,7 @@ from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
 from penstock.core.grammar import Grammar
 from penstock.core.plan import Pooling
+from penstock.core.request import KeptPrefix
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.extras import MAX_NAME_LENGTH, check_extras, priority_of
@@ -43,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         params: for each prompt the parameters, `max_tokens` resolved; none where vectors are asked for.
         user, metadata: whose it is, for the log.
         service_tier: as it was asked for, to be repeated in the response.
+        keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
         pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
         echo: text to put before each prompt's outputs.
         prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
@@ -59,6 +61,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
+    keep: tuple[KeptPrefix, ...] = ()
     pooling: Pooling | None = None
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] = "float"

@@ -1,12 +1,14 @@
 """The endpoints of Anthropic's API: `/v1/messages` and `/v1/messages/count_tokens`."""
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.server.generation import GenerationResponse
+from penstock.server.messages.marks import kept_prefixes, marks_of
 from penstock.server.messages.schema import MessagesFields, PromptFields, parse
-from penstock.server.messages.translate import NAMES, chat_of_messages, chat_of_prompt
+from penstock.server.messages.translate import NAMES, chat_of_messages, chat_of_prefix, chat_of_prompt
 from penstock.server.messages.writer import MessagesWriter
 from penstock.server.parsing import in_terms_of
 from penstock.server.resolve import Job, check_model_name
@@ -40,12 +42,20 @@ class MessagesApi:
         return job, MessagesWriter(job, self._service.engine.model.name)
 
     def _resolve(self, body: bytes) -> Job:
-        return self._service.chat(
-            chat_of_messages(parse(body, MessagesFields), self._service.resolver.template_variables), NAMES
-        )
+        fields = parse(body, MessagesFields)
+        marks = marks_of(fields)
+        job = self._service.chat(chat_of_messages(fields, self._service.resolver.template_variables), NAMES)
+        return replace(job, keep=kept_prefixes(marks, job.prompts[0], self._encode_prefix)) if marks else job
+
+    def _encode_prefix(self, fields: PromptFields) -> list[int]:
+        resolver = self._service.resolver
+        return resolver.chat_prompt(chat_of_prefix(fields, resolver.template_variables))
 
     def _count(self, body: bytes) -> int:
-        fields = chat_of_prompt(parse(body, PromptFields), self._service.resolver.template_variables)
+        asked = parse(body, PromptFields)
+        # Keeping changes no count, but a request that is refused there has none.
+        marks_of(asked)
+        fields = chat_of_prompt(asked, self._service.resolver.template_variables)
         with in_terms_of(NAMES):
             check_model_name(fields.model, self._service.engine.model)
             return len(self._service.resolver.chat_prompt(fields))

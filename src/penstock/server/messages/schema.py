@@ -8,12 +8,7 @@ import msgspec
 from penstock.core.errors import InvalidParameter
 from penstock.server.parsing import NOT_YET, Neutral, convert, decode_object, drop_neutral
 
-_CACHE_CONTROL: tuple[tuple[Any, ...], str] = (
-    (),
-    "is not supported yet; leave it out (prefixes in common are cached without it).",
-)
 NEUTRAL: Neutral = {
-    "cache_control": _CACHE_CONTROL,
     "container": ((), "is not supported; leave it out."),
     "context_management": (({}, {"edits": []}), "conversations are never edited; leave it out."),
     "diagnostics": ((), "is not supported; leave it out."),
@@ -26,14 +21,12 @@ NEUTRAL: Neutral = {
     "workspace_id": ((), "is not supported; leave it out."),
 }
 _NEUTRAL_IN_BLOCKS: Neutral = {
-    "cache_control": _CACHE_CONTROL,
     "caller": (({"type": "direct"},), "tools are called directly only; leave it out."),
     "citations": (([], {"enabled": False}), "is not supported; leave it out."),
     "toolset_name": ((), "is not supported; leave it out."),
 }
 _NEUTRAL_IN_TOOLS: Neutral = {
     "allowed_callers": ((["direct"],), "tools are called directly only; leave it out."),
-    "cache_control": _CACHE_CONTROL,
     "defer_loading": ((False,), "all tools are shown to the model; leave it out."),
     # Inputs are always streamed as they come.
     "eager_input_streaming": ((True,), "inputs are streamed as they come; leave it out."),
@@ -48,10 +41,18 @@ _BLOCKS = {
 }
 
 
+class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The prompt up to here is to stay in the prefix cache for so long, again from each use on; see `marks.py`."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class TextBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
     """Text."""
 
     text: str
+    cache_control: CacheControl | None = None
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="thinking"):
@@ -67,6 +68,7 @@ class ToolUseBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     id: str
     name: str
     input: dict[str, Any]
+    cache_control: CacheControl | None = None
 
 
 class ToolResultBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="tool_result"):
@@ -75,6 +77,7 @@ class ToolResultBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     tool_use_id: str
     content: str | list[TextBlock] | None = None
     is_error: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
@@ -94,6 +97,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     input_schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -131,6 +135,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: dict[str, str] | None = None
+    cache_control: CacheControl | None = None
 
 
 class MessagesFields(PromptFields, frozen=True, kw_only=True):
@@ -176,6 +181,8 @@ def _check_blocks(content: Any, path: str, kinds: Collection[str]) -> None:
         kind = block.get("type")
         if isinstance(kind, str) and kind not in kinds:
             raise InvalidParameter(f"{place}.type", f"{kind[:40]!r} is not supported here; only {', '.join(kinds)}.")
+        if kind == "thinking" and block.pop("cache_control", None) is not None:
+            raise InvalidParameter(f"{place}.cache_control", "thinking cannot be marked; mark the block behind it.")
         if kind == "tool_result":
             _check_blocks(block.get("content"), f"{place}.content", ("text",))
 

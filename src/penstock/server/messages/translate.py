@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterable, Iterator
 from itertools import groupby
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.core.errors import InvalidParameter
 from penstock.server.conversation import Conversation
 from penstock.server.messages.schema import (
@@ -61,6 +63,11 @@ def chat_of_prompt(fields: PromptFields, variables: Collection[str]) -> ChatFiel
     return _chat(fields, variables)
 
 
+def chat_of_prefix(fields: PromptFields, variables: Collection[str]) -> ChatFields:
+    """The chat as far as `fields` go, with nothing behind it that would begin an answer; raises InvalidParameter."""
+    return replace(_chat(fields, variables, is_whole=False), add_generation_prompt=False)
+
+
 def _response_format(fields: MessagesFields) -> dict[str, Any] | None:
     config = fields.output_config
     if config is None or config.format is None:
@@ -68,7 +75,7 @@ def _response_format(fields: MessagesFields) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"schema": config.format.schema}}
 
 
-def _chat(fields: PromptFields, variables: Collection[str], **others: Any) -> ChatFields:
+def _chat(fields: PromptFields, variables: Collection[str], *, is_whole: bool = True, **others: Any) -> ChatFields:
     conversation = Conversation()
     if fields.system:
         texts = [fields.system] if isinstance(fields.system, str) else [block.text for block in fields.system]
@@ -81,7 +88,7 @@ def _chat(fields: PromptFields, variables: Collection[str], **others: Any) -> Ch
             _add_answer(conversation, placed)
         else:
             _add_turn(conversation, role, placed)
-    continued = bool(turns) and turns[-1][0] == "assistant"
+    continued = is_whole and bool(turns) and turns[-1][0] == "assistant"
     if continued and not isinstance(turns[-1][1][-1][1], TextBlock):
         raise InvalidParameter(turns[-1][1][-1][0], "the last message must end with text, to be continued.")
     return ChatFields(

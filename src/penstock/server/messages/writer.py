@@ -9,6 +9,7 @@ from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
 from penstock.server.blocks import Answer, Block, Gain
 from penstock.server.errors import ANTHROPIC, ErrorForm
+from penstock.server.messages.marks import input_usage
 from penstock.server.messages.tool_input import whole_members
 from penstock.server.resolve import Job
 
@@ -117,7 +118,7 @@ class MessagesWriter:
             return content | {"input": whole_members(block.text)}
         return content | {"text" if block.kind == "text" else "thinking": block.text}
 
-    def _message(self, content: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         return {
             "id": self.id,
             "type": "message",
@@ -140,14 +141,10 @@ class MessagesWriter:
         stop = self._answer.stop_reason
         return stop if isinstance(stop, str) else None
 
-    def _usage(self) -> dict[str, int]:
-        """All three kinds of input tokens add up to the prompt."""
-        return {
-            "input_tokens": self._job.prompt_tokens - self._answer.cached_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self._answer.cached_tokens,
-            "output_tokens": self.completion_tokens,
-        }
+    def _usage(self) -> dict[str, Any]:
+        answer, job = self._answer, self._job
+        usage = input_usage(job.prompt_tokens, answer.cached_tokens, job.keep, answer.kept)
+        return usage | {"output_tokens": self.completion_tokens}
 
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:
