@@ -93,7 +93,14 @@ def main() -> None:
     parser.add_argument(
         "model", nargs="?", default="haiku", help="what to serve; the task was made for the bundled model"
     )
-    parser.add_argument("--lm-eval", required=True, metavar="PYTHON", help="interpreter of the harness' environment")
+    # The harness runs in the folder of its task; resolving links would leave its environment.
+    parser.add_argument(
+        "--lm-eval",
+        required=True,
+        type=os.path.abspath,
+        metavar="PYTHON",
+        help="interpreter of the harness' environment",
+    )
     parser.add_argument("--batch", type=int, default=4, help="prompts in a request")
     arguments = parser.parse_args()
     directory = resolve_model(arguments.model)
