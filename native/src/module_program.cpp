@@ -275,6 +275,7 @@ private:
 
 void bind_program(nb::module_ &module) {
     using nb::arg;
+    module.def("operations_done", operations_done);
     nb::class_<BoundProgram>(module, "Program")
         .def(nb::init<int>(), arg("registers"))
         .def("embedding", [](BoundProgram &self, nb::object weight, int y) {

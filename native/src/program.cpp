@@ -3,9 +3,18 @@
 #include "formats.hpp"
 #include "pool.hpp"
 
+#include <atomic>
 #include <cstring>
 
 namespace penstock {
+
+namespace {
+
+std::atomic<int64_t> done{0};
+
+} // namespace
+
+int64_t operations_done() { return done.load(std::memory_order_relaxed); }
 
 void Register::shape(int64_t rows, int64_t width) {
     rows_ = rows;
@@ -37,7 +46,10 @@ void Program::run(const Batch &batch, const std::vector<Tables> &groups, const s
             registers_[static_cast<size_t>(output.reg)].lend(
                 static_cast<float *>(output.values.data), output.rows, output.width);
     Step step{batch, groups, registers_, sequences_of_tokens(batch)};
-    for (const Operation &operation : operations_) operation(step);
+    for (const Operation &operation : operations_) {
+        operation(step);
+        done.fetch_add(1, std::memory_order_relaxed);
+    }
     for (const Boundary &output : outputs) {
         Register &y = registers_[static_cast<size_t>(output.reg)];
         if (!in_place(output))

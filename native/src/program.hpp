@@ -71,6 +71,9 @@ private:
     std::mutex turn_;
 };
 
+// Of all programs of this process, so far; may be asked on any thread.
+int64_t operations_done();
+
 // The operations (kernels/signature.py says what each means). `x`, `y`, … are registers; where an operation may work in
 // place, both may be the same.
 struct Matrix {

@@ -17,10 +17,11 @@ from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingDefaults, SamplingParams
-from penstock.engine.client import EngineProcess
+from penstock.engine.client import Engine
 from penstock.engine.intake import Intake
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.engine.outputs import RequestState
+from penstock.engine.process import EngineProcess
 from penstock.text.chat_template import ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer
 
@@ -275,25 +276,26 @@ class AsyncEngine:
             print(output.deltas[0].text, end="")
     """
 
-    def __init__(self, process: EngineProcess, tokenizer: Tokenizer | None, defaults: SamplingDefaults) -> None:
-        self._process = process
+    def __init__(self, engine: Engine, tokenizer: Tokenizer | None, defaults: SamplingDefaults) -> None:
+        self._engine = engine
         self.tokenizer = tokenizer
         self.defaults = defaults
 
     @classmethod
     async def start(cls, model: str, **options: Any) -> Self:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
-        process = await EngineProcess.start(engine_command(sys.executable), lambda done, total: None)
+        command = engine_command(sys.executable)
+        engine = await Engine.start(lambda: EngineProcess.start(command, lambda done, total: None))
         try:
             prepared = await asyncio.to_thread(prepare, EngineOptions(model=model, **options), api_beside=True)
             defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
-            process.configure(prepared.config)
+            engine.configure(prepared.config)
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
-            await process.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
+            await engine.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
         except BaseException:
-            await process.close()
+            await engine.close()
             raise
-        return cls(process, tokenizer, defaults)
+        return cls(engine, tokenizer, defaults)
 
     async def __aenter__(self) -> Self:
         return self
@@ -306,7 +308,7 @@ class AsyncEngine:
     @property
     def load(self) -> LoadSnapshot:
         """The newest snapshot of the engine's load."""
-        return self._process.load
+        return self._engine.load
 
     def generate(
         self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
@@ -316,18 +318,18 @@ class AsyncEngine:
         Without `params` the model's own recommendation applies (`defaults`).
         """
         ids = prompt_tokens(prompt, self.tokenizer)
-        return self._process.generate(ids, params or self.defaults.params(), priority=priority, cache_salt=cache_salt)
+        return self._engine.generate(ids, params or self.defaults.params(), priority=priority, cache_salt=cache_salt)
 
     async def embed(
         self, prompt: Prompt, pooling: Pooling = "last", *, priority: int = 0, cache_salt: str = ""
     ) -> list[float]:
         """The vector of one prompt, see `LLM.embed`. Cancelling aborts the request."""
         ids = prompt_tokens(prompt, self.tokenizer)
-        outputs = self._process.embed(ids, pooling, priority=priority, cache_salt=cache_salt)
+        outputs = self._engine.embed(ids, pooling, priority=priority, cache_salt=cache_salt)
         async with contextlib.aclosing(outputs):
             found = [output async for output in outputs]
         return _vector(found[-1])
 
     async def close(self) -> None:
         """End the engine's process; requests in flight end with EngineUnavailable."""
-        await self._process.close()
+        await self._engine.close()

@@ -1,10 +1,11 @@
-"""Processes: nothing survives its parent, nothing of the current directory is imported, a dead engine is explained."""
+"""Processes: nothing survives its parent, nothing of the current directory is imported, a dead engine is replaced."""
 
 import os
 import signal
 import subprocess
 import sys
 import urllib.error
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -27,16 +28,32 @@ def test_the_engine_does_not_outlive_a_killed_server(served_checkpoint: Path) ->
     assert not engine.is_running()
 
 
-def test_a_dead_engine_ends_the_server_with_the_cause(served_checkpoint: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", str(served_checkpoint), "--port", str(port)]
-    process = subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.PIPE, text=True)
-    server = RunningServer(f"http://127.0.0.1:{port}", process)  # type: ignore[arg-type]
-    server.wait_until_ready()
-    os.kill(engine_of(server).pid, signal.SIGKILL)
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert "killed by signal 9" in errors.splitlines()[-1]
+def test_not_even_a_stopped_engine_outlives_a_killed_server(served_checkpoint: Path) -> None:
+    with pytest.raises(AssertionError), serving(served_checkpoint, "--threads", "1") as server:
+        engine = engine_of(server)
+        engine.suspend()
+        os.kill(server.process.pid, signal.SIGKILL)
+        engine.wait(timeout=3)
+    assert not engine.is_running()
+
+
+def test_a_killed_engine_is_replaced_and_answers_the_same(served_checkpoint: Path) -> None:
+    request = {"model": "tiny-llama", "prompt": "the fox", "max_tokens": 40, "seed": 7, "ignore_eos": True}
+
+    def answer(server: RunningServer) -> object:
+        return server.post("/v1/completions", request)["choices"]
+
+    with serving(served_checkpoint, "--threads", "1") as server, ThreadPoolExecutor(8) as pool:
+        engine, canary = engine_of(server), answer(server)
+        engine.suspend()
+        waiting = [pool.submit(answer, server) for _ in range(8)]
+        server.wait_for("penstock_requests_in_flight", 8)
+        engine.kill()
+        assert [each.result(timeout=30) for each in waiting] == [canary] * 8
+        server.wait_until_ready(10)
+        assert engine_of(server).pid != engine.pid
+        assert answer(server) == canary
+        assert server.metric("penstock_engine_restarts_total") == 1
 
 
 def test_a_signal_while_the_model_loads_leaves_nothing_behind(served_checkpoint: Path) -> None:

@@ -1,8 +1,6 @@
-"""The engine in its own process: outputs, refusals, cancellation, death."""
+"""The engine in its own process: outputs, refusals, cancellation."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,7 +9,6 @@ import pytest
 from penstock import LLM, AsyncEngine, SamplingParams
 from penstock.core.errors import (
     ContextLengthExceeded,
-    EngineUnavailable,
     InvalidParameter,
     ModelFileError,
     PenstockError,
@@ -122,24 +119,10 @@ def test_a_request_beyond_the_pool_is_refused_with_the_numbers(checkpoint: Path)
         small.generate([[5] * 40], SamplingParams(max_tokens=20))
 
 
-def test_a_dead_engine_is_reported_with_its_cause(checkpoint: Path) -> None:
-    async def use(engine: AsyncEngine) -> None:
-        stream = engine.generate(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True))
-        await anext(stream)
-        os.kill(engine._process.process_id, signal.SIGKILL)
-        with pytest.raises(EngineUnavailable, match="signal 9"):
-            async for _ in stream:
-                pass
-        with pytest.raises(EngineUnavailable):
-            await collect(engine, SamplingParams(max_tokens=1))
-
-    with_engine(checkpoint, use)
-
-
 def test_the_engine_ends_with_its_client(checkpoint: Path) -> None:
     async def main() -> int:
         engine = await AsyncEngine.start(str(checkpoint), threads=1, max_model_len=512)
-        process = engine._process._process
+        process = engine._engine._process._process
         await engine.close()
         return process.wait(timeout=10)
 

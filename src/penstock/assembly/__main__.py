@@ -4,9 +4,13 @@ import time
 
 STARTED = time.monotonic()
 
+import ctypes  # noqa: E402
+import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
 import sys  # noqa: E402
+
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -15,10 +19,20 @@ def main() -> int:
 
     # The client decides when the engine ends; an interrupt that is meant for it must not reach the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _die_with_parent()
     with socket.socket(fileno=int(sys.argv[-1])) as end:
         from penstock.assembly.build import build_engine
 
         return run_worker(end, lambda config, progress: build_engine(config, progress, STARTED))
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the one that started it has gone, even while this one is stopped."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # It may have gone before that.
+    if os.getppid() != parent:
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from penstock.kernels.cpu.operations import kv_layout
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
+from penstock.kernels.progress import operations_done
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
 from penstock.loading.packed_cache import LoadedWeights, load_cached
 from penstock.loading.packing import packing_of
@@ -112,7 +113,7 @@ def build_engine(
     slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
     gain = describe_gain(model, declaration, loaded.weights)
     notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program)]
-    return BuiltEngine(core, declaration.vocab_size, tokenizer, budget.stages, notes)
+    return BuiltEngine(core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes)
 
 
 def _load(

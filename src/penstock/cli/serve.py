@@ -16,10 +16,11 @@ from rich.table import Table
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.core.config import EngineOptions, Reason
-from penstock.core.errors import ConfigurationError, EngineUnavailable
+from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingDefaults
-from penstock.engine.client import EngineProcess
+from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
+from penstock.engine.process import EngineProcess
 from penstock.server.app import create_app
 from penstock.server.serve import bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
@@ -80,7 +81,7 @@ async def _serve(
 ) -> int:
     progress = _LoadProgress()
     # The engine imports torch while this process finds out what to load.
-    engine = await EngineProcess.start(engine_command(sys.executable), progress.update)
+    engine = await Engine.start(lambda: EngineProcess.start(engine_command(sys.executable), progress.update))
     storage = _Storage()
     serving: asyncio.Future[None] | None = None
     try:
@@ -117,7 +118,8 @@ async def _serve(
         console.print(escape(storage.note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
         console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
-        return await _until_end(serving, engine)
+        await serving
+        return 0
     finally:
         if serving is not None:
             await _cancel(serving)
@@ -144,19 +146,6 @@ def _read_output(tokenizer: Tokenizer | None, parsers: tuple[str, str]) -> _Read
 def address_markup(host: str, port: int) -> str:
     """The API's URL for rich, to which the brackets around an IPv6 address would mean markup."""
     return escape(f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1")
-
-
-async def _until_end(serving: "asyncio.Future[None]", engine: EngineProcess) -> int:
-    """Wait for a signal (0), or for the engine's death, which raises its cause."""
-    died = asyncio.ensure_future(engine.wait_closed())
-    await asyncio.wait((serving, died), return_when=asyncio.FIRST_COMPLETED)
-    if serving.done():
-        died.cancel()
-        serving.result()
-        return 0
-    await _cancel(serving)
-    engine.check_ready()
-    raise EngineUnavailable("The engine process ended.")
 
 
 async def _cancel(serving: "asyncio.Future[None]") -> None:

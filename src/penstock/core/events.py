@@ -58,7 +58,10 @@ class RequestTimings(msgspec.Struct, frozen=True):
 
 
 class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
-    """State and running totals of the engine after a step. Totals only grow within one run of the engine."""
+    """State and running totals of the engine after a step.
+
+    Totals begin at 0 in every run of the engine; whoever starts it again adds those of earlier runs, and counts them.
+    """
 
     step: int = 0
     running: int = 0
@@ -75,3 +78,20 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     prefix_hit_tokens: int = 0
     preemptions: int = 0
     recomputed_tokens: int = 0
+    restarts: int = 0
+
+    def after(self, earlier: "LoadSnapshot") -> "LoadSnapshot":
+        """The same with the totals of earlier runs added."""
+        return msgspec.structs.replace(self, **{name: getattr(self, name) + getattr(earlier, name) for name in _TOTALS})
+
+
+_TOTALS = (
+    "step",
+    "prefill_tokens",
+    "decode_tokens",
+    "prefix_queried_tokens",
+    "prefix_hit_tokens",
+    "preemptions",
+    "recomputed_tokens",
+    "restarts",
+)

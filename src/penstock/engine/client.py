@@ -1,122 +1,93 @@
-"""The client of an engine in another process: an asyncio protocol over a unix socket."""
+"""The engine as its users hold it: in a process of its own, which is started again when it ends or hangs.
+
+What was being computed then is computed again from its beginning. The same request gives the same tokens, so that
+nobody notices but by the time it takes: of an output that has begun, only what is new is passed on.
+"""
 
 import asyncio
 import contextlib
-import socket
-import subprocess
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import cast
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from msgspec.structs import replace
 
 from penstock.core.config import EngineConfig
-from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
-from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.errors import EngineError, EngineUnavailable, PenstockError
+from penstock.core.events import LoadSnapshot
 from penstock.core.plan import Pooling
 from penstock.core.request import KeptPrefix, Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput
-from penstock.engine.messages import (
-    PROTOCOL_VERSION,
-    Abort,
-    Failed,
-    FrameBuffer,
-    FromEngine,
-    Progress,
-    Ready,
-    Refused,
-    Start,
-    StepOutputs,
-    Submit,
-    ToEngine,
-    encode_frame,
-    from_engine_decoder,
-    unpack_outputs,
-)
+from penstock.engine.messages import Ready
 from penstock.engine.outputs import RequestState
+from penstock.engine.process import EngineLost, EngineProcess, Waiter
+from penstock.engine.watch import Patience, RestartPolicy, StallWatch
 from penstock.text.table import TokenTable
 
-STOP_SECONDS = 5.0
-EXIT_SECONDS = 1.0
+logger = logging.getLogger("penstock.engine")
+
+Launch = Callable[[], Awaitable[EngineProcess]]
+
+# A request whose computation was cut off so often by the end of an engine is what ends it.
+MOST_INTERRUPTIONS = 3
 
 
-class _Waiter:
-    """A request's state and the future that its reader waits on."""
+class Engine:
+    """A supervised engine (`EngineClient`).
 
-    __slots__ = ("error", "future", "state")
+    `start` begins with a first process, `configure` says what to build, `ready` waits until it serves.
 
-    def __init__(self, state: RequestState) -> None:
-        self.state = state
-        self.future: asyncio.Future[None] | None = None
-        self.error: PenstockError | None = None
-
-    def wake(self) -> None:
-        if self.future is not None and not self.future.done():
-            self.future.set_result(None)
-
-
-class EngineProcess(asyncio.Protocol):
-    """An engine in a process of its own, as its users hold it (`EngineClient`).
-
-    `start` makes the process, `configure` tells it what to build, `ready` waits until it serves. The process ends when
-    the socket closes, so it cannot outlive this one.
+    Args:
+        launch: starts a process, which has to be configured.
+        process: the first one.
+        patience: how long what is waited for.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", progress: Callable[[int, int], None]) -> None:
+    def __init__(self, launch: Launch, process: EngineProcess, patience: Patience | None = None) -> None:
+        self._launch = launch
         self._process = process
-        self._progress = progress
-        self._frames = FrameBuffer()
-        self._waiters: dict[int, _Waiter] = {}
-        self._transport: asyncio.Transport | None = None
-        self._failure: PenstockError | None = None
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._closing = False
-        self._load = LoadSnapshot()
+        self._patience = patience or Patience()
+        self._watch = StallWatch()
+        self._config: EngineConfig | None = None
         self._model: ModelInfo | None = None
         self._intake: Intake | None = None
         self._table: TokenTable | None = None
+        self._generation = 0
+        self._serves = asyncio.Event()
+        # Requests that were cut off twice are computed one at a time, to find the one that is the reason.
+        self._alone = asyncio.Lock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
+        # Totals of the runs before this one.
+        self._earlier = LoadSnapshot()
 
     @classmethod
-    async def start(cls, command: Sequence[str], progress: Callable[[int, int], None]) -> "EngineProcess":
-        """Start `command` with the descriptor of its end of the socket as its last argument.
-
-        It begins with its imports; what to build, `configure` says.
-        """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            with theirs:
-                descriptor = theirs.fileno()
-                process = subprocess.Popen([*command, str(descriptor)], pass_fds=(descriptor,), start_new_session=True)
-            loop = asyncio.get_running_loop()
-            _, engine = await loop.create_unix_connection(lambda: cls(process, progress), sock=ours)
-        except BaseException:
-            # The process, if there is one already, ends with the socket.
-            ours.close()
-            raise
-        return engine
+    async def start(cls, launch: Launch, patience: Patience | None = None) -> "Engine":
+        """Start the first process; it begins with its imports."""
+        return cls(launch, await launch(), patience)
 
     def configure(self, config: EngineConfig) -> None:
-        """Tell the process what to build; to be called once."""
-        self._send(Start(PROTOCOL_VERSION, config))
+        """Say what to build, here and after every restart; to be called once."""
+        self._config = config
+        self._process.configure(config)
 
     async def ready(self, model: ModelInfo, table: TokenTable | None) -> Ready:
         """Wait until the engine serves; raises what kept it from starting. `table` turns its tokens into text."""
-        ready = await self._ready
+        ready = await self._process.ready()
         self._model, self._table = model, table
-        self._intake = Intake(ready.limits, ready.vocab_size, model.eos_token_ids, has_text=table is not None)
+        self._serve(ready)
+        self._tasks = [asyncio.ensure_future(self._keep_up()), asyncio.ensure_future(self._look())]
         return ready
 
     async def close(self) -> None:
-        """End the process: it notices the closed socket at its next step; one that does not is killed."""
+        """End the process, and what is waited for with EngineUnavailable."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._closing = True
-        if self._transport is not None:
-            self._transport.close()
-        deadline = time.monotonic() + STOP_SECONDS
-        while self._process.poll() is None:
-            if time.monotonic() > deadline:
-                self._process.kill()
-            await asyncio.sleep(0.01)
+        self._serves.set()
+        await self._process.close()
 
     # What users of the engine call.
 
@@ -129,20 +100,24 @@ class EngineProcess(asyncio.Protocol):
 
     @property
     def load(self) -> LoadSnapshot:
-        """The newest snapshot of the engine's load."""
-        return self._load
+        """The newest snapshot of the engine's load, with the totals of all its runs."""
+        return self._process.load.after(self._earlier)
 
     @property
     def process_id(self) -> int:
-        """Of the engine's process."""
-        return self._process.pid
+        """Of the process that serves now."""
+        return self._process.process_id
 
     def check_ready(self) -> None:
         """Raise EngineUnavailable with the cause unless requests can be served now."""
-        if self._failure is not None:
-            raise EngineUnavailable(self._failure.message)
-        if self._intake is None:
+        if self._model is None:
+            if self._process.failure is not None:
+                raise EngineUnavailable(self._process.failure.message)
             raise EngineUnavailable("The engine is still loading the model; try again in a few seconds.")
+        if not self._serves.is_set() or self._process.failure is not None:
+            raise EngineUnavailable("The engine has failed and is being started again; try again in a few seconds.")
+        if self._watch.stalled > self._patience.unready_seconds:
+            raise EngineUnavailable(f"The engine has not moved for {self._watch.stalled:.0f} s; try again later.")
 
     def generate(
         self,
@@ -169,103 +144,106 @@ class EngineProcess(asyncio.Protocol):
     async def _outputs(self, make: Callable[[Intake], Request]) -> AsyncGenerator[RequestOutput]:
         self.check_ready()
         assert self._intake is not None, "check_ready has seen it"
-        request = make(self._intake)
-        waiter = _Waiter(RequestState(request, self._table))
-        self._waiters[request.request_id] = waiter
-        try:
-            self._send(Submit(request))
-            while True:
-                output = await self._next(waiter)
-                yield output
-                if output.finished:
-                    return
-        finally:
-            del self._waiters[request.request_id]
-            if not waiter.state.finished and self._failure is None and waiter.error is None:
-                self._send(Abort(request.request_id))
+        waiter = Waiter(RequestState(make(self._intake), self._table))
+        interruptions = 0
+        process = self._process
+        process.submit(waiter)
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                while True:
+                    try:
+                        output = await waiter.next()
+                    except EngineLost:
+                        interruptions += 1
+                        if interruptions == MOST_INTERRUPTIONS:
+                            raise EngineError(
+                                f"The engine failed {interruptions} times while it computed this request, which is not "
+                                "tried again."
+                            ) from None
+                        if interruptions == MOST_INTERRUPTIONS - 1:
+                            await stack.enter_async_context(self._alone)
+                        process = await self._submit_again(waiter)
+                        continue
+                    yield output
+                    if output.finished:
+                        return
+            finally:
+                process.leave(waiter)
 
-    async def _next(self, waiter: _Waiter) -> RequestOutput:
-        while not waiter.state.has_output:
-            if waiter.error is not None:
-                raise waiter.error
-            waiter.future = asyncio.get_running_loop().create_future()
-            await waiter.future
-        return waiter.state.take()
-
-    def _send(self, message: ToEngine) -> None:
-        if self._transport is None:
-            raise EngineUnavailable("The engine is not connected.")
-        self._transport.write(encode_frame(message))
-
-    # What asyncio calls.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        # A socket pair gives a stream transport; uvloop's does not derive from asyncio's class.
-        self._transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Take in what the engine sent."""
-        for body in self._frames.feed(data):
-            self._receive(from_engine_decoder.decode(body))
-
-    def _receive(self, message: FromEngine) -> None:
-        match message:
-            case StepOutputs():
-                self._load = message.load
-                for event in unpack_outputs(message):
-                    self._deliver(event)
-            case Refused():
-                self._end(message.request_id, rebuild_error(message.code, message.message, message.param))
-            case Progress():
-                self._progress(message.done, message.total)
-            case Ready():
-                if message.version != PROTOCOL_VERSION:
-                    self._fail(EngineUnavailable("The engine process is of another version of Penstock."))
-                elif not self._ready.done():
-                    self._ready.set_result(message)
-            case Failed():
-                self._fail(rebuild_error(message.code, message.message))
-
-    def _deliver(self, event: SampleOutput) -> None:
-        waiter = self._waiters.get(event.request_id)
-        if waiter is not None:
-            waiter.state.push(event)
-            waiter.wake()
-
-    def _end(self, request_id: int, error: PenstockError) -> None:
-        waiter = self._waiters.get(request_id)
-        if waiter is not None:
-            waiter.error = error
-            waiter.wake()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The engine has gone: nobody waits for it any more."""
+    async def _submit_again(self, waiter: Waiter) -> EngineProcess:
+        """Have the next engine compute what the last one has not; raises EngineUnavailable where there is none."""
+        # The loop may not have noticed yet.
+        if self._process.failure is not None:
+            self._serves.clear()
         if not self._closing:
-            # The socket closes a moment before the process can be asked how it ended, which users want to know.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(EXIT_SECONDS)
-        status = self._process.poll()
-        if status is None:
-            cause = "The engine process closed its connection."
-        elif status < 0:
-            cause = f"The engine process was killed by signal {-status}; 9 is what the kernel sends when memory is out."
-        else:
-            cause = f"The engine process ended with exit status {status}."
-        self._fail(EngineUnavailable(cause))
-        if not self._closed.done():
-            self._closed.set_result(None)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._serves.wait(), self._patience.hold_seconds)
+        if self._closing:
+            raise EngineUnavailable("The engine stopped before this request was finished; send it again.")
+        if not self._serves.is_set():
+            raise EngineUnavailable("The engine failed and could not be started again in time; send it again later.")
+        assert self._intake is not None
+        state = waiter.state
+        state.begin_again(replace(state.request, request_id=self._intake.new_id()))
+        self._process.submit(waiter)
+        return self._process
 
-    def _fail(self, error: PenstockError) -> None:
-        if self._failure is None:
-            self._failure = error
-        if not self._ready.done():
-            self._ready.set_exception(self._failure)
-            # Nobody may be waiting any more; then this must not be reported as an exception that was lost.
-            self._ready.exception()
-        for request_id in list(self._waiters):
-            self._end(request_id, EngineUnavailable(self._failure.message))
+    # Supervision.
 
-    async def wait_closed(self) -> None:
-        """Until the engine's process has gone."""
-        await asyncio.shield(self._closed)
+    def _serve(self, ready: Ready) -> None:
+        assert self._model is not None
+        self._intake = Intake(
+            ready.limits,
+            ready.vocab_size,
+            self._model.eos_token_ids,
+            has_text=self._table is not None,
+            generation=self._generation,
+        )
+        self._watch.begin(self._process)
+        self._serves.set()
+
+    async def _keep_up(self) -> None:
+        """Start the engine again whenever it has ended."""
+        policy = RestartPolicy(self._patience)
+        clock = asyncio.get_running_loop().time
+        served_from = clock()
+        while True:
+            await self._process.wait_closed()
+            self._serves.clear()
+            delay = policy.delay(clock() - served_from)
+            when = f" in {delay:.0f} s" if delay else ""
+            logger.error("The engine has failed and is started again%s: %s", when, self._process.failure)
+            await asyncio.sleep(delay)
+            # An engine that ends before it serves has served for no time.
+            served_from = clock()
+            if await self._restart():
+                logger.warning("The engine serves again after %.1f s.", clock() - served_from)
+                served_from = clock()
+
+    async def _restart(self) -> bool:
+        """Have a new process; False where it has ended before it could serve."""
+        assert self._config is not None
+        try:
+            process = await self._launch()
+            self._earlier = replace(self.load, restarts=self._earlier.restarts + 1)
+            self._process = process
+            self._watch.begin(self._process)
+            self._process.configure(self._config)
+            ready = await self._process.ready()
+        except (PenstockError, OSError) as error:
+            logger.error("The engine could not be started: %s", error)
+            return False
+        self._generation += 1
+        self._serve(ready)
+        return True
+
+    async def _look(self) -> None:
+        """Kill an engine that hangs."""
+        while True:
+            await asyncio.sleep(self._patience.look_seconds)
+            process = self._process
+            self._watch.look(process, self._patience.look_seconds)
+            if self._watch.stalled > self._patience.hang_seconds and process.failure is None:
+                logger.error("The engine has not moved for %.0f s and is killed.", self._watch.stalled)
+                process.kill()
+                self._watch.begin(process)

@@ -51,13 +51,18 @@ def failed_step(plan: StepPlan, cause: BaseException) -> StepResult:
 
 
 class EngineCore:
-    """Plan → execute → commit, with the executor injected."""
+    """Plan → execute → commit, with the executor injected.
+
+    Attributes:
+        failure: why a step could not be computed, once that has happened. Its requests have ended with an error.
+    """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
         """Without `grammars`, no request can have one."""
         self.scheduler = scheduler
         self._executor = executor
         self._grammars = grammars
+        self.failure: EngineError | None = None
 
     def needs_preparation(self, request: Request) -> bool:
         """Whether `prepare` would take a while."""
@@ -105,6 +110,7 @@ class EngineCore:
         except Exception as error:
             logger.exception("step %d failed", plan.number)
             result = failed_step(plan, error)
+            self.failure = EngineError(f"A step failed ({type(error).__name__}: {error}).")
         except BaseException as interrupt:
             self.scheduler.commit(plan, failed_step(plan, interrupt), now)
             raise

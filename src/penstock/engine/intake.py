@@ -36,6 +36,10 @@ class Intake:
         # Ids of one run of the engine never name a request of another.
         self._ids = itertools.count(generation << 32)
 
+    def new_id(self) -> int:
+        """A new id, for a request that was made for an earlier run of the engine."""
+        return next(self._ids)
+
     def request(
         self,
         prompt: list[int],

@@ -15,7 +15,7 @@ from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -70,6 +70,18 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     notes: list[str]
 
 
+class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
+    """From the engine, about once a second from a thread of its own.
+
+    Attributes:
+        progress: rises with every operation of a step, so that a long step can be told from one that hangs.
+        busy: whether there is anything to do.
+    """
+
+    progress: int
+    busy: bool
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """From the engine: it cannot start or go on; an error of the tree, as its code and message."""
 
@@ -119,7 +131,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
 
 
 ToEngine = Start | Submit | Abort
-FromEngine = Progress | Ready | Failed | Refused | StepOutputs
+FromEngine = Progress | Ready | Heartbeat | Failed | Refused | StepOutputs
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

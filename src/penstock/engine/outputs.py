@@ -2,6 +2,8 @@
 
 import time
 
+from msgspec.structs import replace
+
 from penstock.core.events import KeptTokens, RequestTimings, SampleOutput
 from penstock.core.plan import TokenLogprobs
 from penstock.core.request import Request
@@ -10,15 +12,23 @@ from penstock.text.detokenizer import Detokenizer
 from penstock.text.table import TokenTable
 
 
-class _SampleState:
-    """One sample: its detokenizer and what has come since the last delta was taken."""
+class OutputChanged(Exception):
+    """An engine that computed a request again gave other tokens than the one before it."""
 
-    __slots__ = ("_detokenizer", "_ends", "delta", "index")
+
+class _SampleState:
+    """One sample: its detokenizer, all tokens, and what has come since the last delta was taken."""
+
+    __slots__ = ("_detokenizer", "_ends", "_seen", "_tokens", "delta", "ended", "index")
 
     def __init__(self, index: int, request: Request, table: TokenTable | None) -> None:
         params = request.sampling
         self.index = index
         self.delta: SampleDelta | None = None
+        self.ended = False
+        self._tokens: list[int] = []
+        # How many of them the engine that computes now has given.
+        self._seen = 0
         # Tokens that end an output by themselves. One that a grammar has completed ends with a token of its text.
         self._ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
         self._detokenizer = (
@@ -34,7 +44,29 @@ class _SampleState:
             )
         )
 
+    def begin_again(self) -> None:
+        """What was given so far will come once more."""
+        self._seen = 0
+
+    def unseen(self, event: SampleOutput) -> SampleOutput | None:
+        """What of an event is new; None where nothing is. Raises OutputChanged where the rest is not what it was."""
+        again = self._tokens[self._seen : self._seen + len(event.tokens)]
+        count = len(again)
+        self._seen += count
+        early = event.finish is not None and self._seen < len(self._tokens)
+        if event.tokens[:count] != again or early or (self.ended and len(event.tokens) > count):
+            raise OutputChanged
+        if self.ended or (count and count == len(event.tokens) and event.finish is None):
+            return None
+        if not count:
+            return event
+        logprobs = None if event.logprobs is None else event.logprobs[count:]
+        return replace(event, tokens=event.tokens[count:], logprobs=logprobs)
+
     def push(self, event: SampleOutput) -> None:
+        self._tokens += event.tokens
+        self._seen += len(event.tokens)
+        self.ended = event.finish is not None
         delta = self.delta
         if delta is None:
             self.delta = delta = SampleDelta(self.index, "", [])
@@ -61,13 +93,24 @@ class RequestState:
         self.arrived = time.monotonic()
         self.first_token: float | None = None
         self.finished_at: float | None = None
-        self._cached_tokens = 0
+        self._cached_tokens: int | None = None
         self._kept: KeptTokens | None = None
         self._samples = [_SampleState(index, request, table) for index in range(request.sampling.n)]
         self._unfinished = len(self._samples)
         self._embedding: bytes | None = None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         if request.sampling.prompt_logprobs is not None:
+            self._prompt_logprobs = [None]
+
+    def begin_again(self, request: Request) -> None:
+        """Another engine computes the same from its beginning, as `request`; what was given so far is not given twice.
+
+        The same request gives the same tokens, whatever else is computed; where it does not, `push` raises.
+        """
+        self.request = request
+        for sample in self._samples:
+            sample.begin_again()
+        if self._prompt_logprobs is not None:
             self._prompt_logprobs = [None]
 
     @property
@@ -81,11 +124,12 @@ class RequestState:
         return RequestTimings(self.arrived, self.first_token, self.finished_at)
 
     def push(self, event: SampleOutput) -> None:
-        """Take in one event of the engine."""
+        """Take in one event of the engine. Raises OutputChanged where it contradicts what came before."""
         sample = self._samples[event.sample_index]
-        if event.cached_tokens is not None:
+        # Those of an engine that began again are not what was told.
+        if self._cached_tokens is None:
             self._cached_tokens = event.cached_tokens
-        if event.kept is not None:
+        if self._kept is None:
             self._kept = event.kept
         if event.prompt_logprobs is not None and self._prompt_logprobs is not None:
             self._prompt_logprobs += event.prompt_logprobs
@@ -94,6 +138,10 @@ class RequestState:
                 return
         if event.embedding is not None:
             self._embedding = event.embedding
+        new = sample.unseen(event)
+        if new is None:
+            return
+        event = new
         if self.first_token is None and event.tokens:
             self.first_token = time.monotonic()
         sample.push(event)
@@ -122,7 +170,7 @@ class RequestState:
             request_id=request.request_id,
             deltas=deltas,
             prompt_tokens=len(request.prompt_token_ids),
-            cached_tokens=self._cached_tokens,
+            cached_tokens=self._cached_tokens or 0,
             seed=request.sampling.seed or 0,
             finished=self.finished,
             timings=self.timings,

@@ -21,6 +21,7 @@ from penstock.engine.messages import (
     Failed,
     FrameBuffer,
     FromEngine,
+    Heartbeat,
     Progress,
     Ready,
     Refused,
@@ -39,13 +40,20 @@ RECEIVE_BYTES = 1 << 20
 PROGRESS_INTERVAL = 0.05
 # Once nothing has happened for so long, there is time for what can wait.
 IDLE_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class BuiltEngine:
-    """An engine core and what its users must know of it; `tokenizer` is None where requests are token ids."""
+    """An engine core and what its users must know of it.
+
+    Attributes:
+        progress: rises with every operation of a step, on whichever thread it is asked.
+        tokenizer: None where requests are token ids.
+    """
 
     core: EngineCore
+    progress: Callable[[], int]
     vocab_size: int
     tokenizer: Tokenizer | None
     stages: list[StageTime]
@@ -62,6 +70,7 @@ class Connection:
         self._socket = end
         self._socket.setblocking(True)
         self._frames = FrameBuffer()
+        self._sending = threading.Lock()
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
         self._woken, self._bell = socket.socketpair()
@@ -95,8 +104,10 @@ class Connection:
             self._bell.send(b"!")
 
     def send(self, message: FromEngine) -> None:
-        """Send one message, waiting for the reader where it is behind."""
-        self._socket.sendall(encode_frame(message))
+        """Send one message, waiting for the reader where it is behind. May be called on any thread."""
+        frame = encode_frame(message)
+        with self._sending:
+            self._socket.sendall(frame)
 
 
 def run_worker(end: socket.socket, build: EngineBuilder) -> int:
@@ -104,8 +115,9 @@ def run_worker(end: socket.socket, build: EngineBuilder) -> int:
     connection = Connection(end)
     threading.Thread(target=_exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
     try:
-        core = _start(connection, build)
-        _serve(connection, core)
+        built = _start(connection, build)
+        threading.Thread(target=_beat, args=(connection, built), daemon=True).start()
+        _serve(connection, built.core)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except PenstockError as error:
@@ -128,7 +140,15 @@ def _exit_on_hang_up(descriptor: int) -> None:
     os._exit(0)
 
 
-def _start(connection: Connection, build: EngineBuilder) -> EngineCore:
+def _beat(connection: Connection, built: BuiltEngine) -> None:
+    """Tell the other end again and again how far the engine is, whatever the loop is doing."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection.send(Heartbeat(built.progress(), built.core.has_work))
+            time.sleep(HEARTBEAT_SECONDS)
+
+
+def _start(connection: Connection, build: EngineBuilder) -> BuiltEngine:
     first = connection.receive(wait=True)[0]
     if not isinstance(first, Start) or first.version != PROTOCOL_VERSION:
         raise EngineError("The engine was started by another version of Penstock; start both from one installation.")
@@ -143,7 +163,7 @@ def _start(connection: Connection, build: EngineBuilder) -> EngineCore:
 
     built = build(first.config, report)
     connection.send(Ready(PROTOCOL_VERSION, built.core.scheduler.limits, built.vocab_size, built.stages, built.notes))
-    return built.core
+    return built
 
 
 def _serve(connection: Connection, core: EngineCore) -> NoReturn:
@@ -186,4 +206,7 @@ def _serve(connection: Connection, core: EngineCore) -> NoReturn:
             add(request, refusal)
         if core.has_work:
             outputs += core.step(time.monotonic())
+            if core.failure is not None:
+                # What this engine holds cannot be trusted any more; another one computes what was lost.
+                raise core.failure
         connection.send(pack_outputs(outputs, core.snapshot()))

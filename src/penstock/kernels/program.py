@@ -11,6 +11,7 @@ from torch import Tensor
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Binding, Choice, Dispatcher, FusedStep, Fusible, Kernel, KVStorage, StepState
 from penstock.kernels.packing import Weight
+from penstock.kernels.progress import pass_operation
 from penstock.kernels.registers import assign_registers, last_uses
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import RopeSpec
@@ -54,6 +55,7 @@ class Program:
         state = StepState(batch)
         values: list[Any] = [None] * self._registers
         for function, source, target, general in self._code:
+            pass_operation()
             if general is None:
                 values[target] = function(state, values[source])
                 continue

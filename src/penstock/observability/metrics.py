@@ -184,6 +184,7 @@ def _engine_families(load: LoadSnapshot) -> Iterable[Metric]:
     yield _gauge("penstock_kv_blocks_cached", "KV blocks kept for prefix hits only.", load.blocks_cached)
     yield _gauge("penstock_kv_blocks_kept", "KV blocks that clients want kept for a time.", load.blocks_kept)
     yield _gauge("penstock_kv_blocks_free", "KV blocks that hold nothing.", load.blocks_free)
+    yield _counter("penstock_engine_restarts", "Starts of the engine after its first.", load.restarts)
     yield _counter("penstock_engine_steps", "Steps of the engine.", load.step)
     yield _counter("penstock_prefill_tokens", "Prompt tokens computed.", load.prefill_tokens)
     yield _counter("penstock_decode_tokens", "Output tokens computed.", load.decode_tokens)

@@ -1,0 +1,262 @@
+"""An engine in a process of its own, from its start to its end: an asyncio protocol over a unix socket."""
+
+import asyncio
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from penstock.core.config import EngineConfig
+from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
+from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.engine.interface import RequestOutput
+from penstock.engine.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Failed,
+    FrameBuffer,
+    FromEngine,
+    Heartbeat,
+    Progress,
+    Ready,
+    Refused,
+    Start,
+    StepOutputs,
+    Submit,
+    ToEngine,
+    encode_frame,
+    from_engine_decoder,
+    unpack_outputs,
+)
+from penstock.engine.outputs import OutputChanged, RequestState
+
+STOP_SECONDS = 5.0
+EXIT_SECONDS = 1.0
+_CHANGED = "The engine failed during this answer, and the next one did not go on as it had begun; send it again."
+
+
+class EngineLost(Exception):
+    """The process has ended, and whatever it was computing with it; another one can compute it again."""
+
+
+class Waiter:
+    """A request's state and the future that its reader waits on."""
+
+    __slots__ = ("_error", "_future", "state")
+
+    def __init__(self, state: RequestState) -> None:
+        self.state = state
+        self._future: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+
+    async def next(self) -> RequestOutput:
+        """The next output. Raises what ended the request, EngineLost where another engine may compute it."""
+        while not self.state.has_output:
+            if self._error is not None:
+                error, self._error = self._error, None
+                raise error
+            self._future = asyncio.get_running_loop().create_future()
+            await self._future
+        return self.state.take()
+
+    def wake(self) -> None:
+        """There may be something to take."""
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing comes any more, and why."""
+        self._error = error
+        self.wake()
+
+
+class EngineProcess(asyncio.Protocol):
+    """One run of an engine.
+
+    `start` makes the process, `configure` tells it what to build, `ready` waits until it serves. The process ends when
+    the socket closes, so it cannot outlive this one.
+
+    Attributes:
+        load: the newest snapshot of the engine's load.
+        failure: why it can serve no more; None while it can.
+        beats: how many messages have shown that it is not stuck: it did something, or has nothing to do.
+    """
+
+    def __init__(self, process: "subprocess.Popen[bytes]", progress: Callable[[int, int], None]) -> None:
+        self._process = process
+        self._progress = progress
+        self._frames = FrameBuffer()
+        self._waiters: dict[int, Waiter] = {}
+        self._transport: asyncio.Transport | None = None
+        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._closing = False
+        self._burial: asyncio.Task[None] | None = None
+        self._operations = -1
+        self.load = LoadSnapshot()
+        self.failure: PenstockError | None = None
+        self.beats = 0
+
+    @classmethod
+    async def start(cls, command: Sequence[str], progress: Callable[[int, int], None]) -> "EngineProcess":
+        """Start `command` with the descriptor of its end of the socket as its last argument.
+
+        It begins with its imports; what to build, `configure` says.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with theirs:
+                descriptor = theirs.fileno()
+                process = subprocess.Popen([*command, str(descriptor)], pass_fds=(descriptor,), start_new_session=True)
+            loop = asyncio.get_running_loop()
+            _, engine = await loop.create_unix_connection(lambda: cls(process, progress), sock=ours)
+        except BaseException:
+            # The process, if there is one already, ends with the socket.
+            ours.close()
+            raise
+        return engine
+
+    @property
+    def process_id(self) -> int:
+        """Of the engine's process."""
+        return self._process.pid
+
+    def configure(self, config: EngineConfig) -> None:
+        """Tell the process what to build; to be called once."""
+        self._send(Start(PROTOCOL_VERSION, config))
+
+    async def ready(self) -> Ready:
+        """Wait until the engine serves; raises what kept it from starting."""
+        return await asyncio.shield(self._ready)
+
+    async def wait_closed(self) -> None:
+        """Until the engine's process has gone."""
+        await asyncio.shield(self._closed)
+
+    def kill(self) -> None:
+        """End the process at once, whatever state it is in."""
+        self._process.kill()
+
+    async def close(self) -> None:
+        """End the process: it notices the closed socket at its next step; one that does not is killed."""
+        self._closing = True
+        if self._transport is not None:
+            self._transport.close()
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._process.poll() is None:
+            if time.monotonic() > deadline:
+                self._process.kill()
+            await asyncio.sleep(0.01)
+
+    def submit(self, waiter: Waiter) -> None:
+        """Have a request computed; its waiter gets what comes of it."""
+        request = waiter.state.request
+        self._waiters[request.request_id] = waiter
+        if self.failure is not None:
+            self._end(request.request_id, EngineLost())
+        else:
+            self._send(Submit(request))
+
+    def leave(self, waiter: Waiter) -> None:
+        """Nobody waits for the request any more; it is aborted unless it has ended."""
+        request_id = waiter.state.request.request_id
+        if self._waiters.pop(request_id, None) is not None and not waiter.state.finished and self.failure is None:
+            self._send(Abort(request_id))
+
+    def _send(self, message: ToEngine) -> None:
+        if self._transport is None:
+            raise EngineUnavailable("The engine is not connected.")
+        self._transport.write(encode_frame(message))
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        # A socket pair gives a stream transport; uvloop's does not derive from asyncio's class.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what the engine sent."""
+        for body in self._frames.feed(data):
+            self._receive(from_engine_decoder.decode(body))
+
+    def _receive(self, message: FromEngine) -> None:
+        match message:
+            case StepOutputs():
+                self.beats += 1
+                self.load = message.load
+                for event in unpack_outputs(message):
+                    self._deliver(event)
+            case Heartbeat():
+                self.beats += not message.busy or message.progress != self._operations
+                self._operations = message.progress
+            case Refused():
+                self._end(message.request_id, rebuild_error(message.code, message.message, message.param))
+            case Progress():
+                self.beats += 1
+                self._progress(message.done, message.total)
+            case Ready():
+                self.beats += 1
+                if message.version != PROTOCOL_VERSION:
+                    self._fail(EngineUnavailable("The engine process is of another version of Penstock."))
+                    self.kill()
+                elif not self._ready.done():
+                    self._ready.set_result(message)
+            case Failed():
+                self._fail(rebuild_error(message.code, message.message))
+                # It ends by itself, unless that fails too.
+                asyncio.get_running_loop().call_later(STOP_SECONDS, self.kill)
+
+    def _deliver(self, event: SampleOutput) -> None:
+        waiter = self._waiters.get(event.request_id)
+        if waiter is None:
+            return
+        try:
+            waiter.state.push(event)
+        except OutputChanged:
+            self._send(Abort(event.request_id))
+            self._end(event.request_id, EngineUnavailable(_CHANGED))
+        else:
+            waiter.wake()
+
+    def _end(self, request_id: int, error: Exception) -> None:
+        waiter = self._waiters.pop(request_id, None)
+        if waiter is not None:
+            waiter.fail(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine has gone: nobody waits for it any more."""
+        known = self.failure
+        self._fail(EngineUnavailable("The engine process has ended."))
+        self._burial = asyncio.get_running_loop().create_task(self._bury(known))
+
+    async def _bury(self, known: PenstockError | None) -> None:
+        """Find out how the process has ended, which users want to know, unless it has said so itself."""
+        # The socket closes a moment before that can be asked.
+        deadline = time.monotonic() + EXIT_SECONDS
+        while (status := self._process.poll()) is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+        if status is None:
+            self._process.kill()
+            cause = "The engine process closed its connection."
+        elif status < 0:
+            cause = f"The engine process was killed by signal {-status}; 9 is what the kernel sends when memory is out."
+        else:
+            cause = f"The engine process ended with exit status {status}."
+        self.failure = known or EngineUnavailable(cause)
+        self._end_start(self.failure)
+        self._closed.set_result(None)
+
+    def _fail(self, error: PenstockError) -> None:
+        """Nothing can be computed any more. What has not even begun waits until the cause is known."""
+        if self.failure is None:
+            self.failure = error
+        for request_id in list(self._waiters):
+            self._end(request_id, EngineLost())
+
+    def _end_start(self, error: PenstockError) -> None:
+        if not self._ready.done():
+            self._ready.set_exception(error)
+            # Nobody may be waiting any more; then this must not be reported as an exception that was lost.
+            self._ready.exception()

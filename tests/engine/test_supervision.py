@@ -1,0 +1,146 @@
+"""Engines that end, hang or fail while they compute: they are started again, and requests go on as if nothing was."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from penstock import LLM, SamplingParams
+from penstock.assembly.prepare import engine_command, prepare
+from penstock.core.config import EngineOptions
+from penstock.core.errors import EngineUnavailable
+from penstock.engine.client import Engine
+from penstock.engine.interface import RequestOutput
+from penstock.engine.process import EngineProcess
+from penstock.engine.watch import Patience
+from support.checkpoints import make
+
+PROMPT = list(range(10, 60))
+LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=300, n=2, logprobs=1, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> list[list[int]]:
+    (completion,) = LLM(str(checkpoint), threads=1, max_model_len=512).generate([PROMPT], LONG)
+    return [sample.token_ids for sample in completion.samples]
+
+
+def with_engine(path: Path, use: Callable[[Engine], Awaitable[None]], patience: Patience | None = None) -> None:
+    async def main() -> None:
+        command = engine_command(sys.executable)
+        engine = await Engine.start(lambda: EngineProcess.start(command, lambda done, total: None), patience)
+        try:
+            prepared = prepare(EngineOptions(model=str(path), threads=1, max_model_len=512), api_beside=True)
+            tokenizer = prepared.load_tokenizer()
+            engine.configure(prepared.config)
+            await engine.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
+            await use(engine)
+        finally:
+            await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def joined(outputs: list[RequestOutput]) -> tuple[list[list[int]], list[int]]:
+    """The tokens of both samples, and how many log probabilities came with them."""
+    tokens: list[list[int]] = [[], []]
+    scored = [0, 0]
+    for output in outputs:
+        for delta in output.deltas:
+            tokens[delta.index] += delta.token_ids
+            scored[delta.index] += len(delta.logprobs or ())
+    return tokens, scored
+
+
+async def until_served_again(engine: Engine) -> None:
+    while True:
+        try:
+            engine.check_ready()
+            return
+        except EngineUnavailable:
+            await asyncio.sleep(0.01)
+
+
+def test_a_stream_goes_on_where_a_killed_engine_left_it(checkpoint: Path, expected: list[list[int]]) -> None:
+    async def use(engine: Engine) -> None:
+        first = engine.process_id
+        outputs: list[RequestOutput] = []
+        async for output in engine.generate(PROMPT, LONG):
+            outputs.append(output)
+            if len(outputs) == 3:
+                os.kill(first, signal.SIGKILL)
+        assert joined(outputs) == (expected, [300, 300])
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        assert engine.process_id != first and engine.load.restarts == 1
+
+    with_engine(checkpoint, use)
+
+
+def test_requests_without_output_are_computed_by_the_next_engine(checkpoint: Path, expected: list[list[int]]) -> None:
+    async def collect(engine: Engine) -> list[RequestOutput]:
+        return [output async for output in engine.generate(PROMPT, LONG)]
+
+    async def use(engine: Engine) -> None:
+        # A stopped process has computed nothing, and ends all the same.
+        os.kill(engine.process_id, signal.SIGSTOP)
+        tasks = [asyncio.ensure_future(collect(engine)) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        os.kill(engine.process_id, signal.SIGKILL)
+        await asyncio.sleep(0.05)
+        with pytest.raises(EngineUnavailable, match="started again"):
+            engine.check_ready()
+        for outputs in await asyncio.gather(*tasks):
+            assert joined(outputs)[0] == expected
+        assert engine.load.restarts == 1
+
+    with_engine(checkpoint, use)
+
+
+def test_an_engine_that_hangs_is_not_ready_and_then_killed(checkpoint: Path, expected: list[list[int]]) -> None:
+    async def use(engine: Engine) -> None:
+        first = engine.process_id
+        os.kill(first, signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(EngineUnavailable, match="not moved"):
+            while time.monotonic() < began + 5.0:
+                engine.check_ready()
+                await asyncio.sleep(0.05)
+        while engine.process_id == first:
+            await asyncio.sleep(0.05)
+        await until_served_again(engine)
+        outputs = [output async for output in engine.generate(PROMPT, LONG)]
+        assert joined(outputs)[0] == expected
+
+    with_engine(checkpoint, use, Patience(hang_seconds=5.0))
+
+
+def test_an_idle_engine_counts_as_ready(checkpoint: Path) -> None:
+    async def use(engine: Engine) -> None:
+        for _ in range(25):
+            await asyncio.sleep(0.1)
+            engine.check_ready()
+        assert engine.load.restarts == 0
+
+    with_engine(checkpoint, use, Patience(unready_seconds=1.5, hang_seconds=2.0))
+
+
+def test_a_closed_engine_says_so(checkpoint: Path) -> None:
+    async def use(engine: Engine) -> None:
+        stream = engine.generate(PROMPT, LONG)
+        await anext(stream)
+        await engine.close()
+        with pytest.raises(EngineUnavailable, match="stopped"):
+            async for _ in stream:
+                pass
+
+    with_engine(checkpoint, use)
