@@ -13,9 +13,11 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.assembly.prepare import engine_command, prepare
 from penstock.core.config import EngineOptions
-from penstock.core.errors import EngineUnavailable
+from penstock.core.errors import EngineError, EngineUnavailable
+from penstock.core.failpoints import POINTS
 from penstock.engine.client import Engine
 from penstock.engine.interface import RequestOutput
+from penstock.engine.messages import FailAction, Ready
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from support.checkpoints import make
@@ -35,10 +37,15 @@ def expected(checkpoint: Path) -> list[list[int]]:
     return [sample.token_ids for sample in completion.samples]
 
 
-def with_engine(path: Path, use: Callable[[Engine], Awaitable[None]], patience: Patience | None = None) -> None:
+def with_engine(
+    path: Path,
+    use: Callable[[Engine], Awaitable[None]],
+    patience: Patience | None = None,
+    process: type[EngineProcess] = EngineProcess,
+) -> None:
     async def main() -> None:
         command = engine_command(sys.executable)
-        engine = await Engine.start(lambda: EngineProcess.start(command, lambda done, total: None), patience)
+        engine = await Engine.start(lambda: process.start(command, lambda done, total: None), patience)
         try:
             prepared = prepare(EngineOptions(model=str(path), threads=1, max_model_len=512), api_beside=True)
             tokenizer = prepared.load_tokenizer()
@@ -104,6 +111,60 @@ def test_requests_without_output_are_computed_by_the_next_engine(checkpoint: Pat
         assert engine.load.restarts == 1
 
     with_engine(checkpoint, use)
+
+
+@pytest.mark.parametrize("action", ["raise", "exit"])
+@pytest.mark.parametrize("point", sorted(POINTS))
+def test_a_step_that_fails_costs_nobody_anything(
+    checkpoint: Path, expected: list[list[int]], point: str, action: FailAction
+) -> None:
+    async def use(engine: Engine) -> None:
+        engine.arm(point, action, passes=7)
+        outputs = [output async for output in engine.generate(PROMPT, LONG)]
+        assert joined(outputs) == (expected, [300, 300])
+        assert engine.load.restarts == 1
+
+    with_engine(checkpoint, use)
+
+
+def test_an_engine_whose_loop_hangs_is_replaced(checkpoint: Path, expected: list[list[int]]) -> None:
+    """Its other threads still tell that it lives, but not that it moves."""
+
+    async def use(engine: Engine) -> None:
+        engine.arm("engine.step", "hang", passes=20)
+        outputs = [output async for output in engine.generate(PROMPT, LONG)]
+        assert joined(outputs) == (expected, [300, 300])
+        assert engine.load.restarts == 1
+
+    with_engine(checkpoint, use, Patience(hang_seconds=4.0))
+
+
+class ShortLived(EngineProcess):
+    """Ends in its first step, as long as `lives` lasts."""
+
+    lives = 3
+
+    async def ready(self) -> Ready:
+        ready = await super().ready()
+        if ShortLived.lives:
+            ShortLived.lives -= 1
+            self.arm("engine.step", "exit")
+        return ready
+
+
+def test_a_request_that_ends_every_engine_fails_and_others_do_not(
+    checkpoint: Path, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(engine: Engine) -> None:
+        with pytest.raises(EngineError, match="3 times"):
+            async for _ in engine.generate(PROMPT, LONG):
+                pass
+        await until_served_again(engine)
+        outputs = [output async for output in engine.generate(PROMPT, LONG)]
+        assert joined(outputs)[0] == expected
+
+    with_engine(checkpoint, use, process=ShortLived)
+    assert sum("exit status 70" in record.message for record in caplog.records) == 3
 
 
 def test_an_engine_that_hangs_is_not_ready_and_then_killed(checkpoint: Path, expected: list[list[int]]) -> None:

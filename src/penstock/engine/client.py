@@ -12,14 +12,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from msgspec.structs import replace
 
 from penstock.core.config import EngineConfig
-from penstock.core.errors import EngineError, EngineUnavailable, PenstockError
+from penstock.core.errors import EngineError, EngineUnavailable, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
+from penstock.core.failpoints import POINTS
 from penstock.core.plan import Pooling
 from penstock.core.request import KeptPrefix, Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput
-from penstock.engine.messages import Ready
+from penstock.engine.messages import FailAction, Ready
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineLost, EngineProcess, Waiter
 from penstock.engine.watch import Patience, RestartPolicy, StallWatch
@@ -187,6 +188,12 @@ class Engine:
         state.begin_again(replace(state.request, request_id=self._intake.new_id()))
         self._process.submit(waiter)
         return self._process
+
+    def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
+        """Let something go wrong in the process that serves now, at a place in `core.failpoints.POINTS`."""
+        if point not in POINTS:
+            raise InvalidParameter("point", f"{point[:40]!r} is not one of {', '.join(POINTS)}.")
+        self._process.arm(point, action, passes)
 
     # Supervision.
 

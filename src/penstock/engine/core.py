@@ -5,6 +5,7 @@ from typing import Protocol
 
 from penstock.core.errors import EngineError, InvalidParameter
 from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.failpoints import fail_point
 from penstock.core.grammar import Grammar
 from penstock.core.plan import SampleResult, StepPlan, StepResult
 from penstock.core.request import Request
@@ -106,6 +107,7 @@ class EngineCore:
         if plan is None:
             raise EngineError("Requests are waiting but nothing can be computed: the scheduler is stuck.")
         try:
+            fail_point("engine.step")
             result = self._executor.execute(plan).result()
         except Exception as error:
             logger.exception("step %d failed", plan.number)

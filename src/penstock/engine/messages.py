@@ -5,6 +5,7 @@ The first message in each direction carries the version; a peer that speaks anot
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -37,6 +38,17 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     """To the engine: nobody waits for this request any more."""
 
     request_id: int
+
+
+FailAction = Literal["raise", "exit", "hang", "nothing"]
+
+
+class Arm(msgspec.Struct, frozen=True, tag="arm"):
+    """To the engine: something is to go wrong at a fail-point (`core/failpoints.py`), `passes` times not yet."""
+
+    point: str
+    action: FailAction
+    passes: int = 0
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -130,7 +142,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     load: LoadSnapshot
 
 
-ToEngine = Start | Submit | Abort
+ToEngine = Start | Submit | Abort | Arm
 FromEngine = Progress | Ready | Heartbeat | Failed | Refused | StepOutputs
 
 _encoder = msgspec.msgpack.Encoder()

@@ -14,6 +14,8 @@ from penstock.engine.interface import RequestOutput
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
     Abort,
+    Arm,
+    FailAction,
     Failed,
     FrameBuffer,
     FromEngine,
@@ -163,6 +165,10 @@ class EngineProcess(asyncio.Protocol):
         request_id = waiter.state.request.request_id
         if self._waiters.pop(request_id, None) is not None and not waiter.state.finished and self.failure is None:
             self._send(Abort(request_id))
+
+    def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
+        """Let something go wrong; see `Arm`."""
+        self._send(Arm(point, action, passes))
 
     def _send(self, message: ToEngine) -> None:
         if self._transport is None:

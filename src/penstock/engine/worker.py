@@ -13,11 +13,13 @@ from typing import NoReturn
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, PenstockError
+from penstock.core.failpoints import arm, fail_point
 from penstock.core.request import Request
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
     Abort,
+    Arm,
     Failed,
     FrameBuffer,
     FromEngine,
@@ -140,6 +142,25 @@ def _exit_on_hang_up(descriptor: int) -> None:
     os._exit(0)
 
 
+def _arm(message: Arm) -> None:
+    """Do as `message` says when its fail-point is passed."""
+    left = message.passes
+
+    def act() -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            return
+        if message.action == "raise":
+            raise RuntimeError(f"the fail-point {message.point} was armed")
+        if message.action == "exit":
+            os._exit(70)
+        while message.action == "hang":
+            time.sleep(1.0)
+
+    arm(message.point, None if message.action == "nothing" else act)
+
+
 def _beat(connection: Connection, built: BuiltEngine) -> None:
     """Tell the other end again and again how far the engine is, whatever the loop is doing."""
     with contextlib.suppress(OSError):
@@ -202,6 +223,8 @@ def _serve(connection: Connection, core: EngineCore) -> NoReturn:
             elif isinstance(message, Abort):
                 preparations.drop(message.request_id)
                 outputs += core.abort(message.request_id)
+            elif isinstance(message, Arm):
+                _arm(message)
         for request, refusal in preparations.take(time.monotonic()):
             add(request, refusal)
         if core.has_work:
@@ -209,4 +232,5 @@ def _serve(connection: Connection, core: EngineCore) -> NoReturn:
             if core.failure is not None:
                 # What this engine holds cannot be trusted any more; another one computes what was lost.
                 raise core.failure
+            fail_point("engine.send")
         connection.send(pack_outputs(outputs, core.snapshot()))
