@@ -1,6 +1,7 @@
 """Grammars: outputs of random logits fit them, bad ones are refused, rows beside them notice nothing."""
 
 import json
+import random
 import re
 import threading
 
@@ -9,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.errors import InvalidParameter
+from penstock.core.errors import InvalidParameter, RowFailed
 from penstock.core.grammar import Grammar
 from penstock.core.plan import BeginRow
 from penstock.core.sampling import SamplingParams
-from penstock.sampling.grammar import Grammars
+from penstock.sampling.grammar import Grammars, Matcher
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.text.table import TokenTable
@@ -156,6 +157,48 @@ def test_rows_do_not_notice_each_other(grammars) -> None:
     together = run(grammars, rows(), 60)
     for index, row in enumerate(rows()):
         assert run(grammars, [row], 60) == [together[index]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_masks_are_the_same_alone_and_together(grammars, monkeypatch, seed) -> None:
+    """Whichever rows are there, in whatever order, on the calling thread or on several: those of a row by itself."""
+    chance = random.Random(seed)
+    sources = [Grammar.json_schema(random_schema(seed)), Grammar.regex("[a-c]{3,9}"), Grammar.choice(["red", "green"])]
+    words = (VOCABULARY + 31) // 32
+    running: list[tuple[Grammar, list[int], Matcher]] = []
+    for _ in range(40):
+        while len(running) < chance.randrange(1, 9):
+            source = chance.choice(sources)
+            running.append((source, [], grammars.matcher(source)))
+        chance.shuffle(running)
+        # Rows that have no place in a step, or end before it.
+        del running[chance.randrange(1, 9) :]
+        step = running[: chance.randrange(1, len(running) + 1)]
+        masks = np.zeros((len(step), words), np.uint32)
+        monkeypatch.setattr("penstock.sampling.grammar._TOKENS_WORTH_THREADS", chance.choice([0, 2**20]))
+        grammars.fill([matcher for _, _, matcher in step], masks)
+        for (source, tokens, matcher), mask in zip(step, masks, strict=True):
+            fresh = grammars.matcher(source)
+            assert not any(fresh.advance(token) for token in tokens)
+            assert mask.tobytes() == fresh.raw.compute_bitmask()
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+            token = int(chance.choice(allowed))
+            tokens.append(token)
+            if token == EOS or matcher.advance(token):
+                running = [one for one in running if one[2] is not matcher]
+
+
+@pytest.mark.parametrize("worth_threads", [0, 2**20])
+def test_a_grammar_that_became_too_complex_fails_alone(grammars, monkeypatch, worth_threads) -> None:
+    monkeypatch.setattr("penstock.sampling.grammar._TOKENS_WORTH_THREADS", worth_threads)
+    matchers = [grammars.matcher(Grammar.regex("[a-c]{3}")) for _ in range(3)]
+    with pytest.raises(RowFailed):
+        matchers[1].advance(ord("x"))
+    masks = np.full((3, (VOCABULARY + 31) // 32), 2**32 - 1, np.uint32)
+    grammars.fill(matchers, masks)
+    assert not masks[1].any()
+    assert masks[0].any()
+    assert (masks[0] == masks[2]).all()
 
 
 def test_log_probabilities_are_of_what_is_allowed(grammars) -> None:

@@ -31,6 +31,10 @@ _NO_FORCING = '%llguidance {"no_forcing": true}'
 # Where messages quote the source, and the place in it where that is one that we have written.
 _QUOTED = re.compile(r"\n +\d+ \|| <non-verbose/>|\n<state>")
 _PLACE = re.compile(r"^at 1\(8\): (failed to compile JSON schema: )?")
+# Waking threads takes a few tenths of a millisecond, in which one thread computes masks of about so many tokens, where
+# each costs as much as that many tokens besides.
+_TOKENS_WORTH_THREADS = 2**20
+_TOKENS_OF_A_MASK = 2**14
 # Each bounds the time or the memory of one grammar; a million of lexer fuel are about 20 ms, a lexer state about 2 kB.
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -65,7 +69,7 @@ class Grammars:
     """
 
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: tuple[int, ...], threads: int = 1) -> None:
-        """Outputs end with one of `eos_token_ids`; masks are computed on so many `threads`."""
+        """Outputs end with one of `eos_token_ids`; where many masks are computed at a time, so many `threads` do it."""
         self._table = table
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -100,8 +104,9 @@ class Grammars:
         """
         size = masks.itemsize * masks.shape[1]
         address = masks.ctypes.data
-        if len(matchers) == 1:
-            matchers[0].raw.unsafe_compute_mask_ptr(address, size)
+        if len(matchers) * (self._vocab_size + _TOKENS_OF_A_MASK) < _TOKENS_WORTH_THREADS:
+            for index, matcher in enumerate(matchers):
+                matcher.raw.unsafe_compute_mask_ptr(address + index * size, size)
         else:
             assert self._executor is not None, "it is loaded with the first grammar"
             numbered = [(matcher.raw, index) for index, matcher in enumerate(matchers)]
