@@ -36,12 +36,26 @@ def test_the_document_is_served(served: Any) -> None:
     assert chat["properties"]["use_beam_search"]["enum"] == [None, False]
 
 
+def test_every_answer_and_every_event_is_described(served: Any) -> None:
+    document = served.http.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for media, content in operation["responses"]["200"]["content"].items():
+                if media == "application/json" and path != "/openapi.json":
+                    assert "$ref" in content["schema"], path
+    streamed = document["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    kinds = streamed["schema"]["properties"]["data"]["contentSchema"]["discriminator"]["mapping"]
+    assert {"response.created", "response.output_text.delta", "response.completed"} <= kinds.keys()
+
+
 def test_the_page_is_served_and_needs_nothing_else(served: Any) -> None:
     answer = served.http.get("/docs")
     assert answer.headers["content-type"].startswith("text/html")
     for endpoint in ENDPOINTS:
         assert f"<code>{endpoint.path}</code>" in answer.text
     assert "<script" not in answer.text
+    # Of a stream, the types of its events, and what ends it.
+    assert '<a href="#ChatChunk">ChatChunk</a>' in answer.text and "<code>[DONE]</code>" in answer.text
     assert "http" not in answer.text.replace("http-equiv", "")
 
 

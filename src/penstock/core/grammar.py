@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ MAX_GRAMMAR_DEPTH = 64
 MAX_CHOICES = 1024
 
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
+_CONTAINERS = (dict, list)
 _SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")
 _BRACKETS = re.compile(r"\\.|([(\[{])|([)\]}])", re.DOTALL)
 
@@ -118,15 +120,13 @@ def _bracket_depth(text: str) -> int:
     return most
 
 
-def _depth(value: Any) -> int:
-    """How deep lists and objects are nested; looks no deeper than what is accepted."""
-    level, depth = [value], 0
+def _depth(value: dict[str, Any]) -> int:
+    """How deep lists and objects are nested, what they hold included; looks no deeper than what is accepted."""
+    level: list[Any] = [value]
+    depth = 0
     while level and depth <= MAX_GRAMMAR_DEPTH:
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        depth += 1
+        # One by one in C: an enum can have a hundred thousand values.
+        inner = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level))
+        level = [each for each in inner if isinstance(each, _CONTAINERS)]
+        depth += 1 if level or not inner else 2
     return depth

@@ -14,6 +14,9 @@ NOT_YET = "is not supported yet; leave it out."
 Neutral = dict[str, tuple[tuple[Any, ...], str]]
 """Fields that have no effect here: the values that ask for nothing (null always does), what to say to the others."""
 
+# Of one conversation.
+MAX_MESSAGES = 16384
+
 Fields = TypeVar("Fields")
 
 # Some clients write numbers that JSON does not have.
@@ -29,10 +32,18 @@ def decode_object(body: bytes) -> dict[str, Any]:
         if not_finite is not None:
             name, value = (group.decode("utf-8", "replace") for group in not_finite.groups())
             raise InvalidParameter(name, f"{value} is not a number in JSON; send a finite one.") from error
-        raise RequestError(f"The body is not valid JSON: {str(error).partition(' - at')[0]}.") from error
+        raise RequestError(f"The body is not valid JSON: {_why_invalid(error)}.") from error
     if not isinstance(fields, dict):
         raise RequestError("The body must be a JSON object.")
     return fields
+
+
+def _why_invalid(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "lists or objects are nested too deep"
+    if isinstance(error, UnicodeError):
+        return "a text is not UTF-8"
+    return str(error).partition(" - at")[0]
 
 
 def drop_neutral(fields: dict[str, Any], table: Neutral, path: str) -> None:
@@ -43,6 +54,12 @@ def drop_neutral(fields: dict[str, Any], table: Neutral, path: str) -> None:
         # JSON's true is not 1, but Python's is.
         if value is not None and not any(type(value) is type(other) and value == other for other in neutral):
             raise InvalidParameter(path + name, message)
+
+
+def check_count(name: str, messages: object) -> None:
+    """Refuse more messages than any conversation has, before anything looks at each of them."""
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise InvalidParameter(name, f"{len(messages)} messages given, at most {MAX_MESSAGES} are accepted.")
 
 
 def convert(fields: dict[str, Any], kind: type[Fields]) -> Fields:

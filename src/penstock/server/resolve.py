@@ -14,6 +14,7 @@ from penstock.core.request import KeptPrefix
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.extras import MAX_NAME_LENGTH, check_extras, priority_of
+from penstock.server.parsing import check_count
 from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, EmbeddingFields, Message
 from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
@@ -29,7 +30,6 @@ MAX_CHOICES = 1024
 MAX_PROMPT_LOGPROBS = 2**18
 # Numbers of all vectors in one response, each of some 20 bytes of JSON.
 MAX_EMBEDDING_VALUES = 2**22
-MAX_MESSAGES = 16384
 MAX_TEMPLATE_VARIABLES = 64
 # More tokens than the mark that opens a block of reasoning and white space behind it ever are.
 _LONGEST_OPENER = 32
@@ -136,7 +136,7 @@ class Resolver:
         for prompt in prompts:
             if len(prompt) > model.max_model_len:
                 raise ContextLengthExceeded(
-                    f"The input has {len(prompt)} tokens; this model's context has {model.max_model_len}. Shorten it.",
+                    f"The input has {len(prompt)} tokens; {_context(model)}. Shorten it.",
                     param="input",
                 )
         if len(prompts) * size > MAX_EMBEDDING_VALUES:
@@ -290,8 +290,7 @@ class Resolver:
         scored = max((top for top in (fields.prompt_logprobs, echoed) if top is not None), default=None)
         if max_tokens is not None and max_tokens > model.max_model_len:
             raise ContextLengthExceeded(
-                f"{max_tokens_name}: {max_tokens} tokens of output are more than this model's context of "
-                f"{model.max_model_len} tokens.",
+                f"{max_tokens_name}: {max_tokens} tokens of output are too many; {_context(model)}.",
                 param=max_tokens_name,
             )
         guided = {name: getattr(fields, name) for name in fields.__struct_fields__ if name.startswith("guided_")}
@@ -391,10 +390,10 @@ def _fit(
     room = model.max_model_len - len(prompt)
     least = 0 if params.max_tokens == 0 else 1
     if room < least:
-        output = "with at least one token of output " if least else ""
+        output = " with at least one token of output" if least else ""
         raise ContextLengthExceeded(
-            f"The prompt has {len(prompt)} tokens, but {output}this model's context of {model.max_model_len} "
-            f"tokens takes at most {model.max_model_len - least}; shorten the prompt.",
+            f"The prompt has {len(prompt)} tokens; {_context(model)}, which{output} takes at most "
+            f"{model.max_model_len - least} of them. Shorten the prompt.",
             param=param,
         )
     if params.max_tokens is None:
@@ -402,19 +401,23 @@ def _fit(
         return msgspec.structs.replace(params, max_tokens=most)
     if params.max_tokens > room:
         raise ContextLengthExceeded(
-            f"The prompt's {len(prompt)} tokens and {params.max_tokens} tokens of output are more than this model's "
-            f"context of {model.max_model_len} tokens; shorten the prompt or ask for at most {room} tokens.",
+            f"The prompt has {len(prompt)} tokens, and {params.max_tokens} tokens of output are asked for; "
+            f"{_context(model)}. Shorten the prompt or ask for at most {room} tokens.",
             param=param,
         )
     return params
+
+
+def _context(model: ModelInfo) -> str:
+    """Programs in front of a server know by these words that another model, or a shorter prompt, may help."""
+    return f"this model's maximum context length is {model.max_model_len} tokens"
 
 
 def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as chat templates take them: text in one string, the arguments of tool calls as objects."""
     if not messages:
         raise InvalidParameter("messages", "is empty; send at least one message.")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidParameter("messages", f"{len(messages)} messages given, at most {MAX_MESSAGES} are accepted.")
+    check_count("messages", messages)
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.parsing import NOT_YET, Neutral, convert, decode_object, drop_neutral
+from penstock.server.parsing import NOT_YET, Neutral, check_count, convert, decode_object, drop_neutral
 
 NEUTRAL: Neutral = {
     "container": ((), "is not supported; leave it out."),
@@ -158,6 +158,7 @@ def parse(body: bytes, kind: type[Fields]) -> Fields:
     """Parse a body; raises RequestError, naming the field."""
     fields = decode_object(body)
     drop_neutral(fields, NEUTRAL, "")
+    check_count("messages", fields.get("messages"))
     if fields.get("thinking") not in (None, {"type": "disabled"}):
         raise InvalidParameter("thinking", 'only {"type": "disabled"} is supported yet.')
     if isinstance(fields.get("output_config"), dict):
