@@ -13,11 +13,14 @@ import torch
 from penstock.core.errors import InvalidParameter, RowFailed
 from penstock.core.grammar import Grammar
 from penstock.core.plan import BeginRow
-from penstock.core.sampling import SamplingParams
+from penstock.core.sampling import ReasoningBudget, SamplingParams
 from penstock.sampling.grammar import Grammars, Matcher
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
-from penstock.text.table import TokenTable
+from penstock.text.pieces import Reasoning
+from penstock.text.reasoning import Before, ReasoningParser, thought_rules
+from penstock.text.reasoning_limit import ReasoningLimit
+from penstock.text.table import TokenStream, TokenTable
 from support.schemas import random_schema
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -56,7 +59,9 @@ def grammars() -> Grammars:
 def row_of(grammars: Grammars, grammar: Grammar | None, sequence: int = 0, **params: object) -> RowState:
     settings = SamplingParams(**{"seed": sequence, "grammar": grammar, **params})
     matcher = None if grammar is None else grammars.matcher(grammar)
-    return RowState(BeginRow(sequence, 0, [1], settings, (EOS,)), [1], grammar=matcher)
+    budget = settings.reasoning_budget
+    limit = None if budget is None else ReasoningLimit(budget, TokenStream(TABLE, True))
+    return RowState(BeginRow(sequence, 0, [1], settings, (EOS,)), [1], grammar=matcher, reasoning=limit)
 
 
 def run(grammars: Grammars, rows: list[RowState], steps: int, spread: float = 2.0) -> list[tuple[list[int], object]]:
@@ -98,23 +103,45 @@ def test_outputs_fit_their_schemas(grammars, first) -> None:
     assert complete >= 15
 
 
+@pytest.mark.parametrize("before", ["reasoning", "open reasoning"])
+def test_reasoning_within_its_budget_and_then_an_answer_that_fits(grammars, before: Before) -> None:
+    """Of random logits: they would think for ever."""
+    budget = ReasoningBudget(tokens=12, closing=tuple(b"\n</think>\n\n"), opened=before == "open reasoning")
+    schemas = [random_schema(seed) for seed in range(20)]
+    rows = []
+    for index, schema in enumerate(schemas):
+        grammar = Grammar.json_schema(schema)
+        asked = Grammar(grammar.kind, grammar.text, "x", thought_rules(before, {}))
+        rows.append(row_of(grammars, asked, index, reasoning_budget=budget, logprobs=1, frequency_penalty=0.5))
+    complete = thoughts = 0
+    for (tokens, ended), schema in zip(run(grammars, rows, 300), schemas, strict=True):
+        assert ended in ("stop", None), ended
+        parser = ReasoningParser(opened=budget.opened)
+        pieces = [*parser.feed(text_of(tokens)), *parser.finish()]
+        thought = sum(len(piece.text) for piece in pieces if isinstance(piece, Reasoning))
+        thoughts += thought > 0
+        if ended == "stop":
+            answer = "".join(piece.text for piece in pieces if not isinstance(piece, Reasoning))
+            jsonschema.validate(json.loads(answer), schema)
+            complete += 1
+    assert complete >= 12
+    assert thoughts >= 15 or before == "reasoning"
+
+
 @pytest.mark.parametrize("expression", ["[a-c]{3}", "(a+)+b", r"\d{3}-\d{4}", "(ab|green)*x", "ü?nï|red"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_outputs_match_their_expression(grammars, expression, temperature) -> None:
     rows = [row_of(grammars, Grammar.regex(expression), index, temperature=temperature) for index in range(8)]
     for tokens, ended in run(grammars, rows, 200):
-        if ended == "stop":
-            assert re.fullmatch(expression, text_of(tokens))
-        else:
-            assert ended is None
+        assert ended == "stop" and re.fullmatch(expression, text_of(tokens))
 
 
 def test_grammars_in_both_notations(grammars) -> None:
     texts = {"red green.", "green red.", "red red.", "green green."}
     for source in ('start: w " " w "."\nw: "red" | "green"', 'root ::= w " " w "."\nw ::= "red" | "green"'):
         rows = [row_of(grammars, Grammar.ebnf(source), index) for index in range(8)]
-        assert {text_of(tokens) for tokens, ended in run(grammars, rows, 40) if ended == "stop"} <= texts
-        assert all(ended == "stop" for _, ended in run(grammars, [row_of(grammars, Grammar.ebnf(source))], 40))
+        for tokens, ended in run(grammars, rows, 40):
+            assert ended == "stop" and text_of(tokens) in texts
 
 
 def test_choices(grammars) -> None:
@@ -286,7 +313,7 @@ def test_a_hostile_grammar_is_compiled_or_refused(grammars, grammar) -> None:
         assert error.message
     else:
         ((_, ended),) = run(grammars, [row_of(grammars, grammar)], 5)
-        assert ended in ("stop", None) or isinstance(ended, str)
+        assert ended in ("stop", None), ended
 
 
 def test_many_threads_compile_at_a_time() -> None:
@@ -308,6 +335,26 @@ def test_what_is_kept_is_bounded(monkeypatch) -> None:
         fresh.compile(grammar)
     assert [fresh.has(grammar) for grammar in made] == [False, False, True, True, True]
     assert fresh.matcher(made[0]).advance(ord("a"))
+    # Whichever was not used for longest makes room.
+    fresh.compile(made[3])
+    fresh.compile(made[1])
+    assert [fresh.has(grammar) for grammar in made] == [True, True, False, True, False]
+
+
+def test_compiling_leaves_other_threads_their_stacks(grammars) -> None:
+    before = threading.stack_size()
+    grammars.compile(Grammar.regex("[stacks]+"))
+    assert threading.stack_size() == before
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_a_grammar_that_cannot_go_on_allows_nothing(grammars, beside) -> None:
+    matchers = [grammars.matcher(Grammar.regex("ab*")) for _ in range(beside + 1)]
+    with pytest.raises(RowFailed, match="could not go on"):
+        matchers[0].advance(ord("b"))
+    masks = np.full((beside + 1, (VOCABULARY + 31) // 32), 2**32 - 1, np.uint32)
+    grammars.fill(matchers, masks)
+    assert not masks[0].any() and all(mask.any() for mask in masks[1:])
 
 
 def test_a_model_without_an_end_is_told_so() -> None:

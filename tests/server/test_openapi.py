@@ -72,10 +72,11 @@ def test_each_field_is_described(served: Any, path: str) -> None:
         assert answer.status_code == (400 if name not in properties else 200), (name, answer.text)
 
 
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/responses/{id}/input_items"])
 def test_what_a_list_may_be_asked_is_accepted(served: Any, path: str) -> None:
     described = next(each for each in ENDPOINTS if (each.method, each.path) == ("GET", path)).query
     values = {"limit": "5", "order": "asc", "purpose": "batch"}
+    path = path.replace("{id}", served.http.post("/v1/responses", json={"input": "hi"}).json()["id"])
     for name in described.keys() & values.keys():
         assert served.http.get(path, params={name: values[name]}).status_code == 200
     for name in values.keys() - described.keys():

@@ -30,11 +30,14 @@ class Grammar(msgspec.Struct, frozen=True):
             GBNF.
         text: the schema, expression or grammar.
         param: the field of the request that asked for it, for messages.
+        thought: what may, or must, come before it: rules in Lark, which define the rule `thought`, and as the terminal
+            `OPENING` what no text behind it begins with. Empty where nothing comes before.
     """
 
     kind: GrammarKind
     text: str
     param: str = "grammar"
+    thought: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():

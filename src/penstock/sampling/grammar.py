@@ -15,7 +15,7 @@ from penstock.text.table import TokenTable
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-_Key = tuple[str, str]
+_Key = tuple[str, str, str]
 
 MAX_CACHED = 128
 # Only as much of a stack takes memory as is used.
@@ -87,7 +87,7 @@ class Grammars:
 
     def has(self, grammar: Grammar) -> bool:
         """Whether the grammar is compiled and kept."""
-        return (grammar.kind, grammar.text) in self._compiled
+        return _key(grammar) in self._compiled
 
     def compile(self, grammar: Grammar) -> None:
         """Compile and keep a grammar; raises InvalidParameter with the cause where it cannot be used."""
@@ -117,7 +117,7 @@ class Grammars:
                 masks[index] = 0
 
     def _prototype(self, grammar: Grammar) -> "LLMatcher":
-        key = (grammar.kind, grammar.text)
+        key = _key(grammar)
         with self._cache:
             found = self._compiled.get(key)
             if found is not None:
@@ -197,19 +197,40 @@ class _Vocabulary:
         return []
 
 
+def _key(grammar: Grammar) -> _Key:
+    return grammar.kind, grammar.text, grammar.thought
+
+
 def _source_of(grammar: Grammar) -> str:
-    """The grammar in llguidance's dialect of Lark; raises InvalidParameter."""
+    """The grammar as llguidance takes it; raises InvalidParameter."""
+    if not grammar.thought:
+        return _lark_of(grammar)
+    if grammar.kind == "regex":
+        # An expression may match whatever the thought begins with, or the white space behind it.
+        answer = f"/{_expression(grammar)}/ & ~OPENING"
+        return f"start: thought ANSWER\nANSWER: {answer}\n{grammar.thought}\n{_NO_FORCING}"
+    # Each has names of its own.
+    whole = f"start: thought @answer\n{grammar.thought}\n{_NO_FORCING}"
+    named = {"name": "answer", "lark_grammar": _lark_of(grammar)}
+    return json.dumps({"grammars": [{"lark_grammar": whole}, named]})
+
+
+def _expression(grammar: Grammar) -> str:
+    from llguidance import regex_to_lark
+
+    # As most people mean it, a digit is one of ten.
+    return regex_to_lark(grammar.text, "d")
+
+
+def _lark_of(grammar: Grammar) -> str:
+    """The grammar by itself in llguidance's dialect of Lark; raises InvalidParameter."""
     match grammar.kind:
         case "json_schema":
             # What a schema says of itself comes first, so that it cannot be said again.
             schema = {"x-guidance": _JSON_OPTIONS, **json.loads(grammar.text)}
             source = f"start: %json {json.dumps(schema)}"
         case "regex":
-            from llguidance import regex_to_lark
-
-            # As most people mean it, a digit is one of ten.
-            expression = regex_to_lark(grammar.text, "d")
-            source = f"start: /{expression}/"
+            source = f"start: /{_expression(grammar)}/"
         case "lark":
             source = grammar.text
         case "gbnf":

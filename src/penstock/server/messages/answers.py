@@ -88,6 +88,12 @@ class ThinkingDelta(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"
     thinking: str
 
 
+class SignatureDelta(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="signature_delta"):
+    """Where others sign reasoning; empty, since nothing is signed here."""
+
+    signature: str
+
+
 class InputDelta(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="input_json_delta"):
     """More of the text of a call's input."""
 
@@ -98,7 +104,7 @@ class ContentBlockDelta(msgspec.Struct, forbid_unknown_fields=True, tag_field="t
     """A block goes on."""
 
     index: int
-    delta: TextDelta | ThinkingDelta | InputDelta
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class ContentBlockStop(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="content_block_stop"):
