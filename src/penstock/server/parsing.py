@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.core.errors import InvalidParameter, RequestError, rebuild_error
+from penstock.core.sampling import MAX_LOGIT_BIAS
 
 NOT_YET = "is not supported yet; leave it out."
 
@@ -16,6 +17,9 @@ Neutral = dict[str, tuple[tuple[Any, ...], str]]
 
 # Of one conversation.
 MAX_MESSAGES = 16384
+MAX_METADATA = 16
+# Entries of what any request has, wherever it is checked further. More are refused before anything looks at each.
+_MOST_ENTRIES = {"metadata": MAX_METADATA, "logit_bias": MAX_LOGIT_BIAS}
 
 Fields = TypeVar("Fields")
 
@@ -64,6 +68,10 @@ def check_count(name: str, messages: object) -> None:
 
 def convert(fields: dict[str, Any], kind: type[Fields]) -> Fields:
     """The fields as a typed whole; raises InvalidParameter, which names the field."""
+    for name, most in _MOST_ENTRIES.items():
+        value = fields.get(name)
+        if isinstance(value, dict) and len(value) > most:
+            raise InvalidParameter(name, f"{len(value)} entries given, at most {most} are accepted.")
     try:
         return msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:
