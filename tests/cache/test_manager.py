@@ -122,6 +122,7 @@ def test_a_hit_shares_published_blocks() -> None:
     assert cache.attach_prefix(second, hit, len(known)) == 8
     assert second.tables[0] == first.tables[0][:2]
     assert cache.pool.num_used == 3
+    assert second.published == 2, "what was hit is not offered again"
 
 
 @pytest.mark.parametrize(("most", "blocks"), [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2), (100, 2)])
@@ -157,6 +158,44 @@ def test_the_source_of_a_copy_outlives_the_plan() -> None:
     assert (cache.pool.num_retiring, cache.pool.num_cached) == (0, 1)
 
 
+def test_a_copy_is_published_where_its_source_was_evicted() -> None:
+    cache = make_cache()
+    first = computed(cache, list(range(8)))
+    second = cache.open(1, "")
+    cache.attach_prefix(second, cache.longest_hit(second, list(range(8))), 8)
+    cache.reserve(second, 7, 8, plan=1, until=None)
+    cache.index.withdraw(first.tables[0][1])
+    cache.publish(second, list(range(8)), 8)
+    assert cache.index.is_published(second.tables[0][1])
+    assert cache.longest_hit(cache.open(2, ""), list(range(8))) == 2
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, None)])
+def test_the_executor_is_told_of_a_copy_in_a_block_it_knows(windows: tuple[int | None, ...]) -> None:
+    cache = make_cache(windows=windows, prefix_caching=False)
+    first = computed(cache, list(range(6)))
+    cache.take_updates(first)
+    cache.fork(first, 1, 6)
+    assert cache.reserve(first, 6, 7, plan=1, until=None) == 0
+    updates = [(update.group, update.first, list(update.blocks)) for update in cache.take_updates(first)]
+    assert updates == [(group, 1, first.tables[group][1:]) for group in range(len(windows))]
+    assert [copy.target for copy in cache.take_copies()] == [table[1] for table in first.tables]
+
+
+def test_the_executor_is_told_of_a_copy_in_one_group_only() -> None:
+    cache = make_cache(windows=(None, None))
+    first = computed(cache, list(range(8)))
+    second = cache.open(1, "")
+    cache.attach_prefix(second, cache.longest_hit(second, list(range(8))), 8)
+    cache.free(first, until=None)
+    # Its only holder may write to it now.
+    cache.index.withdraw(second.tables[0][1])
+    cache.take_updates(second)
+    assert cache.reserve(second, 7, 8, plan=1, until=None) == 0
+    (update,) = cache.take_updates(second)
+    assert (update.group, update.first, list(update.blocks)) == (1, 1, second.tables[1][1:])
+
+
 def test_the_last_holder_of_an_unpublished_block_writes_in_place() -> None:
     cache = make_cache(prefix_caching=False)
     first = computed(cache, list(range(6)))
@@ -181,8 +220,10 @@ def test_salts_and_caches_without_prefix_caching_never_hit() -> None:
     for salt, hit in (("", 0), ("two", 0), ("one", 2)):
         assert cache.longest_hit(cache.open(1, salt), list(range(8))) == hit
     cache = make_cache(prefix_caching=False)
-    computed(cache, list(range(8)))
+    blocks = computed(cache, list(range(8)))
     assert cache.longest_hit(cache.open(1, ""), list(range(8))) == 0
+    cache.free(blocks, until=None)
+    assert (cache.pool.num_cached, cache.pool.num_free) == (0, 40)
 
 
 def test_namespaces_give_different_keys() -> None:
@@ -231,12 +272,46 @@ def test_groups_agree_on_the_length_of_a_hit() -> None:
     assert cache.longest_hit(cache.open(1, ""), list(range(24))) == 2
 
 
-def test_a_fork_needs_what_its_position_sees() -> None:
-    cache = make_cache(windows=(6,), prefix_caching=False)
+def test_groups_ask_again_until_they_agree() -> None:
+    cache = make_cache(windows=(6, None))
+    first = computed(cache, list(range(24)))
+    # All of the window's last six tokens are there, but the other group shortens the hit to where some are not.
+    cache.index.withdraw(first.tables[1][4])
+    cache.index.withdraw(first.tables[0][2])
+    assert cache.longest_hit(cache.open(1, ""), list(range(24))) == 2
+
+
+@pytest.mark.parametrize("windows", [(6,), (None, 6), (6, None)])
+def test_a_fork_needs_what_its_position_sees(windows: tuple[int | None, ...]) -> None:
+    cache = make_cache(windows=windows, prefix_caching=False)
     blocks = computed(cache, list(range(16)))
     assert cache.can_fork(blocks, 16)
-    cache.reserve(blocks, 24, 25, plan=1, until=None)
-    assert not cache.can_fork(blocks, 16)
+    # Position 17 sees 12 to 17, and 16 one token of the block before.
+    cache.reserve(blocks, 17, 18, plan=1, until=None)
+    assert cache.can_fork(blocks, 17) and not cache.can_fork(blocks, 16)
+
+
+def test_blocks_held_with_others_are_not_exclusive() -> None:
+    cache = make_cache(windows=(None, 6), prefix_caching=False)
+    first = computed(cache, list(range(16)))
+    cache.reserve(first, 16, 17, plan=1, until=None)
+    assert cache.exclusive_blocks(first) == 5 + 3
+    second = cache.fork(first, 1, 14)
+    # They share four blocks of one group, and of the other the two that are still held.
+    assert cache.exclusive_blocks(first) == 2 and cache.exclusive_blocks(second) == 0
+    cache.free(second, until=None)
+    assert cache.exclusive_blocks(first) == 5 + 3
+
+
+def test_a_sequence_that_was_freed_begins_again() -> None:
+    cache = make_cache(windows=(None, 6))
+    blocks = computed(cache, list(range(16)))
+    cache.reserve(blocks, 16, 17, plan=1, until=None)
+    cache.take_updates(blocks)
+    cache.free(blocks, until=None)
+    new = cache.open(1, "")
+    for name in ("tables", "kept_from", "sent", "published", "shares"):
+        assert getattr(blocks, name) == getattr(new, name), name
 
 
 def test_rolling_back_gives_back_whole_blocks() -> None:
@@ -261,3 +336,16 @@ def test_pending_prefixes_are_seen_by_others() -> None:
     assert not cache.next_is_pending(cache.open(2, "other"), 0)
     cache.settle(first)
     assert not cache.next_is_pending(second, 0)
+
+
+def test_a_block_that_a_later_chunk_fills_is_pending() -> None:
+    cache = make_cache()
+    first, second = cache.open(0, ""), cache.open(1, "")
+    for blocks in (first, second):
+        cache.longest_hit(blocks, list(range(8)))
+    cache.announce(first, 0, 2)
+    assert not cache.next_is_pending(second, 0)
+    cache.announce(first, 2, 7)
+    assert cache.next_is_pending(second, 0) and not cache.next_is_pending(second, 1)
+    cache.free(first, until=None)
+    assert not cache.next_is_pending(second, 0), "nobody computes it any more"

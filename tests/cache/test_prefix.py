@@ -55,10 +55,21 @@ def test_lookup_finds_what_was_published() -> None:
 
 def test_the_first_block_published_under_a_key_stays() -> None:
     index = PrefixIndex(1)
-    index.publish(0, chain_of([1, 2]), 0, 7)
-    index.publish(0, chain_of([1, 2]), 0, 8)
+    first, second = chain_of([1, 2]), chain_of([1, 2])
+    index.publish(0, first, 0, 7)
+    index.publish(0, second, 0, 8)
     assert index.lookup(0, chain_of([1, 2]), 0) == 7
     assert not index.is_published(8)
+    assert second.node(0) is first.node(0), "whoever comes second adopts the node"
+
+
+def test_a_block_has_one_key() -> None:
+    index = PrefixIndex(1)
+    index.publish(0, chain_of([1, 2]), 0, 7)
+    index.publish(0, chain_of([3, 4]), 0, 7)
+    assert index.lookup(0, chain_of([3, 4]), 0) is None and len(index) == 1
+    index.withdraw(7)
+    assert index.lookup(0, chain_of([1, 2]), 0) is None
 
 
 @pytest.mark.parametrize("other", [[5, 2, 3, 4], [1, 5, 3, 4], [1, 2, 5, 4], [1, 2, 3, 5]])

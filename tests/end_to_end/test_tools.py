@@ -43,6 +43,29 @@ def client() -> Iterator[openai.OpenAI]:
         yield openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=120)
 
 
+@pytest.mark.parametrize("parser", ["qwen3_coder", "glm45", "pythonic"])
+def test_formats_that_write_parameters_one_by_one(parser: str) -> None:
+    with serving(None, "--threads", "1", "--tool-call-parser", parser) as server:
+        client = openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=120)
+        asked: Any = {"model": "haiku", "messages": MESSAGES, "tools": tools(), "tool_choice": "required"}
+        answer = client.chat.completions.create(**asked, n=8, temperature=1, max_tokens=300)
+        finished = [choice for choice in answer.choices if choice.finish_reason == "tool_calls"]
+        assert len(finished) >= 4
+        for choice in finished:
+            assert choice.message.content is None and check(choice.message.tool_calls)
+        named: Any = {"type": "function", "function": {"name": "get_weather"}}
+        asked |= {"tool_choice": named, "seed": 3, "temperature": 1, "max_tokens": 200}
+        choice = client.chat.completions.create(**asked).choices[0]
+        arguments = ""
+        for chunk in client.chat.completions.create(**asked, stream=True):
+            for call in chunk.choices[0].delta.tool_calls or []:
+                arguments += (call.function and call.function.arguments) or ""
+        (whole,) = choice.message.tool_calls or []
+        assert whole.type == "function" and arguments == whole.function.arguments
+        if choice.finish_reason == "tool_calls":
+            assert check([whole]) == ["get_weather"]
+
+
 def check(calls: Any) -> list[str]:
     """The names of the calls, all of which fit their schemas."""
     for call in calls:

@@ -6,16 +6,20 @@ import pytest
 
 from penstock.core.errors import InvalidParameter
 from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.core.sampling import SamplingParams
+from penstock.core.sampling import ReasoningBudget, SamplingParams
 from penstock.engine.intake import Intake
 from penstock.scheduler.admission import Limits
 
 
-@pytest.fixture
-def intake() -> Intake:
+def make_intake(*, has_text: bool) -> Intake:
     spec = build_kv_spec((LayerKV(1, 4),), "float32", 16)
     limits = Limits(max_model_len=64, num_blocks=8, max_chunk=64, spec=spec)
-    return Intake(limits, 100, (2,), has_text=True)
+    return Intake(limits, 100, (2,), has_text=has_text)
+
+
+@pytest.fixture
+def intake() -> Intake:
+    return make_intake(has_text=True)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +49,19 @@ def test_a_value_that_is_not_accepted_is_refused_by_name(intake: Intake, name: s
 def test_bounds_are_inclusive(intake: Intake, priority: int, salt: str) -> None:
     request = intake.request([5], SamplingParams(max_tokens=1), priority=priority, cache_salt=salt)
     assert (request.priority, request.cache_salt) == (priority, salt)
+
+
+@pytest.mark.parametrize(
+    ("has_text", "closing", "param"),
+    [(True, 99, None), (True, 100, "reasoning_budget.closing"), (False, 99, "reasoning_budget")],
+)
+def test_budgets_of_reasoning_need_text_and_tokens_of_the_vocabulary(
+    has_text: bool, closing: int, param: str | None
+) -> None:
+    params = SamplingParams(max_tokens=1, reasoning_budget=ReasoningBudget(tokens=5, closing=(closing,)))
+    if param is None:
+        make_intake(has_text=has_text).request([5], params, priority=0, cache_salt="")
+        return
+    with pytest.raises(InvalidParameter) as caught:
+        make_intake(has_text=has_text).request([5], params, priority=0, cache_salt="")
+    assert caught.value.param == param

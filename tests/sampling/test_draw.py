@@ -35,6 +35,17 @@ def test_pruning_changes_nothing(size, spread, temperature):
         assert draw.draw(logits, peak, temperature, kept, key) == unpruned(logits, temperature, kept, key)
 
 
+def test_many_unlikely_tokens_have_their_chance() -> None:
+    # Each is 14 below the peak, and all together are drawn one time in 25.
+    logits = np.full(50_000, -14.0, np.float32)
+    logits[7] = 0.0
+    draw, every = TokenDraw(logits.size), np.arange(logits.size)
+    keys = [position_key(5, 0, Purpose.TOKEN, position) for position in range(100)]
+    chosen = [draw.draw(logits, 0.0, 1.0, None, key) for key in keys]
+    assert chosen == [unpruned(logits, 1.0, every, key) for key in keys]
+    assert len(set(chosen)) > 1
+
+
 @given(
     hnp.arrays(np.float32, st.integers(1, 400), elements=st.floats(allow_nan=False, allow_infinity=False, width=32)),
     TEMPERATURES,

@@ -1,6 +1,7 @@
 """Grammars: outputs of random logits fit them, bad ones are refused, rows beside them notice nothing."""
 
 import json
+import random
 import re
 import threading
 
@@ -9,14 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.errors import InvalidParameter
+from penstock.core.errors import InvalidParameter, RowFailed
 from penstock.core.grammar import Grammar
 from penstock.core.plan import BeginRow
-from penstock.core.sampling import SamplingParams
-from penstock.sampling.grammar import Grammars
+from penstock.core.sampling import ReasoningBudget, SamplingParams
+from penstock.sampling.grammar import Grammars, Matcher
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
-from penstock.text.table import TokenTable
+from penstock.text.pieces import Reasoning
+from penstock.text.reasoning import Before, ReasoningParser, thought_rules
+from penstock.text.reasoning_limit import ReasoningLimit
+from penstock.text.table import TokenStream, TokenTable
 from support.schemas import random_schema
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -55,7 +59,9 @@ def grammars() -> Grammars:
 def row_of(grammars: Grammars, grammar: Grammar | None, sequence: int = 0, **params: object) -> RowState:
     settings = SamplingParams(**{"seed": sequence, "grammar": grammar, **params})
     matcher = None if grammar is None else grammars.matcher(grammar)
-    return RowState(BeginRow(sequence, 0, [1], settings, (EOS,)), [1], grammar=matcher)
+    budget = settings.reasoning_budget
+    limit = None if budget is None else ReasoningLimit(budget, TokenStream(TABLE, True))
+    return RowState(BeginRow(sequence, 0, [1], settings, (EOS,)), [1], grammar=matcher, reasoning=limit)
 
 
 def run(grammars: Grammars, rows: list[RowState], steps: int, spread: float = 2.0) -> list[tuple[list[int], object]]:
@@ -97,23 +103,45 @@ def test_outputs_fit_their_schemas(grammars, first) -> None:
     assert complete >= 15
 
 
+@pytest.mark.parametrize("before", ["reasoning", "open reasoning"])
+def test_reasoning_within_its_budget_and_then_an_answer_that_fits(grammars, before: Before) -> None:
+    """Of random logits: they would think for ever."""
+    budget = ReasoningBudget(tokens=12, closing=tuple(b"\n</think>\n\n"), opened=before == "open reasoning")
+    schemas = [random_schema(seed) for seed in range(20)]
+    rows = []
+    for index, schema in enumerate(schemas):
+        grammar = Grammar.json_schema(schema)
+        asked = Grammar(grammar.kind, grammar.text, "x", thought_rules(before, {}))
+        rows.append(row_of(grammars, asked, index, reasoning_budget=budget, logprobs=1, frequency_penalty=0.5))
+    complete = thoughts = 0
+    for (tokens, ended), schema in zip(run(grammars, rows, 300), schemas, strict=True):
+        assert ended in ("stop", None), ended
+        parser = ReasoningParser(opened=budget.opened)
+        pieces = [*parser.feed(text_of(tokens)), *parser.finish()]
+        thought = sum(len(piece.text) for piece in pieces if isinstance(piece, Reasoning))
+        thoughts += thought > 0
+        if ended == "stop":
+            answer = "".join(piece.text for piece in pieces if not isinstance(piece, Reasoning))
+            jsonschema.validate(json.loads(answer), schema)
+            complete += 1
+    assert complete >= 12
+    assert thoughts >= 15 or before == "reasoning"
+
+
 @pytest.mark.parametrize("expression", ["[a-c]{3}", "(a+)+b", r"\d{3}-\d{4}", "(ab|green)*x", "ü?nï|red"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_outputs_match_their_expression(grammars, expression, temperature) -> None:
     rows = [row_of(grammars, Grammar.regex(expression), index, temperature=temperature) for index in range(8)]
     for tokens, ended in run(grammars, rows, 200):
-        if ended == "stop":
-            assert re.fullmatch(expression, text_of(tokens))
-        else:
-            assert ended is None
+        assert ended == "stop" and re.fullmatch(expression, text_of(tokens))
 
 
 def test_grammars_in_both_notations(grammars) -> None:
     texts = {"red green.", "green red.", "red red.", "green green."}
     for source in ('start: w " " w "."\nw: "red" | "green"', 'root ::= w " " w "."\nw ::= "red" | "green"'):
         rows = [row_of(grammars, Grammar.ebnf(source), index) for index in range(8)]
-        assert {text_of(tokens) for tokens, ended in run(grammars, rows, 40) if ended == "stop"} <= texts
-        assert all(ended == "stop" for _, ended in run(grammars, [row_of(grammars, Grammar.ebnf(source))], 40))
+        for tokens, ended in run(grammars, rows, 40):
+            assert ended == "stop" and text_of(tokens) in texts
 
 
 def test_choices(grammars) -> None:
@@ -156,6 +184,48 @@ def test_rows_do_not_notice_each_other(grammars) -> None:
     together = run(grammars, rows(), 60)
     for index, row in enumerate(rows()):
         assert run(grammars, [row], 60) == [together[index]]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_masks_are_the_same_alone_and_together(grammars, monkeypatch, seed) -> None:
+    """Whichever rows are there, in whatever order, on the calling thread or on several: those of a row by itself."""
+    chance = random.Random(seed)
+    sources = [Grammar.json_schema(random_schema(seed)), Grammar.regex("[a-c]{3,9}"), Grammar.choice(["red", "green"])]
+    words = (VOCABULARY + 31) // 32
+    running: list[tuple[Grammar, list[int], Matcher]] = []
+    for _ in range(40):
+        while len(running) < chance.randrange(1, 9):
+            source = chance.choice(sources)
+            running.append((source, [], grammars.matcher(source)))
+        chance.shuffle(running)
+        # Rows that have no place in a step, or end before it.
+        del running[chance.randrange(1, 9) :]
+        step = running[: chance.randrange(1, len(running) + 1)]
+        masks = np.zeros((len(step), words), np.uint32)
+        monkeypatch.setattr("penstock.sampling.grammar._TOKENS_WORTH_THREADS", chance.choice([0, 2**20]))
+        grammars.fill([matcher for _, _, matcher in step], masks)
+        for (source, tokens, matcher), mask in zip(step, masks, strict=True):
+            fresh = grammars.matcher(source)
+            assert not any(fresh.advance(token) for token in tokens)
+            assert mask.tobytes() == fresh.raw.compute_bitmask()
+            allowed = np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+            token = int(chance.choice(allowed))
+            tokens.append(token)
+            if token == EOS or matcher.advance(token):
+                running = [one for one in running if one[2] is not matcher]
+
+
+@pytest.mark.parametrize("worth_threads", [0, 2**20])
+def test_a_grammar_that_became_too_complex_fails_alone(grammars, monkeypatch, worth_threads) -> None:
+    monkeypatch.setattr("penstock.sampling.grammar._TOKENS_WORTH_THREADS", worth_threads)
+    matchers = [grammars.matcher(Grammar.regex("[a-c]{3}")) for _ in range(3)]
+    with pytest.raises(RowFailed):
+        matchers[1].advance(ord("x"))
+    masks = np.full((3, (VOCABULARY + 31) // 32), 2**32 - 1, np.uint32)
+    grammars.fill(matchers, masks)
+    assert not masks[1].any()
+    assert masks[0].any()
+    assert (masks[0] == masks[2]).all()
 
 
 def test_log_probabilities_are_of_what_is_allowed(grammars) -> None:
@@ -243,7 +313,7 @@ def test_a_hostile_grammar_is_compiled_or_refused(grammars, grammar) -> None:
         assert error.message
     else:
         ((_, ended),) = run(grammars, [row_of(grammars, grammar)], 5)
-        assert ended in ("stop", None) or isinstance(ended, str)
+        assert ended in ("stop", None), ended
 
 
 def test_many_threads_compile_at_a_time() -> None:
@@ -265,6 +335,26 @@ def test_what_is_kept_is_bounded(monkeypatch) -> None:
         fresh.compile(grammar)
     assert [fresh.has(grammar) for grammar in made] == [False, False, True, True, True]
     assert fresh.matcher(made[0]).advance(ord("a"))
+    # Whichever was not used for longest makes room.
+    fresh.compile(made[3])
+    fresh.compile(made[1])
+    assert [fresh.has(grammar) for grammar in made] == [True, True, False, True, False]
+
+
+def test_compiling_leaves_other_threads_their_stacks(grammars) -> None:
+    before = threading.stack_size()
+    grammars.compile(Grammar.regex("[stacks]+"))
+    assert threading.stack_size() == before
+
+
+@pytest.mark.parametrize("beside", [0, 1])
+def test_a_grammar_that_cannot_go_on_allows_nothing(grammars, beside) -> None:
+    matchers = [grammars.matcher(Grammar.regex("ab*")) for _ in range(beside + 1)]
+    with pytest.raises(RowFailed, match="could not go on"):
+        matchers[0].advance(ord("b"))
+    masks = np.full((beside + 1, (VOCABULARY + 31) // 32), 2**32 - 1, np.uint32)
+    grammars.fill(matchers, masks)
+    assert not masks[0].any() and all(mask.any() for mask in masks[1:])
 
 
 def test_a_model_without_an_end_is_told_so() -> None:

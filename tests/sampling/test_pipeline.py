@@ -164,3 +164,23 @@ def test_what_is_surely_kept_survives(logits, top_p, min_p, temperature):
 def test_what_is_not_asked_for_is_no_step():
     assert editing_steps(SamplingParams(), None, ()) == ()
     assert narrowing_of(SamplingParams(top_k=-1)) == ()
+
+
+def test_the_least_min_p_keeps_what_it_should():
+    # Its logarithm would be that of a number with fewer bits, for which it is not made.
+    for min_p in (5e-324, 1e-310):
+        log_min_p = constants_of(SamplingParams(min_p=min_p), 0)[3]
+        assert -709 < log_min_p < -708
+
+
+def test_presence_alone():
+    history = TokenHistory()
+    history.add(3)
+    history.add(3)
+    found = prepare(np.zeros(8, np.float32), SamplingParams(temperature=0.0, presence_penalty=0.5), history)
+    assert found.logits.tolist() == [0, 0, 0, -0.5, 0, 0, 0, 0]
+
+
+def test_the_token_that_brings_the_sum_to_p_is_the_last():
+    found = prepare(np.array([0.0, 1.0, 1.0, 1.0, 1.0], np.float32), SamplingParams(top_k=4, top_p=0.5))
+    assert found.ids.tolist() == [1, 2]

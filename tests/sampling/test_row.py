@@ -4,7 +4,7 @@ import pytest
 
 from penstock.sampling.choice import Choice
 from penstock.sampling.noise import Purpose
-from penstock.sampling.pipeline import MinTokens
+from penstock.sampling.pipeline import Forced, MinTokens
 from penstock.text.stops import StopMatcher
 from support.sampling_rows import EOS, make_row
 
@@ -29,6 +29,23 @@ GOES_ON = (None, None)
 def test_end_of_sequence_ends_without_a_reason():
     assert advance_all(make_row(), [5, 6, EOS]) == [GOES_ON, GOES_ON, ("stop", None)]
     assert advance_all(make_row(ignore_eos=True), [EOS]) == [GOES_ON]
+
+
+class Recorded:
+    """A grammar that takes any token and remembers it."""
+
+    def __init__(self):
+        self.tokens = []
+
+    def advance(self, token):
+        self.tokens.append(token)
+        return False
+
+
+def test_a_grammar_is_not_told_of_the_end():
+    row = make_row(grammar=Recorded())
+    assert advance_all(row, [5, 6, EOS]) == [GOES_ON, GOES_ON, ("stop", None)]
+    assert row.grammar.tokens == [5, 6]
 
 
 def test_stop_tokens_end_with_their_id():
@@ -79,3 +96,25 @@ def test_a_choice_has_the_position_and_what_was_asked_for():
     row.advance(5)
     assert row.choice(7) == Choice(7, -1, 1, 0.5, 0, 0.9, 0.0, -1, 2**64 - 1, 3, Purpose.TOKEN)
     assert make_row(temperature=0.0, logprobs=2).choice(0)[6:] == (-math.inf, 2, 0, 0, 0)
+
+
+class Countdown:
+    """Forces token 9 and then 8 after two others."""
+
+    forced: int | None = None
+
+    def __init__(self):
+        self.script = [None, 9, 8, None]
+
+    def advance(self, token):
+        self.forced = self.script.pop(0)
+
+
+def test_what_ends_reasoning_is_forced_and_then_everything_is_as_before():
+    row = make_row(min_tokens=9, reasoning=Countdown())
+    found = []
+    for token in (5, 5, 9, 8):
+        found.append(row.editing)
+        row.advance(token)
+    assert [type(step) for (step,) in [*found, row.editing]] == [MinTokens, MinTokens, Forced, Forced, MinTokens]
+    assert [step.token for (step,) in found[2:]] == [9, 8]

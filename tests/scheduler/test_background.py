@@ -44,13 +44,14 @@ def test_a_step_has_rows_of_one_kind() -> None:
     assert simulation.scheduler.snapshot().recomputed_tokens == 0
 
 
-def test_steps_in_the_background_are_short() -> None:
-    simulation = Simulation(400, config=config(64, 256, max_background_tokens=8))
+@pytest.mark.parametrize(("budget", "longest"), [(256, 8), (64, 8), (6, 6)])
+def test_steps_in_the_background_are_short(budget: int, longest: int) -> None:
+    simulation = Simulation(400, config=config(min(64, budget), budget, max_background_tokens=8))
     simulation.submit(
         background(0, prompt(50), 5), background(1, prompt(9, 500), 6, n=20), background(2, prompt(3, 900))
     )
     simulation.run()
-    assert max(sum(row.count for row in plan.rows) for plan in simulation.plans) == 8
+    assert max(sum(row.count for row in plan.rows) for plan in simulation.plans) == longest
 
 
 def test_somebody_who_waits_gets_rows_and_blocks_at_once() -> None:
@@ -68,12 +69,29 @@ def test_somebody_who_waits_gets_rows_and_blocks_at_once() -> None:
     simulation.run()
 
 
+@pytest.mark.parametrize(("priority", "preemptions"), [(0, 2), (BACKGROUND_PRIORITY, 0)])
+def test_only_somebody_who_waits_takes_blocks_that_others_share(priority: int, preemptions: int) -> None:
+    simulation = Simulation(12, config=config(4, 64, max_background_tokens=64))
+    for number in range(2):
+        simulation.submit(background(number, [*prompt(16), 100 + number], 7))
+        simulation.step()
+    # The four blocks that they share come back with the last of them only, and do not count beforehand.
+    simulation.submit(make_request(2, prompt(36, 1000), 4, priority=priority))
+    simulation.step()
+    assert simulation.scheduler.snapshot().preemptions == preemptions
+    assert (2 in {sequence.request.request_id for sequence in simulation.running()}) == (preemptions > 0)
+    simulation.run()
+
+
 def test_somebody_who_waits_for_a_block_that_the_background_computes_is_not_stuck() -> None:
-    simulation = Simulation(100, config=config(8, 64, max_background_tokens=4, max_outstanding=2))
+    simulation = Watched(100, config=config(8, 64, max_background_tokens=4, max_outstanding=2))
     simulation.submit(background(0, prompt(40), 4))
     simulation.plan()
     simulation.submit(make_request(1, prompt(40), 4))
+    simulation.plan()
+    assert simulation.kinds_since(0) == [{True}, {True}], "the step is theirs"
     simulation.run()
+    assert simulation.finishes == {(0, 0): "length", (1, 0): "length"}
 
 
 @pytest.mark.parametrize("seed", range(25))

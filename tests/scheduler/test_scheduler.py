@@ -53,6 +53,43 @@ class TestProgress:
         simulation.commit()
         simulation.run()
 
+    def test_a_prompt_of_higher_priority_leaves_decodes_their_tokens(self) -> None:
+        simulation = Simulation(200, config=config(4, 8))
+        simulation.submit(make_request(0, prompt(3), 30, priority=1), make_request(1, prompt(4, 50), 30, priority=1))
+        simulation.step()
+        simulation.submit(make_request(2, prompt(30, 100), 2))
+        simulation.step()
+        plan = simulation.plan()
+        assert plan is not None
+        assert [row.count for row in plan.rows] == [6, 1, 1]
+        simulation.commit()
+        simulation.run()
+
+    @pytest.mark.parametrize(("num_blocks", "running"), [(7, [0]), (8, [0, 1])])
+    def test_admission_leaves_a_block_of_each_group_to_those_who_run(self, num_blocks: int, running: list[int]) -> None:
+        simulation = Simulation(num_blocks, windows=(None, None), prefix_caching=False)
+        simulation.submit(make_request(0, prompt(4), 4), make_request(1, prompt(7, 50), 4))
+        simulation.plan()
+        assert [sequence.request.request_id for sequence in simulation.running()] == running
+        simulation.commit()
+        simulation.run()
+
+    def test_a_prompt_that_fills_the_pool_is_hit_up_to_its_last_block(self) -> None:
+        simulation = Simulation(8)
+        for request_id in range(2):
+            simulation.submit(make_request(request_id, prompt(32), 1))
+            simulation.run()
+        assert simulation.cached_tokens[1] == 28, "there is no block to copy the last one to"
+
+    def test_the_snapshot_counts_what_waits(self) -> None:
+        simulation = Simulation(40, config=config(1, 8))
+        simulation.submit(*(make_request(index, prompt(10 + index, 50 * index)) for index in range(3)))
+        assert simulation.scheduler.snapshot().waiting_tokens == 10 + 11 + 12
+        simulation.step()
+        load = simulation.scheduler.snapshot()
+        assert (load.running, load.waiting, load.waiting_tokens) == (1, 2, 11 + 12)
+        simulation.run()
+
     def test_a_preempted_sequence_resumes_where_it_was(self) -> None:
         simulation = Simulation(10, config=config(2, 32), prefix_caching=False)
         simulation.submit(make_request(0, prompt(8), 24), make_request(1, prompt(8, 50), 24))
@@ -187,8 +224,12 @@ class TestRefusal:
 
     def test_longer_than_the_context(self) -> None:
         simulation = Simulation(100, config=config(max_model_len=20))
-        with pytest.raises(ContextLengthExceeded, match="15.*6.*21.*20"):
+        with pytest.raises(ContextLengthExceeded, match="15.*6.*21.*20") as caught:
             simulation.submit(make_request(0, prompt(15), 6))
+        assert caught.value.param == "max_tokens"
+        with pytest.raises(ContextLengthExceeded) as caught:
+            simulation.submit(make_request(0, prompt(20), 1))
+        assert caught.value.param == "prompt", "no max_tokens would help"
         simulation.submit(make_request(0, prompt(15), 5))
         simulation.run()
 

@@ -73,6 +73,20 @@ def test_nobody_is_preempted_for_one_that_could_score_nothing() -> None:
     simulation.run()
 
 
+def test_nobody_is_preempted_where_the_running_score_all_that_a_step_may() -> None:
+    simulation = Simulation(40, config=config(2, 64, max_scored_positions=2))
+    simulation.submit(
+        make_request(0, prompt(5), 9, priority=1, prompt_logprobs=0), make_request(1, prompt(4, 50), 20, priority=1)
+    )
+    simulation.step()
+    simulation.submit(make_request(2, prompt(9, 100), 2, priority=0, prompt_logprobs=0))
+    simulation.step()
+    assert simulation.scheduler.snapshot().preemptions == 0
+    simulation.step()
+    assert simulation.scheduler.snapshot().preemptions == 1, "nothing of theirs is left to score"
+    simulation.run()
+
+
 def test_a_scored_prompt_takes_nothing_from_the_prefix_cache_and_leaves_its_blocks_there() -> None:
     simulation = Simulation(40)
     for request_id in range(2):

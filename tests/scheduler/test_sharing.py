@@ -163,6 +163,25 @@ class TestChurn:
         assert needed > 10 * simulation.cache.pool.num_blocks
 
 
+def test_samples_that_never_were_fail_with_their_request() -> None:
+    simulation = Simulation(40, config=config(budget=8))
+    simulation.submit(make_request(0, prompt(30), max_tokens=4, n=3, prompt_logprobs=0))
+    simulation.executor.failing.add(0)
+    simulation.plan()
+    events = simulation.commit()
+    assert [(event.sample_index, event.finish) for event in events] == [(index, "error") for index in range(3)]
+    assert events[0].error and {event.error for event in events} == {events[0].error}
+    simulation.run()
+
+
+def test_samples_that_wait_for_a_row_are_not_looked_up_again() -> None:
+    simulation = Simulation(40, config=config(1))
+    simulation.submit(make_request(0, prompt(20), max_tokens=4, n=3))
+    simulation.run()
+    load = simulation.scheduler.snapshot()
+    assert (load.prefix_queried_tokens, load.prefix_hit_tokens) == (20, 0)
+
+
 def test_samples_that_never_were_end_with_their_request() -> None:
     simulation = Simulation(40, config=config(budget=8))
     simulation.submit(make_request(0, prompt(30), max_tokens=4, n=3))

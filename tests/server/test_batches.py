@@ -150,10 +150,18 @@ def test_a_failed_row_is_a_failed_line(stored: StoredServer) -> None:
     assert batch["request_counts"] == {"total": 1, "completed": 0, "failed": 1} and batch["output_file_id"] is None
 
 
-def test_without_an_engine_lines_wait(stored: StoredServer) -> None:
+def test_without_an_engine_lines_wait(stored: StoredServer, monkeypatch: pytest.MonkeyPatch) -> None:
     stored.engine.unavailable = "The engine is starting."
+    asked, check_ready = threading.Semaphore(0), stored.engine.check_ready
+
+    def count() -> None:
+        asked.release()
+        check_ready()
+
+    monkeypatch.setattr(stored.engine, "check_ready", count)
     batch = stored.create(stored.upload(line("a"))["id"])
-    time.sleep(0.3)
+    for _ in range(3):
+        assert asked.acquire(timeout=20)
     assert stored.batch(batch["id"])["status"] == "in_progress" and stored.engine.calls == []
     failures = iter([True, True, False])
 
@@ -325,14 +333,18 @@ def test_expiry_says_which_lines_were_not_run(stored: StoredServer, monkeypatch:
 
 def test_no_more_lines_run_than_a_step_can_use(stored: StoredServer) -> None:
     running = most = 0
+    full = asyncio.Event()
 
     async def count(call: Any) -> None:
         nonlocal running, most
         if call.outputs == 0:
             running += 1
             most = max(most, running)
-            # The first ones take so long that as many as may are begun meanwhile.
-            await asyncio.sleep(0.3 if len(stored.engine.calls) <= batch_runner.LINES_AT_A_TIME else 0.001)
+            if running == batch_runner.LINES_AT_A_TIME and not full.is_set():
+                # One more, if it were begun, would come meanwhile.
+                await asyncio.sleep(0.1)
+                full.set()
+            await full.wait()
             running -= 1
 
     stored.engine.before = count

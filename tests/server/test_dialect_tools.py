@@ -7,55 +7,34 @@ import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from penstock.server.app import create_app
-from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
-from support.http_server import running
-from support.scripted_engine import ScriptedEngine
+from support.speaking_model import CALL, SAID, SpeakingModel, serving_speaking_model
 
-TEMPLATE = (
-    "{% if tools %}<|im_start|>tools: {% for t in tools %}{{ t | tojson }}{% endfor %}<|im_end|>{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}: "
-    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
-    "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
-)
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
-CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Köln"}}</tool_call>'
-SAID = f"<think>Which city?</think>I look.{CALL}"
 WEATHER: Any = {"name": "weather", "description": "Tells it.", "input_schema": SCHEMA}
 FUNCTION: Any = {"type": "function", "name": "weather", "description": "Tells it.", "parameters": SCHEMA}
 ASKED: Any = {"model": "scripted", "max_tokens": 500, "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture(scope="module")
-def _model(tokenizer: Tokenizer) -> Iterator[tuple[str, ScriptedEngine]]:
-    engine = ScriptedEngine(tokenizer.table, [5], max_model_len=4096)
-    with running(create_app(engine, tokenizer, template=ChatTemplate(TEMPLATE))) as url:
-        yield url, engine
+def _speaking(tokenizer: Tokenizer) -> Iterator[SpeakingModel]:
+    with serving_speaking_model(tokenizer) as speaking:
+        yield speaking
 
 
 class Model:
     """A model that says what the test wants, and clients of it."""
 
-    def __init__(self, url: str, engine: ScriptedEngine, tokenizer: Tokenizer) -> None:
-        self.engine = engine
-        self.anthropic = Anthropic(base_url=url, api_key="none", max_retries=0)
-        self.openai = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        self._tokenizer = tokenizer
-
-    def says(self, text: str) -> None:
-        self.engine.reply = self._tokenizer.encode(text, False)
-
-    def prompt(self) -> str:
-        return self._tokenizer.decode(self.engine.calls[-1].prompt, skip_special=False)
+    def __init__(self, speaking: SpeakingModel) -> None:
+        self.engine, self.says, self.prompt = speaking.engine, speaking.says, speaking.prompt
+        self.anthropic = Anthropic(base_url=speaking.url, api_key="none", max_retries=0)
+        self.openai = OpenAI(base_url=f"{speaking.url}/v1", api_key="none", max_retries=0)
 
 
 @pytest.fixture
-def model(_model: tuple[str, ScriptedEngine], tokenizer: Tokenizer) -> Iterator[Model]:
-    _model[1].calls.clear()
-    model = Model(*_model, tokenizer)
+def model(_speaking: SpeakingModel) -> Iterator[Model]:
+    _speaking.engine.calls.clear()
+    model = Model(_speaking)
     with model.anthropic, model.openai:
         yield model
 

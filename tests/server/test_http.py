@@ -79,6 +79,16 @@ def test_a_declared_length_beyond_the_limit_is_refused_unread(served: Any) -> No
     assert answer.startswith(b"HTTP/1.1 413") and b"body_too_large" in answer and b"connection: close" in answer.lower()
 
 
+@pytest.mark.parametrize("size", [BODY_LIMIT + 1, 20 * BODY_LIMIT])
+def test_whoever_sends_somewhat_too_much_gets_to_read_why(served: Any, size: int) -> None:
+    body = b"[" * size
+    host, port = served.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall(HEAD % size + body)
+        answer = connection.recv(1 << 16)
+    assert answer.startswith(b"HTTP/1.1 413") and b"body_too_large" in answer
+
+
 def test_a_body_without_length_is_bounded_while_it_is_read(served: Any) -> None:
     sent = 0
 

@@ -117,8 +117,13 @@ def test_thoughts_and_calls(served: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [start["type"] for start in starts] == ["thinking", "text", "tool_use", "tool_use"]
     assert [start["input"] for start in starts[2:]] == [{}, {}]
     parts = [event["delta"] for event in streamed if event["type"] == "content_block_delta"]
-    assert [part["type"] for part in parts] == ["thinking_delta"] * 2 + ["text_delta"] * 2 + ["input_json_delta"] * 3
-    assert "".join(part["partial_json"] for part in parts[4:6]) == '{"city": "Rome"}'
+    assert [part["type"] for part in parts] == [
+        *["thinking_delta"] * 2,
+        "signature_delta",
+        *["text_delta"] * 2,
+        *["input_json_delta"] * 3,
+    ]
+    assert "".join(part["partial_json"] for part in parts[5:7]) == '{"city": "Rome"}'
     order = [(event["type"].removeprefix("content_block_"), event["index"]) for event in streamed if "index" in event]
     assert order == sorted(order, key=lambda pair: pair[1])
     assert streamed[-2]["delta"]["stop_reason"] == "tool_use"

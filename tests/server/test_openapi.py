@@ -36,12 +36,26 @@ def test_the_document_is_served(served: Any) -> None:
     assert chat["properties"]["use_beam_search"]["enum"] == [None, False]
 
 
+def test_every_answer_and_every_event_is_described(served: Any) -> None:
+    document = served.http.get("/openapi.json").json()
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            for media, content in operation["responses"]["200"]["content"].items():
+                if media == "application/json" and path != "/openapi.json":
+                    assert "$ref" in content["schema"], path
+    streamed = document["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    kinds = streamed["schema"]["properties"]["data"]["contentSchema"]["discriminator"]["mapping"]
+    assert {"response.created", "response.output_text.delta", "response.completed"} <= kinds.keys()
+
+
 def test_the_page_is_served_and_needs_nothing_else(served: Any) -> None:
     answer = served.http.get("/docs")
     assert answer.headers["content-type"].startswith("text/html")
     for endpoint in ENDPOINTS:
         assert f"<code>{endpoint.path}</code>" in answer.text
     assert "<script" not in answer.text
+    # Of a stream, the types of its events, and what ends it.
+    assert '<a href="#ChatChunk">ChatChunk</a>' in answer.text and "<code>[DONE]</code>" in answer.text
     assert "http" not in answer.text.replace("http-equiv", "")
 
 
@@ -58,10 +72,11 @@ def test_each_field_is_described(served: Any, path: str) -> None:
         assert answer.status_code == (400 if name not in properties else 200), (name, answer.text)
 
 
-@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/responses/{id}/input_items"])
 def test_what_a_list_may_be_asked_is_accepted(served: Any, path: str) -> None:
     described = next(each for each in ENDPOINTS if (each.method, each.path) == ("GET", path)).query
     values = {"limit": "5", "order": "asc", "purpose": "batch"}
+    path = path.replace("{id}", served.http.post("/v1/responses", json={"input": "hi"}).json()["id"])
     for name in described.keys() & values.keys():
         assert served.http.get(path, params={name: values[name]}).status_code == 200
     for name in values.keys() - described.keys():

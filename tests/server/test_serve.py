@@ -68,9 +68,16 @@ def test_a_port_in_use_is_told() -> None:
             bind("127.0.0.1", port)
 
 
-@pytest.mark.parametrize(("host", "port"), [("no.such.host.invalid", 80), ("192.0.2.1", 0), ("127.0.0.1", 70_000)])
-def test_an_address_that_cannot_be_used_is_told(host: str, port: int) -> None:
-    with pytest.raises(ConfigurationError):
+@pytest.mark.parametrize(
+    ("host", "port", "message"),
+    [
+        ("no.such.host.invalid", 80, "'no.such.host.invalid' cannot be resolved"),
+        ("192.0.2.1", 0, "Cannot listen on 192.0.2.1, port 0"),
+        ("127.0.0.1", 70_000, "70000 is not a port; use one from 1 to 65535"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_told(host: str, port: int, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
         bind(host, port)
 
 

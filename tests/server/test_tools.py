@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 from tokenizers import AddedToken
 
+from penstock.core.grammar import Grammar
 from penstock.server.app import create_app
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
@@ -28,10 +29,18 @@ HERMES = (
     "{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant: {% endif %}"
 )
+# It opens the block, or closes it; another of its variables says nothing in the prompt.
+THINKS = (
+    "{% if add_generation_prompt and think is defined %}<think>\n{% if not think %}\n</think>\n\n{% endif %}{% endif %}"
+    "{% if enable_thinking is defined %}{% endif %}"
+)
 TEMPLATES = {
     "hermes": HERMES,
     "mistral": HERMES.replace("<tool_call>", "[TOOL_CALLS]"),
-    "thinking": HERMES + "{% if add_generation_prompt and think is defined %}<think>\n{% endif %}",
+    "qwen3_coder": HERMES.replace("<tool_call>", "<tool_call><function="),
+    "glm45": HERMES.replace("<tool_call>", "<tool_call><arg_key>"),
+    "pythonic": HERMES.replace("<tool_call>", "[func_name1("),
+    "thinking": HERMES + THINKS,
     "no tools": "{% for m in messages %}{{ m.content }}{% endfor %}",
     "unknown": "{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}",
 }
@@ -290,6 +299,36 @@ def test_marks_that_are_special_tokens_are_read_and_others_not_shown(chat: Chat)
     assert chat.engine.calls[-1].params.kept_special_tokens == ()
 
 
+BOOK = {
+    "type": "object",
+    "properties": {"room": {"type": "string"}, "nights": {"type": "integer"}, "guests": {"type": "array"}},
+    "required": ["room"],
+}
+BOOKINGS = {
+    "qwen3_coder": "<tool_call>\n<function=book>\n<parameter=room>\n12\n</parameter>\n"
+    '<parameter=nights>\n3\n</parameter>\n<parameter=guests>\n["Ada"]\n</parameter>\n</function>\n</tool_call>',
+    "glm45": "<tool_call>book\n<arg_key>room</arg_key>\n<arg_value>12</arg_value>\n<arg_key>nights</arg_key>\n"
+    '<arg_value>3</arg_value>\n<arg_key>guests</arg_key>\n<arg_value>["Ada"]</arg_value>\n</tool_call>',
+    "pythonic": '[book(room="12", nights=3, guests=["Ada"])]',
+}
+
+
+@pytest.mark.parametrize(("chat", "text"), BOOKINGS.items(), indirect=["chat"])
+def test_calls_in_tags_and_in_pythons_notation(chat: Chat, text: str) -> None:
+    chat.says(text)
+    (call,) = chat.message(tools=[tool("book", parameters=BOOK)])["tool_calls"]
+    assert call["function"] == {"name": "book", "arguments": '{"room": "12", "nights": 3, "guests": ["Ada"]}'}
+    assert chat.message()["content"] == text
+    required = grammar(chat, tools=[tool("book", parameters=BOOK)], tool_choice="required") or ""
+    assert "argument_0" in required and '"type": "integer"' in required
+    # What this format has no room for is refused by name.
+    chat.engine.calls.clear()
+    odd = {"type": "object", "properties": {}, "minProperties": 1}
+    param, message = refused(chat, tools=[tool("book", parameters=odd, strict=True)])
+    assert param == "tools" and "minProperties" in message
+    assert chat.ask(tools=[tool("book", parameters=odd)]).status_code == 200
+
+
 @with_template("thinking")
 def test_reasoning(chat: Chat) -> None:
     chat.says(f"<think>\nHm, weather.\n</think>\n\nSo: {CALL}")
@@ -406,13 +445,25 @@ def test_a_model_that_cannot_call_tools_says_why(chat: Chat, why: str) -> None:
     assert chat.ask(tools=TOOLS, tool_choice="none").status_code == 200
 
 
-def grammar(chat: Chat, **fields: Any) -> str | None:
-    """The grammar that the engine is asked to hold the output to."""
+def asked_grammar(chat: Chat, **fields: Any) -> Grammar | None:
+    """What the engine is asked to hold the output to."""
     answer = chat.ask(**fields)
     assert answer.status_code == 200, answer.text
-    asked = chat.engine.calls[-1].params.grammar
+    return chat.engine.calls[-1].params.grammar
+
+
+def grammar(chat: Chat, **fields: Any) -> str | None:
+    """The grammar of calls that the engine is asked to hold the output to."""
+    asked = asked_grammar(chat, **fields)
     assert asked is None or (asked.kind, asked.param) == ("lark", "tools")
     return None if asked is None else asked.text
+
+
+def thought(chat: Chat, **fields: Any) -> str:
+    """What may come before an output that is held to a grammar."""
+    asked = asked_grammar(chat, **fields)
+    assert asked is not None
+    return asked.thought
 
 
 def test_calls_that_must_be_made_are_enforced(chat: Chat) -> None:
@@ -428,12 +479,21 @@ def test_calls_that_must_be_made_are_enforced(chat: Chat) -> None:
     assert "TEXT" in strict and '"lenient": false' in strict
 
 
+JSON = {"response_format": {"type": "json_object"}}
+
+
 @with_template("thinking")
-def test_reasoning_comes_before_calls_that_must_be_made(chat: Chat) -> None:
-    required = {"tools": TOOLS, "tool_choice": "required"}
-    assert '("<think>" ' in (grammar(chat, **required) or "")
-    opened = grammar(chat, **required, chat_template_kwargs={"think": True}) or ""
-    assert "</think>" in opened.replace("\\", "") and '"<think>"' not in opened
+@pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "required"}, JSON, {"guided_regex": "a+"}])
+def test_reasoning_comes_before_what_is_held_to_a_grammar(chat: Chat, fields: dict[str, Any]) -> None:
+    assert '("<think>" ' in thought(chat, **fields)
+    opened = thought(chat, **fields, chat_template_kwargs={"think": True})
+    assert "thought: closed BREAK?" in opened and '"<think>"' not in opened
+    # Where there can be no more of it, the answer begins at once.
+    assert thought(chat, **fields, chat_template_kwargs={"think": False}) == ""
+    assert thought(chat, **fields, chat_template_kwargs={"enable_thinking": False}) == ""
+    for begun, rules in (("<think>I", opened), ("<think>I</think>", ""), ("{", ""), ("", thought(chat, **fields))):
+        messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": begun}]
+        assert thought(chat, **fields, messages=messages, continue_final_message=True) == rules
 
 
 @with_template("mistral")
@@ -454,8 +514,24 @@ def test_tools_and_an_answer_in_json(chat: Chat) -> None:
     assert param == "guided_regex" and "tools" in message
 
 
+def test_a_model_that_does_not_reason_answers_at_once(chat: Chat) -> None:
+    assert thought(chat, **JSON) == "" == thought(chat, tools=TOOLS, tool_choice="required")
+
+
 @with_template("thinking")
-def test_an_answer_that_is_held_to_a_grammar_has_no_reasoning(chat: Chat) -> None:
-    chat.says('{"a": 1}')
-    answer = chat.ask(response_format={"type": "json_object"}, chat_template_kwargs={"think": True})
-    assert answer.json()["choices"][0]["message"] == {"role": "assistant", "content": '{"a": 1}'}
+def test_reasoning_and_an_answer_that_is_held_to_a_grammar(chat: Chat) -> None:
+    chat.says('<think>\nHm.\n</think>\n\n{"a": 1}')
+    expected = {"role": "assistant", "content": '{"a": 1}', "finish_reason": "stop"}
+    assert chat.message(**JSON) == expected | {"reasoning_content": "Hm."}
+    assert chat.message(**JSON, include_reasoning=False) == expected
+    choices = chat.ask(**JSON, n=2, logprobs=True).json()["choices"]
+    assert [choice["message"]["content"] for choice in choices] == ['{"a": 1}'] * 2
+    entries = choices[1]["logprobs"]["content"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode().startswith("<think>")
+    chat.says('Hm.</think>{"a": 1}')
+    opened = {"chat_template_kwargs": {"think": True}}
+    assert chat.message(**JSON, **opened) == expected | {"reasoning_content": "Hm."}
+    # An answer that begins at once may look like reasoning.
+    chat.says("<think>")
+    choice = {"guided_choice": ["<think>", "no"], "chat_template_kwargs": {"think": False}}
+    assert chat.message(**choice)["content"] == "<think>"

@@ -1,6 +1,8 @@
 """Holds every answer that a test's client gets to the API's own description."""
 
+import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -35,6 +37,46 @@ def _check(response: httpx.Response, operation: dict[str, Any], path: str) -> No
     assert media in content, f"{path} answers {status} with {media}, which its description does not have"
     if media == "application/json":
         response.read()
-        schema = {**content[media]["schema"], "components": _DOCUMENT["components"]}
-        errors = [error.message for error in Draft202012Validator(schema).iter_errors(response.json())]
-        assert not errors, f"{path} answers {status} with what its description does not have: {errors[:3]}"
+        _fits(response.json(), content[media]["schema"], f"{path} answers {status} with")
+    elif media == "text/event-stream":
+        assert isinstance(response.stream, httpx.SyncByteStream)
+        response.stream = _CheckedEvents(response.stream, content[media]["schema"]["properties"]["data"], path)
+
+
+def _fits(value: Any, schema: dict[str, Any], what: str) -> None:
+    whole = {**schema, "components": _DOCUMENT["components"]}
+    errors = [error.message for error in Draft202012Validator(whole).iter_errors(value)]
+    assert not errors, f"{what} what its description does not have: {errors[:3]}"
+
+
+class _CheckedEvents(httpx.SyncByteStream):
+    """A stream of events as it comes, each held to the description once it is there."""
+
+    def __init__(self, stream: httpx.SyncByteStream, data: dict[str, Any], path: str) -> None:
+        self._stream = stream
+        self._path = path
+        kinds = data.get("anyOf", [data])
+        self._last = [kind["const"] for kind in kinds if "const" in kind]
+        (self._schema,) = (kind["contentSchema"] for kind in kinds if "contentSchema" in kind)
+
+    def __iter__(self) -> Iterator[bytes]:
+        rest = b""
+        for piece in self._stream:
+            *events, rest = (rest + piece).split(b"\n\n")
+            for event in events:
+                self._check(event.decode())
+            yield piece
+        assert rest == b"", f"{self._path} ends in the middle of an event"
+
+    def close(self) -> None:
+        """As httpx asks for."""
+        self._stream.close()
+
+    def _check(self, event: str) -> None:
+        fields = dict(line.split(": ", 1) for line in event.splitlines())
+        assert fields.keys() <= {"event", "data"}
+        if fields["data"] in self._last:
+            return
+        value = json.loads(fields["data"])
+        assert fields.get("event", value.get("type")) == value.get("type")
+        _fits(value, self._schema, f"{self._path} streams")

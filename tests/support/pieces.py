@@ -40,3 +40,8 @@ def every_cut(text: str) -> list[list[str]]:
     """In one piece, character by character, and cut at one place or two, whichever they are."""
     two = [[text[:low], text[low:high], text[high:]] for high in range(len(text) + 1) for low in range(high + 1)]
     return [[text], list(text), *two]
+
+
+def each_cut(text: str) -> list[list[str]]:
+    """In one piece, character by character, and cut at one place, whichever it is."""
+    return [[text], list(text), *([text[:place], text[place:]] for place in range(1, len(text)))]

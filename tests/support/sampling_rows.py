@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.core.plan import BeginRow
 from penstock.core.sampling import SamplingParams
-from penstock.sampling.row import RowState, StopSearch
+from penstock.sampling.row import GrammarState, ReasoningWatch, RowState, StopSearch
 
 EOS = 2
 
@@ -18,12 +18,14 @@ def make_row(
     prompt: Sequence[int] = (1, 3, 5),
     sample_index: int = 0,
     stops: StopSearch | None = None,
+    reasoning: ReasoningWatch | None = None,
+    grammar: GrammarState | None = None,
     **params: Any,
 ) -> RowState:
     """A row at its first output token; `params` as in SamplingParams, the seed 0 where none is given."""
     params.setdefault("seed", 0)
     begin = BeginRow(sequence, sample_index, list(prompt), SamplingParams(**params), (EOS,))
-    return RowState(begin, prompt, stops=stops)
+    return RowState(begin, prompt, stops=stops, reasoning=reasoning, grammar=grammar)
 
 
 def make_samples(count: int, **params: Any) -> list[RowState]:

@@ -199,7 +199,7 @@ class Simulation:
                 assert all(now <= prefix.tokens for now, prefix in zip(event.kept.now, wanted, strict=False))
                 self.kept[event.request_id] = event.kept
             if event.cached_tokens is not None:
-                assert event.request_id not in self.cached_tokens or event.sample_index, "cached tokens are told once"
+                assert event.request_id not in self.cached_tokens, "cached tokens are told once"
                 self.cached_tokens[event.request_id] = event.cached_tokens
             if event.finish is not None:
                 self.finishes[sample] = event.finish

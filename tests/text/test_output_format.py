@@ -43,7 +43,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
             "Llama 3",
         ),
         (TOOLS, None, "none of the known formats"),
-        (f"{TOOLS}<tool_call><function=x>", None, "none of the known formats"),
+        (f"{TOOLS}<tool_call><function=x>", "qwen3_coder", "<function="),
+        (f"{TOOLS}<tool_call>f<arg_key>x", "glm45", "<arg_key>"),
+        (f"{TOOLS}<|python_tag|>[func_name1(params_name1=params_value1)]", "pythonic", "[func_name1("),
         ("<tool_call> and tools", None, "takes no tools"),
         ("{{ messages }}", None, "takes no tools"),
     ],
@@ -112,12 +114,17 @@ def test_parsers_of_requests(tokenizer: Tokenizer) -> None:
     assert len(identifier) == 9 and identifier.isalnum()
 
 
-def test_where_a_prompt_leaves_reasoning_open() -> None:
+def test_what_may_come_before_an_answer() -> None:
     chosen = OutputFormat(reasoning=True)
-    assert chosen.leaves_reasoning_open("assistant\n<think>\n")
-    assert not chosen.leaves_reasoning_open("assistant\n<think>\n\n</think>\n\n")
-    assert not OutputFormat().leaves_reasoning_open("<think>")
-    assert chosen.is_inside_reasoning("<think>I believe") and not chosen.is_inside_reasoning("<think>x</think>So")
+    assert chosen.before_answer("assistant\n") == "reasoning"
+    assert chosen.before_answer("assistant\n<think>\n") == "open reasoning"
+    assert chosen.before_answer("assistant\n<think>\n\n</think>\n\n") == "nothing"
+    # What the client has begun of the answer, if anything, stands in the prompt.
+    assert chosen.before_answer("I believe", "<think>I believe") == "open reasoning"
+    assert chosen.before_answer("x</think>So", "<think>x</think>So") == "nothing"
+    assert chosen.before_answer("So", "So") == "nothing"
+    assert chosen.before_answer("<think>x</think>\n\n", "") == "nothing"
+    assert OutputFormat().before_answer("<think>") == "nothing"
 
 
 def test_templates_of_directories(tmp_path: Path) -> None:

@@ -177,15 +177,25 @@ def test_a_text_that_must_be_too_long_is_refused_before_it_is_tokenized(tmp_path
 
 @pytest.mark.parametrize("kind", ["plain", "metaspace"])
 def test_a_tokenizer_that_drops_text_bounds_no_length(tmp_path: Path, kind: str) -> None:
-    made(tmp_path, kind).check_length("x" * 100_000, 1, "prompt")
+    text = "x" * 100_000
+    made(tmp_path / "drops", kind).check_length(text, 1, "prompt")
+    with pytest.raises(ContextLengthExceeded):
+        made(tmp_path / "keeps", "byte_level").check_length(text, 1, "prompt")
 
 
 def test_composing_characters_is_allowed_for(tmp_path: Path) -> None:
     raw = make_raw("byte_level")
     raw.normalizer = normalizers.NFC()
+    longest = "\u0390" * 8
+    raw.add_tokens([AddedToken(longest, normalized=True)])
     tokenizer = load_tokenizer(save(raw, tmp_path))
+    assert max(map(len, tokenizer.table.pieces)) == len(longest.encode())
+    # Six bytes become one character of two.
     text = "\u03b9\u0308\u0301" * 200
-    tokenizer.check_length(text, len(tokenizer.encode(text, False)), "prompt")
+    assert len(tokenizer.encode(text, False)) == 25
+    tokenizer.check_length(text, 25, "prompt")
+    with pytest.raises(ContextLengthExceeded, match="at least 19 tokens"):
+        tokenizer.check_length(text, 18, "prompt")
 
 
 def test_a_marker_that_the_text_does_not_contain() -> None:

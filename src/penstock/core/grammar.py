@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ MAX_GRAMMAR_DEPTH = 64
 MAX_CHOICES = 1024
 
 GrammarKind = Literal["json_schema", "regex", "lark", "gbnf"]
+_CONTAINERS = (dict, list)
 _SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~")
 _BRACKETS = re.compile(r"\\.|([(\[{])|([)\]}])", re.DOTALL)
 
@@ -28,11 +30,14 @@ class Grammar(msgspec.Struct, frozen=True):
             GBNF.
         text: the schema, expression or grammar.
         param: the field of the request that asked for it, for messages.
+        thought: what may, or must, come before it: rules in Lark, which define the rule `thought`, and as the terminal
+            `OPENING` what no text behind it begins with. Empty where nothing comes before.
     """
 
     kind: GrammarKind
     text: str
     param: str = "grammar"
+    thought: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
@@ -118,15 +123,13 @@ def _bracket_depth(text: str) -> int:
     return most
 
 
-def _depth(value: Any) -> int:
-    """How deep lists and objects are nested; looks no deeper than what is accepted."""
-    level, depth = [value], 0
+def _depth(value: dict[str, Any]) -> int:
+    """How deep lists and objects are nested, what they hold included; looks no deeper than what is accepted."""
+    level: list[Any] = [value]
+    depth = 0
     while level and depth <= MAX_GRAMMAR_DEPTH:
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        depth += 1
+        # One by one in C: an enum can have a hundred thousand values.
+        inner = list(chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level))
+        level = [each for each in inner if isinstance(each, _CONTAINERS)]
+        depth += 1 if level or not inner else 2
     return depth

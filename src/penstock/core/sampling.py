@@ -24,6 +24,31 @@ MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
 
 
+class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True):
+    """How much an output may reason before it answers. Construction raises `InvalidParameter`.
+
+    Attributes:
+        tokens: most tokens between the marks of the block that an output begins with. Where a character is not
+            complete then, its last tokens come first, three at most.
+        closing: the tokens that are then chosen to end it, one after another.
+        opened: whether the prompt has opened the block.
+    """
+
+    tokens: int
+    closing: tuple[int, ...]
+    opened: bool = False
+
+    def __post_init__(self) -> None:
+        check_integer("reasoning_budget.tokens", self.tokens, 0, 2**31 - 1)
+        check_list("reasoning_budget.closing", self.closing)
+        msgspec.structs.force_setattr(self, "closing", tuple(self.closing))
+        for token in self.closing:
+            check_integer("reasoning_budget.closing", token, 0, 2**31 - 1)
+        if not self.closing:
+            raise InvalidParameter("reasoning_budget.closing", "is empty; reasoning ends with at least one token.")
+        check_boolean("reasoning_budget.opened", self.opened)
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the tokens of one request are chosen and when it ends.
 
@@ -54,6 +79,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             They are of the model's own distribution, without penalties and biases.
         skip_special_tokens: leave special tokens out of the text, except for the ids in `kept_special_tokens`.
         grammar: what the output must look like; a complete output ends, before min_tokens too.
+        reasoning_budget: how much of the output may be reasoning, where it begins with a block of it.
     """
 
     n: int = 1
@@ -77,6 +103,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     kept_special_tokens: tuple[int, ...] = ()
     grammar: Grammar | None = None
+    reasoning_budget: ReasoningBudget | None = None
 
     def __post_init__(self) -> None:
         check_integer("n", self.n, 1, MAX_SAMPLES)
@@ -106,6 +133,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             check_boolean(name, getattr(self, name))
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise InvalidParameter("grammar", "must be a Grammar, such as Grammar.json_schema({...}).")
+        if self.reasoning_budget is not None and not isinstance(self.reasoning_budget, ReasoningBudget):
+            raise InvalidParameter("reasoning_budget", "must be a ReasoningBudget.")
         self._normalise_collections()
 
     def _normalise_collections(self) -> None:

@@ -55,6 +55,10 @@ class Intake:
         self._check_tokens("logit_bias", params.logit_bias or ())
         if params.stop and not self._has_text:
             raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
+        if params.reasoning_budget is not None:
+            self._check_tokens("reasoning_budget.closing", params.reasoning_budget.closing)
+            if not self._has_text:
+                raise InvalidParameter("reasoning_budget", "no tokenizer is loaded, so reasoning cannot be found.")
         if params.grammar is not None and not self._has_text:
             raise InvalidParameter(
                 params.grammar.param, "no tokenizer is loaded, so output cannot be held to a grammar."

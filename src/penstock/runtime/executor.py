@@ -18,6 +18,7 @@ from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
+from penstock.text.reasoning_limit import ReasoningLimit
 from penstock.text.stops import StopMatcher
 from penstock.text.table import TokenStream, TokenTable
 
@@ -73,7 +74,7 @@ class ModelExecutor:
 
     Args:
         model: what computes a step's logits.
-        table: without one, rows cannot have stop strings.
+        table: without one, rows cannot have stop strings or a budget of reasoning.
         grammars: without them, no row can have one.
         encoder: makes the model whose result is hidden states; called once, when the first are asked for.
     """
@@ -129,7 +130,11 @@ class ModelExecutor:
         grammar = None
         if params.grammar is not None and self._grammars is not None:
             grammar = self._grammars.matcher(params.grammar)
-        state = RowState(begin, prompt, stops=stops, grammar=grammar)
+        reasoning = None
+        if params.reasoning_budget is not None and self._table is not None:
+            stream = TokenStream(self._table, params.skip_special_tokens, params.kept_special_tokens)
+            reasoning = ReasoningLimit(params.reasoning_budget, stream)
+        state = RowState(begin, prompt, stops=stops, grammar=grammar, reasoning=reasoning)
         self._rows[begin.sequence] = _Row(self._tables.open_row(), prompt, state)
         if begin.pooling is not None:
             self._pools[begin.sequence] = Pool()

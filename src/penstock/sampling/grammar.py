@@ -15,7 +15,7 @@ from penstock.text.table import TokenTable
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-_Key = tuple[str, str]
+_Key = tuple[str, str, str]
 
 MAX_CACHED = 128
 # Only as much of a stack takes memory as is used.
@@ -31,6 +31,10 @@ _NO_FORCING = '%llguidance {"no_forcing": true}'
 # Where messages quote the source, and the place in it where that is one that we have written.
 _QUOTED = re.compile(r"\n +\d+ \|| <non-verbose/>|\n<state>")
 _PLACE = re.compile(r"^at 1\(8\): (failed to compile JSON schema: )?")
+# Waking threads takes a few tenths of a millisecond, in which one thread computes masks of about so many tokens, where
+# each costs as much as that many tokens besides.
+_TOKENS_WORTH_THREADS = 2**20
+_TOKENS_OF_A_MASK = 2**14
 # Each bounds the time or the memory of one grammar; a million of lexer fuel are about 20 ms, a lexer state about 2 kB.
 _LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
@@ -65,7 +69,7 @@ class Grammars:
     """
 
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: tuple[int, ...], threads: int = 1) -> None:
-        """Outputs end with one of `eos_token_ids`; masks are computed on so many `threads`."""
+        """Outputs end with one of `eos_token_ids`; where many masks are computed at a time, so many `threads` do it."""
         self._table = table
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -83,7 +87,7 @@ class Grammars:
 
     def has(self, grammar: Grammar) -> bool:
         """Whether the grammar is compiled and kept."""
-        return (grammar.kind, grammar.text) in self._compiled
+        return _key(grammar) in self._compiled
 
     def compile(self, grammar: Grammar) -> None:
         """Compile and keep a grammar; raises InvalidParameter with the cause where it cannot be used."""
@@ -100,8 +104,9 @@ class Grammars:
         """
         size = masks.itemsize * masks.shape[1]
         address = masks.ctypes.data
-        if len(matchers) == 1:
-            matchers[0].raw.unsafe_compute_mask_ptr(address, size)
+        if len(matchers) * (self._vocab_size + _TOKENS_OF_A_MASK) < _TOKENS_WORTH_THREADS:
+            for index, matcher in enumerate(matchers):
+                matcher.raw.unsafe_compute_mask_ptr(address + index * size, size)
         else:
             assert self._executor is not None, "it is loaded with the first grammar"
             numbered = [(matcher.raw, index) for index, matcher in enumerate(matchers)]
@@ -112,7 +117,7 @@ class Grammars:
                 masks[index] = 0
 
     def _prototype(self, grammar: Grammar) -> "LLMatcher":
-        key = (grammar.kind, grammar.text)
+        key = _key(grammar)
         with self._cache:
             found = self._compiled.get(key)
             if found is not None:
@@ -192,19 +197,40 @@ class _Vocabulary:
         return []
 
 
+def _key(grammar: Grammar) -> _Key:
+    return grammar.kind, grammar.text, grammar.thought
+
+
 def _source_of(grammar: Grammar) -> str:
-    """The grammar in llguidance's dialect of Lark; raises InvalidParameter."""
+    """The grammar as llguidance takes it; raises InvalidParameter."""
+    if not grammar.thought:
+        return _lark_of(grammar)
+    if grammar.kind == "regex":
+        # An expression may match whatever the thought begins with, or the white space behind it.
+        answer = f"/{_expression(grammar)}/ & ~OPENING"
+        return f"start: thought ANSWER\nANSWER: {answer}\n{grammar.thought}\n{_NO_FORCING}"
+    # Each has names of its own.
+    whole = f"start: thought @answer\n{grammar.thought}\n{_NO_FORCING}"
+    named = {"name": "answer", "lark_grammar": _lark_of(grammar)}
+    return json.dumps({"grammars": [{"lark_grammar": whole}, named]})
+
+
+def _expression(grammar: Grammar) -> str:
+    from llguidance import regex_to_lark
+
+    # As most people mean it, a digit is one of ten.
+    return regex_to_lark(grammar.text, "d")
+
+
+def _lark_of(grammar: Grammar) -> str:
+    """The grammar by itself in llguidance's dialect of Lark; raises InvalidParameter."""
     match grammar.kind:
         case "json_schema":
             # What a schema says of itself comes first, so that it cannot be said again.
             schema = {"x-guidance": _JSON_OPTIONS, **json.loads(grammar.text)}
             source = f"start: %json {json.dumps(schema)}"
         case "regex":
-            from llguidance import regex_to_lark
-
-            # As most people mean it, a digit is one of ten.
-            expression = regex_to_lark(grammar.text, "d")
-            source = f"start: /{expression}/"
+            source = f"start: /{_expression(grammar)}/"
         case "lark":
             source = grammar.text
         case "gbnf":

@@ -127,6 +127,18 @@ class MinTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Forced:
+    """Leaves one token, whatever the others' logits are."""
+
+    changes_argmax: ClassVar[bool] = True
+    token: int
+
+    def apply(self, candidates: Candidates) -> None:
+        candidates.logits.fill(-np.inf)
+        candidates.logits[self.token] = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Temperature:
     """Sets what logits are divided by in the steps after it and in the draw."""
 

@@ -6,7 +6,7 @@ from typing import Protocol
 from penstock.core.plan import BeginRow, FinishReason
 from penstock.sampling.choice import Choice, constants_of
 from penstock.sampling.history import TokenHistory
-from penstock.sampling.pipeline import EditingStep, editing_steps
+from penstock.sampling.pipeline import EditingStep, Forced, editing_steps
 
 
 class GrammarState(Protocol):
@@ -21,6 +21,19 @@ class StopSearch(Protocol):
 
     def find(self, token: int) -> str | None:
         """Take the next output token; the stop string that ends the output with it, min_tokens being respected."""
+
+
+class ReasoningWatch(Protocol):
+    """Follows a row's reasoning, and ends it when there has been enough.
+
+    Attributes:
+        forced: the token that must come next, None while any may.
+    """
+
+    forced: int | None
+
+    def advance(self, token: int) -> None:
+        """Take the next token."""
 
 
 class RowState:
@@ -42,6 +55,7 @@ class RowState:
         "_eos",
         "_history",
         "_plain",
+        "_reasoning",
         "_stops",
         "_stop_tokens",
         "editing",
@@ -58,13 +72,15 @@ class RowState:
         *,
         stops: StopSearch | None = None,
         grammar: GrammarState | None = None,
+        reasoning: ReasoningWatch | None = None,
     ) -> None:
-        """`prompt_token_ids` are the request's, for forks too; `stops` and `grammar` are needed where it has such."""
+        """`prompt_token_ids` are the request's, for forks too; the others are needed where it has such."""
         params = begin.sampling
         if params.seed is None and not params.greedy:
             raise ValueError("the seed must be resolved before a row begins")
         self._constants = constants_of(params, begin.sample_index)
         self._stops = stops
+        self._reasoning = reasoning
         self._eos = frozenset() if params.ignore_eos else frozenset(begin.eos_token_ids)
         self._stop_tokens = frozenset(params.stop_token_ids)
         self._endings = sorted({*begin.eos_token_ids, *params.stop_token_ids})
@@ -80,6 +96,9 @@ class RowState:
         self._choose_editing()
 
     def _choose_editing(self) -> None:
+        if self._reasoning is not None and self._reasoning.forced is not None:
+            self.editing = (Forced(self._reasoning.forced),)
+            return
         endings = self._endings if self.position < self.params.min_tokens else ()
         self.editing = editing_steps(self.params, self._history, endings)
 
@@ -97,6 +116,11 @@ class RowState:
         self.position += 1
         if complete:
             return "stop", None
+        if self._reasoning is not None:
+            forced = self._reasoning.forced
+            self._reasoning.advance(token)
+            if self._reasoning.forced != forced:
+                self._choose_editing()
         if self._plain:
             if token in self._eos:
                 return "stop", None

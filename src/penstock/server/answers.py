@@ -7,6 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from penstock.server.storage.batches import BatchProblem
+from penstock.server.storage.batches import Status as BatchStatus
+
 Finish = Literal["stop", "length", "tool_calls"]
 
 
@@ -120,6 +123,57 @@ class ChatCompletion(msgspec.Struct, forbid_unknown_fields=True):
     service_tier: str | msgspec.UnsetType = msgspec.UNSET
 
 
+class FunctionDelta(msgspec.Struct, forbid_unknown_fields=True):
+    """More of a call: its name comes first, then the text of its arguments."""
+
+    arguments: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CallDelta(msgspec.Struct, forbid_unknown_fields=True):
+    """More of the call with this number."""
+
+    index: int
+    function: FunctionDelta
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatDelta(msgspec.Struct, forbid_unknown_fields=True):
+    """More of a message."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | None | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallDelta] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """More of one sample."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish | None
+    stop_reason: int | str | None | msgspec.UnsetType = msgspec.UNSET
+    seed: int | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, forbid_unknown_fields=True):
+    """One event of a streamed chat; the last one, where usage is asked for, has no choices."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    seed: int | msgspec.UnsetType = msgspec.UNSET
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
+
+
 class CompletionLogprobs(msgspec.Struct, forbid_unknown_fields=True):
     """Columns with one entry for each token; offsets count characters of the choice's text."""
 
@@ -154,6 +208,32 @@ class Completion(msgspec.Struct, forbid_unknown_fields=True):
     usage: Usage
     seed: int | msgspec.UnsetType = msgspec.UNSET
     service_tier: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionChunkChoice(msgspec.Struct, forbid_unknown_fields=True):
+    """More of one sample of one prompt."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+    stop_reason: int | str | None | msgspec.UnsetType = msgspec.UNSET
+    seed: int | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class CompletionChunk(msgspec.Struct, forbid_unknown_fields=True):
+    """One event of a streamed completion; the last one, where usage is asked for, has no choices."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChunkChoice]
+    seed: int | msgspec.UnsetType = msgspec.UNSET
+    service_tier: str | msgspec.UnsetType = msgspec.UNSET
+    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class EmbeddingUsage(msgspec.Struct, forbid_unknown_fields=True):
@@ -253,6 +333,56 @@ class FileList(msgspec.Struct, forbid_unknown_fields=True):
 
     object: Literal["list"]
     data: list[FileAnswer]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class BatchErrors(msgspec.Struct, forbid_unknown_fields=True):
+    """Why a batch has failed."""
+
+    object: Literal["list"]
+    data: list[BatchProblem]
+
+
+class BatchCounts(msgspec.Struct, forbid_unknown_fields=True):
+    """How many requests a batch has, and what they have come to."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchAnswer(msgspec.Struct, forbid_unknown_fields=True):
+    """A batch; times are in seconds since 1970, and null while what they tell has not happened."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    input_file_id: str
+    completion_window: Literal["24h"]
+    status: BatchStatus
+    errors: BatchErrors | None
+    output_file_id: str | None
+    error_file_id: str | None
+    metadata: dict[str, str] | None
+    request_counts: BatchCounts
+    created_at: int
+    expires_at: int
+    in_progress_at: int | None
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+
+
+class BatchList(msgspec.Struct, forbid_unknown_fields=True):
+    """A page of batches."""
+
+    object: Literal["list"]
+    data: list[BatchAnswer]
     first_id: str | None
     last_id: str | None
     has_more: bool

@@ -1,4 +1,4 @@
-"""An answer as a list of blocks: what the pieces of a model's text add up to, in order."""
+"""An answer as a list of blocks: what the pieces of a model's text add up to, and what all writers of one share."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -6,6 +6,7 @@ from typing import Literal
 from penstock.core.events import KeptTokens
 from penstock.core.plan import FinishReason
 from penstock.engine.interface import RequestOutput
+from penstock.server.resolve import Job
 from penstock.text.output_format import Parsing
 from penstock.text.pieces import CallArguments, CallStart, Piece, Reasoning
 
@@ -116,3 +117,30 @@ class Answer:
         block = Block(len(self.blocks), kind, name, call_id)
         self.blocks.append(block)
         return block
+
+
+class AnswerWriter:
+    """The part of a `Writer` that is the same in every dialect which tells an answer in blocks."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._answer = Answer(job.parsing)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens so far."""
+        return self._answer.tokens
+
+    @property
+    def enough(self) -> bool:
+        """Whether the answer is complete although the engine goes on with it."""
+        return self._answer.cut
+
+    @property
+    def cut(self) -> int:
+        """How many samples are complete although the engine goes on with them."""
+        return int(self._answer.cut)
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output for `body`. Raises where the sample has failed."""
+        self._answer.take(output)

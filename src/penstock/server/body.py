@@ -5,9 +5,12 @@ from starlette.requests import ClientDisconnect, Request
 from penstock.core.errors import RequestError
 from penstock.server.errors import BodyTooLarge, UnsupportedMediaType
 
+# So much of a body that is too long is read all the same: whoever is cut off while writing does not get to read why.
+_DISCARDED_BYTES = 4 * 1024 * 1024
+
 
 async def read_json_body(request: Request, limit: int) -> bytes:
-    """The body's bytes. Raises BodyTooLarge as soon as it is known to exceed `limit` bytes."""
+    """The body's bytes. Raises BodyTooLarge where there are more than `limit`, at once where there are far more."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Browsers send other types to any local server without asking; requiring this one keeps foreign pages out.
     if kind != "application/json":
@@ -15,17 +18,21 @@ async def read_json_body(request: Request, limit: int) -> bytes:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise UnsupportedMediaType("Compressed bodies are not accepted; send the body as it is.")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and len(declared) < 20 and int(declared) > limit:
+    most = limit + _DISCARDED_BYTES
+    if declared.isdigit() and len(declared) < 20 and int(declared) > most:
         raise _too_large(limit)
     parts, size = [], 0
     try:
         async for part in request.stream():
             size += len(part)
-            if size > limit:
-                raise _too_large(limit)
-            parts.append(part)
+            if size > most:
+                break
+            if size <= limit:
+                parts.append(part)
     except ClientDisconnect:
         raise RequestError("The connection was closed before the whole body had arrived.") from None
+    if size > limit:
+        raise _too_large(limit)
     return b"".join(parts)
 
 

@@ -64,7 +64,19 @@ def _operation(path: str, method: str, operation: dict[str, Any], document: dict
 
 
 def _media(content: dict[str, Any]) -> str:
-    return "<br>".join(f"{escape(media)}: {_type(each['schema'])}" for media, each in content.items())
+    return "<br>".join(
+        f"{escape(media)}: {_event(each['schema']) if media == 'text/event-stream' else _type(each['schema'])}"
+        for media, each in content.items()
+    )
+
+
+def _event(schema: dict[str, Any]) -> str:
+    """What the data of a stream's events is."""
+    data = schema["properties"]["data"]
+    return " or ".join(
+        f"<code>{escape(each['const'])}</code>" if "const" in each else _type(each["contentSchema"])
+        for each in data.get("anyOf", [data])
+    )
 
 
 def _fields(schema: dict[str, Any]) -> str:

@@ -3,13 +3,15 @@
 from typing import Any
 
 from penstock.server import answers, batches, schema, tokens
+from penstock.server.messages import answers as messages_answers
 from penstock.server.messages import schema as messages_schema
 from penstock.server.openapi import Endpoint
 from penstock.server.parsing import Neutral
+from penstock.server.responses import answers as responses_answers
 from penstock.server.responses import schema as responses_schema
 
-_Object = dict[str, Any]
 _PAGE: dict[str, dict[str, Any]] = {"limit": {"type": "integer", "minimum": 1}, "after": {"type": "string"}}
+_DONE = "[DONE]"
 _ORDERED = {**_PAGE, "order": {"enum": ["asc", "desc"]}}
 
 
@@ -22,7 +24,7 @@ def _stored(method: str, path: str, summary: str, answer: Any, **others: Any) ->
     return Endpoint(method, path, summary, answer, errors=(403, 409), **others)
 
 
-def _anthropic(path: str, summary: str, answer: Any, body: Any, streams: bool = False) -> Endpoint:
+def _anthropic(path: str, summary: str, answer: Any, body: Any, events: tuple[Any, ...] = ()) -> Endpoint:
     return Endpoint(
         "POST",
         path,
@@ -30,7 +32,7 @@ def _anthropic(path: str, summary: str, answer: Any, body: Any, streams: bool = 
         answer,
         body,
         neutral=_values(messages_schema.NEUTRAL),
-        streams=streams,
+        events=events,
         errors=(529,),
         error=answers.AnthropicError,
     )
@@ -44,7 +46,8 @@ ENDPOINTS = (
         answers.ChatCompletion,
         schema.ChatFields,
         neutral=_values(schema.NEUTRAL),
-        streams=True,
+        events=(answers.ChatChunk, answers.ErrorAnswer),
+        last_event=_DONE,
     ),
     Endpoint(
         "POST",
@@ -53,23 +56,38 @@ ENDPOINTS = (
         answers.Completion,
         schema.CompletionFields,
         neutral=_values(schema.NEUTRAL_IN_COMPLETIONS),
-        streams=True,
+        events=(answers.CompletionChunk, answers.ErrorAnswer),
+        last_event=_DONE,
     ),
     Endpoint("POST", "/v1/embeddings", "Make vectors of texts", answers.Embeddings, schema.EmbeddingFields),
     Endpoint(
         "POST",
         "/v1/responses",
         "Answer a conversation, which is kept",
-        _Object,
+        responses_answers.ResponseAnswer,
         responses_schema.ResponsesFields,
         neutral=_values(responses_schema.NEUTRAL),
-        streams=True,
+        events=(responses_answers.ResponseEvent,),
     ),
-    Endpoint("GET", "/v1/responses/{id}", "A kept response", _Object),
+    Endpoint("GET", "/v1/responses/{id}", "A kept response", responses_answers.ResponseAnswer),
     Endpoint("DELETE", "/v1/responses/{id}", "Forget a response", answers.Deleted),
-    Endpoint("POST", "/v1/responses/{id}/cancel", "End a response that is being streamed", _Object),
-    Endpoint("GET", "/v1/responses/{id}/input_items", "What a response was asked", _Object, query=_ORDERED),
-    _anthropic("/v1/messages", "Answer a conversation", _Object, messages_schema.MessagesFields, streams=True),
+    Endpoint(
+        "POST", "/v1/responses/{id}/cancel", "End a response that is being streamed", responses_answers.ResponseAnswer
+    ),
+    Endpoint(
+        "GET",
+        "/v1/responses/{id}/input_items",
+        "What a response was asked",
+        responses_answers.InputItems,
+        query=_ORDERED,
+    ),
+    _anthropic(
+        "/v1/messages",
+        "Answer a conversation",
+        messages_answers.MessageAnswer,
+        messages_schema.MessagesFields,
+        (messages_answers.MessageEvent,),
+    ),
     _anthropic(
         "/v1/messages/count_tokens", "Count a prompt's tokens", answers.CountedTokens, messages_schema.PromptFields
     ),
@@ -80,10 +98,10 @@ ENDPOINTS = (
     _stored("GET", "/v1/files/{id}", "A file", answers.FileAnswer),
     _stored("DELETE", "/v1/files/{id}", "Delete a file", answers.Deleted),
     _stored("GET", "/v1/files/{id}/content", "A file's contents", None, media="application/octet-stream"),
-    _stored("GET", "/v1/batches", "All batches", _Object, query=_PAGE),
-    _stored("POST", "/v1/batches", "Run the requests in a file", _Object, body=batches.BatchFields),
-    _stored("GET", "/v1/batches/{id}", "A batch", _Object),
-    _stored("POST", "/v1/batches/{id}/cancel", "End a batch", _Object),
+    _stored("GET", "/v1/batches", "All batches", answers.BatchList, query=_PAGE),
+    _stored("POST", "/v1/batches", "Run the requests in a file", answers.BatchAnswer, body=batches.BatchFields),
+    _stored("GET", "/v1/batches/{id}", "A batch", answers.BatchAnswer),
+    _stored("POST", "/v1/batches/{id}/cancel", "End a batch", answers.BatchAnswer),
     Endpoint("POST", "/tokenize", "Tokens of a text or a conversation", answers.Tokens, tokens.TokenizeFields),
     Endpoint("POST", "/detokenize", "The text of tokens", answers.Prompt, tokens.DetokenizeFields),
     Endpoint("GET", "/v1/models", "What is served", answers.ModelList),
@@ -92,6 +110,6 @@ ENDPOINTS = (
     Endpoint("GET", "/health/live", "Whether this process answers", answers.Status),
     Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Status),
     Endpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
-    Endpoint("GET", "/openapi.json", "This description", _Object),
+    Endpoint("GET", "/openapi.json", "This description", dict[str, Any]),
     Endpoint("GET", "/docs", "This description for people", None, media="text/html"),
 )

@@ -8,7 +8,6 @@ from penstock.core.request import MAX_SALT_LENGTH
 from penstock.server.schema import CommonFields, EmbeddingFields
 
 MAX_NAME_LENGTH = 512
-MAX_METADATA = 16
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
 # What the tiers of OpenAI's API are as priorities, of which lower ones run first.
 TIERS = {"auto": 0, "default": 0, "flex": 1, "priority": -1}
@@ -29,8 +28,6 @@ def check_extras(fields: CommonFields | EmbeddingFields) -> None:
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
     """Raise InvalidParameter where there is more of it than OpenAI's API takes."""
-    if len(metadata) > MAX_METADATA:
-        raise InvalidParameter("metadata", f"{len(metadata)} entries given, at most {MAX_METADATA} are accepted.")
     for key, value in metadata.items():
         check_characters("metadata", key + value)
         if len(key) > MAX_METADATA_KEY:

@@ -1,7 +1,7 @@
 """The API's description for programs: an OpenAPI 3.1 document, made from the types that bodies are parsed into."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -28,13 +28,6 @@ _MEANINGS = {
     529: "The server cannot serve this now; try again later.",
 }
 
-# One of a stream's events.
-_EVENT = {
-    "type": "object",
-    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
-    "required": ["data"],
-}
-
 
 class Endpoint(msgspec.Struct, frozen=True):
     """One method of one path.
@@ -48,7 +41,8 @@ class Endpoint(msgspec.Struct, frozen=True):
         neutral: fields of the body that have no effect: the values they may have beside null.
         media: the content type of the answer.
         body_media: the content type of the body.
-        streams: whether the answer can be server-sent events instead.
+        events: the types of the events' data, where the answer can be server-sent events instead.
+        last_event: what the last event holds, where that is no JSON.
         errors: further statuses.
         error: the type of an error's body.
         query: the query's parameters, by name: their schemas.
@@ -62,7 +56,8 @@ class Endpoint(msgspec.Struct, frozen=True):
     neutral: dict[str, tuple[Any, ...]] = {}
     media: str = _JSON
     body_media: str = _JSON
-    streams: bool = False
+    events: tuple[Any, ...] = ()
+    last_event: str | None = None
     errors: tuple[int, ...] = ()
     error: Any = ErrorAnswer
     query: dict[str, dict[str, Any]] = {}
@@ -70,19 +65,14 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 def document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
     """The whole description of the API of a release."""
-    types = [
-        kind for endpoint in endpoints for kind in (endpoint.body, endpoint.answer, endpoint.error) if kind is not None
-    ]
+    types = [kind for endpoint in endpoints for kind in _types(endpoint)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
-    found = iter(schemas)
+    described = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        body, answer, error = (
-            next(found) if kind is not None else None for kind in (endpoint.body, endpoint.answer, endpoint.error)
-        )
-        if body is not None:
-            _add_neutral(components[body["$ref"].rpartition("/")[2]], endpoint.neutral)
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, body, answer, error)
+        if endpoint.body is not None:
+            _add_neutral(components[described[endpoint.body]["$ref"].rpartition("/")[2]], endpoint.neutral)
+        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, described)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": version},
@@ -97,14 +87,34 @@ def _add_neutral(schema: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) ->
         schema["properties"].setdefault(name, {"enum": [None, *values], "description": "Has no effect."})
 
 
-def _operation(endpoint: Endpoint, body: Any, answer: Any, error: Any) -> dict[str, Any]:
-    content: dict[str, Any] = {endpoint.media: {"schema": answer or {"type": "string"}}}
-    if endpoint.streams:
-        content["text/event-stream"] = {"schema": _EVENT}
-    responses = {"200": {"description": _MEANINGS[200], "content": content}}
-    statuses = {*_ALWAYS, *endpoint.errors, *(_WITH_BODY if body is not None else ())}
+def _types(endpoint: Endpoint) -> list[Any]:
+    """What an endpoint reads and writes."""
+    kinds = (endpoint.body, endpoint.answer, endpoint.error, *endpoint.events)
+    return [kind for kind in kinds if kind is not None]
+
+
+def _event(endpoint: Endpoint, described: Mapping[Any, Any]) -> dict[str, Any]:
+    """One of a stream's events, whose data is text: JSON of one of these types."""
+    kinds = [described[kind] for kind in endpoint.events]
+    content = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    data: dict[str, Any] = {"type": "string", "contentMediaType": _JSON, "contentSchema": content}
+    if endpoint.last_event is not None:
+        data = {"anyOf": [{"const": endpoint.last_event}, data]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
+
+
+def _operation(endpoint: Endpoint, described: Mapping[Any, Any]) -> dict[str, Any]:
+    answer: Any = {"type": "string"} if endpoint.answer is None else described[endpoint.answer]
+    content: dict[str, Any] = {endpoint.media: {"schema": answer}}
+    if endpoint.events:
+        content["text/event-stream"] = {"schema": _event(endpoint, described)}
+    responses: dict[str, Any] = {"200": {"description": _MEANINGS[200], "content": content}}
+    statuses = {*_ALWAYS, *endpoint.errors, *(_WITH_BODY if endpoint.body is not None else ())}
     for status in sorted(statuses):
-        responses[str(status)] = {"description": _MEANINGS[status], "content": {_JSON: {"schema": error}}}
+        responses[str(status)] = {
+            "description": _MEANINGS[status],
+            "content": {_JSON: {"schema": described[endpoint.error]}},
+        }
     operation: dict[str, Any] = {
         "operationId": _identifier(endpoint),
         "summary": endpoint.summary,
@@ -118,8 +128,9 @@ def _operation(endpoint: Endpoint, body: Any, answer: Any, error: Any) -> dict[s
         ],
         "responses": responses,
     }
-    if body is not None:
-        operation["requestBody"] = {"required": True, "content": {endpoint.body_media: {"schema": body}}}
+    if endpoint.body is not None:
+        schema = described[endpoint.body]
+        operation["requestBody"] = {"required": True, "content": {endpoint.body_media: {"schema": schema}}}
     return operation
 
 

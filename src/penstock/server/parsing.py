@@ -8,11 +8,18 @@ from typing import Any, TypeVar
 import msgspec
 
 from penstock.core.errors import InvalidParameter, RequestError, rebuild_error
+from penstock.core.sampling import MAX_LOGIT_BIAS
 
 NOT_YET = "is not supported yet; leave it out."
 
 Neutral = dict[str, tuple[tuple[Any, ...], str]]
 """Fields that have no effect here: the values that ask for nothing (null always does), what to say to the others."""
+
+# Of one conversation.
+MAX_MESSAGES = 16384
+MAX_METADATA = 16
+# Entries of what any request has, wherever it is checked further. More are refused before anything looks at each.
+_MOST_ENTRIES = {"metadata": MAX_METADATA, "logit_bias": MAX_LOGIT_BIAS}
 
 Fields = TypeVar("Fields")
 
@@ -29,10 +36,18 @@ def decode_object(body: bytes) -> dict[str, Any]:
         if not_finite is not None:
             name, value = (group.decode("utf-8", "replace") for group in not_finite.groups())
             raise InvalidParameter(name, f"{value} is not a number in JSON; send a finite one.") from error
-        raise RequestError(f"The body is not valid JSON: {str(error).partition(' - at')[0]}.") from error
+        raise RequestError(f"The body is not valid JSON: {_why_invalid(error)}.") from error
     if not isinstance(fields, dict):
         raise RequestError("The body must be a JSON object.")
     return fields
+
+
+def _why_invalid(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "lists or objects are nested too deep"
+    if isinstance(error, UnicodeError):
+        return "a text is not UTF-8"
+    return str(error).partition(" - at")[0]
 
 
 def drop_neutral(fields: dict[str, Any], table: Neutral, path: str) -> None:
@@ -45,8 +60,18 @@ def drop_neutral(fields: dict[str, Any], table: Neutral, path: str) -> None:
             raise InvalidParameter(path + name, message)
 
 
+def check_count(name: str, messages: object) -> None:
+    """Refuse more messages than any conversation has, before anything looks at each of them."""
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise InvalidParameter(name, f"{len(messages)} messages given, at most {MAX_MESSAGES} are accepted.")
+
+
 def convert(fields: dict[str, Any], kind: type[Fields]) -> Fields:
     """The fields as a typed whole; raises InvalidParameter, which names the field."""
+    for name, most in _MOST_ENTRIES.items():
+        value = fields.get(name)
+        if isinstance(value, dict) and len(value) > most:
+            raise InvalidParameter(name, f"{len(value)} entries given, at most {most} are accepted.")
     try:
         return msgspec.convert(fields, kind, str_keys=True)
     except msgspec.ValidationError as error:

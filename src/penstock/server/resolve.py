@@ -8,18 +8,19 @@ import msgspec
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
-from penstock.core.grammar import Grammar
 from penstock.core.plan import Pooling
 from penstock.core.request import KeptPrefix
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
+from penstock.server.chat_output import ChatOutput, resolve_output
 from penstock.server.extras import MAX_NAME_LENGTH, check_extras, priority_of
+from penstock.server.parsing import check_count
 from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, EmbeddingFields, Message
 from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
-from penstock.text.calls.grammar import Before
 from penstock.text.chat_template import ChatEncoder
-from penstock.text.output_format import OutputFormat, Parsing
+from penstock.text.output_format import THINKING_VARIABLE, OutputFormat, Parsing
+from penstock.text.reasoning import Before
 from penstock.text.tokenizer import Tokenizer
 
 COMPLETION_MAX_TOKENS = 16
@@ -29,10 +30,9 @@ MAX_CHOICES = 1024
 MAX_PROMPT_LOGPROBS = 2**18
 # Numbers of all vectors in one response, each of some 20 bytes of JSON.
 MAX_EMBEDDING_VALUES = 2**22
-MAX_MESSAGES = 16384
 MAX_TEMPLATE_VARIABLES = 64
-# More tokens than the mark that opens a block of reasoning and white space behind it ever are.
-_LONGEST_OPENER = 32
+# More tokens than a mark of reasoning and white space behind it ever are.
+_LONGEST_MARK = 32
 NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
 
 
@@ -99,6 +99,11 @@ class Resolver:
         """Names that `chat_template_kwargs` can set."""
         return frozenset() if self._chat is None else self._chat.template.variables
 
+    @property
+    def reasons(self) -> bool:
+        """Whether answers to chats may begin with reasoning."""
+        return self._format.reasoning
+
     def completion(self, fields: CompletionFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
         check_model_name(fields.model, model)
@@ -136,7 +141,7 @@ class Resolver:
         for prompt in prompts:
             if len(prompt) > model.max_model_len:
                 raise ContextLengthExceeded(
-                    f"The input has {len(prompt)} tokens; this model's context has {model.max_model_len}. Shorten it.",
+                    f"The input has {len(prompt)} tokens; {_context(model)}. Shorten it.",
                     param="input",
                 )
         if len(prompts) * size > MAX_EMBEDDING_VALUES:
@@ -170,13 +175,16 @@ class Resolver:
         use = self._tool_use(fields)
         prompt = self._chat_prompt(fields, use, model.max_model_len - 1)
         check_ids(prompt, model, "messages")
-        parsing, grammar = self._output(fields, use, prompt, template.grammar)
+        output = self._output(fields, use, prompt, template)
         template = msgspec.structs.replace(
-            template, kept_special_tokens=self._format.kept_tokens(parsing), grammar=grammar
+            template,
+            kept_special_tokens=self._format.kept_tokens(output.parsing),
+            grammar=output.grammar,
+            reasoning_budget=output.budget,
         )
         params = _fit(template, prompt, model, "messages", None)
         scored = {"prompt_logprobs": fields.prompt_logprobs}
-        return self._job(fields, [prompt], [params], scored, parsing=parsing)
+        return self._job(fields, [prompt], [params], scored, parsing=output.parsing)
 
     def chat_prompt(self, fields: ChatFields) -> list[int]:
         """The ids of a conversation, however long it is; raises RequestError with the cause."""
@@ -238,34 +246,24 @@ class Resolver:
             return_token_ids=bool(fields.return_token_ids),
         )
 
-    def _output(
-        self, fields: ChatFields, use: ToolUse | None, prompt: list[int], asked: Grammar | None
-    ) -> tuple[Parsing | None, Grammar | None]:
-        """How a chat's outputs are cut into pieces, and the grammar that they follow, given the one it asks for."""
-        if asked is not None and use is None:
-            # The answer begins at once with what was asked for, so that there is no reasoning to look for.
-            return None, asked
-        otherwise = None if asked is None else _schema_beside_tools(asked)
-        opened = self._format.reasoning and self._reasoning_opened(fields, prompt)
-        parsing = self._format.parsing(
-            tools=use is not None,
-            most_calls=None if use is None else use.most_calls,
-            reasoning_opened=opened,
+    def _output(self, fields: ChatFields, use: ToolUse | None, prompt: list[int], params: SamplingParams) -> ChatOutput:
+        return resolve_output(
+            self._format,
+            params.grammar,
+            use,
+            before=self._before_answer(fields, prompt) if self._format.reasoning else "nothing",
             reasoning_shown=fields.include_reasoning is not False,
+            reasoning_tokens=fields.thinking_token_budget,
         )
-        before: Before = "nothing"
-        if self._format.reasoning:
-            before = "open reasoning" if opened else "reasoning"
-        text = None if use is None else use.grammar(self._format, before, otherwise)
-        return parsing, None if text is None else Grammar("lark", text, "tools")
 
-    def _reasoning_opened(self, fields: ChatFields, prompt: list[int]) -> bool:
-        """Whether the prompt has begun the reasoning that the output goes on with."""
-        if fields.continue_final_message:
-            return self._format.is_inside_reasoning(_content(fields.messages[-1].content, "messages"))
-        if self._tokenizer is None:
-            return False
-        return self._format.leaves_reasoning_open(self._tokenizer.decode(prompt[-_LONGEST_OPENER:], skip_special=False))
+    def _before_answer(self, fields: ChatFields, prompt: list[int]) -> Before:
+        """What may come before the answer, of a model that reasons."""
+        begun = _content(fields.messages[-1].content, "messages") if fields.continue_final_message else ""
+        end = "" if self._tokenizer is None else self._tokenizer.decode(prompt[-_LONGEST_MARK:], skip_special=False)
+        before = self._format.before_answer(end, begun)
+        # Where a template says it without a mark, it is the client who has said that there shall be none.
+        unwanted = (fields.chat_template_kwargs or {}).get(THINKING_VARIABLE) is False
+        return "nothing" if unwanted and before == "reasoning" else before
 
     def _sampling(
         self,
@@ -290,8 +288,7 @@ class Resolver:
         scored = max((top for top in (fields.prompt_logprobs, echoed) if top is not None), default=None)
         if max_tokens is not None and max_tokens > model.max_model_len:
             raise ContextLengthExceeded(
-                f"{max_tokens_name}: {max_tokens} tokens of output are more than this model's context of "
-                f"{model.max_model_len} tokens.",
+                f"{max_tokens_name}: {max_tokens} tokens of output are too many; {_context(model)}.",
                 param=max_tokens_name,
             )
         guided = {name: getattr(fields, name) for name in fields.__struct_fields__ if name.startswith("guided_")}
@@ -391,10 +388,10 @@ def _fit(
     room = model.max_model_len - len(prompt)
     least = 0 if params.max_tokens == 0 else 1
     if room < least:
-        output = "with at least one token of output " if least else ""
+        output = " with at least one token of output" if least else ""
         raise ContextLengthExceeded(
-            f"The prompt has {len(prompt)} tokens, but {output}this model's context of {model.max_model_len} "
-            f"tokens takes at most {model.max_model_len - least}; shorten the prompt.",
+            f"The prompt has {len(prompt)} tokens; {_context(model)}, which{output} takes at most "
+            f"{model.max_model_len - least} of them. Shorten the prompt.",
             param=param,
         )
     if params.max_tokens is None:
@@ -402,19 +399,23 @@ def _fit(
         return msgspec.structs.replace(params, max_tokens=most)
     if params.max_tokens > room:
         raise ContextLengthExceeded(
-            f"The prompt's {len(prompt)} tokens and {params.max_tokens} tokens of output are more than this model's "
-            f"context of {model.max_model_len} tokens; shorten the prompt or ask for at most {room} tokens.",
+            f"The prompt has {len(prompt)} tokens, and {params.max_tokens} tokens of output are asked for; "
+            f"{_context(model)}. Shorten the prompt or ask for at most {room} tokens.",
             param=param,
         )
     return params
+
+
+def _context(model: ModelInfo) -> str:
+    """Programs in front of a server know by these words that another model, or a shorter prompt, may help."""
+    return f"this model's maximum context length is {model.max_model_len} tokens"
 
 
 def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as chat templates take them: text in one string, the arguments of tool calls as objects."""
     if not messages:
         raise InvalidParameter("messages", "is empty; send at least one message.")
-    if len(messages) > MAX_MESSAGES:
-        raise InvalidParameter("messages", f"{len(messages)} messages given, at most {MAX_MESSAGES} are accepted.")
+    check_count("messages", messages)
     return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
@@ -475,14 +476,6 @@ def _content(content: str | list[dict[str, Any]] | None, path: str) -> str:
             raise InvalidParameter(f"{path}.content[{index}].{other[:40]}", "is not a field of a text; leave it out.")
         texts.append(part["text"])
     return "\n".join(texts)
-
-
-def _schema_beside_tools(asked: Grammar) -> dict[str, Any]:
-    """The JSON schema of answers that are no calls of tools."""
-    schema = json.loads(asked.text) if asked.kind == "json_schema" else None
-    if not isinstance(schema, dict):
-        raise InvalidParameter(asked.param, "cannot be combined with tools that may be called; a JSON schema can.")
-    return schema
 
 
 def _template_variables(values: dict[str, Any] | None, known: frozenset[str]) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.core.errors import InvalidParameter
 from penstock.server.parsing import NOT_YET as _NOT_YET
-from penstock.server.parsing import Fields, Neutral, convert, decode_object, drop_neutral
+from penstock.server.parsing import Fields, Neutral, check_count, convert, decode_object, drop_neutral
 from penstock.server.tools import NamedTool, ToolFields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -47,6 +48,8 @@ _NEUTRAL_IN_MESSAGES: Neutral = {
     "function_call": ((), "is not supported; use tool_calls."),
     "refusal": ((), "is not supported; leave it out."),
 }
+
+_REPEATED = "provider_specific_fields"
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,6 +146,7 @@ class ChatFields(CommonFields, frozen=True, kw_only=True):
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    thinking_token_budget: int | None = None
 
 
 class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,9 +187,19 @@ def parse_chat(body: bytes) -> ChatFields:
 def drop_neutral_in_messages(fields: dict[str, Any]) -> None:
     """Remove fields of messages whose values ask for nothing; refuse those whose values ask for something."""
     messages = fields.get("messages")
+    check_count("messages", messages)
     for index, message in enumerate(messages if isinstance(messages, list) else []):
         if isinstance(message, dict):
             drop_neutral(message, _NEUTRAL_IN_MESSAGES, f"messages[{index}].")
+            _drop_repeated(message, f"messages[{index}].{_REPEATED}")
+
+
+def _drop_repeated(message: dict[str, Any], path: str) -> None:
+    """Remove what LiteLLM adds to the messages that it hands out: fields of the message, once more."""
+    repeated = message.pop(_REPEATED, None)
+    fields = repeated.items() if isinstance(repeated, dict) else ((path, repeated),)
+    if any(value is not None and message.get(name) != value for name, value in fields):
+        raise InvalidParameter(path, "is accepted only where it repeats fields of the message; leave it out.")
 
 
 def parse_fields(body: bytes, kind: type[Fields]) -> Fields:

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.text.calls.grammar import Before, ToolSchema, calls_grammar
+from penstock.text.calls.grammar import calls_grammar
+from penstock.text.calls.parameters import ToolSchema, texts_of
 from penstock.text.output_format import OutputFormat
 
 MAX_TOOLS = 128
@@ -61,7 +62,12 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = False
     most_calls: int | None = None
 
-    def grammar(self, style: OutputFormat, before: Before, otherwise: Mapping[str, Any] | None = None) -> str | None:
+    @property
+    def texts(self) -> dict[str, dict[str, bool]]:
+        """Of each tool, those parameters whose values are text, and whether they may be null."""
+        return {tool.name: texts_of(tool) for tool in self.callable}
+
+    def grammar(self, style: OutputFormat, otherwise: Mapping[str, Any] | None = None) -> str | None:
         """A grammar that outputs must follow; None where the model may write what it likes.
 
         Answers that are no calls fit the JSON schema `otherwise`, where there is one.
@@ -76,7 +82,6 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
             self.most_calls is None,
             special_markers=style.special_markers,
             by_name=style.calls_by_name,
-            before=before,
             otherwise=None if self.required else otherwise,
         )
 

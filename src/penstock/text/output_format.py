@@ -6,31 +6,21 @@ import msgspec
 
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
-from penstock.text.calls.parser import (
-    HERMES_CLOSER,
-    HERMES_OPENER,
-    LLAMA_OPENER,
-    MISTRAL_ARGUMENTS,
-    MISTRAL_ID,
-    MISTRAL_OPENER,
-    PARSERS,
-)
+from penstock.text.calls.formats import MARKERS, PARSERS
+from penstock.text.calls.parser import HERMES_OPENER, LLAMA_OPENER, MISTRAL_ARGUMENTS, MISTRAL_OPENER
+from penstock.text.calls.python_calls import PYTHON_TEMPLATE
+from penstock.text.calls.tagged import GLM, QWEN
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.pieces import OutputParser, PlainParser
-from penstock.text.reasoning import THINK_CLOSER, THINK_OPENER, ReasoningParser
+from penstock.text.reasoning import THINK_CLOSER, THINK_OPENER, Before, ReasoningParser, thought_rules
 from penstock.text.tokenizer import Tokenizer
 
 TOOL_CALL_PARSERS = ("auto", "none", *PARSERS)
 REASONING_PARSERS = ("auto", "none", "think")
 
-_MARKERS = {
-    "hermes": (HERMES_OPENER, HERMES_CLOSER),
-    "llama3": (LLAMA_OPENER,),
-    "mistral": (MISTRAL_OPENER, MISTRAL_ARGUMENTS, MISTRAL_ID),
-}
+# What templates of models that reason or not, as they are told, call it.
+THINKING_VARIABLE = "enable_thinking"
 _REASONING_MARKERS = (THINK_OPENER, THINK_CLOSER)
-# What templates say whose calls stand between the markers of a format above, but are not JSON.
-_OTHER_FORMATS = ("<function=", "<arg_key>")
 
 
 class Parsing(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,19 +29,21 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         calls: the format of calls; None where calls are text like any other.
         most_calls: what comes after so many calls is left out.
+        texts: for each tool those of its parameters whose values are text, and whether they may be null.
         reasoning: whether a block of reasoning is looked for; `reasoning_opened`: the prompt has opened it;
             `reasoning_shown`: it is told, and not left out.
     """
 
     calls: str | None = None
     most_calls: int | None = None
+    texts: dict[str, dict[str, bool]] = {}
     reasoning: bool = False
     reasoning_opened: bool = False
     reasoning_shown: bool = True
 
     def parser(self) -> OutputParser:
         """A parser for one sample."""
-        inner = PlainParser() if self.calls is None else PARSERS[self.calls](self.most_calls)
+        inner = PlainParser() if self.calls is None else PARSERS[self.calls](self.most_calls, self.texts)
         if not self.reasoning:
             return inner
         return ReasoningParser(inner, opened=self.reasoning_opened, shown=self.reasoning_shown)
@@ -71,6 +63,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
         reasoning: whether answers begin with a block of reasoning.
         special_markers: those marks of calls and reasoning that are special tokens, by their text.
         calls_by_name: of Mistral's two formats the newer one, which begins with the call's name.
+        reasoning_closing: the tokens that end a block of reasoning; empty where the vocabulary cannot write that.
     """
 
     calls: str | None = None
@@ -78,23 +71,31 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: bool = False
     special_markers: dict[str, int] = {}
     calls_by_name: bool = False
+    reasoning_closing: tuple[int, ...] = ()
 
     def parsing(
         self,
         *,
         tools: bool = False,
         most_calls: int | None = None,
+        texts: dict[str, dict[str, bool]] | None = None,
+        reasoning: bool = True,
         reasoning_opened: bool = False,
         reasoning_shown: bool = True,
     ) -> Parsing | None:
-        """How the outputs of a request, with tools or without, are parsed; None where all of them are content."""
+        """How the outputs of a request, with tools or without, are parsed; None where all of them are content.
+
+        Without `reasoning`, none is looked for.
+        """
         calls = self.calls if tools else None
-        if calls is None and not self.reasoning:
+        reasoning = reasoning and self.reasoning
+        if calls is None and not reasoning:
             return None
         return Parsing(
             calls=calls,
             most_calls=most_calls,
-            reasoning=self.reasoning,
+            texts=texts or {},
+            reasoning=reasoning,
             reasoning_opened=reasoning_opened,
             reasoning_shown=reasoning_shown,
         )
@@ -103,16 +104,23 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
         """Special tokens that must stay in the text for `parsing`, although others are left out."""
         if parsing is None:
             return ()
-        markers = (*_MARKERS.get(parsing.calls or "", ()), *(_REASONING_MARKERS if parsing.reasoning else ()))
+        markers = (*MARKERS.get(parsing.calls or "", ()), *(_REASONING_MARKERS if parsing.reasoning else ()))
         return tuple(self.special_markers[marker] for marker in markers if marker in self.special_markers)
 
-    def leaves_reasoning_open(self, text: str) -> bool:
-        """Whether a prompt that ends in `text` has opened a block of reasoning that the output goes on with."""
-        return self.reasoning and text.rstrip().endswith(THINK_OPENER)
+    def before_answer(self, prompt: str, begun: str = "") -> Before:
+        """What may come before the answer. `prompt` is the prompt's end, `begun` what is there of the answer."""
+        if not self.reasoning:
+            return "nothing"
+        if begun.strip():
+            return "open reasoning" if begun.rfind(THINK_OPENER) > begun.rfind(THINK_CLOSER) else "nothing"
+        end = prompt.rstrip()
+        if end.endswith(THINK_OPENER):
+            return "open reasoning"
+        return "nothing" if end.endswith(THINK_CLOSER) else "reasoning"
 
-    def is_inside_reasoning(self, text: str) -> bool:
-        """Whether the end of an answer's beginning, which the output continues, is inside of its reasoning."""
-        return self.reasoning and text.rfind(THINK_OPENER) > text.rfind(THINK_CLOSER)
+    def thought_rules(self, before: Before) -> str:
+        """What comes before an answer that is held to a grammar, as `Grammar.thought` has it."""
+        return thought_rules(before, self.special_markers)
 
 
 def check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
@@ -145,6 +153,7 @@ def choose_format(
         reasoning=reasoning,
         special_markers=_special_markers(tokenizer),
         calls_by_name=MISTRAL_ARGUMENTS in template.source,
+        reasoning_closing=_reasoning_closing(tokenizer) if reasoning else (),
     )
     return chosen, [
         Reason("tool call parser", calls or "none", why),
@@ -162,18 +171,29 @@ def _choose_calls(template: ChatTemplate, asked: str) -> tuple[str | None, str, 
     if asked != "auto":
         return asked, "as asked", ""
     source = template.source
-    if not any(text in source for text in _OTHER_FORMATS):
-        if MISTRAL_OPENER in source:
-            return "mistral", f"the chat template writes {MISTRAL_OPENER}", ""
-        if HERMES_OPENER in source:
-            return "hermes", f"the chat template writes {HERMES_OPENER}", ""
-        if LLAMA_OPENER in source or ("<|start_header_id|>" in source and "parameters" in source):
-            return "llama3", "the chat template is one of Llama 3's", ""
+    # The first two have the marks of Hermes' format too, the third may have those of Llama's.
+    for name, mark in (
+        ("qwen3_coder", QWEN.name_begin),
+        ("glm45", GLM.key_begin),
+        ("pythonic", PYTHON_TEMPLATE),
+        ("mistral", MISTRAL_OPENER),
+        ("hermes", HERMES_OPENER),
+    ):
+        if mark in source:
+            return name, f"the chat template writes {mark}", ""
+    if LLAMA_OPENER in source or ("<|start_header_id|>" in source and "parameters" in source):
+        return "llama3", "the chat template is one of Llama 3's", ""
     why = "the chat template takes tools, but has calls in none of the known formats"
     return None, why, f"are not supported for this model: {why}; --tool-call-parser can name one."
 
 
+def _reasoning_closing(tokenizer: Tokenizer) -> tuple[int, ...]:
+    # The line breaks are those that models write around the mark.
+    ids = tokenizer.encode(f"\n{THINK_CLOSER}\n\n", add_special_tokens=False)
+    return tuple(ids) if THINK_CLOSER in tokenizer.decode(ids, skip_special=False) else ()
+
+
 def _special_markers(tokenizer: Tokenizer) -> dict[str, int]:
-    markers = [*(marker for group in _MARKERS.values() for marker in group), *_REASONING_MARKERS]
+    markers = [*(marker for group in MARKERS.values() for marker in group), *_REASONING_MARKERS]
     ids = {marker: tokenizer.token_id(marker) for marker in markers}
     return {marker: index for marker, index in ids.items() if index is not None and tokenizer.table.special[index]}

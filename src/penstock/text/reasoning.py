@@ -1,10 +1,15 @@
 """Reasoning in a model's text: the block at its beginning that is not for the reader."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from penstock.text.pieces import OutputParser, Piece, PlainParser, Reasoning, beginning_at_end
 
 THINK_OPENER, THINK_CLOSER = "<think>", "</think>"
+
+Before = Literal["nothing", "reasoning", "open reasoning"]
+"""What may come before the answer: nothing, a block of reasoning, or, and must, the rest of an open one."""
 
 _SPACE = " \t\r\n"
 
@@ -31,6 +36,16 @@ class ReasoningParser:
     def done(self) -> bool:
         """Whether what follows is of no interest."""
         return self._inner.done
+
+    @property
+    def inside(self) -> bool:
+        """Whether the text is inside of the block."""
+        return self._mode == self._think or (self._opened and self._mode == self._begin)
+
+    @property
+    def answers(self) -> bool:
+        """Whether the block is over, or there is none."""
+        return self._mode in (self._skip, self._answer)
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Take more text; what is certain now."""
@@ -123,3 +138,27 @@ class ReasoningParser:
     def _take_pieces(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
         return pieces
+
+
+def thought_rules(before: Before, special_markers: Mapping[str, int]) -> str:
+    """What comes before an answer that is held to a grammar, as `Grammar.thought` has it.
+
+    `special_markers` has the ids of those markers that are special tokens.
+    """
+    if before == "nothing":
+        return ""
+    rules = [r"OPENING: /([ \t\r\n]|<think>)(?s:.*)/", r"BREAK: /[ \t\r\n]{1,4}/"]
+    if THINK_CLOSER in special_markers:
+        # Special tokens are no text, so text ends where one comes; spelled out, it would end the block for the parser.
+        end = f"UNCLOSED <[{special_markers[THINK_CLOSER]}]>"
+        rules += [r"UNCLOSED: /(?s:.*)/ & ~/(?s:.*)<\/think>(?s:.*)/"]
+    else:
+        end = "closed"
+        rules += [r"closed[lazy]: /(?s:.*)<\/think>/"]
+    if before == "open reasoning":
+        rules.append(f"thought: {end} BREAK?")
+    else:
+        opener = special_markers.get(THINK_OPENER)
+        begin = json.dumps(THINK_OPENER) if opener is None else f"<[{opener}]>"
+        rules.append(f"thought: ({begin} {end} BREAK?)?")
+    return "\n".join(rules)

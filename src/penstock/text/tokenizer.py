@@ -102,8 +102,8 @@ class Tokenizer:
         fewest = -(-size // self._most_bytes)
         if fewest > most_tokens:
             raise ContextLengthExceeded(
-                f"The prompt's {size} bytes of text are at least {fewest} tokens, but with at least one token of "
-                f"output this model's context takes at most {most_tokens}; shorten the prompt.",
+                f"The prompt is longer than the model's context length: its {size} bytes of text are at least "
+                f"{fewest} tokens, of which at most {most_tokens} fit; shorten it.",
                 param=param,
             )
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.text.calls.parser import PARSERS, CallParser, HermesParser, LlamaParser, MistralParser
+from penstock.text.calls.formats import PARSERS
+from penstock.text.calls.parser import CallParser, HermesParser, LlamaParser, MistralParser
 from support.pieces import cut, every_cut, parsed
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Zürich \\"x\\"", "days": [1, 2.5e1]}}'
@@ -111,6 +112,7 @@ MISTRAL: list[tuple[str, str, list[tuple[str, str]]]] = [
     ('[TOOL_CALLS]f{"a": oops}', "oops}", [("f", '{"a": ')]),
     ("[TOOL_CAL", "[TOOL_CAL", []),
 ]
+JSON_FORMATS = ("hermes", "llama3", "mistral")
 EXAMPLES = [
     (kind, *example)
     for kind, examples in ((HermesParser, HERMES), (LlamaParser, LLAMA3), (MistralParser, MISTRAL))
@@ -139,7 +141,7 @@ def test_every_cut_gives_the_same(kind: Callable[[], CallParser], text: str) -> 
         assert parsed(kind(), parts) == expected
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", JSON_FORMATS)
 @given(data=st.data())
 def test_any_text_cut_anyhow_gives_the_same_and_loses_nothing(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from([*PIECES, *FRAGMENTS[name]]), max_size=14)))
@@ -177,7 +179,7 @@ OBJECTS = st.dictionaries(
 NAMES = st.from_regex(r"[a-zA-Z0-9_-]{1,12}", fullmatch=True)
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", JSON_FORMATS)
 @given(
     calls=st.lists(st.tuples(NAMES, OBJECTS), min_size=1, max_size=3),
     indent=st.sampled_from([None, 2]),
@@ -195,7 +197,7 @@ def test_calls_are_told_to_the_letter(
     }
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", JSON_FORMATS)
 def test_arguments_are_told_as_they_come(name: str) -> None:
     parser = PARSERS[name]()
     key = "parameters" if name == "llama3" else "arguments"
@@ -214,7 +216,7 @@ def test_text_is_held_back_no_longer_than_it_must() -> None:
         assert "".join(piece.text for piece in parser.feed(text)) == shown  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", PARSERS)
+@pytest.mark.parametrize("name", JSON_FORMATS)
 def test_after_the_calls_that_are_wanted_nothing_more_is_read(name: str) -> None:
     parser = PARSERS[name](most_calls=1)
     text = written(name, [("f", '{"a": 1}'), ("g", "{}")])
@@ -226,11 +228,9 @@ def test_after_the_calls_that_are_wanted_nothing_more_is_read(name: str) -> None
     assert parser.done and list(parser.feed("more")) == [] and list(parser.finish()) == []
 
 
-@pytest.mark.parametrize("name", PARSERS)
-def test_long_outputs_take_linear_time(name: str) -> None:
+@pytest.mark.parametrize("name", JSON_FORMATS)
+def test_long_outputs_that_are_no_calls_are_text_to_the_last_character(name: str) -> None:
     opener = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}[name]
     for text in (opener * 20_000, " " * 200_000, f'{opener}{{"arguments": {{"a": "' + "b" * 200_000):
-        parser = PARSERS[name]()
-        for start in range(0, len(text), 4):
-            parser.feed(text[start : start + 4])
-        parser.finish()
+        found = parsed(PARSERS[name](), [text[start : start + 4] for start in range(0, len(text), 4)])
+        assert found["content"] == text and not found["calls"]

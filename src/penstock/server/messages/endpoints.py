@@ -42,20 +42,20 @@ class MessagesApi:
         return job, MessagesWriter(job, self._service.engine.model.name)
 
     def _resolve(self, body: bytes) -> Job:
-        fields = parse(body, MessagesFields)
+        fields, resolver = parse(body, MessagesFields), self._service.resolver
         marks = marks_of(fields)
-        job = self._service.chat(chat_of_messages(fields, self._service.resolver.template_variables), NAMES)
+        job = self._service.chat(chat_of_messages(fields, resolver.template_variables, resolver.reasons), NAMES)
         return replace(job, keep=kept_prefixes(marks, job.prompts[0], self._encode_prefix)) if marks else job
 
     def _encode_prefix(self, fields: PromptFields) -> list[int]:
         resolver = self._service.resolver
-        return resolver.chat_prompt(chat_of_prefix(fields, resolver.template_variables))
+        return resolver.chat_prompt(chat_of_prefix(fields, resolver.template_variables, resolver.reasons))
 
     def _count(self, body: bytes) -> int:
-        asked = parse(body, PromptFields)
+        asked, resolver = parse(body, PromptFields), self._service.resolver
         # Keeping changes no count, but a request that is refused there has none.
         marks_of(asked)
-        fields = chat_of_prompt(asked, self._service.resolver.template_variables)
+        fields = chat_of_prompt(asked, resolver.template_variables, resolver.reasons)
         with in_terms_of(NAMES):
             check_model_name(fields.model, self._service.engine.model)
-            return len(self._service.resolver.chat_prompt(fields))
+            return len(resolver.chat_prompt(fields))

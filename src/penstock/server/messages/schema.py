@@ -6,7 +6,8 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.parsing import NOT_YET, Neutral, convert, decode_object, drop_neutral
+from penstock.server.messages.thinking import Thinking
+from penstock.server.parsing import NOT_YET, Neutral, check_count, convert, decode_object, drop_neutral
 
 NEUTRAL: Neutral = {
     "container": ((), "is not supported; leave it out."),
@@ -134,7 +135,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     system: str | list[TextBlock] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: dict[str, str] | None = None
+    thinking: Thinking | None = None
     cache_control: CacheControl | None = None
 
 
@@ -158,8 +159,7 @@ def parse(body: bytes, kind: type[Fields]) -> Fields:
     """Parse a body; raises RequestError, naming the field."""
     fields = decode_object(body)
     drop_neutral(fields, NEUTRAL, "")
-    if fields.get("thinking") not in (None, {"type": "disabled"}):
-        raise InvalidParameter("thinking", 'only {"type": "disabled"} is supported yet.')
+    check_count("messages", fields.get("messages"))
     if isinstance(fields.get("output_config"), dict):
         drop_neutral(fields["output_config"], _NEUTRAL_IN_OUTPUT, "output_config.")
     _check_blocks(fields.get("system"), "system", _BLOCKS["system"])

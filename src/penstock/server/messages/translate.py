@@ -21,6 +21,7 @@ from penstock.server.messages.schema import (
     ToolUseBlock,
     TurnFields,
 )
+from penstock.server.messages.thinking import budget_of, check_thinking, template_variables
 from penstock.server.schema import ChatFields
 from penstock.server.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 
@@ -33,20 +34,22 @@ NAMES = (
     ("user", "metadata.user_id"),
     ("continue_final_message", "messages"),
     (r"response_format(\.json_schema)?", "output_config.format"),
+    ("thinking_token_budget", "thinking.budget_tokens"),
 )
-
-# What templates of models that reason or not, as they are told, call it.
-_THINKING = "enable_thinking"
 
 PlacedBlock = tuple[str, Block]
 
 
-def chat_of_messages(fields: MessagesFields, variables: Collection[str]) -> ChatFields:
-    """The chat that `/v1/messages` asks for; raises InvalidParameter. `variables` are those of the chat template."""
+def chat_of_messages(fields: MessagesFields, variables: Collection[str], reasons: bool) -> ChatFields:
+    """The chat that `/v1/messages` asks for; raises InvalidParameter.
+
+    `variables` are those of the chat template, and `reasons` says whether the model does.
+    """
     metadata = fields.metadata
     return _chat(
         fields,
         variables,
+        reasons,
         max_tokens=fields.max_tokens,
         stop=fields.stop_sequences,
         temperature=fields.temperature,
@@ -55,17 +58,18 @@ def chat_of_messages(fields: MessagesFields, variables: Collection[str]) -> Chat
         stream=fields.stream,
         user=None if metadata is None else metadata.user_id,
         response_format=_response_format(fields),
+        thinking_token_budget=budget_of(fields.thinking),
     )
 
 
-def chat_of_prompt(fields: PromptFields, variables: Collection[str]) -> ChatFields:
+def chat_of_prompt(fields: PromptFields, variables: Collection[str], reasons: bool) -> ChatFields:
     """The chat whose prompt `/v1/messages/count_tokens` counts; raises InvalidParameter."""
-    return _chat(fields, variables)
+    return _chat(fields, variables, reasons)
 
 
-def chat_of_prefix(fields: PromptFields, variables: Collection[str]) -> ChatFields:
+def chat_of_prefix(fields: PromptFields, variables: Collection[str], reasons: bool) -> ChatFields:
     """The chat as far as `fields` go, with nothing behind it that would begin an answer; raises InvalidParameter."""
-    return replace(_chat(fields, variables, is_whole=False), add_generation_prompt=False)
+    return replace(_chat(fields, variables, reasons, is_whole=False), add_generation_prompt=False)
 
 
 def _response_format(fields: MessagesFields) -> dict[str, Any] | None:
@@ -75,7 +79,9 @@ def _response_format(fields: MessagesFields) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"schema": config.format.schema}}
 
 
-def _chat(fields: PromptFields, variables: Collection[str], *, is_whole: bool = True, **others: Any) -> ChatFields:
+def _chat(
+    fields: PromptFields, variables: Collection[str], reasons: bool, *, is_whole: bool = True, **others: Any
+) -> ChatFields:
     conversation = Conversation()
     if fields.system:
         texts = [fields.system] if isinstance(fields.system, str) else [block.text for block in fields.system]
@@ -91,14 +97,14 @@ def _chat(fields: PromptFields, variables: Collection[str], *, is_whole: bool = 
     continued = is_whole and bool(turns) and turns[-1][0] == "assistant"
     if continued and not isinstance(turns[-1][1][-1][1], TextBlock):
         raise InvalidParameter(turns[-1][1][-1][0], "the last message must end with text, to be continued.")
+    check_thinking(fields.thinking, reasons=reasons, continued=continued, max_tokens=others.get("max_tokens"))
     return ChatFields(
         model=fields.model,
         messages=conversation.messages(),
         tools=[_tool(tool) for tool in fields.tools or ()] or None,
         tool_choice=_choice(fields.tool_choice),
         parallel_tool_calls=_parallel(fields.tool_choice),
-        # Other templates have nothing that says so.
-        chat_template_kwargs={_THINKING: False} if fields.thinking is not None and _THINKING in variables else None,
+        chat_template_kwargs=template_variables(fields.thinking, variables),
         # An answer that the client has begun is continued.
         continue_final_message=continued or None,
         **others,

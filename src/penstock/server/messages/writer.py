@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
-from penstock.server.blocks import Answer, Block, Gain
+from penstock.server.blocks import AnswerWriter, Block, Gain
 from penstock.server.errors import ANTHROPIC, ErrorForm
 from penstock.server.messages.marks import input_usage
 from penstock.server.messages.tool_input import whole_members
@@ -27,7 +27,7 @@ _DELTAS = {
 }
 
 
-class MessagesWriter:
+class MessagesWriter(AnswerWriter):
     """Writes one message.
 
     Attributes:
@@ -38,27 +38,11 @@ class MessagesWriter:
     errors: ErrorForm = ANTHROPIC
 
     def __init__(self, job: Job, model: str) -> None:
+        super().__init__(job)
         self.id = f"msg_{uuid.uuid4().hex}"
-        self._job = job
         self._model = model
-        self._answer = Answer(job.parsing)
         self._started = False
         self._open: Block | None = None
-
-    @property
-    def completion_tokens(self) -> int:
-        """Output tokens so far."""
-        return self._answer.tokens
-
-    @property
-    def enough(self) -> bool:
-        """Whether the answer is complete although the engine goes on with it."""
-        return self._answer.cut
-
-    @property
-    def cut(self) -> int:
-        """How many samples are complete although the engine goes on with them."""
-        return int(self._answer.cut)
 
     def chunk(self, output: RequestOutput) -> bytes:
         """The events of one output; empty where it holds nothing to show. Raises where the sample has failed."""
@@ -79,10 +63,6 @@ class MessagesWriter:
     def failed(self, error: PenstockError) -> bytes:
         """What ends a stream that has begun and cannot go on."""
         return _event("error", ANTHROPIC.fields(error))
-
-    def add(self, output: RequestOutput) -> None:
-        """Collect an output for `body`. Raises where the sample has failed."""
-        self._answer.take(output)
 
     def body(self) -> bytes:
         """The whole message."""
@@ -106,6 +86,10 @@ class MessagesWriter:
 
     def _close(self, events: list[bytes]) -> None:
         if self._open is not None:
+            if self._open.kind == "reasoning":
+                # Nothing is signed, but clients wait for it.
+                signature = {"type": "signature_delta", "signature": ""}
+                events.append(_event("content_block_delta", {"index": self._open.index, "delta": signature}))
             events.append(_event("content_block_stop", {"index": self._open.index}))
             self._open = None
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.core.errors import InvalidParameter
 from penstock.server.errors import ResponseNotFound, StorageOff
 from penstock.server.generation import GenerationResponse
-from penstock.server.listing import list_page
+from penstock.server.listing import list_page, read_page
 from penstock.server.resolve import Job
 from penstock.server.responses.items import listed, parse_items
 from penstock.server.responses.schema import ResponsesFields, parse_response
@@ -19,9 +19,10 @@ from penstock.server.responses.store import ResponseStore, StoredResponse
 from penstock.server.responses.translate import NAMES, chat_of_response, told_back
 from penstock.server.responses.writer import ResponsesWriter
 from penstock.server.service import Service, json_response
+from penstock.server.storage.pages import Page
 
-MOST_ITEMS = 100
-_DEFAULT_ITEMS = 20
+_MOST_LISTED = 100
+_USUALLY_LISTED = 20
 # What a query may say that changes nothing.
 _NEUTRAL_QUERY = {"stream": "false", "include_obfuscation": "false", "starting_after": "", "include": ""}
 _STORAGE_OFF = "nothing is stored here, since the server has no data directory; send the whole conversation."
@@ -114,17 +115,11 @@ class ResponsesApi:
 
     async def input_items(self, request: Request) -> Response:
         """`GET /v1/responses/{id}/input_items`"""
-        response_id, query = request.path_params["id"], request.query_params
+        page = read_page(request, usual=_USUALLY_LISTED, most=_MOST_LISTED, others=("order",))
+        response_id = request.path_params["id"]
         running = self._find(response_id)
         items = msgspec.json.decode((await self._stored(response_id)).input) if running is None else running.items
-        if "include" in query:
-            raise InvalidParameter("include", "nothing further can be included; leave it out.")
-        limit, order = query.get("limit", str(_DEFAULT_ITEMS)), query.get("order", "desc")
-        if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MOST_ITEMS):
-            raise InvalidParameter("limit", f"must be an integer from 1 to {MOST_ITEMS}.")
-        if order not in ("asc", "desc"):
-            raise InvalidParameter("order", "must be 'asc' or 'desc'.")
-        return json_response(_page(items if order == "asc" else items[::-1], query.get("after"), int(limit)))
+        return json_response(_page(items if page.ascending else items[::-1], page))
 
     async def _prepare(self, body: bytes) -> tuple[Job, ResponsesWriter, list[dict[str, Any]]]:
         fields = await self._service.beside(len(body), parse_response, body)
@@ -173,11 +168,12 @@ class ResponsesApi:
         return ResponseNotFound(f"No response {response_id[:80]!r} is stored here (any more).", param="response_id")
 
 
-def _page(items: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
+def _page(items: list[dict[str, Any]], page: Page) -> dict[str, Any]:
     start = 0
-    if after is not None:
-        places = [index for index, item in enumerate(items) if item["id"] == after]
+    if page.after is not None:
+        places = [index for index, item in enumerate(items) if item["id"] == page.after]
         if not places:
-            raise InvalidParameter("after", f"no item has the id {after[:80]!r}.")
+            raise InvalidParameter("after", f"no item has the id {page.after[:80]!r}.")
         start = places[0] + 1
-    return list_page(items[start : start + limit], start + limit < len(items))
+    end = start + page.limit
+    return list_page(items[start:end], end < len(items))

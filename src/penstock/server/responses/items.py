@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.errors import InvalidParameter
 from penstock.server.conversation import Conversation
-from penstock.server.parsing import Neutral, convert, drop_neutral
+from penstock.server.parsing import Neutral, check_count, convert, drop_neutral
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -116,6 +116,7 @@ def parse_items(given: str | list[Any]) -> list[Item]:
     """Typed items; raises InvalidParameter, naming the place in `input`."""
     if isinstance(given, str):
         return [MessageItem("user", [InputText(given)])]
+    check_count("input", given)
     items = [_normal(item, f"input[{index}]") for index, item in enumerate(given)]
     return convert({"input": items}, _Items).input
 

@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.core.errors import InvalidParameter
 from penstock.server.extras import check_metadata
-from penstock.server.parsing import NOT_YET, Neutral, convert, decode_object, drop_neutral
+from penstock.server.parsing import NOT_YET, Neutral, check_count, convert, decode_object, drop_neutral
 
 NEUTRAL: Neutral = {
     "background": ((False,), "responses are not computed in the background; leave it out, and stream."),
@@ -89,6 +89,7 @@ def parse_response(body: bytes) -> ResponsesFields:
     """Parse a body; raises RequestError, naming the field."""
     given = decode_object(body)
     drop_neutral(given, NEUTRAL, "")
+    check_count("input", given.get("input"))
     if isinstance(given.get("text"), dict):
         drop_neutral(given["text"], _NEUTRAL_IN_TEXT, "text.")
     tools = given.get("tools")

@@ -9,7 +9,7 @@ import msgspec
 
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
-from penstock.server.blocks import Answer, Block, Gain
+from penstock.server.blocks import AnswerWriter, Block, Gain
 from penstock.server.errors import OPENAI, ErrorForm
 from penstock.server.resolve import Job
 
@@ -31,7 +31,7 @@ _LAST_EVENTS = {
 }
 
 
-class ResponsesWriter:
+class ResponsesWriter(AnswerWriter):
     """Writes one response.
 
     Attributes:
@@ -50,35 +50,19 @@ class ResponsesWriter:
         keep: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """`told_back` are the fields that say what was asked; `keep` is called with the response when it has ended."""
+        super().__init__(job)
         self.id = f"resp_{uuid.uuid4().hex}"
         self.ended = False
-        self._job = job
         self._model = model
         self._told_back = told_back
         self._keep = keep
         self._created = int(time.time())
-        self._answer = Answer(job.parsing)
         self._ids: list[str] = []
         self._sequence = 0
         self._open: Block | None = None
         self._status = "in_progress"
         self._cancelled = False
         self._error: PenstockError | None = None
-
-    @property
-    def completion_tokens(self) -> int:
-        """Output tokens so far."""
-        return self._answer.tokens
-
-    @property
-    def enough(self) -> bool:
-        """Whether the answer is complete although the engine goes on with it."""
-        return self._answer.cut
-
-    @property
-    def cut(self) -> int:
-        """How many samples are complete although the engine goes on with them."""
-        return int(self._answer.cut)
 
     def chunk(self, output: RequestOutput) -> bytes:
         """The events of one output; empty where it holds nothing to show. Raises where the sample has failed."""
@@ -102,10 +86,6 @@ class ResponsesWriter:
         """What ends a stream that has begun and cannot go on."""
         self._error = error
         return self.end()
-
-    def add(self, output: RequestOutput) -> None:
-        """Collect an output for `body`. Raises where the sample has failed."""
-        self._answer.take(output)
 
     def body(self) -> bytes:
         """The whole response."""

@@ -8,46 +8,46 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-import msgspec
-
+from penstock.text.calls.formats import PARSERS
+from penstock.text.calls.parameters import (
+    REMARKS,
+    Parameter,
+    ToolSchema,
+    cannot_be_enforced,
+    check_enforceable,
+    parameters_of,
+)
 from penstock.text.calls.parser import (
     HERMES_CLOSER,
     HERMES_OPENER,
     LLAMA_OPENER,
     MISTRAL_ARGUMENTS,
     MISTRAL_OPENER,
-    PARSERS,
 )
-from penstock.text.reasoning import THINK_CLOSER, THINK_OPENER
+from penstock.text.calls.python_calls import PYTHON_CLOSER, PYTHON_OPENER
+from penstock.text.calls.tagged import GLM, QWEN, Tags
 
 Enforced = Literal["required", "strict"]
-Before = Literal["nothing", "reasoning", "open reasoning"]
 
 # White space inside of arguments is bounded, so that a model cannot fill its output with it.
 _WHITE_SPACE = r"( |\n[ \t]{0,32})?"
-# TEXT and PROSE have no opener of calls in them, even if it is spelled out where it is a special token.
+# TEXT, PROSE and UNLISTED have no opener of calls in them, even if it is spelled out where it is a special token.
 _TERMINALS = {
     "ANYTHING": r"/(?s:.*)/",
     "BREAK": r"/[ \t\r\n]{1,4}/",
     "COMMA": r"/, ?/",
     "PROSE": r"/[ \t\r\n]*[^{ \t\r\n](?s:.*)/ & ~OPENED",
+    "UNLISTED": r"/[ \t\r\n]*[^\[ \t\r\n](?s:.*)/ & ~OPENED",
     "SEMICOLON": r"/; ?/",
     "TEXT": r"/(?s:.*)/ & ~OPENED",
 }
 
 
-# What a schema says to people, and where its keys are names and no keywords.
-_REMARKS = frozenset({"$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"})
+# Names that stand for themselves, in tags and in Python.
+_PLAIN_NAME = re.compile(r"[^\s=(),:'\"\[\]{}<>]+")
+# Where a schema's keys are names and no keywords.
 _NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 _VALUES = frozenset({"const", "enum"})
-
-
-class ToolSchema(msgspec.Struct, frozen=True):
-    """A tool whose calls are enforced; unless it is `strict`, keywords that cannot be enforced are passed over."""
-
-    name: str
-    parameters: Mapping[str, Any]
-    strict: bool = False
 
 
 def calls_grammar(
@@ -58,39 +58,28 @@ def calls_grammar(
     *,
     special_markers: Mapping[str, int] | None = None,
     by_name: bool = False,
-    before: Before = "nothing",
     otherwise: Mapping[str, Any] | None = None,
 ) -> str:
     """The grammar of outputs that call these tools.
 
     Args:
-        calls: the format of calls: hermes, llama3 or mistral.
+        calls: the format of calls, a name in `PARSERS`.
         tools: those that may be called, at least one.
         enforced: "required" outputs are calls and nothing else; "strict" ones may be text as well, but every call in
             them follows its tool's schema.
         parallel: whether there may be several calls.
         special_markers: ids of those marks of the format that are special tokens.
         by_name: of Mistral's two formats the newer one.
-        before: whether a block of reasoning may come first, or is open and must end.
         otherwise: the JSON schema of answers that may come in place of required calls.
     """
     rules = _Rules(PARSERS[calls].opener, special_markers or {}, parallel)
-    thought = rules.thought(before)
-    rules.add("start", f"{thought}answer")
     answer = _ANSWERS[calls, by_name and calls == "mistral"](rules, enforced)
-    rules.add("answer", answer if otherwise is None else f"{answer} | otherwise")
+    rules.add("start", answer if otherwise is None else f"{answer} | otherwise")
     if otherwise is not None:
         rules.add("otherwise", _json(otherwise, strict=True))
     rules.add("call", " | ".join(f"call_{index}" for index in range(len(tools))))
     for index, tool in enumerate(tools):
-        if calls == "mistral" and by_name:
-            call = f"{_literal(tool.name)} {rules.mark(MISTRAL_ARGUMENTS)} arguments_{index}"
-        else:
-            key = "parameters" if calls == "llama3" else "arguments"
-            beginning = f'{{"name": {json.dumps(tool.name)}, "{key}": '
-            call = f"{_literal(beginning)} arguments_{index} {_literal('}')}"
-        rules.add(f"call_{index}", call)
-        rules.add(f"arguments_{index}", _json({"type": "object", **tool.parameters}, strict=tool.strict))
+        rules.add(f"call_{index}", _CALLS.get(calls, _object_call)(rules, tool, index, calls, by_name))
     return rules.text()
 
 
@@ -110,7 +99,7 @@ class _Rules:
         """All rules, with the terminals that they use."""
         used = {word for line in self._lines if "%json" not in line for word in re.findall(r"[A-Z]{4,}", line)}
         terminals = [f"{name}: {_TERMINALS[name]}" for name in sorted(used & _TERMINALS.keys())]
-        if used & {"PROSE", "TEXT"}:
+        if used & {"PROSE", "TEXT", "UNLISTED"}:
             terminals.append(f"OPENED: /(?s:.*){_escaped(self._opener)}(?s:.*)/")
         return "\n".join([*self._lines, *terminals]) + "\n"
 
@@ -118,6 +107,10 @@ class _Rules:
         """A mark, as the special token that it is or as text."""
         index = self._special_markers.get(text)
         return _literal(text) if index is None else f"<[{index}]>"
+
+    def is_special(self, text: str) -> bool:
+        """Whether a mark is a special token."""
+        return text in self._special_markers
 
     def up_to(self, text: str) -> str:
         """Anything up to the first mark, and the mark."""
@@ -135,13 +128,6 @@ class _Rules:
     def among_text(self, calls: str) -> str:
         """Text with calls in it, or without."""
         return f"({calls}){'*' if self._parallel else '?'} TEXT"
-
-    def thought(self, before: Before) -> str:
-        """What comes before the answer."""
-        if before == "nothing":
-            return ""
-        rest = f"{self.up_to(THINK_CLOSER)} BREAK? "
-        return rest if before == "open reasoning" else f"({self.mark(THINK_OPENER)} {rest})? "
 
 
 def _hermes(rules: _Rules, enforced: Enforced) -> str:
@@ -169,21 +155,135 @@ def _mistral_by_name(rules: _Rules, enforced: Enforced) -> str:
     return rules.several(f"{rules.mark(MISTRAL_OPENER)} call", "")
 
 
+def _tagged(rules: _Rules, enforced: Enforced) -> str:
+    """As in Hermes' format; the end of a call of GLM's belongs to the call."""
+    if enforced == "strict":
+        return rules.among_text(f"{rules.up_to(HERMES_OPENER)} BREAK? call")
+    return rules.several(f"{rules.mark(HERMES_OPENER)} BREAK? call", "BREAK?")
+
+
+def _pythonic(rules: _Rules, enforced: Enforced) -> str:
+    calls = f'"[" {rules.several("call", "COMMA")} "]"'
+    if enforced == "required":
+        return calls
+    return f"UNLISTED? | {calls} | {rules.mark(PYTHON_OPENER)} {calls} {rules.mark(PYTHON_CLOSER)}"
+
+
 _ANSWERS: dict[tuple[str, bool], Callable[[_Rules, Enforced], str]] = {
     ("hermes", False): _hermes,
     ("llama3", False): _llama,
     ("mistral", False): _mistral_array,
     ("mistral", True): _mistral_by_name,
+    ("qwen3_coder", False): _hermes,
+    ("glm45", False): _tagged,
+    ("pythonic", False): _pythonic,
+}
+
+
+def _object_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_name: bool) -> str:
+    """A call whose arguments are one JSON object."""
+    rules.add(f"arguments_{index}", _json({"type": "object", **tool.parameters}, strict=tool.strict))
+    if calls == "mistral" and by_name:
+        return f"{_literal(tool.name)} {rules.mark(MISTRAL_ARGUMENTS)} arguments_{index}"
+    key = "parameters" if calls == "llama3" else "arguments"
+    beginning = f'{{"name": {json.dumps(tool.name)}, "{key}": '
+    return f"{_literal(beginning)} arguments_{index} {_literal('}')}"
+
+
+def _tagged_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_name: bool) -> str:
+    """A call between tags: parameters in the order of the schema, and no others."""
+    tags = QWEN if calls == "qwen3_coder" else GLM
+    parts = [_literal(f"{tags.name_begin}{tool.name}{tags.name_end}"), "BREAK?"]
+    for parameter in _written_parameters(tool, tags.key_end):
+        place = f"{index}_{len(parts)}"
+        begin = f"{rules.mark(tags.key_begin)} {_literal(parameter.name)} {rules.mark(tags.key_end)}"
+        if tags.value_begin:
+            begin += f" BREAK? {rules.mark(tags.value_begin)}"
+        rules.add(f"argument_{place}", f"{begin} {_tagged_value(rules, tool, parameter, tags, place)} BREAK?")
+        parts.append(f"argument_{place}" + ("" if parameter.required else "?"))
+    return " ".join([*parts, rules.mark(tags.call_end)])
+
+
+def _tagged_value(rules: _Rules, tool: ToolSchema, parameter: Parameter, tags: Tags, place: str) -> str:
+    """A value, and the tag that ends it."""
+    pad = "\n" if tags.padded else ""
+    before = _literal(pad) + " " if pad else ""
+    if parameter.text is None:
+        rules.add(f"value_{place}", _json(parameter.schema, strict=tool.strict))
+        return f"{before}value_{place} {before}{rules.mark(tags.value_end)}"
+    schema = parameter.text
+    other = schema.keys() - REMARKS - {"type", "enum", "const", "minLength", "maxLength", "$defs", "definitions"}
+    if other and tool.strict:
+        raise cannot_be_enforced(tool, f"the keyword {min(other)!r} of {parameter.name!r}")
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        texts = [value for value in values if isinstance(value, str) and tags.value_end not in value]
+        if not texts:
+            raise cannot_be_enforced(tool, f"one of the values of {parameter.name!r}")
+        return f"{before}({' | '.join(_literal(text + pad) for text in texts)}) {rules.mark(tags.value_end)}"
+    end, name = _escaped(tags.value_end), f"VALUE_{place}"
+    text = f"(?s:.{_times(tool, parameter.name, schema)}){_escaped(pad)}"
+    if rules.is_special(tags.value_end):
+        rules.add(name, rf"/{text}/ & ~/(?s:.*){end}(?s:.*)/")
+        return f"{before}{name} {rules.mark(tags.value_end)}"
+    # The tag belongs to the terminal, which cannot go on behind it: so the first is the end.
+    rules.add(name, rf"/{text}{end}/ & ~/(?s:.*){end}(?s:.+)/")
+    return f"{before}{name}"
+
+
+def _times(tool: ToolSchema, name: str, schema: Mapping[str, Any]) -> str:
+    least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+    if not isinstance(least, int) or not (isinstance(most, int) or most == ""):
+        raise cannot_be_enforced(tool, f"the length of {name!r}")
+    return f"{{{least},{most}}}" if least or most != "" else "*"
+
+
+def _python_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_name: bool) -> str:
+    """A call in Python's notation: parameters in the order of the schema, and no others."""
+    # Both of what may come from a parameter on: as the call's first, and behind others.
+    first, behind = "", ""
+    for place, parameter in reversed(list(enumerate(_written_parameters(tool, "=")))):
+        argument, name = f"argument_{index}_{place}", f"{index}_{place}"
+        if parameter.is_boolean:
+            rules.add(f"value_{name}", '"True" | "False"')
+        else:
+            rules.add(f"value_{name}", _json(parameter.schema, strict=tool.strict))
+        rules.add(argument, f"{_literal(parameter.name + '=')} value_{name}")
+        begun = f"{argument} {behind}"
+        optional = f"{begun} | {first}" if first else f"({begun})?"
+        rules.add(f"first_{name}", begun if parameter.required else optional)
+        follows = f"COMMA {argument}"
+        rules.add(f"behind_{name}", f"{follows if parameter.required else f'({follows})?'} {behind}")
+        first, behind = f"first_{name}", f"behind_{name}"
+    return f"{_literal(tool.name + '(')} {first} {_literal(')')}"
+
+
+def _written_parameters(tool: ToolSchema, name_end: str) -> list[Parameter]:
+    """The parameters that a call may have: those whose names can be written. Raises InvalidParameter."""
+    check_enforceable(tool)
+    found = []
+    for parameter in parameters_of(tool):
+        if _PLAIN_NAME.fullmatch(parameter.name) and name_end not in parameter.name:
+            found.append(parameter)
+        elif parameter.required:
+            raise cannot_be_enforced(tool, f"the parameter {parameter.name[:40]!r}")
+    return found
+
+
+_CALLS: dict[str, Callable[[_Rules, ToolSchema, int, str, bool], str]] = {
+    "qwen3_coder": _tagged_call,
+    "glm45": _tagged_call,
+    "pythonic": _python_call,
 }
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text)
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _escaped(mark: str) -> str:
     """A mark in a regular expression."""
-    return re.sub(r"([][|/])", r"\\\1", mark)
+    return re.sub(r"([][|/])", r"\\\1", mark).replace("\n", r"\n")
 
 
 def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
@@ -201,6 +301,6 @@ def _without_remarks(schema: Any) -> Any:
     for key, inner in schema.items():
         if key in _NAMED and isinstance(inner, Mapping):
             result[key] = {name: _without_remarks(each) for name, each in inner.items()}
-        elif key not in _REMARKS:
+        elif key not in REMARKS:
             result[key] = inner if key in _VALUES else _without_remarks(inner)
     return result

@@ -170,3 +170,10 @@ def is_json_object(text: str) -> bool:
     """Whether `text` is a JSON object and nothing else."""
     value = JsonValue()
     return text.startswith("{") and value.feed(text) == len(text) and value.ended
+
+
+def is_json(text: str) -> bool:
+    """Whether `text` is a JSON value and nothing else."""
+    value = JsonValue()
+    # A number is known to be complete by what follows it.
+    return value.feed(f"{text} ") >= len(text) and value.ended

@@ -9,11 +9,14 @@ belongs to them.
 
 import abc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.text.calls.json_value import SPACE
 from penstock.text.calls.reader import ArgumentsReader, ObjectReader, Reader, is_tool_name
 from penstock.text.pieces import Content, Piece, beginning_at_end, joined
+
+Texts = Mapping[str, Mapping[str, bool]]
+"""For each tool those of its parameters whose values are text, and whether they may be null."""
 
 _SPACES = re.compile(r"[ \t\r\n]+")
 _NAME = re.compile(r"[^\s\[{]+")
@@ -36,9 +39,11 @@ class CallParser(abc.ABC):
 
     opener: str
 
-    def __init__(self, most_calls: int | None = None) -> None:
+    def __init__(self, most_calls: int | None = None, texts: Texts | None = None) -> None:
+        """`texts` matters to formats whose values do not say of which type they are."""
         self.done = False
         self._most_calls = most_calls
+        self._texts = texts or {}
         self._calls = 0
         self._pieces: list[Piece] = []
         # What is taken and not told: white space, and then what may be the beginning of a call.
@@ -220,8 +225,8 @@ class LlamaParser(CallParser):
 
     opener = LLAMA_OPENER
 
-    def __init__(self, most_calls: int | None = None) -> None:
-        super().__init__(most_calls)
+    def __init__(self, most_calls: int | None = None, texts: Texts | None = None) -> None:
+        super().__init__(most_calls, texts)
         self._expect_one_of("{", LLAMA_OPENER)
 
     def _opened(self) -> None:
@@ -246,8 +251,8 @@ class MistralParser(CallParser):
 
     opener = MISTRAL_OPENER
 
-    def __init__(self, most_calls: int | None = None) -> None:
-        super().__init__(most_calls)
+    def __init__(self, most_calls: int | None = None, texts: Texts | None = None) -> None:
+        super().__init__(most_calls, texts)
         self._name = ""
         self._in_array = False
 
@@ -315,6 +320,3 @@ class MistralParser(CallParser):
             self._expect_one_of(",", "]")
         else:
             self._mode = self._text
-
-
-PARSERS: dict[str, type[CallParser]] = {"hermes": HermesParser, "llama3": LlamaParser, "mistral": MistralParser}

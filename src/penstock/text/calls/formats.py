@@ -1,0 +1,35 @@
+"""The formats of calls, by their names."""
+
+from penstock.text.calls.parser import (
+    HERMES_CLOSER,
+    HERMES_OPENER,
+    LLAMA_OPENER,
+    MISTRAL_ARGUMENTS,
+    MISTRAL_ID,
+    MISTRAL_OPENER,
+    CallParser,
+    HermesParser,
+    LlamaParser,
+    MistralParser,
+)
+from penstock.text.calls.python_calls import PYTHON_CLOSER, PYTHON_OPENER, PythonParser
+from penstock.text.calls.tagged import GLM, QWEN, GlmParser, QwenParser
+
+PARSERS: dict[str, type[CallParser]] = {
+    "hermes": HermesParser,
+    "llama3": LlamaParser,
+    "mistral": MistralParser,
+    "qwen3_coder": QwenParser,
+    "glm45": GlmParser,
+    "pythonic": PythonParser,
+}
+
+# The marks of each that may be special tokens.
+MARKERS: dict[str, tuple[str, ...]] = {
+    "hermes": (HERMES_OPENER, HERMES_CLOSER),
+    "llama3": (LLAMA_OPENER,),
+    "mistral": (MISTRAL_OPENER, MISTRAL_ARGUMENTS, MISTRAL_ID),
+    "qwen3_coder": (HERMES_OPENER, HERMES_CLOSER, QWEN.value_end, QWEN.call_end),
+    "glm45": (HERMES_OPENER, GLM.key_begin, GLM.key_end, GLM.value_begin, GLM.value_end, GLM.call_end),
+    "pythonic": (PYTHON_OPENER, PYTHON_CLOSER),
+}

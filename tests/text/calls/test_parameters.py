@@ -1,0 +1,46 @@
+"""Which of a tool's parameters are text."""
+
+from typing import Any
+
+import pytest
+
+from penstock.text.calls.parameters import ToolSchema, parameters_of, texts_of
+
+
+@pytest.mark.parametrize(
+    ("schema", "nullable"),
+    [
+        ({"type": "string"}, False),
+        ({"type": ["string"], "description": "x"}, False),
+        ({"type": ["string", "null"]}, True),
+        ({"enum": ["a", "b"]}, False),
+        ({"const": "a"}, False),
+        ({"$ref": "#/$defs/name"}, False),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, True),
+        ({"oneOf": [{"type": "null"}, {"$ref": "#/$defs/name"}]}, True),
+        ({"type": "integer"}, None),
+        ({"type": ["string", "integer"]}, None),
+        ({"type": ["string", {}]}, None),
+        ({"enum": ["a", 1]}, None),
+        ({"enum": []}, None),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, None),
+        ({"anyOf": [{"type": "string"}, True]}, None),
+        ({"anyOf": [{"type": "string"}], "type": "object"}, None),
+        ({"$ref": "#/$defs/itself"}, None),
+        ({"$ref": "#/$defs/missing"}, None),
+        ({"$ref": "https://example.com/x"}, None),
+        ({}, None),
+        (True, None),
+        (False, None),
+    ],
+)
+def test_what_is_text(schema: Any, nullable: bool | None) -> None:
+    definitions = {"name": {"type": "string"}, "itself": {"$ref": "#/$defs/itself"}}
+    tool = ToolSchema("f", {"properties": {"a": schema}, "required": ["a"], "$defs": definitions})
+    assert texts_of(tool) == ({} if nullable is None else {"a": nullable})
+    (parameter,) = parameters_of(tool)
+    assert parameter.required and parameter.schema["$defs"] == definitions and not parameter.is_boolean
+
+
+def test_a_tool_without_parameters_has_none() -> None:
+    assert parameters_of(ToolSchema("f", {})) == []
