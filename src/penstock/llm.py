@@ -15,7 +15,7 @@ from penstock.core.config import EngineOptions
 from penstock.core.errors import EngineError, InvalidParameter, RowFailed
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
-from penstock.core.request import Request
+from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.client import Engine
 from penstock.engine.intake import Intake
@@ -202,7 +202,7 @@ class LLM:
         if len(each) != len(batch):
             raise InvalidParameter("params", f"{len(each)} given for {len(batch)} prompts; give one, or one for each.")
         requests = [
-            self._intake.request(prompt_tokens(prompt, self.tokenizer), chosen, priority=priority, cache_salt="")
+            self._intake.request(prompt_tokens(prompt, self.tokenizer), chosen, Standing(priority=priority))
             for prompt, chosen in zip(batch, each, strict=True)
         ]
         return [_completion(state) for state in self._run(requests)]
@@ -217,7 +217,7 @@ class LLM:
         long, and RowFailed where the model computed no number.
         """
         requests = [
-            self._intake.embedding(prompt_tokens(prompt, self.tokenizer), pooling, priority=priority, cache_salt="")
+            self._intake.embedding(prompt_tokens(prompt, self.tokenizer), pooling, Standing(priority=priority))
             for prompt in _as_batch(prompts)
         ]
         return [_vector(state.take()) for state in self._run(requests)]
@@ -318,14 +318,15 @@ class AsyncEngine:
         Without `params` the model's own recommendation applies (`defaults`).
         """
         ids = prompt_tokens(prompt, self.tokenizer)
-        return self._engine.generate(ids, params or self.defaults.params(), priority=priority, cache_salt=cache_salt)
+        standing = Standing(priority=priority, cache_salt=cache_salt)
+        return self._engine.generate(ids, params or self.defaults.params(), standing=standing)
 
     async def embed(
         self, prompt: Prompt, pooling: Pooling = "last", *, priority: int = 0, cache_salt: str = ""
     ) -> list[float]:
         """The vector of one prompt, see `LLM.embed`. Cancelling aborts the request."""
         ids = prompt_tokens(prompt, self.tokenizer)
-        outputs = self._engine.embed(ids, pooling, priority=priority, cache_salt=cache_salt)
+        outputs = self._engine.embed(ids, pooling, standing=Standing(priority=priority, cache_salt=cache_salt))
         async with contextlib.aclosing(outputs):
             found = [output async for output in outputs]
         return _vector(found[-1])

@@ -186,11 +186,10 @@ def test_vectors_and_tokens_are_computed_in_the_same_steps(mode: str, expected: 
     llm = engine(mode, max_num_batched_tokens=50, max_num_seqs=16)
     vectors = {pooling: llm.embed(SUBJECTS, pooling) for pooling in POOLINGS}
     generating = [
-        llm._intake.request(subject["prompt_token_ids"], params, priority=0, cache_salt="")
-        for subject, params in zip(*subjects(), strict=True)
+        llm._intake.request(subject["prompt_token_ids"], params) for subject, params in zip(*subjects(), strict=True)
     ]
     pooling = [
-        llm._intake.embedding(subject["prompt_token_ids"], kind, priority=0, cache_salt="")
+        llm._intake.embedding(subject["prompt_token_ids"], kind)
         for subject, kind in itertools.product(SUBJECTS, POOLINGS)
     ]
     mixed = [request for pair in zip(generating, pooling, strict=True) for request in pair]

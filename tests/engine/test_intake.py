@@ -6,6 +6,7 @@ import pytest
 
 from penstock.core.errors import InvalidParameter
 from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.request import Standing
 from penstock.core.sampling import ReasoningBudget, SamplingParams
 from penstock.engine.intake import Intake
 from penstock.scheduler.admission import Limits
@@ -41,14 +42,14 @@ def intake() -> Intake:
 def test_a_value_that_is_not_accepted_is_refused_by_name(intake: Intake, name: str, value: object) -> None:
     fields: dict[str, Any] = {"priority": 0, "cache_salt": "", name: value}
     with pytest.raises(InvalidParameter) as caught:
-        intake.request([5], SamplingParams(max_tokens=1), **fields)
+        intake.request([5], SamplingParams(max_tokens=1), Standing(**fields))
     assert caught.value.param == name
 
 
 @pytest.mark.parametrize(("priority", "salt"), [(2**63 - 1, "x" * 256), (-(2**63), "")])
 def test_bounds_are_inclusive(intake: Intake, priority: int, salt: str) -> None:
-    request = intake.request([5], SamplingParams(max_tokens=1), priority=priority, cache_salt=salt)
-    assert (request.priority, request.cache_salt) == (priority, salt)
+    request = intake.request([5], SamplingParams(max_tokens=1), Standing(priority=priority, cache_salt=salt))
+    assert (request.standing.priority, request.standing.cache_salt) == (priority, salt)
 
 
 @pytest.mark.parametrize(
@@ -60,8 +61,8 @@ def test_budgets_of_reasoning_need_text_and_tokens_of_the_vocabulary(
 ) -> None:
     params = SamplingParams(max_tokens=1, reasoning_budget=ReasoningBudget(tokens=5, closing=(closing,)))
     if param is None:
-        make_intake(has_text=has_text).request([5], params, priority=0, cache_salt="")
+        make_intake(has_text=has_text).request([5], params)
         return
     with pytest.raises(InvalidParameter) as caught:
-        make_intake(has_text=has_text).request([5], params, priority=0, cache_salt="")
+        make_intake(has_text=has_text).request([5], params)
     assert caught.value.param == param

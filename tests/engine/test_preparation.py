@@ -13,9 +13,7 @@ from penstock.engine.preparation import MAX_SECONDS, MAX_WAITING, Preparations
 
 def request(number: int) -> Request:
     params = SamplingParams(grammar=Grammar.regex("a", f"field{number}"), max_tokens=1, seed=0)
-    return Request(
-        request_id=number, prompt_token_ids=[1], sampling=params, eos_token_ids=(2,), priority=0, cache_salt=""
-    )
+    return Request(request_id=number, prompt_token_ids=[1], sampling=params, eos_token_ids=(2,))
 
 
 class Desk:

@@ -102,7 +102,7 @@ def test_the_openai_client(client: OpenAI, stored: StoredServer) -> None:
         body = each["response"]["body"]
         assert each["error"] is None and each["response"]["status_code"] == 200 and each["response"]["request_id"]
         assert body["object"] == "chat.completion" and body["usage"]["completion_tokens"] == 3
-    assert all(call.priority >= BACKGROUND_PRIORITY for call in stored.engine.calls)
+    assert all(call.standing.priority >= BACKGROUND_PRIORITY for call in stored.engine.calls)
     with pytest.raises(openai.ConflictError, match="completed"):
         client.batches.cancel(batch.id)
     with pytest.raises(openai.NotFoundError, match="no batch"):
@@ -122,7 +122,7 @@ def test_a_line_that_is_refused_fails_alone(stored: StoredServer) -> None:
     }  # fmt: skip
     assert errors["b"]["body"]["error"]["param"] == "temperature"
     assert errors["d"]["body"]["error"]["param"] == "stream"
-    assert {call.priority for call in stored.engine.calls} == {
+    assert {call.standing.priority for call in stored.engine.calls} == {
         BACKGROUND_PRIORITY + 2**31,
         BACKGROUND_PRIORITY + 2**31 - 5,
     }

@@ -83,7 +83,7 @@ def test_shorter_vectors_have_length_1_again(served: Any) -> None:
 def test_other_fields_reach_the_engine(served: Any) -> None:
     assert embed(served, priority=-3, cache_salt="tenant", user="me", add_special_tokens=False).status_code == 200
     (call,) = served.engine.calls
-    assert (call.priority, call.cache_salt) == (-3, "tenant")
+    assert (call.standing.priority, call.standing.cache_salt) == (-3, "tenant")
     assert call.prompt == served.tokenizer.encode("the fox", False)
     everything = set(EmbeddingFields.__struct_fields__) - {"input"}
     assert embed(served, **dict.fromkeys(everything)).status_code == 200

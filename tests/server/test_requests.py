@@ -57,7 +57,7 @@ def test_sampling_fields_reach_the_engine(served: Any, endpoint: str) -> None:
         max_tokens=8,
     )
     assert call.params == expected
-    assert (call.priority, call.cache_salt) == (-2, "tenant")
+    assert (call.standing.priority, call.standing.cache_salt) == (-2, "tenant")
 
 
 def test_defaults_are_the_models_and_then_those_of_the_api(served: Any) -> None:
@@ -121,7 +121,7 @@ NEUTRAL = {
 def test_a_tier_is_a_priority(served: Any, tier: str, priority: int) -> None:
     answer = served.chat(service_tier=tier).json()
     assert answer["service_tier"] == tier
-    assert served.engine.calls[0].priority == priority
+    assert served.engine.calls[0].standing.priority == priority
     assert f'"service_tier":"{tier}"' in served.complete(service_tier=tier, stream=True).text
 
 

@@ -167,7 +167,7 @@ def test_fields_reach_the_engine(served: Any) -> None:
     assert response.status_code == 200, response.text
     call = served.engine.calls[0]
     assert call.params == SamplingParams(**fields, max_tokens=9, stop=("zz",))  # type: ignore[arg-type]
-    assert (call.priority, call.cache_salt) == (-2, "tenant")
+    assert (call.standing.priority, call.standing.cache_salt) == (-2, "tenant")
     post(served, chat_template_kwargs={"shout": True})
     assert prompt(served).endswith("SHOUT")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from penstock.core.errors import EngineUnavailable
 from penstock.core.events import KeptTokens, LoadSnapshot
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
-from penstock.core.request import KeptPrefix
+from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import ModelInfo, RequestOutput, SampleDelta
 from penstock.text.detokenizer import Detokenizer
@@ -22,8 +22,7 @@ class Call:
 
     prompt: list[int]
     params: SamplingParams
-    priority: int
-    cache_salt: str
+    standing: Standing
     keep: tuple[KeptPrefix, ...] = ()
     closed: asyncio.Event = field(default_factory=asyncio.Event)
     outputs: int = 0
@@ -68,11 +67,10 @@ class ScriptedEngine:
         prompt_token_ids: list[int],
         params: SamplingParams,
         *,
-        priority: int = 0,
-        cache_salt: str = "",
+        standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        call = Call(prompt_token_ids, params, priority, cache_salt, keep)
+        call = Call(prompt_token_ids, params, standing, keep)
         self.calls.append(call)
         number = len(self.calls)
         texts = [
@@ -121,10 +119,10 @@ class ScriptedEngine:
             call.closed.set()
 
     async def embed(
-        self, prompt_token_ids: list[int], pooling: Pooling, *, priority: int = 0, cache_salt: str = ""
+        self, prompt_token_ids: list[int], pooling: Pooling, *, standing: Standing = EVERYBODY
     ) -> AsyncGenerator[RequestOutput]:
         """The vector of a prompt is (its length, 4, 0, 12) / norm, doubled in the second place for a mean."""
-        call = Call(prompt_token_ids, SamplingParams(), priority, cache_salt, pooling=pooling)
+        call = Call(prompt_token_ids, SamplingParams(), standing, pooling=pooling)
         self.calls.append(call)
         try:
             await asyncio.sleep(0)

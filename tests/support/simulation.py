@@ -10,7 +10,7 @@ from penstock.cache.prefix import KeyFunction
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import FinishReason, Pooling, StepPlan, TokenLogprobs
-from penstock.core.request import KeptPrefix, Request
+from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.sequence import Sequence
@@ -39,8 +39,7 @@ def make_request(
         prompt_token_ids=prompt,
         sampling=SamplingParams(n=n, max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs),
         eos_token_ids=eos,
-        priority=priority,
-        cache_salt=salt,
+        standing=Standing(priority=priority, cache_salt=salt),
         pooling=pooling,
         keep=keep,
     )

@@ -17,6 +17,26 @@ class KeptPrefix(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """How a request stands to others; what is not said is as for everybody.
+
+    Attributes:
+        priority: lower runs first; first come, first served within one priority and tenant. From BACKGROUND_PRIORITY
+            on, a request is nobody's who waits.
+        tenant: for whom it is computed. Those who wait are served in turn, each as its `weight` says.
+        weight: how much of the engine the tenant has beside others; above 0.
+        cache_salt: requests share cached prefixes only within one salt, of up to MAX_SALT_LENGTH characters.
+    """
+
+    priority: int = 0
+    tenant: str = ""
+    weight: float = 1.0
+    cache_salt: str = ""
+
+
+EVERYBODY = Standing()
+
+
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One admitted request. The prompt is token ids; text never reaches the engine.
 
@@ -25,9 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         prompt_token_ids: at least one id, each below the model's vocabulary size.
         sampling: with `seed` and `max_tokens` resolved (never None).
         eos_token_ids: ids that end the output unless `sampling.ignore_eos`.
-        priority: lower runs first; first come, first served within one priority. From BACKGROUND_PRIORITY on, a
-            request is nobody's who waits.
-        cache_salt: requests share cached prefixes only within one salt, of up to MAX_SALT_LENGTH characters.
+        standing: how it stands to others.
         pooling: None to generate. Else nothing is, whatever `sampling` says: the prompt's final hidden states become
             one vector, the last of them or the mean of all.
         keep: prefixes of the prompt to be kept, the shorter first; whole blocks of them are, while there is room.
@@ -37,8 +55,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     prompt_token_ids: list[int]
     sampling: SamplingParams
     eos_token_ids: tuple[int, ...] = ()
-    priority: int = 0
-    cache_salt: str = ""
+    standing: Standing = EVERYBODY
     pooling: Pooling | None = None
     keep: tuple[KeptPrefix, ...] = ()
 

@@ -16,7 +16,7 @@ from penstock.core.errors import EngineError, EngineUnavailable, InvalidParamete
 from penstock.core.events import LoadSnapshot
 from penstock.core.failpoints import POINTS
 from penstock.core.plan import Pooling
-from penstock.core.request import KeptPrefix, Request
+from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput
@@ -125,22 +125,17 @@ class Engine:
         prompt_token_ids: list[int],
         params: SamplingParams,
         *,
-        priority: int = 0,
-        cache_salt: str = "",
+        standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
-        return self._outputs(
-            lambda intake: intake.request(prompt_token_ids, params, priority=priority, cache_salt=cache_salt, keep=keep)
-        )
+        return self._outputs(lambda intake: intake.request(prompt_token_ids, params, standing, keep=keep))
 
     def embed(
-        self, prompt_token_ids: list[int], pooling: Pooling, *, priority: int = 0, cache_salt: str = ""
+        self, prompt_token_ids: list[int], pooling: Pooling, *, standing: Standing = EVERYBODY
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for a vector and yield its output; see `EngineClient.embed`."""
-        return self._outputs(
-            lambda intake: intake.embedding(prompt_token_ids, pooling, priority=priority, cache_salt=cache_salt)
-        )
+        return self._outputs(lambda intake: intake.embedding(prompt_token_ids, pooling, standing))
 
     async def _outputs(self, make: Callable[[Intake], Request]) -> AsyncGenerator[RequestOutput]:
         self.check_ready()

@@ -9,7 +9,7 @@ import msgspec
 from penstock.core.checks import check_characters, check_integer
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.core.plan import Pooling
-from penstock.core.request import MAX_SALT_LENGTH, KeptPrefix, Request
+from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.admission import Limits, check_request
 
@@ -44,13 +44,12 @@ class Intake:
         self,
         prompt: list[int],
         params: SamplingParams,
+        standing: Standing = EVERYBODY,
         *,
-        priority: int,
-        cache_salt: str,
         keep: tuple[KeptPrefix, ...] = (),
     ) -> Request:
         """The request to submit. Raises RequestError."""
-        self._check_common(prompt, priority, cache_salt)
+        self._check_common(prompt, standing)
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
         if params.stop and not self._has_text:
@@ -80,32 +79,31 @@ class Intake:
             prompt_token_ids=prompt,
             sampling=resolved,
             eos_token_ids=self._eos_token_ids,
-            priority=priority,
-            cache_salt=cache_salt,
+            standing=standing,
             keep=keep,
         )
         check_request(request, self._limits)
         return request
 
-    def embedding(self, prompt: list[int], pooling: Pooling, *, priority: int, cache_salt: str) -> Request:
+    def embedding(self, prompt: list[int], pooling: Pooling, standing: Standing = EVERYBODY) -> Request:
         """The request for a vector of `prompt`. Raises RequestError."""
-        self._check_common(prompt, priority, cache_salt)
+        self._check_common(prompt, standing)
         if pooling not in get_args(Pooling):
             raise InvalidParameter("pooling", f"must be one of {', '.join(get_args(Pooling))}.")
         request = Request(
             request_id=next(self._ids),
             prompt_token_ids=prompt,
             sampling=SamplingParams(temperature=0.0, seed=0, max_tokens=1),
-            priority=priority,
-            cache_salt=cache_salt,
+            standing=standing,
             pooling=pooling,
         )
         check_request(request, self._limits)
         return request
 
-    def _check_common(self, prompt: list[int], priority: int, cache_salt: str) -> None:
+    def _check_common(self, prompt: list[int], standing: Standing) -> None:
+        cache_salt = standing.cache_salt
         self._check_tokens("prompt", prompt)
-        check_integer("priority", priority, -(2**63), 2**63 - 1)
+        check_integer("priority", standing.priority, -(2**63), 2**63 - 1)
         if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_LENGTH:
             raise InvalidParameter("cache_salt", f"must be a string of at most {MAX_SALT_LENGTH} characters.")
         check_characters("cache_salt", cache_salt)

@@ -8,7 +8,7 @@ import msgspec
 from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.events import KeptTokens, LoadSnapshot, RequestTimings
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
-from penstock.core.request import KeptPrefix
+from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
 
 
@@ -99,8 +99,7 @@ class EngineClient(Protocol):
         prompt_token_ids: list[int],
         params: SamplingParams,
         *,
-        priority: int = 0,
-        cache_salt: str = "",
+        standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs until all samples have finished.
@@ -112,7 +111,7 @@ class EngineClient(Protocol):
         """
 
     def embed(
-        self, prompt_token_ids: list[int], pooling: Pooling, *, priority: int = 0, cache_salt: str = ""
+        self, prompt_token_ids: list[int], pooling: Pooling, *, standing: Standing = EVERYBODY
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for one vector of a text; it has one output, with `embedding` unless its sample failed.
 

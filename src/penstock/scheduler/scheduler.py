@@ -57,7 +57,7 @@ class Scheduler:
         check_request(request, self.limits)
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} exists already")
-        sequence = self._new_sequence(request, 0, (request.priority, self._next_stamp, 0))
+        sequence = self._new_sequence(request, 0, (request.standing.priority, self._next_stamp, 0))
         self._next_stamp += 1
         sequence.tokens = list(request.prompt_token_ids)
         self._requests[request.request_id] = [sequence]
@@ -71,7 +71,7 @@ class Scheduler:
             order=order,
             tokens=[],
             prompt_length=len(request.prompt_token_ids),
-            blocks=self.cache.open(self._next_sequence, request.cache_salt),
+            blocks=self.cache.open(self._next_sequence, request.standing.cache_salt),
         )
         self._next_sequence += 1
         self._sequences[sequence.id] = sequence

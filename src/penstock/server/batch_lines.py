@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
+from msgspec.structs import replace
 
 from penstock.core.errors import EngineUnavailable, InvalidParameter
 from penstock.core.request import BACKGROUND_PRIORITY
@@ -59,7 +60,8 @@ class LineRunner:
         if job.stream:
             raise InvalidParameter("stream", "a batch has no streams; leave it out.")
         # Priorities that lines ask for order them among themselves.
-        job = msgspec.structs.replace(job, priority=BACKGROUND_PRIORITY + 2**31 + job.priority)
+        standing = replace(job.standing, priority=BACKGROUND_PRIORITY + 2**31 + job.standing.priority)
+        job = replace(job, standing=standing)
         writer = endpoint.writer(job)
         async with contextlib.aclosing(outputs_of(self._engine, job)) as outputs:
             async for output in outputs:

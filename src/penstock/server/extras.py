@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
-from penstock.core.request import MAX_SALT_LENGTH
+from penstock.core.request import MAX_SALT_LENGTH, Standing
 from penstock.server.schema import CommonFields, EmbeddingFields
 
 MAX_NAME_LENGTH = 512
@@ -46,8 +46,9 @@ def _check_tier(fields: CommonFields) -> None:
         raise InvalidParameter("service_tier", "cannot be combined with priority; send one of them.")
 
 
-def priority_of(fields: CommonFields | EmbeddingFields) -> int:
-    """A request's priority, as a number or by its tier."""
+def standing_of(fields: CommonFields | EmbeddingFields) -> Standing:
+    """How a request stands to others, as far as it says so itself; a priority is a number or a tier."""
+    priority = fields.priority or 0
     if isinstance(fields, CommonFields) and fields.service_tier is not None:
-        return TIERS[fields.service_tier]
-    return fields.priority or 0
+        priority = TIERS[fields.service_tier]
+    return Standing(priority=priority, cache_salt=fields.cache_salt or "")

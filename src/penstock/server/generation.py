@@ -212,14 +212,11 @@ def outputs_of(engine: EngineClient, job: Job) -> AsyncGenerator[RequestOutput]:
     """The outputs of all prompts as they come; those of prompt p have sample indices from p·n on."""
     if job.pooling is not None:
         samples = 1
-        sources = [
-            engine.embed(prompt, job.pooling, priority=job.priority, cache_salt=job.cache_salt)
-            for prompt in job.prompts
-        ]
+        sources = [engine.embed(prompt, job.pooling, standing=job.standing) for prompt in job.prompts]
     else:
         samples = job.params[0].n
         sources = [
-            engine.generate(prompt, params, priority=job.priority, cache_salt=job.cache_salt, keep=job.keep)
+            engine.generate(prompt, params, standing=job.standing, keep=job.keep)
             for prompt, params in zip(job.prompts, job.params, strict=True)
         ]
     return sources[0] if len(sources) == 1 else _merged(sources, samples)

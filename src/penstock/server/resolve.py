@@ -9,11 +9,11 @@ import msgspec
 from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
 from penstock.core.plan import Pooling
-from penstock.core.request import KeptPrefix
+from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.chat_output import ChatOutput, resolve_output
-from penstock.server.extras import MAX_NAME_LENGTH, check_extras, priority_of
+from penstock.server.extras import MAX_NAME_LENGTH, check_extras, standing_of
 from penstock.server.parsing import check_count
 from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, EmbeddingFields, Message
 from penstock.server.structured import grammar_of
@@ -41,6 +41,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         prompts: token ids of each prompt.
+        standing: how it stands to others.
         params: for each prompt the parameters, `max_tokens` resolved; none where vectors are asked for.
         user, metadata: whose it is, for the log.
         service_tier: as it was asked for, to be repeated in the response.
@@ -56,8 +57,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     prompts: list[list[int]]
     params: list[SamplingParams]
-    priority: int = 0
-    cache_salt: str = ""
+    standing: Standing = EVERYBODY
     user: str | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
@@ -152,8 +152,7 @@ class Resolver:
         return Job(
             prompts=prompts,
             params=[],
-            priority=priority_of(fields),
-            cache_salt=fields.cache_salt or "",
+            standing=standing_of(fields),
             user=fields.user,
             pooling=fields.pooling or "last",
             dimensions=fields.dimensions,
@@ -232,8 +231,7 @@ class Resolver:
         return Job(
             prompts=prompts,
             params=params,
-            priority=priority_of(fields),
-            cache_salt=fields.cache_salt or "",
+            standing=standing_of(fields),
             user=fields.user,
             metadata=fields.metadata,
             service_tier=fields.service_tier,
