@@ -11,11 +11,14 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from starlette.applications import Starlette
 from starlette.routing import Route
 
-from penstock.core.errors import TokenizerError
+from penstock.core.errors import PenstockError, TokenizerError
 from penstock.server import serve
 from penstock.server.app import create_app
+from penstock.server.errors import on_error
+from penstock.server.health import HealthApi
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.documented import described_client
 from support.http_server import running
@@ -165,6 +168,37 @@ def test_connections_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.Monke
             assert first.get("/health/live").status_code == 200
             assert httpx.get(f"{url}/health/live").status_code == 503
         assert wait_for(lambda: httpx.get(f"{url}/health/live").status_code == 200)
+
+
+def test_deep_health_is_a_real_generation_and_asked_for_rarely(served: Any) -> None:
+    found = [served.http.get("/health/deep").json() for _ in range(3)]
+    assert {(each["status"], each["tokens"]) for each in found} == {("generating", 10)}
+    (call,) = served.engine.calls
+    assert call.params.max_tokens == 10 and call.standing.priority < 0
+
+
+def test_deep_health_tells_what_is_wrong(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(tokenizer.table, range(5, 15))
+    app = Starlette(
+        routes=HealthApi(engine, probe_seconds=0.2, fresh_seconds=0.1).routes(),
+        exception_handlers={PenstockError: on_error},
+    )
+
+    async def hang(call: Any) -> None:
+        if call.outputs == 3:
+            await asyncio.sleep(60)
+
+    with running(app) as url:
+        engine.before = hang
+        answer = httpx.get(f"{url}/health/deep")
+        assert answer.status_code == 503 and "3 of 10 tokens within 0.2 s" in answer.text
+        assert engine.calls[0].closed.is_set(), "nobody computes what nobody waits for"
+        engine.before = None
+        assert wait_for(lambda: httpx.get(f"{url}/health/deep").status_code == 200)
+        engine.error, engine.finish = "It broke.", "error"
+        assert wait_for(lambda: httpx.get(f"{url}/health/deep").status_code == 500)
+        engine.unavailable = "It is away."
+        assert wait_for(lambda: "It is away." in httpx.get(f"{url}/health/deep").text)
 
 
 def test_health_and_readiness(served: Any) -> None:

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -33,7 +34,9 @@ PROGRAM = textwrap.dedent(
 
     engine.before = slow
     listener = bind("127.0.0.1", int(sys.argv[1]))
-    run_loop(serve(create_app(engine, None), listener, on_started=lambda: print("ready", flush=True)))
+    app = create_app(engine, None)
+    ready = lambda: print("ready", flush=True)
+    run_loop(serve(app, listener, on_started=ready, drain_seconds=float(sys.argv[3])))
     print("stopped", flush=True)
     """
 )
@@ -46,11 +49,11 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started(step: float) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server process whose engine takes `step` seconds a token, and its port."""
+def started(step: float, drain: float = 30.0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server process whose engine takes `step` seconds a token, and its port; it ends within `drain` seconds."""
     port = free_port()
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-c", PROGRAM, str(port), str(step)]
+    command = [sys.executable, "-c", PROGRAM, str(port), str(step), str(drain)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -93,6 +96,46 @@ def test_the_first_signal_lets_requests_finish() -> None:
         assert (process.returncode, output, errors) == (0, "stopped\n", STOPPING)
 
 
+def test_a_server_that_drains_says_so_and_refuses_what_comes() -> None:
+    request = {"prompt": [1], "stream": True, "max_tokens": 20}
+    with started(0.2) as (process, port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        with http.stream("POST", "/v1/completions", json=request) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            while httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200:
+                time.sleep(0.02)
+            for path, body in (
+                ("/v1/completions", {"prompt": [1]}),
+                ("/v1/messages", {"max_tokens": 1, "messages": []}),
+            ):
+                refusal = httpx.post(f"http://127.0.0.1:{port}{path}", json=body)
+                assert refusal.status_code in (503, 529) and int(refusal.headers["retry-after"]) >= 1
+                assert "stopping" in refusal.json()["error"]["message"]
+            for path in ("/health/live", "/metrics"):
+                assert httpx.get(f"http://127.0.0.1:{port}{path}").status_code == 200
+            assert "data: [DONE]" in list(lines)
+        assert process.wait(timeout=20) == 0
+
+
+def test_what_takes_longer_than_the_drain_is_told_so() -> None:
+    request = {"prompt": [1], "max_tokens": 20}
+    with started(0.3, drain=0.5) as (process, port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        with ThreadPoolExecutor(1) as pool:
+            whole = pool.submit(httpx.post, f"http://127.0.0.1:{port}/v1/completions", json=request)
+            with http.stream("POST", "/v1/completions", json={**request, "stream": True}) as response:
+                lines = response.iter_lines()
+                next(lines)
+                while "penstock_requests_in_flight 2.0" not in httpx.get(f"http://127.0.0.1:{port}/metrics").text:
+                    time.sleep(0.02)
+                process.send_signal(signal.SIGTERM)
+                events = [line for line in lines if line]
+            assert "server_stopping" in events[-2] and len(events) < 6
+            refusal = whole.result()
+        assert refusal.status_code == 503 and refusal.json()["error"]["code"] == "server_stopping"
+        assert process.wait(timeout=20) == 0
+
+
 def test_the_second_signal_stops_at_once() -> None:
     body = b'{"prompt": [1], "max_tokens": 20}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -101,16 +144,11 @@ def test_the_second_signal_stops_at_once() -> None:
         while "penstock_requests_in_flight 1.0" not in httpx.get(f"http://127.0.0.1:{port}/metrics").text:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        # The server refuses connections once it has taken the signal, but still waits for the request.
-        while is_open(port):
+        # The server takes no requests once it has taken the signal, but still waits for the one it has.
+        while httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200:
             time.sleep(0.02)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=20)
         assert (process.returncode, output) == (0, "stopped\n")
         assert "Traceback" not in errors
-
-
-def is_open(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -60,6 +60,12 @@ def serve(
     reasoning_parser: Annotated[
         str, typer.Option(help="Of <think> blocks: auto (if the chat template has them), none or think.")
     ] = "auto",
+    drain_timeout: Annotated[
+        float, typer.Option(help="Seconds for running requests to finish in after the first signal.")
+    ] = 30.0,
+    watchdog: Annotated[
+        float, typer.Option(help="Seconds without progress after which the engine is started again.")
+    ] = 30.0,
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
     data_dir: options.DataDir = None,
     tokenizer: options.Tokenizer = None,
@@ -78,7 +84,7 @@ def serve(
     packed_cache: options.PackedCache = None,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
-    from penstock.cli.serve import run_serve
+    from penstock.cli.serve import ServeOptions, run_serve
 
     engine = options.engine_options(
         options.model_or_default(model),
@@ -98,9 +104,16 @@ def serve(
         packed_cache=packed_cache,
     )
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    parsers = (tool_call_parser, reasoning_parser)
-    names = tuple(served_model_name or ())
-    raise typer.Exit(run_serve(engine, host, port, names, parsers, data_dir, explain_only=explain_config))
+    serving = ServeOptions(
+        host=host,
+        port=port,
+        names=tuple(served_model_name or ()),
+        parsers=(tool_call_parser, reasoning_parser),
+        data_dir=data_dir,
+        drain_timeout=options.parse_seconds(drain_timeout, "--drain-timeout", 0.0),
+        watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
+    )
+    raise typer.Exit(run_serve(engine, serving, explain_only=explain_config))
 
 
 @app.command()

@@ -47,6 +47,7 @@ DataDir = Annotated[
     ),
 ]
 
+LONGEST_SECONDS = 24 * 3600.0
 MAX_DIGITS = 24
 LONGEST_SHOWN = 60
 _UNITS = {"": 1, "B": 1}
@@ -66,6 +67,15 @@ def parse_size(text: str | None, option: str) -> int | None:
             f"{option} {text!r} is not a size; write a number of bytes, or one like 4GiB or 500MB."
         )
     return int(Fraction(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_seconds(value: float, option: str, least: float) -> float:
+    """A number of seconds; raises ConfigurationError where it is too small, or none."""
+    if not least <= value <= LONGEST_SECONDS:
+        raise ConfigurationError(
+            f"{option} {value:g} is not a number of seconds from {least:g} to {LONGEST_SECONDS:g}."
+        )
+    return value
 
 
 def parse_batch_sizes(text: str, option: str = "--batch-size") -> list[int]:

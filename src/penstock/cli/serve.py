@@ -21,6 +21,7 @@ from penstock.core.sampling import SamplingDefaults
 from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
+from penstock.engine.watch import Patience
 from penstock.server.app import create_app
 from penstock.server.serve import bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
@@ -44,54 +45,60 @@ SHOWN_AT_START = (
 console = Console(stderr=True, highlight=False)
 
 
-def run_serve(
-    options: dict[str, Any],
-    host: str,
-    port: int,
-    names: tuple[str, ...],
-    parsers: tuple[str, str],
-    data_dir: str | None,
-    *,
-    explain_only: bool,
-) -> int:
-    """Serve until a signal ends it; returns the exit status. `parsers` are those of tool calls and of reasoning."""
-    check_parsers(*parsers)
+@dataclass(frozen=True)
+class ServeOptions:
+    """Of `penstock serve`, what does not concern the engine.
+
+    Attributes:
+        names: under which the model is served; its own where there are none.
+        parsers: of tool calls and of reasoning.
+        data_dir: as asked for.
+        drain_timeout: seconds for running requests to finish in.
+        watchdog: seconds without progress after which the engine is started again.
+    """
+
+    host: str
+    port: int
+    names: tuple[str, ...]
+    parsers: tuple[str, str]
+    data_dir: str | None
+    drain_timeout: float
+    watchdog: float
+
+
+def run_serve(options: dict[str, Any], serving: ServeOptions, *, explain_only: bool) -> int:
+    """Serve until a signal ends it; returns the exit status. `options` are the engine's."""
+    check_parsers(*serving.parsers)
     started = time.monotonic()
     if explain_only:
         # Where nobody watches, nothing is cut to the width of a screen.
         wide = None if sys.stdout.isatty() else 1000
         prepared = prepare(EngineOptions(**options), api_beside=True)
-        reading = _read_output(prepared.load_tokenizer(), parsers)
-        _, why = choose_folder(data_dir, prepared.served_names(names)[0])
+        reading = _read_output(prepared.load_tokenizer(), serving.parsers)
+        _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
-    listener = bind(host, port)
+    listener = bind(serving.host, serving.port)
     with contextlib.closing(listener):
-        return run_loop(_serve(EngineOptions(**options), listener, names, parsers, data_dir, started))
+        return run_loop(_serve(EngineOptions(**options), serving, listener, started))
 
 
-async def _serve(
-    options: EngineOptions,
-    listener: socket.socket,
-    names: tuple[str, ...],
-    parsers: tuple[str, str],
-    data_dir: str | None,
-    started: float,
-) -> int:
+async def _serve(options: EngineOptions, serve_options: ServeOptions, listener: socket.socket, started: float) -> int:
     progress = _LoadProgress()
     # The engine imports torch while this process finds out what to load.
-    engine = await Engine.start(lambda: EngineProcess.start(engine_command(sys.executable), progress.update))
+    patience = Patience(hang_seconds=serve_options.watchdog)
+    engine = await Engine.start(lambda: EngineProcess.start(engine_command(sys.executable), progress.update), patience)
     storage = _Storage()
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
-        await asyncio.to_thread(storage.open, data_dir, prepared.served_names(names)[0])
+        await asyncio.to_thread(storage.open, serve_options.data_dir, prepared.served_names(serve_options.names)[0])
         engine.configure(prepared.config)
         with progress:
             before = time.monotonic()
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
-            reading = _read_output(tokenizer, parsers)
+            reading = _read_output(tokenizer, serve_options.parsers)
             tokenizer_seconds = time.monotonic() - before
             defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
             app = create_app(
@@ -103,9 +110,9 @@ async def _serve(
                 store=storage.store,
                 why_no_store=storage.why_none,
             )
-            serving = asyncio.ensure_future(serve(app, listener))
+            serving = asyncio.ensure_future(serve(app, listener, drain_seconds=serve_options.drain_timeout))
             table = tokenizer.table if tokenizer else None
-            ready = asyncio.ensure_future(engine.ready(prepared.model_info(tokenizer, names), table))
+            ready = asyncio.ensure_future(engine.ready(prepared.model_info(tokenizer, serve_options.names), table))
             # A signal while the model loads ends the server, and with it the wait.
             await asyncio.wait((serving, ready), return_when=asyncio.FIRST_COMPLETED)
             if serving.done():

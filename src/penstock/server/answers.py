@@ -279,6 +279,15 @@ class ModelList(msgspec.Struct, forbid_unknown_fields=True):
     data: list[ModelCard]
 
 
+class Probe(msgspec.Struct, forbid_unknown_fields=True):
+    """A generation that was tried: its tokens, the seconds it took, and those since."""
+
+    status: Literal["generating"]
+    tokens: int
+    seconds: float
+    age: float
+
+
 class Status(msgspec.Struct, forbid_unknown_fields=True):
     """Whether the server lives, or is ready."""
 

@@ -25,6 +25,7 @@ from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.server.generation import GenerationResponse, Writer
+from penstock.server.health import HealthApi
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
 from penstock.server.resolve import Job, Resolver, check_model_name
@@ -91,8 +92,7 @@ def create_app(
             Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
             *TokensApi(service).routes(),
             Route("/version", api.version, methods=["GET"]),
-            Route("/health/live", api.live, methods=["GET"]),
-            Route("/health/ready", api.ready, methods=["GET"]),
+            *HealthApi(engine).routes(),
             Route("/metrics", api.metrics, methods=["GET"]),
             Route("/openapi.json", api.description, methods=["GET"]),
             Route("/docs", api.page, methods=["GET"]),
@@ -150,15 +150,6 @@ class _Api:
     async def version(self, request: Request) -> Response:
         """`GET /version`"""
         return json_response({"version": __version__})
-
-    async def live(self, request: Request) -> Response:
-        """`GET /health/live`: this process answers; whether the engine does is for `ready` to say."""
-        return json_response({"status": "live"})
-
-    async def ready(self, request: Request) -> Response:
-        """`GET /health/ready`: requests can be served now; else 503 with the cause."""
-        self._engine.check_ready()
-        return json_response({"status": "ready"})
 
     async def description(self, request: Request) -> Response:
         """`GET /openapi.json`"""

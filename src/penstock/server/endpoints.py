@@ -109,6 +109,7 @@ ENDPOINTS = (
     Endpoint("GET", "/version", "The release", answers.Version),
     Endpoint("GET", "/health/live", "Whether this process answers", answers.Status),
     Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Status),
+    Endpoint("GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", answers.Probe),
     Endpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
     Endpoint("GET", "/openapi.json", "This description", dict[str, Any]),
     Endpoint("GET", "/docs", "This description for people", None, media="text/html"),

@@ -35,6 +35,14 @@ class UnsupportedMediaType(RequestError):
     http_status = 415
 
 
+class ServerStopping(PenstockError):
+    """The server takes no more requests, or could not finish one, because it ends."""
+
+    code = "server_stopping"
+    http_status = 503
+    retryable = True
+
+
 class RouteNotFound(RequestError):
     """There is nothing at this path."""
 
@@ -182,9 +190,9 @@ def error_body(error: PenstockError, form: ErrorForm = OPENAI) -> bytes:
 def error_response(error: PenstockError, form: ErrorForm = OPENAI) -> Response:
     """The response for an error that comes before any output."""
     headers = {}
-    if isinstance(error, EngineUnavailable):
+    if isinstance(error, EngineUnavailable | ServerStopping):
         headers["retry-after"] = str(RETRY_AFTER_SECONDS)
-    if isinstance(error, BodyTooLarge):
+    if isinstance(error, BodyTooLarge | ServerStopping):
         # The rest of the body is not read, so the connection cannot carry another request.
         headers["connection"] = "close"
     return Response(error_body(error, form), form.status(error), headers, "application/json")

@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.observability.metrics import Outcome, RequestMeter
+from penstock.server.drain import running
 from penstock.server.errors import ErrorForm, as_penstock_error, error_response
 from penstock.server.resolve import Job
 
@@ -88,11 +89,16 @@ class GenerationResponse:
         self._work: asyncio.Task[None] | None = None
         self._taking = False
         self._stopped = False
+        self._cause: PenstockError | None = None
         # Events that are being sent. Where `stop` comes before they are written, they go with the end.
         self._unsent = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs until the response is complete or the client has gone."""
+        with running(scope, self):
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._work = asyncio.create_task(self._run(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         # Cancellation comes from a server that stops at once. This is the outermost call of ours, so it ends here, and
@@ -112,6 +118,12 @@ class GenerationResponse:
         self._stopped = True
         self._work.cancel()
         return True
+
+    def end_with(self, error: PenstockError) -> None:
+        """Abort the engine's work and end the response with an error, in its stream where that has begun."""
+        if self._work is not None and self._taking:
+            self._cause = error
+            self._work.cancel()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome: Outcome = "cancelled"
@@ -144,6 +156,8 @@ class GenerationResponse:
                     break
             self._measure_cut()
         except asyncio.CancelledError:
+            if self._cause is not None:
+                raise self._cause from None
             if not self._stopped:
                 raise
         finally:

@@ -17,12 +17,16 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.core.errors import AddressInUse, ConfigurationError
+from penstock.server.drain import Drain
 from penstock.server.errors import HeadersTooLarge, error_body
 
 logger = logging.getLogger("penstock.server")
 
 BACKLOG = 2048
-GRACE_SECONDS = 30
+# Requests that run may finish after the first signal.
+DRAIN_SECONDS = 30.0
+# Connections may be closed after that.
+CLOSE_SECONDS = 5
 KEEP_ALIVE_SECONDS = 30
 # More connections, or requests, at a time are answered by 503. Each takes some memory, and a file descriptor.
 MAX_CONNECTIONS = 4096
@@ -97,10 +101,18 @@ class BoundedProtocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """uvicorn with an end of our own: the first signal lets requests finish, the second does not; exit status 0."""
 
-    def __init__(self, app: ASGIApp, *, access_log: bool = False, on_started: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        access_log: bool = False,
+        on_started: Callable[[], None] | None = None,
+        drain_seconds: float = DRAIN_SECONDS,
+    ) -> None:
+        self._drain = Drain(app)
         super().__init__(
             uvicorn.Config(
-                app,
+                self._drain,
                 loop="none",
                 http=BoundedProtocol,
                 ws="none",
@@ -112,10 +124,13 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 limit_concurrency=MAX_CONNECTIONS,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=GRACE_SECONDS,
+                timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )
         self._on_started = on_started
+        self._drain_seconds = drain_seconds
+        self._asked_to_end = False
+        self._ending: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections, and say so."""
@@ -123,9 +138,23 @@ class Server(uvicorn.Server):
         if self.started and self._on_started is not None:
             self._on_started()
 
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End what nobody waits for at once, and then let requests finish."""
+    async def on_tick(self, counter: int) -> bool:
+        """What uvicorn does ten times a second; True ends the server."""
+        if self._asked_to_end and self._ending is None:
+            self._ending = asyncio.create_task(self._end())
+        return await super().on_tick(counter)
+
+    async def _end(self) -> None:
+        """End what nobody waits for at once, let requests finish, and then close."""
         await self.end_background()
+        await self._drain.finish(self._drain_seconds)
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close all connections, whose requests have ended, unless a second signal did not wait for that."""
+        await self.end_background()
+        if self._ending is not None:
+            self._ending.cancel()
         await super().shutdown(sockets=sockets)
 
     async def end_background(self) -> None:
@@ -149,14 +178,13 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, number: int, frame: FrameType | None) -> None:
         """Finish what runs; at the second signal, stop at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-        running = len(self.server_state.tasks)
-        if running and not self.force_exit:
+        self.force_exit = self.should_exit = self._asked_to_end
+        self._asked_to_end = True
+        if self._drain.requests and not self.force_exit:
             logger.warning(
-                "Stopping: %d running requests may finish, for at most %d s; a second signal ends them.",
-                running,
-                GRACE_SECONDS,
+                "Stopping: %d running requests may finish, for at most %g s; a second signal ends them.",
+                self._drain.requests,
+                self._drain_seconds,
             )
 
 
@@ -166,10 +194,11 @@ async def serve(
     *,
     access_log: bool = False,
     on_started: Callable[[], None] | None = None,
+    drain_seconds: float = DRAIN_SECONDS,
 ) -> None:
     """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
     with contextlib.closing(listener):
-        server = Server(app, access_log=access_log, on_started=on_started)
+        server = Server(app, access_log=access_log, on_started=on_started, drain_seconds=drain_seconds)
         try:
             await server.serve(sockets=[listener])
         finally:

@@ -1,0 +1,86 @@
+"""The orderly end of a server: nothing new begins, what runs may finish for a time, what is left is told."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.core.errors import PenstockError
+from penstock.server.errors import ServerStopping, error_response, form_of
+
+# What still answers: whoever watches wants to see the end.
+_OPEN = ("/health/live", "/metrics")
+# Where responses find the drain in an ASGI scope.
+_KEY = "penstock.drain"
+_LAST_WORDS_SECONDS = 5.0
+
+
+class Ending(Protocol):
+    """A response that takes long."""
+
+    def end_with(self, error: PenstockError) -> None:
+        """End it with an error, in its stream where that has begun."""
+
+
+class Drain:
+    """An ASGI application around another, which it can bring to its end."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._begun = False
+        self._requests = 0
+        self._running: set[Ending] = set()
+        self._quiet = asyncio.Event()
+
+    @property
+    def requests(self) -> int:
+        """Requests that are being answered."""
+        return self._requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._begun and scope["path"] not in _OPEN:
+            error = ServerStopping("The server is stopping; send the request again, to another one or later.")
+            await error_response(error, form_of(scope["path"]))(scope, receive, send)
+            return
+        self._requests += 1
+        self._quiet.clear()
+        try:
+            await self._app({**scope, _KEY: self}, receive, send)
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._quiet.set()
+
+    async def finish(self, seconds: float) -> None:
+        """Refuse what comes from now on, wait for what runs, and end what is left after `seconds`."""
+        self._begun = True
+        if self._requests and not await self._is_quiet(seconds):
+            for response in list(self._running):
+                response.end_with(ServerStopping("The server stopped before this answer was complete; send it again."))
+            await self._is_quiet(_LAST_WORDS_SECONDS)
+
+    async def _is_quiet(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._quiet.wait(), seconds)
+        return not self._requests
+
+    @contextlib.contextmanager
+    def runs(self, response: Ending) -> Iterator[None]:
+        """The response runs while the block does."""
+        self._running.add(response)
+        try:
+            yield
+        finally:
+            self._running.discard(response)
+
+
+def running(scope: Scope, response: Ending) -> contextlib.AbstractContextManager[None]:
+    """Let the server that handles `scope` know of a response that takes long, while the block runs."""
+    drain = scope.get(_KEY)
+    return contextlib.nullcontext() if drain is None else drain.runs(response)

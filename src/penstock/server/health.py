@@ -1,0 +1,87 @@
+"""How the server is: whether this process answers, whether requests can be served, whether one really is."""
+
+import asyncio
+import contextlib
+import time
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.core.errors import EngineUnavailable, PenstockError
+from penstock.core.request import Standing
+from penstock.core.sampling import SamplingParams
+from penstock.engine.interface import EngineClient
+from penstock.server.answers import Probe
+from penstock.server.service import json_response
+
+PROBE_TOKENS = 10
+# An engine that is full lets a request of this priority in before all others.
+_PROBE = Standing(priority=-(2**63), cache_salt="health")
+
+
+class HealthApi:
+    """The endpoints.
+
+    Args:
+        probe_seconds: a probe may take.
+        fresh_seconds: what a probe has found counts, so that nobody can load the engine by asking.
+    """
+
+    def __init__(self, engine: EngineClient, probe_seconds: float = 10.0, fresh_seconds: float = 5.0) -> None:
+        self._engine = engine
+        self._probe_seconds = probe_seconds
+        self._fresh_seconds = fresh_seconds
+        self._probing = asyncio.Lock()
+        self._ended = -float("inf")
+        self._found: Probe | PenstockError | None = None
+
+    def routes(self) -> list[Route]:
+        """Where they are."""
+        return [
+            Route("/health/live", self.live, methods=["GET"]),
+            Route("/health/ready", self.ready, methods=["GET"]),
+            Route("/health/deep", self.deep, methods=["GET"]),
+        ]
+
+    async def live(self, request: Request) -> Response:
+        """`GET /health/live`: this process answers; whether the engine does is for `ready` to say."""
+        return json_response({"status": "live"})
+
+    async def ready(self, request: Request) -> Response:
+        """`GET /health/ready`: requests can be served now; else 503 with the cause."""
+        self._engine.check_ready()
+        return json_response({"status": "ready"})
+
+    async def deep(self, request: Request) -> Response:
+        """`GET /health/deep`: the engine generates; else 503 with the cause. All who ask meanwhile get it."""
+        async with self._probing:
+            if time.monotonic() - self._ended > self._fresh_seconds:
+                self._found = await self._probe()
+                self._ended = time.monotonic()
+        if isinstance(self._found, PenstockError):
+            raise self._found
+        assert self._found is not None, "it was looked for above"
+        return json_response(msgspec.structs.replace(self._found, age=round(time.monotonic() - self._ended, 3)))
+
+    async def _probe(self) -> Probe | PenstockError:
+        began = time.monotonic()
+        tokens = 0
+        try:
+            self._engine.check_ready()
+            # Of any id, the model can say what comes next; 0 is always one.
+            params = SamplingParams(temperature=0.0, max_tokens=PROBE_TOKENS, ignore_eos=True)
+            outputs = self._engine.generate([0], params, standing=_PROBE)
+            async with asyncio.timeout(self._probe_seconds), contextlib.aclosing(outputs):
+                async for output in outputs:
+                    for delta in output.deltas:
+                        delta.check()
+                        tokens += len(delta.token_ids)
+        except TimeoutError:
+            return EngineUnavailable(
+                f"The engine gave {tokens} of {PROBE_TOKENS} tokens within {self._probe_seconds:g} s; try again later."
+            )
+        except PenstockError as error:
+            return error
+        return Probe("generating", tokens, round(time.monotonic() - began, 4), 0.0)
