@@ -14,10 +14,10 @@ from penstock import LLM, SamplingParams
 from penstock.assembly.prepare import engine_command, prepare
 from penstock.core.config import EngineOptions
 from penstock.core.errors import EngineError, EngineUnavailable
-from penstock.core.failpoints import POINTS
+from penstock.core.failpoints import POINTS, FailAction
 from penstock.engine.client import Engine
 from penstock.engine.interface import RequestOutput
-from penstock.engine.messages import FailAction, Ready
+from penstock.engine.messages import Ready
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from support.checkpoints import make

@@ -66,6 +66,10 @@ def serve(
     watchdog: Annotated[
         float, typer.Option(help="Seconds without progress after which the engine is started again.")
     ] = 30.0,
+    admin_socket: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Unix socket for the operator: settings, invariants, pause, fail-points."),
+    ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
     data_dir: options.DataDir = None,
     tokenizer: options.Tokenizer = None,
@@ -112,6 +116,7 @@ def serve(
         data_dir=data_dir,
         drain_timeout=options.parse_seconds(drain_timeout, "--drain-timeout", 0.0),
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
+        admin_socket=admin_socket,
     )
     raise typer.Exit(run_serve(engine, serving, explain_only=explain_config))
 

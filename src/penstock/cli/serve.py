@@ -5,8 +5,9 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -22,8 +23,9 @@ from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
+from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
-from penstock.server.serve import bind, run_loop, serve
+from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
@@ -54,6 +56,7 @@ class ServeOptions:
         parsers: of tool calls and of reasoning.
         data_dir: as asked for.
         drain_timeout: seconds for running requests to finish in.
+        admin_socket: path of the operator's socket.
         watchdog: seconds without progress after which the engine is started again.
     """
 
@@ -64,6 +67,7 @@ class ServeOptions:
     data_dir: str | None
     drain_timeout: float
     watchdog: float
+    admin_socket: str | None
 
 
 def run_serve(options: dict[str, Any], serving: ServeOptions, *, explain_only: bool) -> int:
@@ -125,13 +129,25 @@ async def _serve(options: EngineOptions, serve_options: ServeOptions, listener: 
         console.print(escape(storage.note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
         console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
-        await serving
+        async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons]):
+            await serving
         return 0
     finally:
         if serving is not None:
             await _cancel(serving)
         await engine.close()
         storage.close()
+
+
+@contextlib.asynccontextmanager
+async def _admin(engine: Engine, options: ServeOptions, reasons: list[Reason]) -> AsyncIterator[None]:
+    """Serve the operator's requests while the block runs, where that was asked for."""
+    if options.admin_socket is None:
+        yield
+        return
+    with admin_socket(Path(options.admin_socket)) as listener:
+        async with beside(create_admin_app(engine, reasons), listener):
+            yield
 
 
 @dataclass(frozen=True)

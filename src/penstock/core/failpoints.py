@@ -4,11 +4,15 @@ Nothing is armed unless somebody asks for it, and a place that is passed then co
 """
 
 from collections.abc import Callable
+from typing import Literal
 
 POINTS = {
     "engine.step": "before a step is computed",
     "engine.send": "after a step, before anybody knows what came of it",
 }
+
+FailAction = Literal["raise", "exit", "hang", "nothing"]
+"""What can happen there."""
 
 _armed: dict[str, Callable[[], None]] = {}
 

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, EngineUnavailable, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
-from penstock.core.failpoints import POINTS
+from penstock.core.failpoints import POINTS, FailAction
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput
-from penstock.engine.messages import FailAction, Ready
+from penstock.engine.messages import Ready
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineLost, EngineProcess, Waiter
 from penstock.engine.watch import Patience, RestartPolicy, StallWatch
@@ -189,6 +189,17 @@ class Engine:
         if point not in POINTS:
             raise InvalidParameter("point", f"{point[:40]!r} is not one of {', '.join(POINTS)}.")
         self._process.arm(point, action, passes)
+
+    def pause(self, paused: bool) -> None:
+        """Have the process that serves now compute nothing, or go on; requests are accepted, and wait."""
+        self._process.pause(paused)
+
+    async def inspect(self) -> str | None:
+        """Which invariant of the engine's books is broken; None where all hold. Raises EngineUnavailable."""
+        try:
+            return await self._process.inspect()
+        except EngineLost:
+            raise EngineUnavailable("The engine has failed and is being started again; try again later.") from None
 
     # Supervision.
 

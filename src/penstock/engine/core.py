@@ -118,6 +118,14 @@ class EngineCore:
             raise
         return self.scheduler.commit(plan, result, now)
 
+    def check(self) -> str | None:
+        """What is wrong with the engine's books; None where all is well."""
+        try:
+            self.scheduler.check()
+        except RuntimeError as problem:
+            return str(problem)
+        return None
+
     def snapshot(self) -> LoadSnapshot:
         """The engine's load after the newest step."""
         return self.scheduler.snapshot()

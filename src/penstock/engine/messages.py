@@ -5,13 +5,13 @@ The first message in each direction carries the version; a peer that speaks anot
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import msgspec
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError
 from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
+from penstock.core.failpoints import FailAction
 from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits
@@ -40,15 +40,31 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
     request_id: int
 
 
-FailAction = Literal["raise", "exit", "hang", "nothing"]
-
-
 class Arm(msgspec.Struct, frozen=True, tag="arm"):
     """To the engine: something is to go wrong at a fail-point (`core/failpoints.py`), `passes` times not yet."""
 
     point: str
     action: FailAction
     passes: int = 0
+
+
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
+    """To the engine: compute nothing until told otherwise; what comes meanwhile waits."""
+
+    paused: bool
+
+
+class Inspect(msgspec.Struct, frozen=True, tag="inspect"):
+    """To the engine: look whether everything that must hold does; the answer has the same number."""
+
+    number: int
+
+
+class Inspected(msgspec.Struct, frozen=True, tag="inspected"):
+    """From the engine: which invariant is broken; None where all hold."""
+
+    number: int
+    problem: str | None
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -142,8 +158,8 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     load: LoadSnapshot
 
 
-ToEngine = Start | Submit | Abort | Arm
-FromEngine = Progress | Ready | Heartbeat | Failed | Refused | StepOutputs
+ToEngine = Start | Submit | Abort | Arm | Pause | Inspect
+FromEngine = Progress | Ready | Heartbeat | Failed | Refused | Inspected | StepOutputs
 
 _encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)

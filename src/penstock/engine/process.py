@@ -1,6 +1,7 @@
 """An engine in a process of its own, from its start to its end: an asyncio protocol over a unix socket."""
 
 import asyncio
+import itertools
 import socket
 import subprocess
 import time
@@ -10,16 +11,19 @@ from typing import cast
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
 from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.failpoints import FailAction
 from penstock.engine.interface import RequestOutput
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
     Abort,
     Arm,
-    FailAction,
     Failed,
     FrameBuffer,
     FromEngine,
     Heartbeat,
+    Inspect,
+    Inspected,
+    Pause,
     Progress,
     Ready,
     Refused,
@@ -96,6 +100,8 @@ class EngineProcess(asyncio.Protocol):
         self._closing = False
         self._burial: asyncio.Task[None] | None = None
         self._operations = -1
+        self._numbers = itertools.count()
+        self._inspections: dict[int, asyncio.Future[str | None]] = {}
         self.load = LoadSnapshot()
         self.failure: PenstockError | None = None
         self.beats = 0
@@ -170,6 +176,23 @@ class EngineProcess(asyncio.Protocol):
         """Let something go wrong; see `Arm`."""
         self._send(Arm(point, action, passes))
 
+    def pause(self, paused: bool) -> None:
+        """Have nothing computed, or go on."""
+        self._send(Pause(paused))
+
+    async def inspect(self) -> str | None:
+        """Which invariant of the engine's books is broken; None where all hold. Raises EngineLost where it has gone."""
+        number = next(self._numbers)
+        answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._inspections[number] = answer
+        try:
+            if self.failure is not None:
+                raise EngineLost
+            self._send(Inspect(number))
+            return await answer
+        finally:
+            del self._inspections[number]
+
     def _send(self, message: ToEngine) -> None:
         if self._transport is None:
             raise EngineUnavailable("The engine is not connected.")
@@ -199,6 +222,9 @@ class EngineProcess(asyncio.Protocol):
                 self._operations = message.progress
             case Refused():
                 self._end(message.request_id, rebuild_error(message.code, message.message, message.param))
+            case Inspected(number, problem):
+                if number in self._inspections and not self._inspections[number].done():
+                    self._inspections[number].set_result(problem)
             case Progress():
                 self.beats += 1
                 self._progress(message.done, message.total)
@@ -260,6 +286,9 @@ class EngineProcess(asyncio.Protocol):
             self.failure = error
         for request_id in list(self._waiters):
             self._end(request_id, EngineLost())
+        for answer in self._inspections.values():
+            if not answer.done():
+                answer.set_exception(EngineLost())
 
     def _end_start(self, error: PenstockError) -> None:
         if not self._ready.done():

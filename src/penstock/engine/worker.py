@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, PenstockError
+from penstock.core.events import SampleOutput
 from penstock.core.failpoints import arm, fail_point
 from penstock.core.request import Request
 from penstock.engine.core import EngineCore
@@ -24,6 +25,9 @@ from penstock.engine.messages import (
     FrameBuffer,
     FromEngine,
     Heartbeat,
+    Inspect,
+    Inspected,
+    Pause,
     Progress,
     Ready,
     Refused,
@@ -118,8 +122,9 @@ def run_worker(end: socket.socket, build: EngineBuilder) -> int:
     threading.Thread(target=_exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
     try:
         built = _start(connection, build)
-        threading.Thread(target=_beat, args=(connection, built), daemon=True).start()
-        _serve(connection, built.core)
+        loop = _Loop(connection, built.core)
+        threading.Thread(target=_beat, args=(connection, loop, built.progress), daemon=True).start()
+        loop.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
     except PenstockError as error:
@@ -161,11 +166,11 @@ def _arm(message: Arm) -> None:
     arm(message.point, None if message.action == "nothing" else act)
 
 
-def _beat(connection: Connection, built: BuiltEngine) -> None:
+def _beat(connection: Connection, loop: "_Loop", progress: Callable[[], int]) -> None:
     """Tell the other end again and again how far the engine is, whatever the loop is doing."""
     with contextlib.suppress(OSError):
         while True:
-            connection.send(Heartbeat(built.progress(), built.core.has_work))
+            connection.send(Heartbeat(progress(), loop.busy))
             time.sleep(HEARTBEAT_SECONDS)
 
 
@@ -187,50 +192,77 @@ def _start(connection: Connection, build: EngineBuilder) -> BuiltEngine:
     return built
 
 
-def _serve(connection: Connection, core: EngineCore) -> NoReturn:
-    """Take messages, compute a step, send what came of it; sleep in the socket while there is nothing to do.
+class _Loop:
+    """Takes messages, computes a step, sends what came of it; sleeps in the socket while there is nothing to do.
 
-    Ends with EOFError or a broken pipe when the other end closes.
+    Attributes:
+        busy: whether there is anything to do.
     """
-    preparations = Preparations(core.prepare, connection.wake)
 
-    def add(request: Request, error: PenstockError | None = None) -> None:
+    def __init__(self, connection: Connection, core: EngineCore) -> None:
+        self._connection = connection
+        self._core = core
+        self._preparations = Preparations(core.prepare, connection.wake)
+        self._paused = False
+        self._rested = False
+
+    @property
+    def busy(self) -> bool:
+        return self._core.has_work and not self._paused
+
+    def run(self) -> NoReturn:
+        """Ends with EOFError or a broken pipe when the other end closes, and with the error of a step that fails."""
+        core, connection = self._core, self._connection
+        # Before any step, the size of the pool is of interest.
+        connection.send(pack_outputs([], core.snapshot()))
+        while True:
+            outputs = [output for message in self._receive() for output in self._take(message)]
+            for request, refusal in self._preparations.take(time.monotonic()):
+                self._add(request, refusal)
+            if self.busy:
+                outputs += core.step(time.monotonic())
+                if core.failure is not None:
+                    # What this engine holds cannot be trusted any more; another one computes what was lost.
+                    raise core.failure
+                fail_point("engine.send")
+            connection.send(pack_outputs(outputs, core.snapshot()))
+
+    def _receive(self) -> list[ToEngine]:
+        seconds = self._preparations.seconds_left(time.monotonic())
+        resting = not self._rested and seconds is None
+        if resting:
+            seconds = IDLE_SECONDS
+        messages = self._connection.receive(wait=not self.busy, seconds=seconds)
+        if resting and not messages and not self.busy:
+            self._rested = True
+            self._core.use_idle_time()
+        return messages
+
+    def _take(self, message: ToEngine) -> list[SampleOutput]:
+        """Do what a message says; the last outputs of a request that it ends."""
+        match message:
+            case Submit(request) if self._core.needs_preparation(request):
+                try:
+                    self._preparations.begin(request, time.monotonic())
+                except PenstockError as error:
+                    self._add(request, error)
+            case Submit(request):
+                self._add(request)
+            case Abort(request_id):
+                self._preparations.drop(request_id)
+                return self._core.abort(request_id)
+            case Pause(paused):
+                self._paused = paused
+            case Inspect(number):
+                self._connection.send(Inspected(number, self._core.check()))
+            case Arm():
+                _arm(message)
+        return []
+
+    def _add(self, request: Request, error: PenstockError | None = None) -> None:
         try:
             if error is not None:
                 raise error
-            core.add(request)
+            self._core.add(request)
         except PenstockError as cause:
-            connection.send(Refused(request.request_id, cause.code, cause.message, cause.param))
-
-    rested = False
-    while True:
-        outputs = []
-        seconds = preparations.seconds_left(time.monotonic())
-        if not rested and seconds is None:
-            seconds = IDLE_SECONDS
-        messages = connection.receive(wait=not core.has_work, seconds=seconds)
-        if not messages and not rested and seconds == IDLE_SECONDS and not core.has_work:
-            rested = True
-            core.use_idle_time()
-        for message in messages:
-            if isinstance(message, Submit) and core.needs_preparation(message.request):
-                try:
-                    preparations.begin(message.request, time.monotonic())
-                except PenstockError as error:
-                    add(message.request, error)
-            elif isinstance(message, Submit):
-                add(message.request)
-            elif isinstance(message, Abort):
-                preparations.drop(message.request_id)
-                outputs += core.abort(message.request_id)
-            elif isinstance(message, Arm):
-                _arm(message)
-        for request, refusal in preparations.take(time.monotonic()):
-            add(request, refusal)
-        if core.has_work:
-            outputs += core.step(time.monotonic())
-            if core.failure is not None:
-                # What this engine holds cannot be trusted any more; another one computes what was lost.
-                raise core.failure
-            fail_point("engine.send")
-        connection.send(pack_outputs(outputs, core.snapshot()))
+            self._connection.send(Refused(request.request_id, cause.code, cause.message, cause.param))

@@ -7,7 +7,7 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -186,6 +186,29 @@ class Server(uvicorn.Server):
                 self._drain.requests,
                 self._drain_seconds,
             )
+
+
+class _SideServer(uvicorn.Server):
+    """A server beside the main one, which handles the signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def beside(app: ASGIApp, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve another application on a socket while the block runs."""
+    config = uvicorn.Config(
+        app, loop="none", ws="none", lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+    )
+    server = _SideServer(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
 
 
 async def serve(

@@ -1,0 +1,153 @@
+"""What only the operator may do, on a unix socket of its own: look into the engine, pause it, let it fail."""
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.core.config import Reason
+from penstock.core.errors import AddressInUse, ConfigurationError, PenstockError
+from penstock.core.events import LoadSnapshot
+from penstock.core.failpoints import POINTS, FailAction
+from penstock.server.body import read_json_body
+from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.server.schema import parse_fields
+from penstock.server.service import json_response
+
+MAX_BODY_BYTES = 64 * 1024
+
+
+class Administered(Protocol):
+    """An engine, as its operator sees it."""
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """The newest snapshot of the engine's load."""
+
+    def pause(self, paused: bool) -> None:
+        """Have nothing computed, or go on."""
+
+    def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
+        """Let something go wrong at a fail-point."""
+
+    async def inspect(self) -> str | None:
+        """Which invariant of the engine's books is broken; None where all hold."""
+
+
+class FailPointFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /fail-points`."""
+
+    point: str
+    action: FailAction
+    passes: int = 0
+
+
+class PauseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /pause`."""
+
+    paused: bool
+
+
+def create_admin_app(engine: Administered, reasons: list[Reason]) -> Starlette:
+    """The ASGI application for the operator; `reasons` are the settings that the server was started with."""
+    admin = _Admin(engine, reasons)
+    return Starlette(
+        routes=[
+            Route("/config", admin.config, methods=["GET"]),
+            Route("/invariants", admin.invariants, methods=["GET"]),
+            Route("/fail-points", admin.fail_points, methods=["GET", "POST"]),
+            Route("/pause", admin.pause, methods=["POST"]),
+        ],
+        exception_handlers={
+            404: on_not_found,
+            405: on_method_not_allowed,
+            PenstockError: on_error,
+            Exception: on_error,
+        },
+    )
+
+
+class _Admin:
+    def __init__(self, engine: Administered, reasons: list[Reason]) -> None:
+        self._engine = engine
+        self._reasons = reasons
+
+    async def config(self, request: Request) -> Response:
+        """`GET /config`: every setting and why it has its value."""
+        return json_response(
+            [{"setting": reason.setting, "value": reason.value, "why": reason.why} for reason in self._reasons]
+        )
+
+    async def invariants(self, request: Request) -> Response:
+        """`GET /invariants`: whether everything that must hold in the engine does, and its load."""
+        problem = await self._engine.inspect()
+        return json_response({"sound": problem is None, "problem": problem, "load": _named(self._engine.load)})
+
+    async def fail_points(self, request: Request) -> Response:
+        """`GET` and `POST /fail-points`: where the engine can be made to fail, and making it fail there."""
+        if request.method == "GET":
+            return json_response(POINTS)
+        fields = parse_fields(await read_json_body(request, MAX_BODY_BYTES), FailPointFields)
+        self._engine.arm(fields.point, fields.action, fields.passes)
+        return json_response({"armed": fields.point, "action": fields.action, "passes": fields.passes})
+
+    async def pause(self, request: Request) -> Response:
+        """`POST /pause`: the engine computes nothing, or goes on; requests are accepted and wait."""
+        fields = parse_fields(await read_json_body(request, MAX_BODY_BYTES), PauseFields)
+        self._engine.pause(fields.paused)
+        return json_response({"paused": fields.paused})
+
+
+def _named(load: LoadSnapshot) -> dict[str, int]:
+    """A snapshot crosses the process boundary as a list; people get names."""
+    return {name: getattr(load, name) for name in load.__struct_fields__}
+
+
+@contextlib.contextmanager
+def admin_socket(path: Path) -> Iterator[socket.socket]:
+    """A unix socket that only this user can connect to, listening; it is removed behind the block.
+
+    Raises AddressInUse where another server listens there, ConfigurationError where the path cannot be used.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(before)
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise ConfigurationError(f"--admin-socket {path} cannot be used: {error.strerror or error}.") from error
+    except PenstockError:
+        listener.close()
+        raise
+    try:
+        yield listener
+    finally:
+        listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a server that has gone without doing so."""
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise ConfigurationError(f"--admin-socket {path} is there already and no socket; choose another path.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if probe.connect_ex(str(path)) == 0:
+            raise AddressInUse(f"Another server listens on --admin-socket {path}; choose another path.")
+    path.unlink()
