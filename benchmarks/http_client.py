@@ -21,6 +21,7 @@ class Timing:
         sent: when it was sent.
         chunks: when each chunk with content arrived.
         output_tokens, prompt_tokens, cached_tokens: as the server's usage says.
+        text: of all chunks.
         error: what went wrong, if anything.
     """
 
@@ -30,6 +31,7 @@ class Timing:
     output_tokens: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    text: str = ""
     error: str | None = None
 
     @property
@@ -92,6 +94,7 @@ async def _read_stream(reader: asyncio.StreamReader, timing: Timing) -> None:
         # A chunk that only says why the output ended is no content, unless the output was a token without text.
         if choices and (choices[0].get("text") or not choices[0].get("finish_reason") or not timing.chunks):
             timing.chunks.append(arrived)
+            timing.text += choices[0].get("text") or ""
         usage = event.get("usage")
         if usage:
             timing.output_tokens, timing.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
