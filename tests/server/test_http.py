@@ -1,6 +1,7 @@
 """The HTTP side: routes, bodies, health, metrics, and clients that go away."""
 
 import asyncio
+import contextlib
 import json
 import re
 import socket
@@ -168,6 +169,48 @@ def test_connections_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.Monke
             assert first.get("/health/live").status_code == 200
             assert httpx.get(f"{url}/health/live").status_code == 503
         assert wait_for(lambda: httpx.get(f"{url}/health/live").status_code == 200)
+
+
+def test_a_head_that_does_not_end_is_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.protocol.HEAD_SECONDS", 0.3)
+    address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    for sent in (b"", b"GET /health/live HTTP/1.1\r\nHost: x\r\nX-A:"):
+        with socket.create_connection(address, timeout=10) as connection:
+            connection.sendall(sent)
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"request_too_slow" in answer
+    # One byte after the other does not help, and between requests there is time.
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+        time.sleep(0.5)
+        with contextlib.suppress(OSError):
+            for byte in b"GET /health/live HTTP/1.1\r\n" + b"X" * 100:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+
+def test_a_body_that_does_not_arrive_ends_the_connection(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.server.protocol.BODY_SPAN_SECONDS", 0.3)
+    address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
+    )
+    with socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(head + b"{")
+        assert b"".join(iter(lambda: connection.recv(4096), b"")) == b""
+    # One that arrives in time is read, however long it takes.
+    with socket.create_connection(address, timeout=10) as connection:
+        begin, end = b'{"prompt": [', b'5], "max_tokens": 2}'
+        connection.sendall(head + begin)
+        for _ in range(4):
+            connection.sendall(b" " * 20_000)
+            time.sleep(0.2)
+        connection.sendall(b" " * (20_000 - len(begin + end)) + end)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+    assert len(served.engine.calls) == 1
 
 
 def test_deep_health_is_a_real_generation_and_asked_for_rarely(served: Any) -> None:

@@ -28,6 +28,13 @@ class HeadersTooLarge(RequestError):
     http_status = 431
 
 
+class RequestTooSlow(RequestError):
+    """A request does not arrive."""
+
+    code = "request_too_slow"
+    http_status = 408
+
+
 class UnsupportedMediaType(RequestError):
     """The body is not plain JSON."""
 

@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.server.drain import Drain
-from penstock.server.errors import HeadersTooLarge, error_body
+from penstock.server.protocol import BoundedProtocol
 
 logger = logging.getLogger("penstock.server")
 
@@ -30,7 +29,6 @@ CLOSE_SECONDS = 5
 KEEP_ALIVE_SECONDS = 30
 # More connections, or requests, at a time are answered by 503. Each takes some memory, and a file descriptor.
 MAX_CONNECTIONS = 4096
-MAX_HEADER_BYTES = 64 * 1024
 Result = TypeVar("Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -63,39 +61,6 @@ def bind(host: str, port: int) -> socket.socket:
             ) from error
         raise ConfigurationError(f"Cannot listen on {host}, port {port}: {error}.") from error
     return listener
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with a bound on what precedes a body, which httptools lacks: beyond it, 431 and the end.
-
-    Bytes are counted as they arrive, so that the parser never collects more of one name or value either.
-    """
-
-    _head_bytes = 0
-    _in_body = False
-
-    def data_received(self, data: bytes) -> None:
-        """Parse what the connection has received."""
-        if not self._in_body:
-            self._head_bytes += len(data)
-        super().data_received(data)
-        if not self._in_body and self._head_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-            error = HeadersTooLarge(f"The request's headers are longer than {MAX_HEADER_BYTES} bytes; send fewer.")
-            body = error_body(error)
-            head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-type: application/json\r\n"
-            head += b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-            self.transport.write(head + body)
-            self.transport.close()
-
-    def on_headers_complete(self) -> None:
-        """Begin the request."""
-        self._in_body = True
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """Expect the head of the next request."""
-        super().on_message_complete()
-        self._in_body, self._head_bytes = False, 0
 
 
 class Server(uvicorn.Server):
