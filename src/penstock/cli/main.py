@@ -62,6 +62,9 @@ def serve(
     ] = "auto",
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
     data_dir: options.DataDir = None,
+    api_key: options.ApiKey = None,
+    api_key_file: options.ApiKeyFile = None,
+    no_auth: options.NoAuth = False,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
     quantization: options.Quantization = "none",
@@ -78,8 +81,10 @@ def serve(
     packed_cache: options.PackedCache = None,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
+    from penstock.cli.keys import read_access
     from penstock.cli.serve import run_serve
 
+    access = read_access(api_key, api_key_file, no_auth)
     engine = options.engine_options(
         options.model_or_default(model),
         tokenizer=tokenizer,
@@ -100,7 +105,7 @@ def serve(
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     parsers = (tool_call_parser, reasoning_parser)
     names = tuple(served_model_name or ())
-    raise typer.Exit(run_serve(engine, host, port, names, parsers, data_dir, explain_only=explain_config))
+    raise typer.Exit(run_serve(engine, host, port, names, parsers, data_dir, access, explain_only=explain_config))
 
 
 @app.command()
@@ -148,6 +153,20 @@ def run(
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     # A prompt need not be quoted.
     raise typer.Exit(run_chat(engine, " ".join(prompt) if prompt else None, system, given))
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="Whose it is; names are seen in logs.")],
+    weight: Annotated[
+        float | None, typer.Option(help="How much of the engine it has beside others; 1 without.")
+    ] = None,
+    add: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the entry to this file.")] = None,
+) -> None:
+    """Make an API key for `penstock serve --api-key-file`: print it once, and its entry."""
+    from penstock.cli.keys import run_key
+
+    run_key(name, weight, add)
 
 
 @app.command()

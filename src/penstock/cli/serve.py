@@ -15,6 +15,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
+from penstock.cli.keys import Access
 from penstock.core.config import EngineOptions, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingDefaults
@@ -51,6 +52,7 @@ def run_serve(
     names: tuple[str, ...],
     parsers: tuple[str, str],
     data_dir: str | None,
+    access: Access,
     *,
     explain_only: bool,
 ) -> int:
@@ -63,12 +65,13 @@ def run_serve(
         prepared = prepare(EngineOptions(**options), api_beside=True)
         reading = _read_output(prepared.load_tokenizer(), parsers)
         _, why = choose_folder(data_dir, prepared.served_names(names)[0])
-        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why]))
+        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why, access.reason]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(host, port)
     with contextlib.closing(listener):
-        return run_loop(_serve(EngineOptions(**options), listener, names, parsers, data_dir, started))
+        access.check_exposed(listener)
+        return run_loop(_serve(EngineOptions(**options), listener, names, parsers, data_dir, access, started))
 
 
 async def _serve(
@@ -77,6 +80,7 @@ async def _serve(
     names: tuple[str, ...],
     parsers: tuple[str, str],
     data_dir: str | None,
+    access: Access,
     started: float,
 ) -> int:
     progress = _LoadProgress()
@@ -102,6 +106,7 @@ async def _serve(
                 defaults=defaults,
                 store=storage.store,
                 why_no_store=storage.why_none,
+                keys=access.keys,
             )
             serving = asyncio.ensure_future(serve(app, listener))
             table = tokenizer.table if tokenizer else None
@@ -115,7 +120,8 @@ async def _serve(
             message = ready.result()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         _print_notes(prepared, tokenizer, reading, message)
-        console.print(escape(storage.note), soft_wrap=True)
+        for note in (storage.note, access.note, *access.warnings):
+            console.print(escape(note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
         console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
         await serving
