@@ -19,7 +19,6 @@ def check_extras(fields: CommonFields | EmbeddingFields) -> None:
         raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
     if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
         raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
-    check_characters("cache_salt", fields.cache_salt or "")
     if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:
         raise InvalidParameter("user", f"must have at most {MAX_NAME_LENGTH} characters.")
     if isinstance(fields, CommonFields):
