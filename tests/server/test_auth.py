@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from penstock.core.request import EVERYBODY
 from penstock.server.app import create_app
-from penstock.server.auth import OPEN_PATHS
+from penstock.server.auth import OPEN_PATHS, KeysRequired
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.keys import Key, Keyring
 from penstock.server.tenants import Tenant
@@ -444,6 +444,24 @@ def test_a_response_that_is_computed_is_its_owners(keyed: StoredServer, alice: h
         assert "response.completed" in "".join(pieces)
     check_hidden()
     assert alice.delete(f"/v1/responses/{response_id}").status_code == 200
+
+
+def test_other_connections_are_refused() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(scope["type"])
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        for kind in ("lifespan", "websocket", "something"):
+            await layer({"type": kind, "path": "/health/live", "headers": []}, None, send)  # type: ignore[arg-type]
+
+    passed: list[str] = []
+    sent: list[Any] = []
+    layer = KeysRequired(app, KEYS)
+    asyncio.run(main())
+    assert passed == ["lifespan"] and {message["type"] for message in sent} == {"websocket.close"}
 
 
 def test_an_app_without_keys_has_no_such_layer(keyed: StoredServer) -> None:
