@@ -72,6 +72,27 @@ def test_unsafe_constructs_are_seen(source: str) -> None:
     assert unsafe_constructs(ast.parse(source))
 
 
+@pytest.mark.parametrize(
+    ("source", "rule"),
+    [
+        *((f"import {name}\n", "TID251") for name in sorted(UNSAFE_MODULES - {"cPickle"})),
+        ("from pickle import loads\n", "TID251"),
+        ("import torch\n\ntorch.load(path)\n", "TID251"),
+        ("from torch import load\n", "TID251"),
+        ("import numpy as np\n\nnp.load(path)\n", "TID251"),
+        ("import pickle\n\npickle.loads(data)\n", "S301"),
+        ("import marshal\n\nmarshal.loads(data)\n", "S302"),
+        ("eval(text)\n", "S307"),
+        ("exec(text)\n", "S102"),
+    ],
+)
+def test_the_linter_refuses_them_too(source: str, rule: str) -> None:
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "concise"]
+    command += ["--stdin-filename", str(SOURCE / "core" / "anything.py"), "-"]
+    result = subprocess.run(command, input=source, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1 and f" {rule} " in result.stdout, result.stdout + result.stderr
+
+
 def test_pure_rooms_import_only_what_is_listed() -> None:
     for path in source_files(*PURE_ROOMS):
         roots = {name.split(".")[0] for name in imported_modules(ast.parse(path.read_text()))}

@@ -32,30 +32,31 @@ def run(
     asyncio.run(main())
 
 
-def keep(store: ResponseStore, response_id: str, previous: str | None = None, text: str = "x") -> None:
+def keep(store: ResponseStore, response_id: str, previous: str | None = None, text: str = "x", owner: str = "") -> None:
     output = [{"type": "message", "id": f"out of {response_id}", "text": text}]
     store.keep(
         {"id": response_id, "previous_response_id": previous, "output": output},
         [{"type": "message", "id": f"into {response_id}"}],
+        owner,
     )
 
 
 async def ids(store: ResponseStore, response_id: str) -> list[str]:
-    turns = await store.conversation(response_id)
+    turns = await store.conversation(response_id, "")
     return [item["id"] for turn in turns for item in turn.items()]
 
 
 async def has(store: ResponseStore, response_id: str) -> bool:
     # Writes that were begun come first.
     await asyncio.sleep(0)
-    return await store.get(response_id) is not None
+    return await store.get(response_id, "") is not None
 
 
 def test_what_was_kept_is_found_and_can_be_deleted(tmp_path: Path) -> None:
     async def test(store: ResponseStore) -> None:
         keep(store, "a")
         assert await has(store, "a") and not await has(store, "b")
-        assert await store.delete("a") and not await store.delete("a")
+        assert await store.delete("a", "") and not await store.delete("a", "")
         assert not await has(store, "a")
 
     run(tmp_path, test)
@@ -82,11 +83,11 @@ def test_conversations_are_followed_to_their_beginning(tmp_path: Path) -> None:
         assert await has(store, "other")
         names = [f"{way} {name}" for name in "abc" for way in ("into", "out of")]
         assert await ids(store, "c") == names
-        await store.delete("a")
+        await store.delete("a", "")
         with pytest.raises(PreviousResponseNotFound, match="'c' goes on from 'a'"):
-            await store.conversation("c")
+            await store.conversation("c", "")
         with pytest.raises(PreviousResponseNotFound, match="no response 'z'"):
-            await store.conversation("z")
+            await store.conversation("z", "")
 
     run(tmp_path, test)
 
@@ -100,7 +101,7 @@ def test_their_number_is_bounded_and_the_least_recently_used_goes(tmp_path: Path
         assert await has(store, "b")
 
     async def use(store: ResponseStore) -> None:
-        await store.conversation("a")
+        await store.conversation("a", "")
 
     async def more(store: ResponseStore) -> None:
         keep(store, "c")
@@ -131,11 +132,11 @@ def test_their_age_is_bounded(tmp_path: Path) -> None:
     async def end(store: ResponseStore) -> None:
         assert not await has(store, "a")
         with pytest.raises(PreviousResponseNotFound):
-            await store.conversation("a")
+            await store.conversation("a", "")
         keep(store, "b")
         assert await has(store, "b")
         # The old one has made room.
-        assert not await store.delete("a")
+        assert not await store.delete("a", "")
 
     run(tmp_path, begin, Limits(seconds_kept=10), 100)
     run(tmp_path, end, Limits(seconds_kept=10), 110)
@@ -147,6 +148,6 @@ def test_a_conversation_is_read_up_to_a_bound(tmp_path: Path) -> None:
         keep(store, "b", "a")
         assert await has(store, "b")
         with pytest.raises(InvalidParameter, match="longer than the 400 bytes"):
-            await store.conversation("b")
+            await store.conversation("b", "")
 
     run(tmp_path, test, Limits(conversation_bytes=400))

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from penstock.server.app import create_app
+from penstock.server.keys import Keyring
 from penstock.server.storage.limits import Limits
 from penstock.server.storage.store import Store
 from penstock.text.tokenizer import Tokenizer
@@ -74,13 +75,17 @@ def line(custom_id: str, url: str = "/v1/completions", **body: object) -> bytes:
 
 @contextlib.contextmanager
 def serving_stored(
-    folder: Path, tokenizer: Tokenizer | None = None, limits: Limits | None = None, **model: object
+    folder: Path,
+    tokenizer: Tokenizer | None = None,
+    limits: Limits | None = None,
+    keys: Keyring | None = None,
+    **model: object,
 ) -> Iterator[StoredServer]:
     """Serve with what is kept in `folder`."""
     store = Store.open(folder, limits)
     engine = ScriptedEngine(None if tokenizer is None else tokenizer.table, range(5, 9), **model)
     try:
-        with running(create_app(engine, tokenizer, store=store)) as url, described_client(url) as http:
+        with running(create_app(engine, tokenizer, store=store, keys=keys)) as url, described_client(url) as http:
             yield StoredServer(url, http, engine, store)
     finally:
         store.close()

@@ -72,6 +72,9 @@ def serve(
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
     data_dir: options.DataDir = None,
+    api_key: options.ApiKey = None,
+    api_key_file: options.ApiKeyFile = None,
+    no_auth: options.NoAuth = False,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
     quantization: options.Quantization = "none",
@@ -88,8 +91,10 @@ def serve(
     packed_cache: options.PackedCache = None,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
+    from penstock.cli.keys import read_access
     from penstock.cli.serve import ServeOptions, run_serve
 
+    access = read_access(api_key, api_key_file, no_auth)
     engine = options.engine_options(
         options.model_or_default(model),
         tokenizer=tokenizer,
@@ -118,7 +123,7 @@ def serve(
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
         admin_socket=admin_socket,
     )
-    raise typer.Exit(run_serve(engine, serving, explain_only=explain_config))
+    raise typer.Exit(run_serve(engine, serving, access, explain_only=explain_config))
 
 
 @app.command()
@@ -166,6 +171,20 @@ def run(
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     # A prompt need not be quoted.
     raise typer.Exit(run_chat(engine, " ".join(prompt) if prompt else None, system, given))
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="Whose it is; names are seen in logs.")],
+    weight: Annotated[
+        float | None, typer.Option(help="How much of the engine it has beside others; 1 without.")
+    ] = None,
+    add: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the entry to this file.")] = None,
+) -> None:
+    """Make an API key for `penstock serve --api-key-file`: print it once, and its entry."""
+    from penstock.cli.keys import run_key
+
+    run_key(name, weight, add)
 
 
 @app.command()

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -45,6 +46,20 @@ DataDir = Annotated[
         metavar="DIR|off",
         help="Folder for files, batches and stored responses, which outlive the server; off keeps none.",
     ),
+]
+
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY|-",
+        help="One API key that requests must have; - reads it from standard input. PENSTOCK_API_KEY does the same.",
+    ),
+]
+ApiKeyFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="API keys that requests must have; `penstock key` makes entries.")
+]
+NoAuth = Annotated[
+    bool, typer.Option("--no-auth", help="Listen on an address that others reach, although there are no API keys.")
 ]
 
 LONGEST_SECONDS = 24 * 3600.0

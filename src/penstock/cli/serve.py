@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
+from penstock.cli.keys import Access
 from penstock.core.config import EngineOptions, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingDefaults
@@ -70,7 +71,7 @@ class ServeOptions:
     admin_socket: str | None
 
 
-def run_serve(options: dict[str, Any], serving: ServeOptions, *, explain_only: bool) -> int:
+def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *, explain_only: bool) -> int:
     """Serve until a signal ends it; returns the exit status. `options` are the engine's."""
     check_parsers(*serving.parsers)
     started = time.monotonic()
@@ -80,15 +81,18 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, *, explain_only: b
         prepared = prepare(EngineOptions(**options), api_beside=True)
         reading = _read_output(prepared.load_tokenizer(), serving.parsers)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
-        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why]))
+        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why, access.reason]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(serving.host, serving.port)
     with contextlib.closing(listener):
-        return run_loop(_serve(EngineOptions(**options), serving, listener, started))
+        access.check_exposed(listener)
+        return run_loop(_serve(EngineOptions(**options), serving, access, listener, started))
 
 
-async def _serve(options: EngineOptions, serve_options: ServeOptions, listener: socket.socket, started: float) -> int:
+async def _serve(
+    options: EngineOptions, serve_options: ServeOptions, access: Access, listener: socket.socket, started: float
+) -> int:
     progress = _LoadProgress()
     # The engine imports torch while this process finds out what to load.
     patience = Patience(hang_seconds=serve_options.watchdog)
@@ -113,6 +117,7 @@ async def _serve(options: EngineOptions, serve_options: ServeOptions, listener: 
                 defaults=defaults,
                 store=storage.store,
                 why_no_store=storage.why_none,
+                keys=access.keys,
             )
             serving = asyncio.ensure_future(serve(app, listener, drain_seconds=serve_options.drain_timeout))
             table = tokenizer.table if tokenizer else None
@@ -126,7 +131,8 @@ async def _serve(options: EngineOptions, serve_options: ServeOptions, listener: 
             message = ready.result()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         _print_notes(prepared, tokenizer, reading, message)
-        console.print(escape(storage.note), soft_wrap=True)
+        for note in (storage.note, access.note, *access.warnings):
+            console.print(escape(note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
         console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
         async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons]):

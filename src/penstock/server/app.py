@@ -10,6 +10,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,6 +20,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics
+from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
 from penstock.server.docs_page import page
 from penstock.server.embeddings import EmbeddingWriter
@@ -26,6 +28,7 @@ from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.server.generation import GenerationResponse, Writer
 from penstock.server.health import HealthApi
+from penstock.server.keys import Keyring
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
 from penstock.server.resolve import Job, Resolver, check_model_name
@@ -53,6 +56,7 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     store: Store | None = None,
     why_no_store: str = NO_STORE,
+    keys: Keyring | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -65,6 +69,7 @@ def create_app(
         max_body_bytes: longer bodies are refused with 413.
         store: where files, batches and responses are kept; it stays the caller's. None keeps nothing, and
             `why_no_store` tells.
+        keys: who may ask; everybody where there are none.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -74,13 +79,14 @@ def create_app(
         chat = ChatEncoder(tokenizer, template)
         output_format = output_format or choose_format(template, tokenizer)[0]
     resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format)
-    metrics = Metrics(lambda: engine.load)
+    metrics, keys = Metrics(lambda: engine.load), keys or Keyring()
     service = Service(engine, tokenizer, resolver, metrics, max_body_bytes)
     endpoints = batch_endpoints(service)
-    api = _Api(service, endpoints)
-    stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints), metrics)
+    api = _Api(service, endpoints, keyed=bool(keys))
+    stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys), metrics)
     return Starlette(
         lifespan=stored.lifespan,
+        middleware=[Middleware(KeysRequired, keys=keys)] if keys else [],
         routes=[
             *stored.routes(),
             Route("/v1/completions", api.completions, methods=["POST"]),
@@ -109,7 +115,8 @@ def create_app(
 class _Api:
     """OpenAI's completions and chats, and what tells of the server."""
 
-    def __init__(self, service: Service, endpoints: Mapping[str, BatchEndpoint]) -> None:
+    def __init__(self, service: Service, endpoints: Mapping[str, BatchEndpoint], *, keyed: bool) -> None:
+        self._keyed = keyed
         self._service = service
         self._engine = service.engine
         self._endpoints = endpoints
@@ -153,11 +160,11 @@ class _Api:
 
     async def description(self, request: Request) -> Response:
         """`GET /openapi.json`"""
-        return json_response(_description())
+        return json_response(_description(self._keyed))
 
     async def page(self, request: Request) -> Response:
         """`GET /docs`"""
-        return Response(page(_description()), media_type="text/html")
+        return Response(page(_description(self._keyed)), media_type="text/html")
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, in Prometheus' text format."""
@@ -165,8 +172,8 @@ class _Api:
 
 
 @cache
-def _description() -> dict[str, Any]:
-    return document(ENDPOINTS, __version__)
+def _description(keyed: bool) -> dict[str, Any]:
+    return document(ENDPOINTS, __version__, keyed=keyed)
 
 
 def batch_endpoints(service: Service) -> dict[str, BatchEndpoint]:

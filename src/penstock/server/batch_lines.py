@@ -15,8 +15,10 @@ from penstock.engine.interface import EngineClient
 from penstock.server.batch_input import InputLine
 from penstock.server.errors import as_penstock_error, error_body
 from penstock.server.generation import Writer, outputs_of
+from penstock.server.keys import Keyring
 from penstock.server.resolve import Job
 from penstock.server.storage.batches import Result
+from penstock.server.tenants import Tenant, job_of
 
 
 class BatchEndpoint(msgspec.Struct, frozen=True):
@@ -29,9 +31,10 @@ class BatchEndpoint(msgspec.Struct, frozen=True):
 class LineRunner:
     """Runs requests of batches on an engine."""
 
-    def __init__(self, engine: EngineClient, endpoints: Mapping[str, BatchEndpoint]) -> None:
+    def __init__(self, engine: EngineClient, endpoints: Mapping[str, BatchEndpoint], keys: Keyring) -> None:
         self.endpoints = endpoints
         self._engine = engine
+        self._keys = keys
         # One of its own: those of other requests stay free, and the event loop too.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch-lines")
 
@@ -43,10 +46,14 @@ class LineRunner:
             return False
         return True
 
-    async def run(self, line: InputLine, endpoint: str) -> Result:
+    def serves(self, owner: str) -> bool:
+        """Whether the owner of a batch may still ask. Whoever's key is gone has nothing computed, until it is back."""
+        return self._keys.tenant(owner) is not None
+
+    async def run(self, line: InputLine, endpoint: str, owner: str) -> Result:
         """The line's result, of whatever kind. Raises EngineUnavailable where it has to run again later."""
         try:
-            status, body = 200, await self._answer(line, self.endpoints[endpoint])
+            status, body = 200, await self._answer(line, self.endpoints[endpoint], owner)
         except EngineUnavailable:
             raise
         except Exception as problem:
@@ -54,9 +61,10 @@ class LineRunner:
             status, body = error.http_status, error_body(error)
         return Result(line.number, status == 200, _response_line(line.custom_id, status, body))
 
-    async def _answer(self, line: InputLine, endpoint: BatchEndpoint) -> bytes:
+    async def _answer(self, line: InputLine, endpoint: BatchEndpoint, owner: str) -> bytes:
         loop = asyncio.get_running_loop()
         job = await loop.run_in_executor(self._thread, endpoint.resolve, line.body)
+        job = job_of(self._keys.tenant(owner) or Tenant(name=owner), job)
         if job.stream:
             raise InvalidParameter("stream", "a batch has no streams; leave it out.")
         # Priorities that lines ask for order them among themselves.

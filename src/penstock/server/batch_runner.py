@@ -98,14 +98,14 @@ class BatchRunner:
                 await self._finish(batch, "cancelled")
             elif batch.status == "in_progress" and time.time() >= batch.expires_at:
                 await self._finish(batch, "expired")
-            elif batch.status == "in_progress" and first is None:
+            elif batch.status == "in_progress" and first is None and self._lines.serves(batch.owner):
                 first = batch
         return first
 
     async def _validate(self, batch: Batch) -> Batch:
         """The batch as it is once its input has been checked."""
         try:
-            _, contents = await self._files.open(batch.input_file_id)
+            _, contents = await self._files.open(batch.input_file_id, batch.owner)
         except StoredFileNotFound as error:
             total, problems = 0, [BatchProblem("input_file_lost", error.message, "input_file_id")]
         else:
@@ -116,11 +116,11 @@ class BatchRunner:
         fields |= (
             {"status": "failed", "failed_at": now} if problems else {"status": "in_progress", "in_progress_at": now}
         )
-        return await self._batches.change(batch.id, "validating", **fields)
+        return await self._batches.change(batch, "validating", **fields)
 
     async def _run(self, batch: Batch) -> None:
         """Run lines until all are done, or until the batch expires or is cancelled."""
-        _, contents = await self._files.open(batch.input_file_id)
+        _, contents = await self._files.open(batch.input_file_id, batch.owner)
         with contents:
             done = await self._batches.lines_done(batch.id)
             attended = time.monotonic()
@@ -131,11 +131,11 @@ class BatchRunner:
                         self._woken.clear()
                         attended = time.monotonic()
                         await self._attend(batch.id)
-                        if (await self._batches.get(batch.id)).status != "in_progress":
+                        if (await self._batches.get(batch.id, batch.owner)).status != "in_progress":
                             return
                     if not await work.fill():
                         await self._batches.change(
-                            batch.id, "in_progress", status="finalizing", finalizing_at=int(time.time())
+                            batch, "in_progress", status="finalizing", finalizing_at=int(time.time())
                         )
                         return
                     self._metrics.batch_lines_running = len(work)
@@ -163,7 +163,7 @@ class BatchRunner:
                 if file is not None:
                     files.append(file)
                     fields[f"{kind}_file_id"] = file.id
-            batch = await self._batches.finish(batch.id, files, status, **fields)
+            batch = await self._batches.finish(batch, files, status, **fields)
         except Exception:
             await self._files.remove_contents({file.id for file in files})
             raise
@@ -188,7 +188,7 @@ class BatchRunner:
                     await incoming.write(text)
             if not incoming.size:
                 return None
-            return await self._files.place(incoming, OUTPUT_PURPOSE, filename, batch.output_seconds)
+            return await self._files.place(incoming, batch.owner, OUTPUT_PURPOSE, filename, batch.output_seconds)
         finally:
             await incoming.discard()
 
@@ -196,7 +196,7 @@ class BatchRunner:
         """Lines of the error file for requests that were not run in time."""
         message = "This request was not run before the completion window ended."
         done = await self._batches.lines_done(batch.id)
-        _, contents = await self._files.open(batch.input_file_id)
+        _, contents = await self._files.open(batch.input_file_id, batch.owner)
         with contents:
             source = pending_lines(contents, batch.endpoint, self._limits, done)
             while (line := await asyncio.to_thread(next, source, None)) is not None:
@@ -223,7 +223,7 @@ class _LinesAtWork:
             line = self._again.popleft() if self._again else await self._next()
             if line is None:
                 break
-            self._tasks[asyncio.create_task(self._runner.run(line, self._batch.endpoint))] = line
+            self._tasks[asyncio.create_task(self._runner.run(line, self._batch.endpoint, self._batch.owner))] = line
         return bool(self._tasks or self._again or not self._exhausted)
 
     async def _next(self) -> InputLine | None:

@@ -21,6 +21,7 @@ from penstock.server.service import json_response
 from penstock.server.storage.batches import Batch, BatchStore
 from penstock.server.storage.limits import DAY
 from penstock.server.storage.store import Store
+from penstock.server.tenants import tenant_of
 from penstock.server.uploads import check_expiry
 
 WINDOW = "24h"
@@ -67,29 +68,31 @@ class BatchesApi:
 
     async def collection(self, request: Request) -> Response:
         """`POST /v1/batches` and `GET /v1/batches`"""
-        batches = self._batches()
+        batches, owner = self._batches(), tenant_of(request).name
         if request.method == "POST":
-            batch = self._new(parse_fields(await read_json_body(request, _MOST_BODY_BYTES), BatchFields))
+            batch = self._new(parse_fields(await read_json_body(request, _MOST_BODY_BYTES), BatchFields), owner)
             await batches.create(batch)
             self._changed()
             return json_response(batch_object(batch))
-        found, more = await batches.page(read_page(request, usual=_USUALLY_LISTED, most=_MOST_LISTED))
+        found, more = await batches.page(owner, read_page(request, usual=_USUALLY_LISTED, most=_MOST_LISTED))
         return json_response(list_page([batch_object(batch) for batch in found], more))
 
     async def one(self, request: Request) -> Response:
         """`GET /v1/batches/{id}`"""
-        return json_response(batch_object(await self._batches().get(request.path_params["id"])))
+        batch = await self._batches().get(request.path_params["id"], tenant_of(request).name)
+        return json_response(batch_object(batch))
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/batches/{id}/cancel`: what is done stays; the rest is not run."""
-        batch = await self._batches().cancel(request.path_params["id"], int(time.time()))
+        owner = tenant_of(request).name
+        batch = await self._batches().cancel(request.path_params["id"], owner, int(time.time()))
         self._changed()
         return json_response(batch_object(batch))
 
     def _batches(self) -> BatchStore:
         return require(self._store, self._why_none).batches
 
-    def _new(self, fields: BatchFields) -> Batch:
+    def _new(self, fields: BatchFields, owner: str) -> Batch:
         check_characters("input_file_id", fields.input_file_id)
         if fields.endpoint not in self._endpoints:
             known = ", ".join(sorted(self._endpoints))
@@ -104,6 +107,7 @@ class BatchesApi:
             input_file_id=fields.input_file_id,
             created_at=now,
             expires_at=now + DAY,
+            owner=owner,
             metadata=fields.metadata,
             output_seconds=None
             if expiry is None

@@ -131,6 +131,21 @@ class ForeignPage(RequestError):
     http_status = 403
 
 
+class InvalidApiKey(RequestError):
+    """The request has no API key, or none that this server knows."""
+
+    code = "invalid_api_key"
+    http_status = 401
+
+
+class TooManyRequests(RequestError):
+    """As many requests with this API key are under way as may be."""
+
+    code = "rate_limit_exceeded"
+    http_status = 429
+    retryable = True
+
+
 def as_penstock_error(error: Exception) -> PenstockError:
     """The error to show for `error`: itself, or one that says nothing of the server's insides, which are logged."""
     if isinstance(error, PenstockError):
@@ -162,22 +177,34 @@ class OpenAIErrors:
         return {"error": {"message": _message(error), "type": kind, "param": error.param, "code": error.code}}
 
 
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+}
+
+
 class AnthropicErrors:
     """`{"type": "error", "error": {"type", "message"}}`, where a status has one type."""
 
     def status(self, error: PenstockError) -> int:
-        """The HTTP status: what a retry may help against is 529 there."""
-        return 529 if error.retryable else error.http_status
+        """The HTTP status: what the server has no room for is 529 there, but limits of one client are 429."""
+        return 529 if _overloaded(error) else error.http_status
 
     def fields(self, error: PenstockError) -> dict[str, Any]:
         """The body's object."""
-        if error.retryable:
+        if _overloaded(error):
             kind = "overloaded_error"
         elif error.http_status >= 500:
             kind = "api_error"
         else:
-            kind = {404: "not_found_error", 413: "request_too_large"}.get(error.http_status, "invalid_request_error")
+            kind = _ANTHROPIC_TYPES.get(error.http_status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": _message(error)}}
+
+
+def _overloaded(error: PenstockError) -> bool:
+    return error.retryable and error.http_status >= 500
 
 
 OPENAI = OpenAIErrors()
@@ -185,7 +212,7 @@ ANTHROPIC = AnthropicErrors()
 
 
 def form_of(path: str) -> ErrorForm:
-    """The form of errors that clients of a path expect."""
+    """The form of errors that clients of a path expect: that of the scope, never one made with the Host header."""
     return ANTHROPIC if path == "/v1/messages" or path.startswith("/v1/messages/") else OPENAI
 
 
@@ -207,18 +234,18 @@ def error_response(error: PenstockError, form: ErrorForm = OPENAI) -> Response:
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler for every exception that an endpoint raises."""
-    return error_response(as_penstock_error(error), form_of(request.url.path))
+    return error_response(as_penstock_error(error), form_of(request.scope["path"]))
 
 
 async def on_not_found(request: Request, error: Exception) -> Response:
     """Starlette's handler for paths without a route."""
-    path = request.url.path[:200]
+    path = request.scope["path"][:200]
     return error_response(RouteNotFound(f"There is nothing at {path!r}; the API begins at /v1."), form_of(path))
 
 
 async def on_method_not_allowed(request: Request, error: Exception) -> Response:
     """Starlette's handler for routes that take other methods."""
-    path = request.url.path
+    path = request.scope["path"]
     response = error_response(MethodNotAllowed(f"{request.method} is not a method of {path!r}."), form_of(path))
     allowed = getattr(error, "headers", None) or {}
     response.headers.update(allowed)

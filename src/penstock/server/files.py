@@ -15,6 +15,7 @@ from penstock.server.service import json_response
 from penstock.server.storage.batches import INPUT_PURPOSE, OUTPUT_PURPOSE
 from penstock.server.storage.files import FileStore, StoredFile
 from penstock.server.storage.store import Store
+from penstock.server.tenants import tenant_of
 from penstock.server.uploads import receive_upload
 
 _CHUNK_BYTES = 256 * 1024
@@ -45,29 +46,29 @@ class FilesApi:
 
     async def collection(self, request: Request) -> Response:
         """`POST /v1/files` and `GET /v1/files`"""
-        files = self._files()
+        files, owner = self._files(), tenant_of(request).name
         if request.method == "POST":
-            return json_response(file_object(await receive_upload(request, files)))
+            return json_response(file_object(await receive_upload(request, files, owner)))
         page = read_page(request, usual=_MOST_LISTED, most=_MOST_LISTED, others=("order", "purpose"))
         purpose = request.query_params.get("purpose")
         if purpose is not None and purpose not in (INPUT_PURPOSE, OUTPUT_PURPOSE):
             raise InvalidParameter(
                 "purpose", f"no file is for {purpose[:40]!r}; they are for 'batch' or 'batch_output'."
             )
-        found, more = await files.page(page, purpose)
+        found, more = await files.page(owner, page, purpose)
         return json_response(list_page([file_object(file) for file in found], more))
 
     async def one(self, request: Request) -> Response:
         """`GET /v1/files/{id}` and `DELETE /v1/files/{id}`"""
-        files, file_id = self._files(), request.path_params["id"]
+        files, file_id, owner = self._files(), request.path_params["id"], tenant_of(request).name
         if request.method == "DELETE":
-            await files.delete(file_id)
+            await files.delete(file_id, owner)
             return json_response({"id": file_id, "object": "file", "deleted": True})
-        return json_response(file_object(await files.get(file_id)))
+        return json_response(file_object(await files.get(file_id, owner)))
 
     async def content(self, request: Request) -> "ContentResponse":
         """`GET /v1/files/{id}/content`"""
-        return ContentResponse(*await self._files().open(request.path_params["id"]))
+        return ContentResponse(*await self._files().open(request.path_params["id"], tenant_of(request).name))
 
     def _files(self) -> FileStore:
         return require(self._store, self._why_none).files

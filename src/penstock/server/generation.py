@@ -216,7 +216,11 @@ class GenerationResponse:
                 seconds,
                 "".join(
                     f", {name} {value!r}"
-                    for name, value in (("user", self._job.user), ("metadata", self._job.metadata))
+                    for name, value in (
+                        ("tenant", self._job.standing.tenant),
+                        ("user", self._job.user),
+                        ("metadata", self._job.metadata),
+                    )
                     if value
                 ),
             )

@@ -12,16 +12,20 @@ _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
 # What any endpoint may answer: the path or method is wrong, the head too long, the server not ready or at its bound.
 _ALWAYS = (400, 404, 405, 431, 500, 503)
+# What is answered where the server has keys.
+_WITH_KEYS = (401, 429)
 _WITH_BODY = (413, 415)
 _MEANINGS = {
     200: "The answer.",
     400: "The request cannot be served as it is; the message says what was wrong and what would be accepted.",
+    401: "The server has API keys, and the request has none of them.",
     403: "A browser sent this for a page of another origin.",
     404: "There is no such thing here.",
     405: "The path does not take this method.",
     409: "It cannot be done in the state that this is in.",
     413: "The body is longer than the server reads.",
     415: "The body is not of the type that is read here.",
+    429: "As many requests with this API key are under way as may be.",
     431: "The request's headers are longer than the server reads.",
     500: "The server failed on this request.",
     503: "The server cannot serve this now; try again later.",
@@ -46,6 +50,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         errors: further statuses.
         error: the type of an error's body.
         query: the query's parameters, by name: their schemas.
+        open: whether it needs no API key where others do.
     """
 
     method: str
@@ -61,10 +66,18 @@ class Endpoint(msgspec.Struct, frozen=True):
     errors: tuple[int, ...] = ()
     error: Any = ErrorAnswer
     query: dict[str, dict[str, Any]] = {}
+    open: bool = False
 
 
-def document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
-    """The whole description of the API of a release."""
+# Two ways to send a key.
+_SECURITY_SCHEMES = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
+
+def document(endpoints: Sequence[Endpoint], version: str, *, keyed: bool = False) -> dict[str, Any]:
+    """The whole description of the API of a release; `keyed` where the server needs API keys."""
     types = [kind for endpoint in endpoints for kind in _types(endpoint)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     described = dict(zip(types, schemas, strict=True))
@@ -72,12 +85,16 @@ def document(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
     for endpoint in endpoints:
         if endpoint.body is not None:
             _add_neutral(components[described[endpoint.body]["$ref"].rpartition("/")[2]], endpoint.neutral)
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, described)
+        operation = paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, described)
+        if endpoint.open:
+            operation["security"] = []
+    security: dict[str, Any] = {"security": [{name: []} for name in _SECURITY_SCHEMES]} if keyed else {}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Penstock", "version": version},
+        **security,
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": _SECURITY_SCHEMES},
     }
 
 
@@ -110,6 +127,8 @@ def _operation(endpoint: Endpoint, described: Mapping[Any, Any]) -> dict[str, An
         content["text/event-stream"] = {"schema": _event(endpoint, described)}
     responses: dict[str, Any] = {"200": {"description": _MEANINGS[200], "content": content}}
     statuses = {*_ALWAYS, *endpoint.errors, *(_WITH_BODY if endpoint.body is not None else ())}
+    if not endpoint.open:
+        statuses |= {*_WITH_KEYS}
     for status in sorted(statuses):
         responses[str(status)] = {
             "description": _MEANINGS[status],

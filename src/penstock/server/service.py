@@ -19,6 +19,7 @@ from penstock.server.generation import GenerationResponse, Writer
 from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
+from penstock.server.tenants import job_of, tenant_of
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.server")
@@ -77,6 +78,7 @@ class Service:
         meter = self.metrics.begin(endpoint)
         try:
             job, writer = await prepare(await self.read(request))
+            job = job_of(tenant_of(request), job)
         except asyncio.CancelledError:
             meter.end("cancelled")
             raise
@@ -85,7 +87,7 @@ class Service:
             outcome: Outcome = "failed" if error.http_status >= 500 else "rejected"
             meter.end(outcome)
             logger.info("%s request %s: %d %s", endpoint, outcome, error.http_status, error.message)
-            return error_response(error, form_of(request.url.path))
+            return error_response(error, form_of(request.scope["path"]))
         meter.accepted(job.prompt_tokens)
         return GenerationResponse(self.engine, job, writer, meter)
 

@@ -26,7 +26,7 @@ _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = ("purpose", _ANCHOR, _SECONDS)
 
 
-async def receive_upload(request: Request, store: FileStore) -> StoredFile:
+async def receive_upload(request: Request, store: FileStore, owner: str) -> StoredFile:
     """Keep the file of `POST /v1/files`. Raises RequestError with the cause; then nothing is kept."""
     parser = _FormParser(_boundary(request))
     limit = store.limits.file_bytes
@@ -38,7 +38,7 @@ async def receive_upload(request: Request, store: FileStore) -> StoredFile:
         await _read(request, parser, incoming, limit)
         fields = parser.result()
         seconds = _expiry(fields)
-        return await store.add(incoming, _purpose(fields), parser.filename or "", seconds)
+        return await store.add(incoming, owner, _purpose(fields), parser.filename or "", seconds)
     finally:
         await incoming.discard()
 

@@ -20,6 +20,7 @@ from penstock.server.responses.translate import NAMES, chat_of_response, told_ba
 from penstock.server.responses.writer import ResponsesWriter
 from penstock.server.service import Service, json_response
 from penstock.server.storage.pages import Page
+from penstock.server.tenants import tenant_of
 
 _MOST_LISTED = 100
 _USUALLY_LISTED = 20
@@ -28,18 +29,26 @@ _NEUTRAL_QUERY = {"stream": "false", "include_obfuscation": "false", "starting_a
 _STORAGE_OFF = "nothing is stored here, since the server has no data directory; send the whole conversation."
 
 
+class _Prepared(msgspec.Struct, frozen=True):
+    """What is known of a response before it is computed."""
+
+    writer: ResponsesWriter
+    items: list[dict[str, Any]]
+    owner: str
+
+
 class _Running:
     """A response that is being computed, as an ASGI response that can be found meanwhile."""
 
     def __init__(
         self,
         generation: GenerationResponse,
-        writer: ResponsesWriter,
-        items: list[dict[str, Any]],
+        prepared: "_Prepared",
         others: "dict[str, _Running]",
     ) -> None:
-        self.writer = writer
-        self.items = items
+        self.writer = prepared.writer
+        self.items = prepared.items
+        self.owner = prepared.owner
         self._generation = generation
         self._others = others
 
@@ -78,37 +87,38 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Response | _Running:
         """`POST /v1/responses`"""
-        prepared: list[tuple[ResponsesWriter, list[dict[str, Any]]]] = []
+        prepared: list[_Prepared] = []
 
         async def prepare(body: bytes) -> tuple[Job, ResponsesWriter]:
-            job, writer, items = await self._prepare(body)
-            prepared.append((writer, items))
+            job, writer, items = await self._prepare(body, owner)
+            prepared.append(_Prepared(writer, items, owner))
             return job, writer
 
+        owner = tenant_of(request).name
         answer = await self._service.generate(request, "responses", prepare)
-        return _Running(answer, *prepared[0], self._running) if isinstance(answer, GenerationResponse) else answer
+        return _Running(answer, prepared[0], self._running) if isinstance(answer, GenerationResponse) else answer
 
     async def one(self, request: Request) -> Response:
         """`GET` and `DELETE /v1/responses/{id}`"""
-        response_id = request.path_params["id"]
+        response_id, owner = request.path_params["id"], tenant_of(request).name
         if request.method == "DELETE":
-            return await self._delete(response_id)
+            return await self._delete(response_id, owner)
         for name, neutral in _NEUTRAL_QUERY.items():
             if any(value != neutral for value in request.query_params.getlist(name)):
                 raise InvalidParameter(name, "is not supported; a stored response is returned whole.")
-        running = self._find(response_id)
+        running = self._find(response_id, owner)
         if running is not None:
             return json_response(running.writer.response())
-        return Response((await self._stored(response_id)).response, media_type="application/json")
+        return Response((await self._stored(response_id, owner)).response, media_type="application/json")
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/responses/{id}/cancel`: of one that is being streamed."""
-        response_id = request.path_params["id"]
-        running = self._find(response_id)
+        response_id, owner = request.path_params["id"], tenant_of(request).name
+        running = self._find(response_id, owner)
         if running is not None and running.cancel():
             return json_response(running.writer.response())
         if running is None:
-            await self._stored(response_id)
+            await self._stored(response_id, owner)
         raise InvalidParameter(
             "response_id", "the response has ended; only one that is being computed can be cancelled."
         )
@@ -116,12 +126,14 @@ class ResponsesApi:
     async def input_items(self, request: Request) -> Response:
         """`GET /v1/responses/{id}/input_items`"""
         page = read_page(request, usual=_USUALLY_LISTED, most=_MOST_LISTED, others=("order",))
-        response_id = request.path_params["id"]
-        running = self._find(response_id)
-        items = msgspec.json.decode((await self._stored(response_id)).input) if running is None else running.items
+        response_id, owner = request.path_params["id"], tenant_of(request).name
+        running = self._find(response_id, owner)
+        items = (
+            msgspec.json.decode((await self._stored(response_id, owner)).input) if running is None else running.items
+        )
         return json_response(_page(items if page.ascending else items[::-1], page))
 
-    async def _prepare(self, body: bytes) -> tuple[Job, ResponsesWriter, list[dict[str, Any]]]:
+    async def _prepare(self, body: bytes, owner: str) -> tuple[Job, ResponsesWriter, list[dict[str, Any]]]:
         fields = await self._service.beside(len(body), parse_response, body)
         store = self._store if fields.store is not False else None
         if fields.store and store is None:
@@ -130,10 +142,10 @@ class ResponsesApi:
         if fields.previous_response_id is not None:
             if self._store is None:
                 raise InvalidParameter("previous_response_id", _STORAGE_OFF)
-            earlier = await self._store.conversation(fields.previous_response_id)
+            earlier = await self._store.conversation(fields.previous_response_id, owner)
         size = len(body) + sum(response.size for response in earlier)
         job, items = await self._service.beside(size, self._resolve, fields, earlier)
-        keep = None if store is None else lambda response: store.keep(response, items)
+        keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
         writer = ResponsesWriter(job, name, told_back(fields, store is not None), keep)
         return job, writer, items
@@ -144,20 +156,20 @@ class ResponsesApi:
         chat = chat_of_response(fields, before, items)
         return self._service.chat(chat, NAMES), listed(items)
 
-    def _find(self, response_id: str) -> _Running | None:
+    def _find(self, response_id: str, owner: str) -> _Running | None:
         """The response if it is being computed. One that has ended may still be on its way to the client."""
         running = self._running.get(response_id)
-        return None if running is None or running.writer.ended else running
+        return None if running is None or running.owner != owner or running.writer.ended else running
 
-    async def _delete(self, response_id: str) -> Response:
-        if self._find(response_id) is not None:
+    async def _delete(self, response_id: str, owner: str) -> Response:
+        if self._find(response_id, owner) is not None:
             raise InvalidParameter("response_id", "the response is still being computed; cancel it first.")
-        if self._store is None or not await self._store.delete(response_id):
+        if self._store is None or not await self._store.delete(response_id, owner):
             raise self._not_found(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    async def _stored(self, response_id: str) -> StoredResponse:
-        found = None if self._store is None else await self._store.get(response_id)
+    async def _stored(self, response_id: str, owner: str) -> StoredResponse:
+        found = None if self._store is None else await self._store.get(response_id, owner)
         if found is None:
             raise self._not_found(response_id)
         return found

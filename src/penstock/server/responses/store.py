@@ -31,6 +31,10 @@ _MIGRATIONS: Migrations = (
         )""",
         "CREATE INDEX responses_by_use ON responses (used_at, sequence)",
     ),
+    (
+        # Whose it is: the name of a tenant, or nothing where the server has no keys.
+        "ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+    ),
 )
 
 
@@ -74,7 +78,7 @@ class _Output(msgspec.Struct):
 
 
 class ResponseStore:
-    """The stored responses."""
+    """The stored responses. For others than its owner, there is none."""
 
     def __init__(self, database: Database, limits: Limits, clock: Callable[[], float]) -> None:
         self._database = database
@@ -94,36 +98,37 @@ class ResponseStore:
         """End what runs."""
         self._database.close()
 
-    def keep(self, response: dict[str, Any], items: list[dict[str, Any]]) -> None:
+    def keep(self, response: dict[str, Any], items: list[dict[str, Any]], owner: str) -> None:
         """Store a response that has ended. Whatever is asked of the store later finds it.
 
         The client need not wait for the disk: where that fails, the log says so.
         """
-        row = (response["id"], response["previous_response_id"], *map(msgspec.json.encode, (items, response)))
-        task = asyncio.get_running_loop().create_task(self._keep(row))
+        row = (owner, response["id"], response["previous_response_id"])
+        contents = (msgspec.json.encode(items), msgspec.json.encode(response))
+        task = asyncio.get_running_loop().create_task(self._keep(row, contents))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
-    async def get(self, response_id: str) -> StoredResponse | None:
+    async def get(self, response_id: str, owner: str) -> StoredResponse | None:
         """A response; None where it is not stored (any more)."""
-        return await self._database.run(lambda connection: self._get(connection, response_id))
+        return await self._database.run(lambda connection: self._get(connection, response_id, owner))
 
-    async def delete(self, response_id: str) -> bool:
+    async def delete(self, response_id: str, owner: str) -> bool:
         """Forget a response; False where it is not stored."""
-        return await self._database.run(lambda connection: self._delete(connection, response_id))
+        return await self._database.run(lambda connection: self._delete(connection, response_id, owner))
 
-    async def conversation(self, response_id: str) -> list[StoredResponse]:
+    async def conversation(self, response_id: str, owner: str) -> list[StoredResponse]:
         """A response and all that it went on from, the oldest first.
 
         Raises PreviousResponseNotFound where one of them is not stored (any more).
         """
-        return await self._database.run(lambda connection: self._conversation(connection, response_id))
+        return await self._database.run(lambda connection: self._conversation(connection, response_id, owner))
 
-    async def _keep(self, row: tuple[str, str | None, bytes, bytes]) -> None:
+    async def _keep(self, row: tuple[str, str, str | None], contents: tuple[bytes, bytes]) -> None:
         try:
-            await self._database.run(lambda connection: self._insert(connection, *row))
+            await self._database.run(lambda connection: self._insert(connection, row, contents))
         except PenstockError as error:
-            logger.error("response %s could not be stored: %s", row[0], error.message)
+            logger.error("response %s could not be stored: %s", row[1], error.message)
             # What the failed transaction had counted was undone.
             with contextlib.suppress(PenstockError):
                 await self._database.run(self._measure)
@@ -133,9 +138,9 @@ class ResponseStore:
         self._count, self._bytes = connection.execute(query).fetchone()
 
     def _insert(
-        self, connection: sqlite3.Connection, response_id: str, previous: str | None, items: bytes, response: bytes
+        self, connection: sqlite3.Connection, row: tuple[str, str, str | None], contents: tuple[bytes, bytes]
     ) -> None:
-        now, size, limits = int(self._clock()), len(items) + len(response), self._limits
+        now, size, limits = int(self._clock()), sum(map(len, contents)), self._limits
         oldest = "SELECT sequence, bytes, used_at FROM responses ORDER BY used_at, sequence LIMIT 1"
         while self._count:
             sequence, freed, used_at = connection.execute(oldest).fetchone()
@@ -145,30 +150,31 @@ class ResponseStore:
             connection.execute("DELETE FROM responses WHERE sequence = ?", (sequence,))
             self._count, self._bytes = self._count - 1, self._bytes - freed
         connection.execute(
-            "INSERT INTO responses (id, previous, used_at, bytes, input, response) VALUES (?, ?, ?, ?, ?, ?)",
-            (response_id, previous, now, size, items, response),
+            "INSERT INTO responses (owner, id, previous, used_at, bytes, input, response) VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*row, now, size, *contents),
         )
         self._count, self._bytes = self._count + 1, self._bytes + size
 
-    def _get(self, connection: sqlite3.Connection, response_id: str) -> StoredResponse | None:
-        query = "SELECT input, response FROM responses WHERE id = ? AND used_at > ?"
-        row = connection.execute(query, (response_id, self._clock() - self._limits.seconds_kept)).fetchone()
+    def _get(self, connection: sqlite3.Connection, response_id: str, owner: str) -> StoredResponse | None:
+        query = "SELECT input, response FROM responses WHERE id = ? AND owner = ? AND used_at > ?"
+        row = connection.execute(query, (response_id, owner, self._clock() - self._limits.seconds_kept)).fetchone()
         return None if row is None else StoredResponse(*row)
 
-    def _delete(self, connection: sqlite3.Connection, response_id: str) -> bool:
-        row = connection.execute("DELETE FROM responses WHERE id = ? RETURNING bytes", (response_id,)).fetchone()
+    def _delete(self, connection: sqlite3.Connection, response_id: str, owner: str) -> bool:
+        query = "DELETE FROM responses WHERE id = ? AND owner = ? RETURNING bytes"
+        row = connection.execute(query, (response_id, owner)).fetchone()
         if row is None:
             return False
         self._count, self._bytes = self._count - 1, self._bytes - row[0]
         return True
 
-    def _conversation(self, connection: sqlite3.Connection, response_id: str) -> list[StoredResponse]:
+    def _conversation(self, connection: sqlite3.Connection, response_id: str, owner: str) -> list[StoredResponse]:
         now, size = int(self._clock()), 0
-        query = "SELECT previous, input, response FROM responses WHERE id = ? AND used_at > ?"
+        query = "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ? AND used_at > ?"
         turns: list[StoredResponse] = []
         wanted: str | None = response_id
         while wanted is not None:
-            row = connection.execute(query, (wanted, now - self._limits.seconds_kept)).fetchone()
+            row = connection.execute(query, (wanted, owner, now - self._limits.seconds_kept)).fetchone()
             if row is None:
                 raise PreviousResponseNotFound(_missing(response_id, wanted), param="previous_response_id")
             connection.execute("UPDATE responses SET used_at = ? WHERE id = ?", (now, wanted))

@@ -33,13 +33,17 @@ class BatchProblem(msgspec.Struct, frozen=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch; times are in seconds since 1970, and None while what they tell has not happened."""
+    """A batch; times are in seconds since 1970, and None while what they tell has not happened.
+
+    `owner` is the tenant whose batch it is; for all others there is none.
+    """
 
     id: str
     endpoint: str
     input_file_id: str
     created_at: int
     expires_at: int
+    owner: str = ""
     status: Status = "validating"
     metadata: dict[str, str] | None = None
     output_seconds: int | None = None
@@ -81,7 +85,7 @@ class BatchStore:
         """Keep a new batch. Raises RequestError where its input is none, or where too many have not ended."""
 
         def work(connection: sqlite3.Connection) -> None:
-            file = find(connection, batch.input_file_id, "input_file_id")
+            file = find(connection, batch.input_file_id, batch.owner, "input_file_id")
             if file.purpose != INPUT_PURPOSE:
                 raise InvalidParameter("input_file_id", f"is for {file.purpose!r}; upload it for {INPUT_PURPOSE!r}.")
             (ended, count) = connection.execute(
@@ -98,19 +102,22 @@ class BatchStore:
                 (max(0, count + 1 - self.limits.batches),),
             )
             connection.execute(
-                "INSERT INTO batches (id, status, input_file_id, created_at, record) VALUES (?, ?, ?, ?, ?)",
-                (batch.id, batch.status, batch.input_file_id, batch.created_at, msgspec.json.encode(batch)),
+                "INSERT INTO batches (id, owner, status, input_file_id, created_at, record) VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    *(batch.id, batch.owner, batch.status, batch.input_file_id, batch.created_at),
+                    msgspec.json.encode(batch),
+                ),
             )
 
         await self._database.run(work)
 
-    async def get(self, batch_id: str) -> Batch:
+    async def get(self, batch_id: str, owner: str) -> Batch:
         """Raises BatchNotFound."""
-        return await self._database.run(lambda connection: _find(connection, batch_id))
+        return await self._database.run(lambda connection: _find(connection, batch_id, owner))
 
-    async def page(self, page: Page) -> tuple[list[Batch], bool]:
-        """Some of the batches, and whether more follow. Raises BatchNotFound where there is no `after`."""
-        found = await self._database.run(lambda connection: select(connection, _COLUMNS, "batches", page))
+    async def page(self, owner: str, page: Page) -> tuple[list[Batch], bool]:
+        """Some of the owner's batches, and whether more follow. Raises BatchNotFound where there is no `after`."""
+        found = await self._database.run(lambda connection: select(connection, _COLUMNS, "batches", owner, page, None))
         if found is None:
             raise _not_found(page.after or "", "after")
         rows, more = found
@@ -122,20 +129,20 @@ class BatchStore:
         rows = await self._database.run(lambda connection: connection.execute(query).fetchall())
         return [_batch(row) for row in rows]
 
-    async def change(self, batch_id: str, expected: Status, **fields: Any) -> Batch:
+    async def change(self, batch: Batch, expected: Status, **fields: Any) -> Batch:
         """Set fields, if the batch still has the status that is expected; the batch as it is now."""
 
         def work(connection: sqlite3.Connection) -> Batch:
-            batch = _find(connection, batch_id)
-            return _update(connection, batch, **fields) if batch.status == expected else batch
+            now = _find(connection, batch.id, batch.owner)
+            return _update(connection, now, **fields) if now.status == expected else now
 
         return await self._database.run(work)
 
-    async def cancel(self, batch_id: str, now: int) -> Batch:
+    async def cancel(self, batch_id: str, owner: str, now: int) -> Batch:
         """Have a batch end early. Raises BatchNotFound, BatchHasEnded."""
 
         def work(connection: sqlite3.Connection) -> Batch:
-            batch = _find(connection, batch_id)
+            batch = _find(connection, batch_id, owner)
             if batch.status in ENDED or batch.status == "finalizing":
                 raise BatchHasEnded(f"The batch {batch_id!r} is {batch.status}; there is nothing left to cancel.")
             if batch.status == "cancelling":
@@ -185,18 +192,18 @@ class BatchStore:
         rows = await self._database.run(lambda connection: connection.execute(query, values).fetchall())
         return [Result(line, bool(kind), output) for line, kind, output in rows]
 
-    async def finish(self, batch_id: str, files: Sequence[StoredFile], status: Status, **fields: Any) -> Batch:
+    async def finish(self, batch: Batch, files: Sequence[StoredFile], status: Status, **fields: Any) -> Batch:
         """The end of a batch: placed files exist, results have become them."""
 
         def work(connection: sqlite3.Connection) -> Batch:
-            batch = _find(connection, batch_id)
+            now = _find(connection, batch.id, batch.owner)
             for file in files:
                 insert(connection, file)
             connection.execute(
-                "DELETE FROM results WHERE batch = (SELECT sequence FROM batches WHERE id = ?)", (batch_id,)
+                "DELETE FROM results WHERE batch = (SELECT sequence FROM batches WHERE id = ?)", (batch.id,)
             )
-            connection.execute("UPDATE batches SET result_bytes = 0 WHERE id = ?", (batch_id,))
-            return _update(connection, batch, status=status, **fields)
+            connection.execute("UPDATE batches SET result_bytes = 0 WHERE id = ?", (batch.id,))
+            return _update(connection, now, status=status, **fields)
 
         return await self._database.run(work)
 
@@ -208,8 +215,9 @@ class BatchStore:
         )
 
 
-def _find(connection: sqlite3.Connection, batch_id: str) -> Batch:
-    row = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM batches WHERE id = ?", (batch_id,)).fetchone()
+def _find(connection: sqlite3.Connection, batch_id: str, owner: str) -> Batch:
+    query = f"SELECT {', '.join(_COLUMNS)} FROM batches WHERE id = ? AND owner = ?"
+    row = connection.execute(query, (batch_id, owner)).fetchone()
     if row is None:
         raise _not_found(batch_id)
     return _batch(row)

@@ -1,4 +1,4 @@
-"""Files: rows in the database, contents beside it. A file is there completely or not at all.
+"""Files: rows in the database, contents beside it. A file is there completely or not at all, and for its owner only.
 
 Contents are written under another name, flushed to the disk and renamed, and only then does the row say that they
 exist. What a row does not know is removed at the next start.
@@ -30,7 +30,10 @@ _UNFINISHED = "('validating', 'in_progress', 'finalizing', 'cancelling')"
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """What is known of a file; times are in seconds since 1970. `filename` is the client's, and never a path here."""
+    """What is known of a file; times are in seconds since 1970. `filename` is the client's, and never a path here.
+
+    `owner` is the tenant whose file it is; for all others there is none.
+    """
 
     id: str
     purpose: str
@@ -38,6 +41,7 @@ class StoredFile(msgspec.Struct, frozen=True):
     bytes: int
     created_at: int
     expires_at: int
+    owner: str
 
 
 _COLUMNS = StoredFile.__struct_fields__
@@ -146,9 +150,11 @@ class FileStore:
         used = await self._database.run(self._check_room)
         return Incoming(self, path, self.limits.total_bytes - used)
 
-    async def add(self, incoming: Incoming, purpose: str, filename: str, seconds: int | None = None) -> StoredFile:
+    async def add(
+        self, incoming: Incoming, owner: str, purpose: str, filename: str, seconds: int | None = None
+    ) -> StoredFile:
         """Keep what was written, for `seconds`. Raises StorageFull."""
-        file = await self.place(incoming, purpose, filename, seconds)
+        file = await self.place(incoming, owner, purpose, filename, seconds)
 
         def work(connection: sqlite3.Connection) -> None:
             used = self._check_room(connection)
@@ -163,36 +169,38 @@ class FileStore:
             raise
         return file
 
-    async def place(self, incoming: Incoming, purpose: str, filename: str, seconds: int | None) -> StoredFile:
+    async def place(
+        self, incoming: Incoming, owner: str, purpose: str, filename: str, seconds: int | None
+    ) -> StoredFile:
         """Keep the contents; the file exists once somebody has inserted it."""
         now, size = int(time.time()), incoming.size
         kept = self.limits.seconds_kept if seconds is None else seconds
         await incoming.place(self._contents / incoming.id)
-        return StoredFile(incoming.id, purpose, filename, size, now, now + kept)
+        return StoredFile(incoming.id, purpose, filename, size, now, now + kept, owner)
 
-    async def get(self, file_id: str) -> StoredFile:
+    async def get(self, file_id: str, owner: str) -> StoredFile:
         """Raises StoredFileNotFound."""
-        return await self._database.run(lambda connection: find(connection, file_id))
+        return await self._database.run(lambda connection: find(connection, file_id, owner))
 
-    async def page(self, page: Page, purpose: str | None) -> tuple[list[StoredFile], bool]:
-        """Some of the files, and whether more follow. Raises StoredFileNotFound where there is no `after`."""
-        found = await self._database.run(lambda connection: select(connection, _COLUMNS, "files", page, purpose))
+    async def page(self, owner: str, page: Page, purpose: str | None) -> tuple[list[StoredFile], bool]:
+        """Some of the owner's files, and whether more follow. Raises StoredFileNotFound where there is no `after`."""
+        found = await self._database.run(lambda connection: select(connection, _COLUMNS, "files", owner, page, purpose))
         if found is None:
             raise not_found(page.after or "", "after")
         rows, more = found
         return [StoredFile(*row) for row in rows], more
 
-    async def open(self, file_id: str) -> tuple[StoredFile, BinaryIO]:
+    async def open(self, file_id: str, owner: str) -> tuple[StoredFile, BinaryIO]:
         """A file and its contents, which stay readable if it is deleted. Raises StoredFileNotFound."""
-        file = await self.get(file_id)
+        file = await self.get(file_id, owner)
         try:
             return file, await asyncio.to_thread(open, self._contents / file.id, "rb")
         except FileNotFoundError:
             raise not_found(file_id) from None
 
-    async def delete(self, file_id: str) -> None:
+    async def delete(self, file_id: str, owner: str) -> None:
         """Raises StoredFileNotFound, and StoredFileInUse where a batch still reads it."""
-        await self._database.run(lambda connection: _delete_unused(connection, file_id))
+        await self._database.run(lambda connection: _delete_unused(connection, file_id, owner))
         await self.remove_contents({file_id})
 
     async def remove_expired(self) -> None:
@@ -237,9 +245,10 @@ def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
     connection.execute(f"INSERT INTO files ({', '.join(_COLUMNS)}) VALUES ({marks})", msgspec.structs.astuple(file))
 
 
-def find(connection: sqlite3.Connection, file_id: str, param: str | None = None) -> StoredFile:
-    """The file with this id. Raises StoredFileNotFound, which names `param`."""
-    row = connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM files WHERE id = ?", (file_id,)).fetchone()
+def find(connection: sqlite3.Connection, file_id: str, owner: str, param: str | None = None) -> StoredFile:
+    """The owner's file with this id. Raises StoredFileNotFound, which names `param`."""
+    query = f"SELECT {', '.join(_COLUMNS)} FROM files WHERE id = ? AND owner = ?"
+    row = connection.execute(query, (file_id, owner)).fetchone()
     if row is None:
         raise not_found(file_id, param)
     return StoredFile(*row)
@@ -265,8 +274,8 @@ def _delete_rows(connection: sqlite3.Connection, ids: set[str]) -> None:
     connection.executemany("DELETE FROM files WHERE id = ?", [(name,) for name in ids])
 
 
-def _delete_unused(connection: sqlite3.Connection, file_id: str) -> None:
-    find(connection, file_id)
+def _delete_unused(connection: sqlite3.Connection, file_id: str, owner: str) -> None:
+    find(connection, file_id, owner)
     query = f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {_UNFINISHED}"
     reader = connection.execute(query, (file_id,)).fetchone()
     if reader is not None:

@@ -16,13 +16,15 @@ class Page(msgspec.Struct, frozen=True):
 
 
 def select(
-    connection: sqlite3.Connection, columns: Sequence[str], table: str, page: Page, purpose: str | None = None
+    connection: sqlite3.Connection, columns: Sequence[str], table: str, owner: str, page: Page, purpose: str | None
 ) -> tuple[list[tuple[Any, ...]], bool] | None:
-    """The page's rows and whether more follow; None where nothing has the id `after`."""
-    conditions, values = [], []
+    """The page's rows and whether more follow; None where nothing of the owner's has the id `after`."""
+    conditions: list[str] = ["owner = ?"]
+    values: list[Any] = [owner]
     sign, order = (">", "ASC") if page.ascending else ("<", "DESC")
     if page.after is not None:
-        found = connection.execute(f"SELECT sequence FROM {table} WHERE id = ?", (page.after,)).fetchone()
+        query = f"SELECT sequence FROM {table} WHERE id = ? AND owner = ?"
+        found = connection.execute(query, (page.after, owner)).fetchone()
         if found is None:
             return None
         conditions.append(f"sequence {sign} ?")
@@ -30,7 +32,7 @@ def select(
     if purpose is not None:
         conditions.append("purpose = ?")
         values.append(purpose)
-    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
-    query = f"SELECT {', '.join(columns)} FROM {table} {where} ORDER BY sequence {order} LIMIT ?"
+    where = " AND ".join(conditions)
+    query = f"SELECT {', '.join(columns)} FROM {table} WHERE {where} ORDER BY sequence {order} LIMIT ?"
     rows = connection.execute(query, (*values, page.limit + 1)).fetchall()
     return rows[: page.limit], len(rows) > page.limit

@@ -38,4 +38,11 @@ MIGRATIONS: Migrations = (
             PRIMARY KEY (batch, line)
         )""",
     ),
+    (
+        # Whose it is: the name of a tenant, or nothing where the server has no keys.
+        "ALTER TABLE files ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE batches ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
+        "CREATE INDEX files_by_owner ON files (owner, sequence)",
+        "CREATE INDEX batches_by_owner ON batches (owner, sequence)",
+    ),
 )

@@ -1,0 +1,115 @@
+"""API keys on the command line: which ones `penstock serve` takes, and `penstock key`, which makes one."""
+
+import getpass
+import ipaddress
+import os
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from penstock.core.config import Reason
+from penstock.core.errors import ConfigurationError
+from penstock.server.keys import ONLY, SHORTEST_GOOD_KEY, Keyring, entry, new_key, only_key, parse_keys, read_keys
+
+VARIABLE = "PENSTOCK_API_KEY"
+_SETTING = "api keys"
+_NAMES_SHOWN = 8
+_WHY_NONE = "none are given, so that only an address of this machine can be listened on"
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask.
+
+    Attributes:
+        keys: without any, everybody who reaches the server.
+        no_auth: whether that is meant, wherever the server listens.
+        warnings: what whoever starts the server should know of it.
+    """
+
+    keys: Keyring
+    no_auth: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> Reason:
+        """The setting, with names only."""
+        if self.keys:
+            why = "every request but those to /health needs one; each key's files, batches and responses are its own"
+            names, more = self.keys.names[:_NAMES_SHOWN], len(self.keys.names) - _NAMES_SHOWN
+            return Reason(_SETTING, ", ".join(names) + (f" and {more} more" if more > 0 else ""), why)
+        why = "as asked with --no-auth: whoever reaches the server may ask" if self.no_auth else _WHY_NONE
+        return Reason(_SETTING, "none", why)
+
+    @property
+    def note(self) -> str:
+        """The setting as the start tells it."""
+        return f"{self.reason.setting}: {self.reason.value} ({self.reason.why})"
+
+    def check_exposed(self, listener: socket.socket) -> None:
+        """Raise ConfigurationError where others could reach a server without keys, and nobody has said so."""
+        host = listener.getsockname()[0]
+        if self.keys or self.no_auth or ipaddress.ip_address(host).is_loopback:
+            return
+        raise ConfigurationError(
+            f"{host} can be reached from other machines, and no API key is required: give keys with --api-key-file "
+            f"(`penstock key NAME` makes one) or {VARIABLE}, listen on 127.0.0.1, or say --no-auth."
+        )
+
+
+def read_access(api_key: str | None, api_key_file: Path | None, no_auth: bool) -> Access:
+    """What options and the environment say. Raises ConfigurationError.
+
+    The variable is removed, so that no other process gets it from this one.
+    """
+    warnings = []
+    given = os.environ.pop(VARIABLE, None)
+    if api_key == "-":
+        given = getpass.getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\r\n")
+    elif api_key is not None:
+        given = api_key
+        warnings.append(
+            "Others on this machine can read the key of --api-key in the list of processes; "
+            f"{VARIABLE}, --api-key-file or --api-key - (which reads it from standard input) keep it from them."
+        )
+    keys = [] if given is None else [only_key(given)]
+    if given is not None and len(given) < SHORTEST_GOOD_KEY:
+        warnings.append(
+            f"The API key has only {len(given)} characters and may be guessed; `penstock key NAME` makes one."
+        )
+    if api_key_file is not None:
+        keys += read_keys(api_key_file)
+        if given is not None and any(key.tenant.name == ONLY for key in keys[1:]):
+            raise ConfigurationError(f"{api_key_file} has a key named {ONLY!r}, as the one beside it is; rename it.")
+    if keys and no_auth:
+        raise ConfigurationError("--no-auth cannot be combined with API keys; leave one of them out.")
+    return Access(Keyring(keys), no_auth, tuple(warnings))
+
+
+def run_key(name: str, weight: float | None, add: Path | None) -> None:
+    """Make a key, print it once, and print its entry or add that to a file. Raises ConfigurationError."""
+    key = new_key()
+    text = entry(name, key, weight)
+    if add is None:
+        typer.echo(
+            f"The entry for the file of --api-key-file:\n\n{text}\nThe key, which is shown only now:\n", err=True
+        )
+    else:
+        _append(add, text)
+        typer.echo(f"{add} has an entry for {name!r} now. The key, which is shown only now:\n", err=True)
+    typer.echo(key)
+
+
+def _append(path: Path, text: str) -> None:
+    """Add an entry to a file, which is made where there is none, and must then be valid."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b") as file:
+            content = file.read()
+            separator = b"" if not content else b"\n" if content.endswith(b"\n") else b"\n\n"
+            Keyring(parse_keys(content + separator + text.encode(), path))
+            file.write(separator + text.encode())
+    except OSError as error:
+        raise ConfigurationError(f"The API key file {path} cannot be written ({error.strerror}).") from error

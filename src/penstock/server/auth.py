@@ -1,0 +1,92 @@
+"""Who may ask: a layer around the whole application that lets nothing by without a key, unless it is listed here."""
+
+import logging
+from collections import Counter
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.core.errors import RequestError
+from penstock.server.errors import RETRY_AFTER_SECONDS, InvalidApiKey, TooManyRequests, error_response, form_of
+from penstock.server.keys import Keyring
+from penstock.server.tenants import STATE, Tenant
+
+logger = logging.getLogger("penstock.server")
+
+# What answers without a key, for those who watch the server. They say nothing of what is served, or to whom.
+OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+_POLICY_VIOLATION = 1008
+
+
+class KeysRequired:
+    """ASGI middleware that finds the tenant of each request, and bounds how many each has under way.
+
+    It looks at the same path as the router does, never at the Host header, and at no body.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Keyring) -> None:
+        self._app = app
+        self._keys = keys
+        self._running: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] != "http":
+            # There are no other connections yet; whoever adds some has to think of their keys.
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+        elif scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+        else:
+            await self._checked(scope, receive, send)
+
+    async def _checked(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            tenant = self._tenant(scope)
+        except InvalidApiKey as error:
+            logger.info("refused a request from %s: %s", (scope.get("client") or ("?",))[0], error.message)
+            return await _refuse(error, {"www-authenticate": "Bearer"}, scope, receive, send)
+        scope.setdefault("state", {})[STATE] = tenant
+        if not _computes(scope):
+            return await self._app(scope, receive, send)
+        most = tenant.max_concurrent_requests
+        if most is not None and self._running[tenant.name] >= most:
+            full = TooManyRequests(
+                f"{most} requests with this API key are under way, and no more at a time are allowed; wait for one."
+            )
+            return await _refuse(full, {"retry-after": str(RETRY_AFTER_SECONDS)}, scope, receive, send)
+        self._running[tenant.name] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running[tenant.name] -= 1
+
+    def _tenant(self, scope: Scope) -> Tenant:
+        """Raises InvalidApiKey, which never quotes what came."""
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if given:
+            scheme, _, secret = given[0].strip().partition(b" ")
+            if scheme.lower() != b"bearer":
+                raise InvalidApiKey("The Authorization header must be 'Bearer' and an API key.")
+        else:
+            given = [value for name, value in scope["headers"] if name == b"x-api-key"]
+            if not given:
+                raise InvalidApiKey("This server needs an API key; send it as 'Authorization: Bearer KEY'.")
+            secret = given[0]
+        if len(given) > 1:
+            raise InvalidApiKey("The request has two API keys; send one.")
+        tenant = self._keys.find(secret.strip())
+        if tenant is None:
+            raise InvalidApiKey("The API key is none of this server's.")
+        return tenant
+
+
+def _computes(scope: Scope) -> bool:
+    """Whether it counts as under way: whoever may begin nothing more can still look, delete and cancel."""
+    return bool(scope["method"] == "POST" and not scope["path"].endswith("/cancel"))
+
+
+async def _refuse(error: RequestError, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(error, form_of(scope["path"]))
+    response.headers.update(headers)
+    await response(scope, receive, send)

@@ -1,0 +1,171 @@
+"""API keys: how they are made, the file that has their hashes, and who has one. No key itself is ever kept."""
+
+import hashlib
+import hmac
+import math
+import re
+import secrets
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from penstock.core.errors import ConfigurationError
+from penstock.server.tenants import EVERYBODY, Tenant
+
+# Where one key is given without a file.
+ONLY = "default"
+MAX_KEYS = 1000
+MAX_KEY_LENGTH = 512
+# What is shorter can be guessed; a key that `new_key` makes has 256 bits.
+SHORTEST_GOOD_KEY = 20
+_MOST_FILE_BYTES = 1 << 20
+_LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")
+_SECRET = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key: its SHA-256, and who has it."""
+
+    tenant: Tenant
+    digest: bytes = field(repr=False)
+
+
+class Keyring:
+    """The keys that a server takes. Without any, everybody may ask, as one tenant."""
+
+    def __init__(self, keys: Sequence[Key] = ()) -> None:
+        """Raises ConfigurationError where two keys are one, or have one name."""
+        self._keys = tuple(keys)
+        self._tenants = {key.tenant.name: key.tenant for key in keys} if keys else {"": EVERYBODY}
+        if len(self._keys) > MAX_KEYS:
+            raise ConfigurationError(f"There are {len(self._keys)} API keys; at most {MAX_KEYS} are accepted.")
+        seen: set[str] = set()
+        digests: dict[bytes, str] = {}
+        for key in self._keys:
+            name = key.tenant.name
+            if name in seen:
+                raise ConfigurationError(f"Two API keys have the name {name!r}; each needs one of its own.")
+            seen.add(name)
+            other = digests.setdefault(key.digest, name)
+            if other != name:
+                raise ConfigurationError(f"{other!r} and {name!r} have the same API key; make one for each.")
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the keys, in order."""
+        return [key.tenant.name for key in self._keys]
+
+    def find(self, secret: bytes) -> Tenant | None:
+        """Whose key this is. It takes as long for every key, and for what is none."""
+        digest = hashlib.sha256(secret[: MAX_KEY_LENGTH + 1]).digest()
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key.tenant
+        return found
+
+    def tenant(self, name: str) -> Tenant | None:
+        """The tenant of this name; None where no key has it (any more)."""
+        return self._tenants.get(name)
+
+
+def new_key() -> str:
+    """A key that nobody can guess."""
+    return f"penstock-{secrets.token_urlsafe(32)}"
+
+
+def entry(name: str, secret: str, weight: float | None = None) -> str:
+    """What the key file says of a key. Raises ConfigurationError where there can be no such entry."""
+    _check_name(name, "the name")
+    _check_weight(weight, f"the key {name!r}")
+    lines = ["[[key]]", f'name = "{name}"', f'sha256 = "{hashlib.sha256(secret.encode()).hexdigest()}"']
+    if weight is not None:
+        lines.append(f"weight = {weight!r}")
+    return "\n".join(lines) + "\n"
+
+
+def only_key(secret: str) -> Key:
+    """The key of a server that has one. Raises ConfigurationError, without it, where this can be none."""
+    if not _SECRET.fullmatch(secret):
+        raise ConfigurationError(
+            f"The API key must have 1 to {MAX_KEY_LENGTH} visible ASCII characters and no spaces; `penstock key NAME` "
+            "makes one."
+        )
+    return Key(Tenant(name=ONLY), hashlib.sha256(secret.encode()).digest())
+
+
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    name: str
+    sha256: str
+    weight: float = 1.0
+    max_concurrent_requests: int | None = None
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: list[_Entry]
+
+
+def read_keys(path: Path) -> list[Key]:
+    """The keys of a file. Raises ConfigurationError with the cause; it never quotes what may be a key."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigurationError(f"The API key file {path} cannot be read ({error.strerror}).") from error
+    return parse_keys(content, path)
+
+
+def parse_keys(content: bytes, path: Path) -> list[Key]:
+    """The keys of a file with this content. Raises ConfigurationError."""
+    where = f"The API key file {path}"
+    if len(content) > _MOST_FILE_BYTES:
+        raise ConfigurationError(f"{where} is longer than {_MOST_FILE_BYTES} bytes, which no list of keys needs.")
+    try:
+        entries = msgspec.convert(tomllib.loads(content.decode()), _File).key
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{where} is not UTF-8.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{where} is not valid TOML: {error}.") from error
+    except msgspec.ValidationError as error:
+        raise ConfigurationError(
+            f"{where} has another form than [[key]] tables with name, sha256 and maybe weight and "
+            f"max_concurrent_requests: {error}."
+        ) from error
+    if not entries:
+        raise ConfigurationError(f"{where} has no keys; `penstock key NAME --add {path}` adds one.")
+    return [_key(each, f"{where}, key {number}") for number, each in enumerate(entries, 1)]
+
+
+def _key(fields: _Entry, where: str) -> Key:
+    _check_name(fields.name, f"{where}: name")
+    if not _SHA256.fullmatch(fields.sha256):
+        raise ConfigurationError(
+            f"{where}: sha256 is not the 64 hexadecimal digits of a hash (`penstock key NAME` prints an entry)."
+        )
+    _check_weight(fields.weight, where)
+    most = fields.max_concurrent_requests
+    if most is not None and most < 1:
+        raise ConfigurationError(f"{where}: max_concurrent_requests is {most}; leave it out, or give at least 1.")
+    tenant = Tenant(name=fields.name, weight=fields.weight, max_concurrent_requests=most)
+    return Key(tenant, bytes.fromhex(fields.sha256))
+
+
+def _check_name(name: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{where} must have 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', the first a letter or a digit."
+        )
+
+
+def _check_weight(weight: float | None, where: str) -> None:
+    if weight is not None and not (math.isfinite(weight) and _LEAST_WEIGHT <= weight <= _MOST_WEIGHT):
+        raise ConfigurationError(f"{where}: weight is {weight}, outside {_LEAST_WEIGHT}..{_MOST_WEIGHT:g}.")

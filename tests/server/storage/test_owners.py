@@ -1,0 +1,222 @@
+"""What is stored belongs to a tenant, and for all others it is not there: a server over HTTP against a naive model."""
+
+import functools
+import json
+import shutil
+import sqlite3
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from penstock.server.keys import Keyring, entry, only_key, parse_keys
+from penstock.server.responses import store as responses_store
+from penstock.server.storage import tables
+from penstock.server.storage.database import Database
+from penstock.server.storage.limits import Limits
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from support.stored_server import StoredServer, line, serving_stored
+from support.tokenizers_made import add_bos, make_raw, save
+
+TENANTS = ("alice", "bob", "default")
+ASKING = st.sampled_from(TENANTS)
+SECRETS = {name: f"penstock-the-secret-of-{name}" for name in TENANTS}
+STORED = ("files.sqlite", "responses.sqlite")
+
+
+def keyring() -> Keyring:
+    text = "".join(entry(name, SECRETS[name]) for name in TENANTS[:2])
+    return Keyring([*parse_keys(text.encode(), Path("keys.toml")), only_key(SECRETS["default"])])
+
+
+@functools.cache
+def _tokenizer() -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        return load_tokenizer(save(add_bos(make_raw("byte_level")), Path(folder)))
+
+
+class Owners(RuleBasedStateMachine):
+    """Whatever tenants do, each finds what it has made, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = ExitStack()
+        folder = Path(self._ended.enter_context(tempfile.TemporaryDirectory()))
+        limits = Limits(files=1000, unfinished_batches=1000)
+        self.server: StoredServer = self._ended.enter_context(serving_stored(folder, _tokenizer(), limits, keyring()))
+        # The owner of each thing that exists, by id, and what responses go on from.
+        self.files: dict[str, str] = {}
+        self.batches: dict[str, str] = {}
+        self.responses: dict[str, str] = {}
+        self.previous: dict[str, str] = {}
+
+    def teardown(self) -> None:
+        self._ended.close()
+
+    def ask(self, asking: str, method: str, path: str, **fields: object) -> httpx.Response:
+        return self.server.http.request(
+            method,
+            path,
+            headers={"x-api-key": SECRETS[asking]},
+            **fields,  # type: ignore[arg-type]
+        )
+
+    def any_of(self, data: st.DataObject, things: dict[str, str]) -> str:
+        return data.draw(st.sampled_from([*things, "unknown"]))
+
+    @initialize(asking=ASKING)
+    def begin(self, asking: str) -> None:
+        self.upload(asking)
+        self.respond(asking)
+
+    @rule(asking=ASKING)
+    def upload(self, asking: str) -> None:
+        form = {"files": {"file": ("in.jsonl", line("a", max_tokens=1))}, "data": {"purpose": "batch"}}
+        self.files[self.ask(asking, "POST", "/v1/files", **form).json()["id"]] = asking
+
+    @rule(asking=ASKING, data=st.data())
+    def create(self, asking: str, data: st.DataObject) -> None:
+        file = self.any_of(data, self.files)
+        body = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        answer = self.ask(asking, "POST", "/v1/batches", json=body)
+        if self.files.get(file) != asking:
+            assert answer.status_code == 404
+            return
+        batch = answer.json()["id"]
+        self.batches[batch] = asking
+        self.server.http.headers["x-api-key"] = SECRETS[asking]
+        ended = self.server.wait(batch)
+        del self.server.http.headers["x-api-key"]
+        assert ended["status"] == "completed"
+        assert self.server.engine.calls[-1].standing.tenant == asking
+        self.files[ended["output_file_id"]] = asking
+
+    @rule(asking=ASKING, data=st.data(), ends=st.sampled_from(["", "/content"]))
+    def read_file(self, asking: str, data: st.DataObject, ends: str) -> None:
+        file = self.any_of(data, self.files)
+        answer = self.ask(asking, "GET", f"/v1/files/{file}{ends}")
+        assert answer.status_code == (200 if self.files.get(file) == asking else 404)
+
+    @rule(asking=ASKING, data=st.data())
+    def delete_file(self, asking: str, data: st.DataObject) -> None:
+        file = self.any_of(data, self.files)
+        answer = self.ask(asking, "DELETE", f"/v1/files/{file}")
+        assert answer.status_code == (200 if self.files.get(file) == asking else 404)
+        if answer.status_code == 200:
+            del self.files[file]
+
+    @rule(asking=ASKING, data=st.data())
+    def read_batch(self, asking: str, data: st.DataObject) -> None:
+        batch = self.any_of(data, self.batches)
+        answer = self.ask(asking, "GET", f"/v1/batches/{batch}")
+        assert answer.status_code == (200 if self.batches.get(batch) == asking else 404)
+        # It has ended, which only its owner is told.
+        answer = self.ask(asking, "POST", f"/v1/batches/{batch}/cancel")
+        assert answer.status_code == (409 if self.batches.get(batch) == asking else 404)
+
+    @rule(asking=ASKING, data=st.data())
+    def page(self, asking: str, data: st.DataObject) -> None:
+        for kind, things in (("files", self.files), ("batches", self.batches)):
+            after = self.any_of(data, things)
+            own = [thing for thing, owner in things.items() if owner == asking]
+            answer = self.ask(asking, "GET", f"/v1/{kind}?after={after}&limit=100")
+            if things.get(after) != asking:
+                assert answer.status_code == 404
+            else:
+                assert [each["id"] for each in answer.json()["data"]] == own[: own.index(after)][::-1]
+
+    @rule(asking=ASKING)
+    def respond(self, asking: str) -> None:
+        answer = self.ask(asking, "POST", "/v1/responses", json={"input": "hi"})
+        assert answer.status_code == 200
+        self.responses[answer.json()["id"]] = asking
+
+    @rule(asking=ASKING, data=st.data())
+    def respond_from(self, asking: str, data: st.DataObject) -> None:
+        previous = self.any_of(data, self.responses)
+        answer = self.ask(asking, "POST", "/v1/responses", json={"input": "hi", "previous_response_id": previous})
+        link: str | None = previous
+        while self.responses.get(link or "") == asking:
+            link = self.previous.get(link or "")
+        if link is None:
+            made = answer.json()["id"]
+            self.responses[made], self.previous[made] = asking, previous
+        else:
+            assert answer.json()["error"]["code"] == "previous_response_not_found"
+
+    @rule(asking=ASKING, data=st.data(), delete=st.booleans())
+    def read_response(self, asking: str, data: st.DataObject, delete: bool) -> None:
+        response = self.any_of(data, self.responses)
+        status = 200 if self.responses.get(response) == asking else 404
+        for path in ("", "/input_items"):
+            assert self.ask(asking, "GET", f"/v1/responses/{response}{path}").status_code == status
+        answer = self.ask(asking, "POST", f"/v1/responses/{response}/cancel")
+        assert answer.status_code == (400 if status == 200 else 404)
+        if delete:
+            assert self.ask(asking, "DELETE", f"/v1/responses/{response}").status_code == status
+            if status == 200:
+                del self.responses[response]
+
+    @invariant()
+    def lists_have_ones_own_only(self) -> None:
+        for asking in TENANTS:
+            for kind, things in (("files", self.files), ("batches", self.batches)):
+                listed = self.ask(asking, "GET", f"/v1/{kind}?limit=100").json()["data"]
+                assert {each["id"] for each in listed} == {one for one, owner in things.items() if owner == asking}
+                assert not {"owner", "tenant"} & {name for each in listed for name in each}
+
+
+TestOwners = Owners.TestCase
+TestOwners.settings = settings(max_examples=8, stateful_step_count=20)
+
+
+def first_version(folder: Path) -> None:
+    """What a server without owners has kept: a file, a batch and a response."""
+    for name, migrations in zip(STORED, (tables.MIGRATIONS, responses_store._MIGRATIONS), strict=True):
+        Database.open(folder / name, migrations[:1]).close()
+    (folder / "files").mkdir()
+    contents, now = line("a"), int(time.time())
+    (folder / "files" / "file-old").write_bytes(contents)
+    batch = {"id": "batch_old", "endpoint": "/v1/completions", "input_file_id": "file-old", "status": "cancelled"}
+    batch |= {"created_at": now, "expires_at": now + 1}
+    with sqlite3.connect(folder / "files.sqlite") as database:
+        database.execute(
+            "INSERT INTO files (id, purpose, filename, bytes, created_at, expires_at) "
+            "VALUES ('file-old', 'batch', 'x', ?, ?, ?)",
+            (len(contents), now, now + 1000),
+        )
+        database.execute(
+            "INSERT INTO batches (id, status, input_file_id, created_at, record) "
+            "VALUES ('batch_old', 'cancelled', 'file-old', ?, ?)",
+            (now, json.dumps(batch).encode()),
+        )
+    database.close()
+    with sqlite3.connect(folder / "responses.sqlite") as database:
+        database.execute(
+            "INSERT INTO responses (id, used_at, bytes, input, response) VALUES ('resp_old', ?, 4, '[]', ?)",
+            (now, b'{"id": "resp_old"}'),
+        )
+    database.close()
+
+
+OLD = ("/v1/files/file-old", "/v1/files/file-old/content", "/v1/batches/batch_old", "/v1/responses/resp_old")
+
+
+def test_what_had_no_owner_is_of_the_server_without_keys(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    first_version(folder)
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    with serving_stored(copy, keys=keyring()) as server:
+        server.http.headers["x-api-key"] = SECRETS["alice"]
+        assert [server.http.get(path).status_code for path in OLD] == [404] * 4
+        assert server.http.get("/v1/files").json()["data"] == [] == server.http.get("/v1/batches").json()["data"]
+    for where in (copy, folder):
+        with serving_stored(where) as server:
+            # The answer is less than the API says of responses, so no client that looks at that reads it.
+            assert [httpx.get(server.url + path).status_code for path in OLD] == [200] * 4
