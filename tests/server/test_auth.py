@@ -10,6 +10,7 @@ import logging
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -342,7 +343,10 @@ def test_requests_at_a_time_are_bounded(keyed: StoredServer, alice: httpx.Client
     for thread, answers in (*running, *others):
         thread.join(20)
         assert answers[0].status_code == 200
-    assert alice.post("/v1/completions", json={"prompt": [5]}).status_code == 200
+    # A client has all of an answer a moment before the server is done with it.
+    deadline = time.monotonic() + 10
+    while alice.post("/v1/completions", json={"prompt": [5]}).status_code != 200:
+        assert time.monotonic() < deadline
 
 
 def test_whoever_goes_away_or_fails_frees_a_place(keyed: StoredServer, alice: httpx.Client) -> None:
