@@ -62,6 +62,11 @@ def serve(
     ] = "auto",
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
     data_dir: options.DataDir = None,
+    max_queued_requests: options.MaxQueuedRequests = None,
+    max_queued_tokens: options.MaxQueuedTokens = None,
+    max_ttft: options.MaxTtft = None,
+    request_timeout: options.RequestTimeout = None,
+    stall_timeout: options.StallTimeout = None,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
     quantization: options.Quantization = "none",
@@ -79,6 +84,7 @@ def serve(
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.serve import run_serve
+    from penstock.server.limits import LimitOptions
 
     engine = options.engine_options(
         options.model_or_default(model),
@@ -100,7 +106,14 @@ def serve(
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     parsers = (tool_call_parser, reasoning_parser)
     names = tuple(served_model_name or ())
-    raise typer.Exit(run_serve(engine, host, port, names, parsers, data_dir, explain_only=explain_config))
+    limits = LimitOptions(
+        max_queued_requests=max_queued_requests,
+        max_queued_tokens=max_queued_tokens,
+        max_ttft=max_ttft,
+        request_timeout=request_timeout,
+        stall_timeout=stall_timeout,
+    )
+    raise typer.Exit(run_serve(engine, host, port, names, parsers, data_dir, limits, explain_only=explain_config))
 
 
 @app.command()

@@ -22,6 +22,7 @@ from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
 from penstock.server.app import create_app
+from penstock.server.limits import LimitOptions, make_admission, resolve_limits
 from penstock.server.serve import bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
@@ -51,6 +52,7 @@ def run_serve(
     names: tuple[str, ...],
     parsers: tuple[str, str],
     data_dir: str | None,
+    limits: LimitOptions,
     *,
     explain_only: bool,
 ) -> int:
@@ -63,12 +65,13 @@ def run_serve(
         prepared = prepare(EngineOptions(**options), api_beside=True)
         reading = _read_output(prepared.load_tokenizer(), parsers)
         _, why = choose_folder(data_dir, prepared.served_names(names)[0])
-        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why]))
+        _, bounds = resolve_limits(limits, prepared.config)
+        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why, *bounds]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(host, port)
     with contextlib.closing(listener):
-        return run_loop(_serve(EngineOptions(**options), listener, names, parsers, data_dir, started))
+        return run_loop(_serve(EngineOptions(**options), listener, names, parsers, data_dir, limits, started))
 
 
 async def _serve(
@@ -77,6 +80,7 @@ async def _serve(
     names: tuple[str, ...],
     parsers: tuple[str, str],
     data_dir: str | None,
+    asked: LimitOptions,
     started: float,
 ) -> int:
     progress = _LoadProgress()
@@ -86,6 +90,7 @@ async def _serve(
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
+        limits, _ = resolve_limits(asked, prepared.config)
         await asyncio.to_thread(storage.open, data_dir, prepared.served_names(names)[0])
         engine.configure(prepared.config)
         with progress:
@@ -102,8 +107,10 @@ async def _serve(
                 defaults=defaults,
                 store=storage.store,
                 why_no_store=storage.why_none,
+                admission=make_admission(limits.bounds, prepared.config),
+                request_timeout=limits.request_timeout,
             )
-            serving = asyncio.ensure_future(serve(app, listener))
+            serving = asyncio.ensure_future(serve(app, listener, stall_timeout=limits.stall_timeout))
             table = tokenizer.table if tokenizer else None
             ready = asyncio.ensure_future(engine.ready(prepared.model_info(tokenizer, names), table))
             # A signal while the model loads ends the server, and with it the wait.

@@ -59,6 +59,8 @@ class LineRunner:
         job = await loop.run_in_executor(self._thread, endpoint.resolve, line.body)
         if job.stream:
             raise InvalidParameter("stream", "a batch has no streams; leave it out.")
+        if job.timeout is not None:
+            raise InvalidParameter("timeout", "a batch has a completion window of its own; leave it out.")
         # Priorities that lines ask for order them among themselves.
         standing = replace(job.standing, priority=BACKGROUND_PRIORITY + 2**31 + job.standing.priority)
         job = replace(job, standing=standing)

@@ -7,11 +7,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.core.errors import EngineUnavailable, PenstockError, RequestError
+from penstock.core.errors import DeadlineExceeded, Overloaded, PenstockError, RequestError
+from penstock.observability.metrics import Outcome
 
 logger = logging.getLogger("penstock.server")
-
-RETRY_AFTER_SECONDS = 1
 
 
 class BodyTooLarge(RequestError):
@@ -124,6 +123,15 @@ def as_penstock_error(error: Exception) -> PenstockError:
     return PenstockError("The server failed on this request; its log has the cause.")
 
 
+def outcome_of(error: PenstockError) -> Outcome:
+    """How a request has ended that ended with an error."""
+    if isinstance(error, Overloaded):
+        return "refused"
+    if isinstance(error, DeadlineExceeded):
+        return "timed_out"
+    return "failed" if error.http_status >= 500 else "rejected"
+
+
 class ErrorForm(Protocol):
     """How an API writes errors."""
 
@@ -151,18 +159,23 @@ class AnthropicErrors:
     """`{"type": "error", "error": {"type", "message"}}`, where a status has one type."""
 
     def status(self, error: PenstockError) -> int:
-        """The HTTP status: what a retry may help against is 529 there."""
-        return 529 if error.retryable else error.http_status
+        """The HTTP status: what a retry may help against is 529 there, unless time ran out."""
+        return 529 if self._overloaded(error) else error.http_status
 
     def fields(self, error: PenstockError) -> dict[str, Any]:
         """The body's object."""
-        if error.retryable:
+        if self._overloaded(error):
             kind = "overloaded_error"
+        elif isinstance(error, DeadlineExceeded):
+            kind = "timeout_error"
         elif error.http_status >= 500:
             kind = "api_error"
         else:
             kind = {404: "not_found_error", 413: "request_too_large"}.get(error.http_status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": _message(error)}}
+
+    def _overloaded(self, error: PenstockError) -> bool:
+        return error.retryable and not isinstance(error, DeadlineExceeded)
 
 
 OPENAI = OpenAIErrors()
@@ -182,8 +195,8 @@ def error_body(error: PenstockError, form: ErrorForm = OPENAI) -> bytes:
 def error_response(error: PenstockError, form: ErrorForm = OPENAI) -> Response:
     """The response for an error that comes before any output."""
     headers = {}
-    if isinstance(error, EngineUnavailable):
-        headers["retry-after"] = str(RETRY_AFTER_SECONDS)
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
     if isinstance(error, BodyTooLarge):
         # The rest of the body is not read, so the connection cannot carry another request.
         headers["connection"] = "close"

@@ -8,8 +8,9 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import uvicorn
 import uvloop
@@ -18,6 +19,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.server.errors import HeadersTooLarge, error_body
+from penstock.server.limits import STALL_SECONDS
+from penstock.server.stall import StallWatch
 
 logger = logging.getLogger("penstock.server")
 
@@ -62,13 +65,41 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol with a bound on what precedes a body, which httptools lacks: beyond it, 431 and the end.
+    """uvicorn's HTTP protocol with two bounds that it lacks.
 
-    Bytes are counted as they arrive, so that the parser never collects more of one name or value either.
+    What precedes a body: beyond it, 431 and the end. Bytes are counted as they arrive, so that the parser never
+    collects more of one name or value either. And the time for which a client may take nothing of an answer.
     """
 
     _head_bytes = 0
     _in_body = False
+
+    def __init__(self, *arguments: Any, stall_timeout: float = STALL_SECONDS, **others: Any) -> None:
+        super().__init__(*arguments, **others)
+        self._stall = StallWatch(stall_timeout)
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than is written for it."""
+        super().pause_writing()
+        self._stall.begin(self.transport)
+
+    def resume_writing(self) -> None:
+        """The client has read almost all that was written for it."""
+        super().resume_writing()
+        # Of a connection that is being closed, all has to be read.
+        if not self.transport.is_closing():
+            self._stall.end()
+
+    def on_response_complete(self) -> None:
+        """An answer was written, of which not all may have been read."""
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._stall.begin(self.transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Either side has closed the connection."""
+        self._stall.end()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse what the connection has received."""
@@ -86,6 +117,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin the request."""
         self._in_body = True
+        if not self.flow.write_paused:
+            self._stall.end()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -97,12 +130,21 @@ class BoundedProtocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """uvicorn with an end of our own: the first signal lets requests finish, the second does not; exit status 0."""
 
-    def __init__(self, app: ASGIApp, *, access_log: bool = False, on_started: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        access_log: bool = False,
+        on_started: Callable[[], None] | None = None,
+        stall_timeout: float = STALL_SECONDS,
+    ) -> None:
+        """`stall_timeout`: seconds for which a connection stays open whose client takes nothing of an answer."""
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="none",
-                http=BoundedProtocol,
+                # uvicorn calls it like a class.
+                http=cast(type[asyncio.Protocol], partial(BoundedProtocol, stall_timeout=stall_timeout)),
                 ws="none",
                 lifespan="on",
                 access_log=access_log,
@@ -166,10 +208,11 @@ async def serve(
     *,
     access_log: bool = False,
     on_started: Callable[[], None] | None = None,
+    stall_timeout: float = STALL_SECONDS,
 ) -> None:
     """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
     with contextlib.closing(listener):
-        server = Server(app, access_log=access_log, on_started=on_started)
+        server = Server(app, access_log=access_log, on_started=on_started, stall_timeout=stall_timeout)
         try:
             await server.serve(sockets=[listener])
         finally:
