@@ -30,6 +30,9 @@ KEEP_ALIVE_SECONDS = 30
 # More connections, or requests, at a time are answered by 503. Each takes some memory, and a file descriptor.
 MAX_CONNECTIONS = 4096
 MAX_HEADER_BYTES = 64 * 1024
+# What the kernel keeps of an answer that is not read, which would be megabytes; it takes twice as much. Less of it also
+# shows earlier whether a slow client reads at all.
+SEND_BUFFER_BYTES = 128 * 1024
 Result = TypeVar("Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -51,6 +54,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         # Lets a restarted server take the port while old connections time out.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         # Another process may have bound it too, without listening yet; whoever listens first has it.
         listener.listen(BACKLOG)
