@@ -9,15 +9,16 @@ from collections.abc import Iterator
 import uvloop
 from starlette.types import ASGIApp
 
+from penstock.server.limits import STALL_SECONDS
 from penstock.server.serve import Server, bind
 
 
 @contextlib.contextmanager
-def running(app: ASGIApp) -> Iterator[str]:
+def running(app: ASGIApp, stall_timeout: float = STALL_SECONDS) -> Iterator[str]:
     """Serve `app` over HTTP; yields the base address."""
     listener = bind("127.0.0.1", 0)
     started = threading.Event()
-    server = Server(app, on_started=started.set)
+    server = Server(app, on_started=started.set, stall_timeout=stall_timeout)
 
     def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -127,7 +127,9 @@ class ScriptedEngine:
         try:
             await asyncio.sleep(0)
             if self.before is not None:
-                self.before(call)
+                waiting = self.before(call)
+                if asyncio.iscoroutine(waiting):
+                    await waiting
             values = [float(len(prompt_token_ids)), 8.0 if pooling == "mean" else 4.0, 0.0, 12.0]
             norm = math.hypot(*values)
             vector = array("f", (value / norm for value in values)).tobytes()

@@ -75,6 +75,11 @@ def serve(
     api_key: options.ApiKey = None,
     api_key_file: options.ApiKeyFile = None,
     no_auth: options.NoAuth = False,
+    max_queued_requests: options.MaxQueuedRequests = None,
+    max_queued_tokens: options.MaxQueuedTokens = None,
+    max_ttft: options.MaxTtft = None,
+    request_timeout: options.RequestTimeout = None,
+    stall_timeout: options.StallTimeout = None,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
     quantization: options.Quantization = "none",
@@ -93,6 +98,7 @@ def serve(
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.keys import read_access
     from penstock.cli.serve import ServeOptions, run_serve
+    from penstock.server.limits import LimitOptions
 
     access = read_access(api_key, api_key_file, no_auth)
     engine = options.engine_options(
@@ -122,6 +128,13 @@ def serve(
         drain_timeout=options.parse_seconds(drain_timeout, "--drain-timeout", 0.0),
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
         admin_socket=admin_socket,
+        limits=LimitOptions(
+            max_queued_requests=max_queued_requests,
+            max_queued_tokens=max_queued_tokens,
+            max_ttft=max_ttft,
+            request_timeout=request_timeout,
+            stall_timeout=stall_timeout,
+        ),
     )
     raise typer.Exit(run_serve(engine, serving, access, explain_only=explain_config))
 

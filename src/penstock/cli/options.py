@@ -47,6 +47,16 @@ DataDir = Annotated[
         help="Folder for files, batches and stored responses, which outlive the server; off keeps none.",
     ),
 ]
+MaxQueuedRequests = Annotated[int | None, typer.Option(help="Prompts that may wait; more are refused with 503.")]
+MaxQueuedTokens = Annotated[int | None, typer.Option(help="Tokens of the prompts that may wait.")]
+MaxTtft = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Refuse requests whose first token is expected later than this."),
+]
+RequestTimeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Time that any request has at most.")]
+StallTimeout = Annotated[
+    float | None, typer.Option(metavar="SECONDS", help="Cut off clients that read nothing of an answer for so long.")
+]
 
 ApiKey = Annotated[
     str | None,

@@ -26,6 +26,7 @@ from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
+from penstock.server.limits import LimitOptions, make_admission, resolve_limits
 from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
@@ -58,6 +59,7 @@ class ServeOptions:
         data_dir: as asked for.
         drain_timeout: seconds for running requests to finish in.
         admin_socket: path of the operator's socket.
+        limits: as they were asked for.
         watchdog: seconds without progress after which the engine is started again.
     """
 
@@ -69,6 +71,7 @@ class ServeOptions:
     drain_timeout: float
     watchdog: float
     admin_socket: str | None
+    limits: LimitOptions
 
 
 def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *, explain_only: bool) -> int:
@@ -81,7 +84,8 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         prepared = prepare(EngineOptions(**options), api_beside=True)
         reading = _read_output(prepared.load_tokenizer(), serving.parsers)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
-        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why, access.reason]))
+        _, bounds = resolve_limits(serving.limits, prepared.config)
+        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why, access.reason, *bounds]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(serving.host, serving.port)
@@ -101,6 +105,7 @@ async def _serve(
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
+        limits, bounds = resolve_limits(serve_options.limits, prepared.config)
         await asyncio.to_thread(storage.open, serve_options.data_dir, prepared.served_names(serve_options.names)[0])
         engine.configure(prepared.config)
         with progress:
@@ -118,8 +123,12 @@ async def _serve(
                 store=storage.store,
                 why_no_store=storage.why_none,
                 keys=access.keys,
+                admission=make_admission(limits.bounds, prepared.config),
+                request_timeout=limits.request_timeout,
             )
-            serving = asyncio.ensure_future(serve(app, listener, drain_seconds=serve_options.drain_timeout))
+            serving = asyncio.ensure_future(
+                serve(app, listener, drain_seconds=serve_options.drain_timeout, stall_timeout=limits.stall_timeout)
+            )
             table = tokenizer.table if tokenizer else None
             ready = asyncio.ensure_future(engine.ready(prepared.model_info(tokenizer, serve_options.names), table))
             # A signal while the model loads ends the server, and with it the wait.

@@ -13,6 +13,11 @@
     │   ├── TokenizerError      the tokenizer does not fit the model or cannot be used
     │   ├── InsufficientMemory
     │   └── AddressInUse
+    ├── Overloaded              there is more to do than can be done in time (HTTP 503)
+    │   ├── QueueFull           as much waits as is allowed to
+    │   ├── MemoryPressure      the KV pool is promised to those who came before
+    │   └── SloUnreachable      the first token would come too late
+    ├── DeadlineExceeded        the time for the request ran out (HTTP 504)
     └── EngineError             the engine is at fault (HTTP 5xx)
         ├── EngineUnavailable   it is starting, stopping or has died
         └── RowFailed           the computation of one request failed; the others go on
@@ -31,6 +36,8 @@ class PenstockError(Exception):
     http_status: ClassVar[int] = 500
     exit_status: ClassVar[int] = 1
     retryable: ClassVar[bool] = False
+    # Seconds after which a client that may try again should, where that can be said.
+    retry_after: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -117,6 +124,44 @@ class AddressInUse(StartupError):
     code = "address_in_use"
 
 
+class Overloaded(PenstockError):
+    """The request is refused since there is more to do than can be done in time; nothing was computed of it."""
+
+    code = "overloaded"
+    http_status = 503
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFull(Overloaded):
+    """As many requests, or tokens of prompts, wait as the server queues."""
+
+    code = "queue_full"
+
+
+class MemoryPressure(Overloaded):
+    """What runs and waits is expected to fill the KV pool."""
+
+    code = "memory_pressure"
+
+
+class SloUnreachable(Overloaded):
+    """The first token would come later than the server is to allow."""
+
+    code = "slo_unreachable"
+
+
+class DeadlineExceeded(PenstockError):
+    """The request was not finished within its time; the work on it has ended."""
+
+    code = "deadline_exceeded"
+    http_status = 504
+    retryable = True
+
+
 class EngineError(PenstockError):
     """The engine could not serve a valid request."""
 
@@ -129,6 +174,7 @@ class EngineUnavailable(EngineError):
     code = "engine_unavailable"
     http_status = 503
     retryable = True
+    retry_after = 1
 
 
 class RowFailed(EngineError):

@@ -17,10 +17,12 @@ from penstock.core.events import LoadSnapshot
 from penstock.core.plan import FinishReason
 
 Endpoint = Literal["completions", "chat", "embeddings", "messages", "responses"]
-Outcome = Literal["completed", "rejected", "failed", "cancelled"]
+Outcome = Literal["completed", "rejected", "failed", "cancelled", "refused", "timed_out"]
+Refusal = Literal["queue_full", "memory_pressure", "slo_unreachable"]
 
 ENDPOINTS: tuple[Endpoint, ...] = ("completions", "chat", "embeddings", "messages", "responses")
-OUTCOMES: tuple[Outcome, ...] = ("completed", "rejected", "failed", "cancelled")
+OUTCOMES: tuple[Outcome, ...] = ("completed", "rejected", "failed", "cancelled", "refused", "timed_out")
+REFUSALS: tuple[Refusal, ...] = ("queue_full", "memory_pressure", "slo_unreachable")
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 # Seconds, from a millisecond to ten minutes.
@@ -65,6 +67,7 @@ class Metrics:
         self.request_duration = Histogram()
         self.requests = {(endpoint, outcome): 0 for endpoint in ENDPOINTS for outcome in OUTCOMES}
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.in_flight = 0
@@ -92,8 +95,14 @@ class Metrics:
         finished = CounterMetricFamily("penstock_samples_finished", "Samples by finish reason.", labels=("reason",))
         for reason, count in self.finished.items():
             finished.add_metric((reason,), count)
+        refused = CounterMetricFamily(
+            "penstock_requests_refused", "Requests that were not taken on under load, by why.", labels=("reason",)
+        )
+        for why, count in self.refused.items():
+            refused.add_metric((why,), count)
         yield requests
         yield finished
+        yield refused
         yield _counter("penstock_prompt_tokens", "Tokens of the prompts of accepted requests.", self.prompt_tokens)
         yield _counter("penstock_generation_tokens", "Tokens sent to clients.", self.generation_tokens)
         yield _gauge("penstock_requests_in_flight", "Requests that have not ended.", self.in_flight)

@@ -20,15 +20,18 @@ from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics
+from penstock.server.admission import Admission
 from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
 from penstock.server.docs_page import page
 from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.server.gate import Gate
 from penstock.server.generation import GenerationResponse, Writer
 from penstock.server.health import HealthApi
 from penstock.server.keys import Keyring
+from penstock.server.limits import default_admission
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
 from penstock.server.resolve import Job, Resolver, check_model_name
@@ -57,6 +60,8 @@ def create_app(
     store: Store | None = None,
     why_no_store: str = NO_STORE,
     keys: Keyring | None = None,
+    admission: Admission | None = None,
+    request_timeout: float | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -70,6 +75,8 @@ def create_app(
         store: where files, batches and responses are kept; it stays the caller's. None keeps nothing, and
             `why_no_store` tells.
         keys: who may ask; everybody where there are none.
+        admission: which requests are taken on; as the default options have it by default.
+        request_timeout: seconds that any request has at most; None where it has the time that it asks for.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -80,7 +87,8 @@ def create_app(
         output_format = output_format or choose_format(template, tokenizer)[0]
     resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format)
     metrics, keys = Metrics(lambda: engine.load), keys or Keyring()
-    service = Service(engine, tokenizer, resolver, metrics, max_body_bytes)
+    gate = Gate(engine, admission or default_admission())
+    service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, request_timeout)
     endpoints = batch_endpoints(service)
     api = _Api(service, endpoints, keyed=bool(keys))
     stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys), metrics)

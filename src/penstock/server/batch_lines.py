@@ -67,6 +67,8 @@ class LineRunner:
         job = job_of(self._keys.tenant(owner) or Tenant(name=owner), job)
         if job.stream:
             raise InvalidParameter("stream", "a batch has no streams; leave it out.")
+        if job.timeout is not None:
+            raise InvalidParameter("timeout", "a batch has a completion window of its own; leave it out.")
         # Priorities that lines ask for order them among themselves.
         standing = replace(job.standing, priority=BACKGROUND_PRIORITY + 2**31 + job.standing.priority)
         job = replace(job, standing=standing)

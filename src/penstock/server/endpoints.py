@@ -33,7 +33,7 @@ def _anthropic(path: str, summary: str, answer: Any, body: Any, events: tuple[An
         body,
         neutral=_values(messages_schema.NEUTRAL),
         events=events,
-        errors=(529,),
+        errors=(504, 529),
         error=answers.AnthropicError,
     )
 
@@ -48,6 +48,7 @@ ENDPOINTS = (
         neutral=_values(schema.NEUTRAL),
         events=(answers.ChatChunk, answers.ErrorAnswer),
         last_event=_DONE,
+        errors=(504,),
     ),
     Endpoint(
         "POST",
@@ -58,8 +59,11 @@ ENDPOINTS = (
         neutral=_values(schema.NEUTRAL_IN_COMPLETIONS),
         events=(answers.CompletionChunk, answers.ErrorAnswer),
         last_event=_DONE,
+        errors=(504,),
     ),
-    Endpoint("POST", "/v1/embeddings", "Make vectors of texts", answers.Embeddings, schema.EmbeddingFields),
+    Endpoint(
+        "POST", "/v1/embeddings", "Make vectors of texts", answers.Embeddings, schema.EmbeddingFields, errors=(504,)
+    ),
     Endpoint(
         "POST",
         "/v1/responses",
@@ -68,6 +72,7 @@ ENDPOINTS = (
         responses_schema.ResponsesFields,
         neutral=_values(responses_schema.NEUTRAL),
         events=(responses_answers.ResponseEvent,),
+        errors=(504,),
     ),
     Endpoint("GET", "/v1/responses/{id}", "A kept response", responses_answers.ResponseAnswer),
     Endpoint("DELETE", "/v1/responses/{id}", "Forget a response", answers.Deleted),

@@ -7,11 +7,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.core.errors import EngineUnavailable, PenstockError, RequestError
+from penstock.core.errors import DeadlineExceeded, Overloaded, PenstockError, RequestError
+from penstock.observability.metrics import Outcome
 
 logger = logging.getLogger("penstock.server")
-
-RETRY_AFTER_SECONDS = 1
 
 
 class BodyTooLarge(RequestError):
@@ -48,6 +47,7 @@ class ServerStopping(PenstockError):
     code = "server_stopping"
     http_status = 503
     retryable = True
+    retry_after = 1
 
 
 class RouteNotFound(RequestError):
@@ -143,6 +143,7 @@ class TooManyRequests(RequestError):
 
     code = "rate_limit_exceeded"
     http_status = 429
+    retry_after = 1
     retryable = True
 
 
@@ -152,6 +153,15 @@ def as_penstock_error(error: Exception) -> PenstockError:
         return error
     logger.error("a request failed unexpectedly", exc_info=error)
     return PenstockError("The server failed on this request; its log has the cause.")
+
+
+def outcome_of(error: PenstockError) -> Outcome:
+    """How a request has ended that ended with an error."""
+    if isinstance(error, Overloaded):
+        return "refused"
+    if isinstance(error, DeadlineExceeded):
+        return "timed_out"
+    return "failed" if error.http_status >= 500 else "rejected"
 
 
 class ErrorForm(Protocol):
@@ -189,13 +199,15 @@ class AnthropicErrors:
     """`{"type": "error", "error": {"type", "message"}}`, where a status has one type."""
 
     def status(self, error: PenstockError) -> int:
-        """The HTTP status: what the server has no room for is 529 there, but limits of one client are 429."""
+        """The HTTP status: what the server has no room for is 529 there; limits of one client are 429."""
         return 529 if _overloaded(error) else error.http_status
 
     def fields(self, error: PenstockError) -> dict[str, Any]:
         """The body's object."""
         if _overloaded(error):
             kind = "overloaded_error"
+        elif isinstance(error, DeadlineExceeded):
+            kind = "timeout_error"
         elif error.http_status >= 500:
             kind = "api_error"
         else:
@@ -204,7 +216,7 @@ class AnthropicErrors:
 
 
 def _overloaded(error: PenstockError) -> bool:
-    return error.retryable and error.http_status >= 500
+    return error.retryable and error.http_status >= 500 and not isinstance(error, DeadlineExceeded)
 
 
 OPENAI = OpenAIErrors()
@@ -224,8 +236,8 @@ def error_body(error: PenstockError, form: ErrorForm = OPENAI) -> bytes:
 def error_response(error: PenstockError, form: ErrorForm = OPENAI) -> Response:
     """The response for an error that comes before any output."""
     headers = {}
-    if isinstance(error, EngineUnavailable | ServerStopping):
-        headers["retry-after"] = str(RETRY_AFTER_SECONDS)
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
     if isinstance(error, BodyTooLarge | ServerStopping):
         # The rest of the body is not read, so the connection cannot carry another request.
         headers["connection"] = "close"

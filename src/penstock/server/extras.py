@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
-from penstock.core.checks import check_characters
+from penstock.core.checks import check_characters, check_number
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import MAX_SALT_LENGTH, Standing
 from penstock.server.schema import CommonFields, EmbeddingFields
 
 MAX_NAME_LENGTH = 512
+# A year: longer than anything runs, and no infinity.
+MAX_TIMEOUT = 86400.0 * 365
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
 # What the tiers of OpenAI's API are as priorities, of which lower ones run first.
 TIERS = {"auto": 0, "default": 0, "flex": 1, "priority": -1}
@@ -17,6 +19,8 @@ def check_extras(fields: CommonFields | EmbeddingFields) -> None:
     """Raise InvalidParameter where one of them cannot be."""
     if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
         raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
+    if fields.timeout is not None:
+        check_number("timeout", fields.timeout, 0, MAX_TIMEOUT, exclusive_low=True)
     if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
         raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
     if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:

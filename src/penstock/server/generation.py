@@ -6,13 +6,15 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Protocol, runtime_checkable
 
+import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.observability.metrics import Outcome, RequestMeter
 from penstock.server.drain import running
-from penstock.server.errors import ErrorForm, as_penstock_error, error_response
+from penstock.server.errors import ErrorForm, as_penstock_error, error_response, outcome_of
+from penstock.server.gate import Pass
 from penstock.server.resolve import Job
 
 logger = logging.getLogger("penstock.server")
@@ -75,12 +77,42 @@ class StreamWriter(Writer, Protocol):
         """What ends a stream that has begun and cannot go on."""
 
 
+class Deadline(msgspec.Struct, frozen=True):
+    """When a request has to be finished.
+
+    Attributes:
+        at: on the event loop's clock.
+        seconds: how long that is from its arrival.
+        asked: whether its client has said so, and not the server's configuration.
+    """
+
+    at: float
+    seconds: float
+    asked: bool
+
+    def exceeded(self, tokens: int) -> DeadlineExceeded:
+        """The error where it was not, after `tokens` output tokens."""
+        whose = "which the request asked for (timeout)" if self.asked else "the most that this server allows"
+        reached = f"after {tokens} output tokens" if tokens else "before there was any output"
+        return DeadlineExceeded(f"The request's time ran out {reached}: it had {self.seconds:g} s, {whose}.")
+
+
 class GenerationResponse:
     """An ASGI response that runs a job. When the client goes away, the engine's work on it is aborted."""
 
-    def __init__(self, engine: EngineClient, job: Job, writer: Writer, meter: RequestMeter) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        job: Job,
+        writer: Writer,
+        meter: RequestMeter,
+        admitted: Pass,
+        deadline: Deadline | None = None,
+    ) -> None:
         self._engine = engine
         self._job = job
+        self._admitted = admitted
+        self._deadline = deadline
         self._writer = writer
         # Vectors are never streamed.
         self._stream = writer if job.stream and isinstance(writer, StreamWriter) else None
@@ -90,6 +122,7 @@ class GenerationResponse:
         self._taking = False
         self._stopped = False
         self._cause: PenstockError | None = None
+        self._ended = False
         # Events that are being sent. Where `stop` comes before they are written, they go with the end.
         self._unsent = b""
 
@@ -110,6 +143,8 @@ class GenerationResponse:
         gone.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(work, gone, return_exceptions=True)
+        # A task that is cancelled before its first step never gets to its end.
+        self._leave("cancelled")
 
     def stop(self) -> bool:
         """Abort the engine's work and end the response with what there is; False where nothing is left to abort."""
@@ -127,39 +162,53 @@ class GenerationResponse:
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         outcome: Outcome = "cancelled"
-        outputs = outputs_of(self._engine, self._job)
         try:
-            await self._take(outputs, send)
+            # Whatever the reason to leave, closing the generator frees what the engine holds for this request: before
+            # anything more is sent, for which a slow reader can let us wait.
+            async with contextlib.aclosing(outputs_of(self._engine, self._job)) as outputs:
+                await self._take(outputs, send)
+            self._admitted.leave()
             await (self._send_body(send) if self._stream is None else self._end_stream(self._stream, send))
             if not self._stopped:
                 outcome = "completed"
         except Exception as problem:
+            self._admitted.leave()
             error = as_penstock_error(problem)
-            outcome = "failed" if error.http_status >= 500 else "rejected"
+            outcome = outcome_of(error)
             await self._report(error, scope, receive, send)
         finally:
-            # Whatever the reason to leave, closing the generator frees what the engine holds for this request.
-            await outputs.aclose()
+            self._leave(outcome)
+
+    def _leave(self, outcome: Outcome) -> None:
+        """The response has ended; only the first call counts."""
+        self._admitted.leave()
+        if not self._ended:
+            self._ended = True
             self._log(outcome, self._meter.end(outcome))
 
     async def _take(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
-        """Take all outputs, or those that come before `stop`."""
+        """Take all outputs, or those that come before `stop`. Raises DeadlineExceeded."""
         self._taking = True
         try:
-            async for output in outputs:
-                self._measure(output)
-                if self._stream is None:
-                    self._writer.add(output)
-                else:
-                    await self._send_events(send, self._stream.chunk(output))
-                if self._writer.enough:
-                    break
+            async with asyncio.timeout_at(None if self._deadline is None else self._deadline.at) as timer:
+                async for output in outputs:
+                    self._measure(output)
+                    if self._stream is None:
+                        self._writer.add(output)
+                    else:
+                        await self._send_events(send, self._stream.chunk(output))
+                    if self._writer.enough:
+                        break
             self._measure_cut()
         except asyncio.CancelledError:
             if self._cause is not None:
                 raise self._cause from None
             if not self._stopped:
                 raise
+        except TimeoutError:
+            if self._deadline is None or not timer.expired():
+                raise
+            raise self._deadline.exceeded(self._writer.completion_tokens) from None
         finally:
             self._taking = False
 
@@ -188,11 +237,13 @@ class GenerationResponse:
 
     async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
         if self._started and self._stream is not None:
-            await send({"type": "http.response.body", "body": self._stream.failed(error), "more_body": False})
+            body = self._unsent + self._stream.failed(error)
+            await send({"type": "http.response.body", "body": body, "more_body": False})
         else:
             await error_response(error, self._writer.errors)(scope, receive, send)
 
     def _measure(self, output: RequestOutput) -> None:
+        self._admitted.gained(output)
         tokens = 0
         for delta in output.deltas:
             tokens += len(delta.token_ids)

@@ -1,11 +1,14 @@
 """HTTP/1.1 as uvicorn speaks it, with bounds on what a client can hold without finishing its request."""
 
 import asyncio
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.core.errors import PenstockError, RequestError
 from penstock.server.errors import HeadersTooLarge, RequestTooSlow, error_body
+from penstock.server.limits import STALL_SECONDS
+from penstock.server.stall import StallWatch
 
 MAX_HEADER_BYTES = 64 * 1024
 # A request's head is complete within so many seconds from its first byte, or from when the connection was made.
@@ -20,6 +23,9 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection.
 
     Bytes of a head are counted as they arrive, so that the parser never collects more of one name or value either.
+
+    Args:
+        stall_timeout: seconds for which a client may take nothing of an answer.
     """
 
     _head_bytes = 0
@@ -27,14 +33,19 @@ class BoundedProtocol(HttpToolsProtocol):
     _body_bytes = 0
     _timer: asyncio.TimerHandle | None = None
 
+    def __init__(self, *arguments: Any, stall_timeout: float = STALL_SECONDS, **others: Any) -> None:
+        super().__init__(*arguments, **others)
+        self._stall = StallWatch(stall_timeout)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the first request."""
         super().connection_made(transport)
         self._wait(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client has gone."""
+        """Either side has closed the connection."""
         self._stop_waiting()
+        self._stall.end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -54,6 +65,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Begin the request."""
         self._in_body, self._body_bytes = True, 0
+        if not self.flow.write_paused:
+            self._stall.end()
         self._wait(BODY_SPAN_SECONDS)
         super().on_headers_complete()
 
@@ -62,6 +75,24 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         self._in_body, self._head_bytes = False, 0
         self._stop_waiting()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than is written for it."""
+        super().pause_writing()
+        self._stall.begin(self.transport)
+
+    def resume_writing(self) -> None:
+        """The client has read almost all that was written for it."""
+        super().resume_writing()
+        # Of a connection that is being closed, all has to be read.
+        if not self.transport.is_closing():
+            self._stall.end()
+
+    def on_response_complete(self) -> None:
+        """An answer was written, of which not all may have been read."""
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._stall.begin(self.transport)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what the parser does not understand."""

@@ -44,6 +44,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         standing: how it stands to others.
         params: for each prompt the parameters, `max_tokens` resolved; none where vectors are asked for.
         user, metadata: whose it is, for the log.
+        timeout: seconds from its arrival in which it has to be finished, if the client asks for that.
         service_tier: as it was asked for, to be repeated in the response.
         keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
         pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
@@ -60,6 +61,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     standing: Standing = EVERYBODY
     user: str | None = None
     metadata: dict[str, str] | None = None
+    timeout: float | None = None
     service_tier: str | None = None
     keep: tuple[KeptPrefix, ...] = ()
     pooling: Pooling | None = None
@@ -153,6 +155,7 @@ class Resolver:
             prompts=prompts,
             params=[],
             standing=standing_of(fields),
+            timeout=fields.timeout,
             user=fields.user,
             pooling=fields.pooling or "last",
             dimensions=fields.dimensions,
@@ -232,6 +235,7 @@ class Resolver:
             prompts=prompts,
             params=params,
             standing=standing_of(fields),
+            timeout=fields.timeout,
             user=fields.user,
             metadata=fields.metadata,
             service_tier=fields.service_tier,

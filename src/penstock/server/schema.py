@@ -112,6 +112,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     return_token_ids: bool | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    timeout: float | None = None
     metadata: dict[str, str] | None = None
     service_tier: str | None = None
     user: str | None = None
@@ -161,6 +162,7 @@ class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     truncate_prompt_tokens: None = None
     priority: int | None = None
     cache_salt: str | None = None
+    timeout: float | None = None
     user: str | None = None
 
 

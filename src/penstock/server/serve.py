@@ -8,8 +8,9 @@ import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import uvicorn
 import uvloop
@@ -17,6 +18,7 @@ from starlette.types import ASGIApp
 
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.server.drain import Drain
+from penstock.server.limits import STALL_SECONDS
 from penstock.server.protocol import BoundedProtocol
 
 logger = logging.getLogger("penstock.server")
@@ -29,6 +31,9 @@ CLOSE_SECONDS = 5
 KEEP_ALIVE_SECONDS = 30
 # More connections, or requests, at a time are answered by 503. Each takes some memory, and a file descriptor.
 MAX_CONNECTIONS = 4096
+# What the kernel keeps of an answer that is not read, which would be megabytes; it takes twice as much. Less of it also
+# shows earlier whether a slow client reads at all.
+SEND_BUFFER_BYTES = 128 * 1024
 Result = TypeVar("Result")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -50,6 +55,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         # Lets a restarted server take the port while old connections time out.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
         # Another process may have bound it too, without listening yet; whoever listens first has it.
         listener.listen(BACKLOG)
@@ -73,13 +80,16 @@ class Server(uvicorn.Server):
         access_log: bool = False,
         on_started: Callable[[], None] | None = None,
         drain_seconds: float = DRAIN_SECONDS,
+        stall_timeout: float = STALL_SECONDS,
     ) -> None:
+        """`stall_timeout`: seconds for which a connection stays open whose client takes nothing of an answer."""
         self._drain = Drain(app)
         super().__init__(
             uvicorn.Config(
                 self._drain,
                 loop="none",
-                http=BoundedProtocol,
+                # uvicorn calls it like a class.
+                http=cast(type[asyncio.Protocol], partial(BoundedProtocol, stall_timeout=stall_timeout)),
                 ws="none",
                 lifespan="on",
                 access_log=access_log,
@@ -183,10 +193,17 @@ async def serve(
     access_log: bool = False,
     on_started: Callable[[], None] | None = None,
     drain_seconds: float = DRAIN_SECONDS,
+    stall_timeout: float = STALL_SECONDS,
 ) -> None:
     """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
     with contextlib.closing(listener):
-        server = Server(app, access_log=access_log, on_started=on_started, drain_seconds=drain_seconds)
+        server = Server(
+            app,
+            access_log=access_log,
+            on_started=on_started,
+            drain_seconds=drain_seconds,
+            stall_timeout=stall_timeout,
+        )
         try:
             await server.serve(sockets=[listener])
         finally:

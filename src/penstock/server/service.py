@@ -11,11 +11,13 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
-from penstock.observability.metrics import Endpoint, Metrics, Outcome
+from penstock.observability.metrics import Endpoint, Metrics
 from penstock.server.body import read_json_body
-from penstock.server.errors import as_penstock_error, error_response, form_of
-from penstock.server.generation import GenerationResponse, Writer
+from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
+from penstock.server.gate import Gate
+from penstock.server.generation import Deadline, GenerationResponse, Writer
 from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
@@ -42,12 +44,17 @@ class Service:
         resolver: Resolver,
         metrics: Metrics,
         max_body_bytes: int,
+        gate: Gate,
+        request_timeout: float | None = None,
     ) -> None:
+        """`request_timeout` is how many seconds any request has at most."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.resolver = resolver
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
+        self._gate = gate
+        self._request_timeout = request_timeout
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
     async def read(self, request: Request) -> bytes:
@@ -76,20 +83,36 @@ class Service:
     async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
         """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
         meter = self.metrics.begin(endpoint)
+        arrived = asyncio.get_running_loop().time()
         try:
-            job, writer = await prepare(await self.read(request))
+            self.engine.check_ready()
+            # What is refused costs little: at best it is not even read, which the HTTP layer does, and forgets.
+            self._gate.check()
+            body = await self.read(request)
+            checked = self._gate.check_body(body)
+            job, writer = await prepare(body)
             job = job_of(tenant_of(request), job)
+            deadline = self._deadline(job, arrived)
+            admitted = self._gate.admit(job, checked=checked)
         except asyncio.CancelledError:
             meter.end("cancelled")
             raise
         except Exception as problem:
             error = as_penstock_error(problem)
-            outcome: Outcome = "failed" if error.http_status >= 500 else "rejected"
+            outcome = outcome_of(error)
+            if isinstance(error, Overloaded):
+                self.metrics.refused[error.code] += 1
             meter.end(outcome)
             logger.info("%s request %s: %d %s", endpoint, outcome, error.http_status, error.message)
             return error_response(error, form_of(request.scope["path"]))
         meter.accepted(job.prompt_tokens)
-        return GenerationResponse(self.engine, job, writer, meter)
+        return GenerationResponse(self.engine, job, writer, meter, admitted, deadline)
+
+    def _deadline(self, job: Job, arrived: float) -> Deadline | None:
+        """The earlier one of what the client asks for and what the server allows."""
+        most, asked = self._request_timeout, job.timeout
+        seconds = min((value for value in (most, asked) if value is not None), default=None)
+        return None if seconds is None else Deadline(arrived + seconds, seconds, seconds == asked)
 
 
 def json_response(content: object, status: int = 200) -> Response:

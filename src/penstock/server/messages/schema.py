@@ -148,6 +148,7 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
     top_p: float | None = None
     top_k: int | None = None
     stream: bool | None = None
+    timeout: float | None = None
     metadata: Metadata | None = None
     output_config: OutputConfig | None = None
 

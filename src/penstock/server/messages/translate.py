@@ -56,6 +56,7 @@ def chat_of_messages(fields: MessagesFields, variables: Collection[str], reasons
         top_p=fields.top_p,
         top_k=fields.top_k,
         stream=fields.stream,
+        timeout=fields.timeout,
         user=None if metadata is None else metadata.user_id,
         response_format=_response_format(fields),
         thinking_token_budget=budget_of(fields.thinking),

@@ -82,6 +82,7 @@ class ResponsesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     text: TextConfig | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    timeout: float | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -49,6 +49,7 @@ def chat_of_response(fields: ResponsesFields, earlier: Iterable[Item], items: It
         user=fields.user,
         priority=fields.priority,
         cache_salt=fields.cache_salt,
+        timeout=fields.timeout,
         chat_template_kwargs=fields.chat_template_kwargs,
         response_format=_response_format(fields),
     )

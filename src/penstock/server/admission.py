@@ -1,0 +1,301 @@
+"""Which requests are taken on: rules over those that were handed to the engine and have had no output yet.
+
+Pure: who asks says what time it is, what the engine's newest snapshot is, and where chance comes from. What waits is
+counted here and not read from snapshots, which lag behind: a hundred requests can come between two of them.
+
+A prompt *waits* from when it is admitted to its first output. Requests of other priorities are counted apart, since
+nobody waits for those that come after it. While nothing waits, nothing is refused.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
+from penstock.core.events import LoadSnapshot
+
+# From this share of the queue's bounds on, requests are refused by chance, so that clients are told bit by bit.
+SHEDDING_FROM = 0.8
+# A fuller pool than this is under pressure: preemption, which makes up for wrong estimates, costs computation.
+PROMISED_SHARE = 0.95
+# So much of the queue's bounds may wait for memory: without a queue, blocks that become free would be idle.
+QUEUED_FOR_MEMORY = 0.1
+SHORTEST_RETRY, LONGEST_RETRY = 1, 60
+# Seconds with a backlog after which what was measured counts a third.
+_MEMORY_SECONDS = 10.0
+# Of outputs' lengths: what is assumed of them and how many observations that is worth, how an observation fades with
+# each later one, and how many tenants' are kept.
+_PRIOR_TOKENS, _PRIOR_WEIGHT = 256.0, 4.0
+_FADING = 0.98
+_MOST_TENANTS = 1024
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may wait.
+
+    Attributes:
+        requests: prompts.
+        tokens: tokens of prompts.
+        ttft: seconds to a first token that are promised; None promises nothing.
+    """
+
+    requests: int
+    tokens: int
+    ttft: float | None = None
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for.
+
+    Attributes:
+        prompts: tokens of each.
+        samples: outputs for each prompt.
+        max_tokens: most tokens of each prompt's outputs; None where only the context bounds them.
+        priority, tenant: whose it is; lower priorities run first.
+    """
+
+    prompts: Sequence[int]
+    samples: int
+    max_tokens: Sequence[int | None]
+    priority: int = 0
+    tenant: str = ""
+
+
+class Lengths:
+    """How long outputs will be: the mean of those that have ended, by tenant, the recent ones counting more."""
+
+    def __init__(self) -> None:
+        self._all = (0.0, 0.0)
+        self._tenants: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def observe(self, tenant: str, tokens: int) -> None:
+        """An output has ended with so many tokens."""
+        self._all = _faded(self._all, tokens)
+        self._tenants[tenant] = _faded(self._tenants.pop(tenant, (0.0, 0.0)), tokens)
+        if len(self._tenants) > _MOST_TENANTS:
+            self._tenants.popitem(last=False)
+
+    def expect(self, tenant: str, max_tokens: int | None) -> int:
+        """Tokens of a tenant's next output, at most `max_tokens`."""
+        everybody = _mean(self._all, _PRIOR_TOKENS)
+        expected = math.ceil(_mean(self._tenants.get(tenant, (0.0, 0.0)), everybody))
+        return expected if max_tokens is None else min(expected, max_tokens)
+
+
+def _faded(sums: tuple[float, float], tokens: int) -> tuple[float, float]:
+    total, weight = sums
+    return total * _FADING + tokens, weight * _FADING + 1.0
+
+
+def _mean(sums: tuple[float, float], prior: float) -> float:
+    total, weight = sums
+    return (total + _PRIOR_WEIGHT * prior) / (weight + _PRIOR_WEIGHT)
+
+
+class Drain:
+    """How fast the queue empties, measured while there is a backlog: at other times nothing is learnt of the limits."""
+
+    def __init__(self) -> None:
+        self._seconds = self._tokens = self._prompts = 0.0
+        self._before: tuple[float, int] | None = None
+
+    def look(self, load: LoadSnapshot, now: float, *, backlog: bool) -> None:
+        """Take in what was computed since the last look, if there was a backlog."""
+        served = load.prefill_tokens + load.prefix_hit_tokens
+        if self._before is not None and backlog:
+            elapsed = max(0.0, now - self._before[0])
+            fading = math.exp(-elapsed / _MEMORY_SECONDS)
+            self._seconds = self._seconds * fading + elapsed
+            self._tokens = self._tokens * fading + max(0, served - self._before[1])
+            self._prompts *= fading
+        self._before = now, served
+
+    def begun(self) -> None:
+        """A prompt waits no more."""
+        self._prompts += 1
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of prompts; None while too little is known."""
+        return self._tokens / self._seconds if self._seconds >= 0.2 and self._tokens else None
+
+    @property
+    def prompts_per_second(self) -> float | None:
+        """None while too little is known."""
+        return self._prompts / self._seconds if self._seconds >= 0.2 and self._prompts else None
+
+
+class Ticket:
+    """An admitted request, as admission keeps it until it ends.
+
+    Attributes:
+        demand: what it asks for.
+        expected: tokens that each sample is expected to have, by prompt.
+        waiting: prompts without any output.
+        produced: tokens of each sample so far; those of prompt p begin at p · samples. None where it has ended.
+        left: it has ended.
+    """
+
+    __slots__ = ("demand", "expected", "left", "produced", "waiting")
+
+    def __init__(self, demand: Demand, expected: list[int]) -> None:
+        self.demand = demand
+        self.expected = expected
+        self.waiting = set(range(len(demand.prompts)))
+        self.produced: list[int | None] = [0] * (len(demand.prompts) * demand.samples)
+        self.left = False
+
+
+class Admission:
+    """Admits requests, or refuses them.
+
+    Args:
+        bounds: how much may wait.
+        blocks_for: the KV blocks that a sequence of so many tokens holds.
+        chance: a number from 0 up to 1, another one at each call.
+    """
+
+    def __init__(self, bounds: Bounds, blocks_for: Callable[[int], int], chance: Callable[[], float]) -> None:
+        self.bounds = bounds
+        self._blocks_for = blocks_for
+        self._chance = chance
+        self._lengths = Lengths()
+        self._drain = Drain()
+        # By priority: prompts that wait, and their tokens.
+        self._waiting: dict[int, tuple[int, int]] = {}
+        self._tickets: set[Ticket] = set()
+
+    def waiting(self, priority: int | None = None) -> tuple[int, int]:
+        """Prompts that wait and their tokens; only those that one of this priority would wait for."""
+        counts = [count for other, count in self._waiting.items() if priority is None or other <= priority]
+        return sum(prompts for prompts, _ in counts), sum(tokens for _, tokens in counts)
+
+    def check(self, load: LoadSnapshot, now: float) -> None:
+        """Raise Overloaded where no request would be taken on, whatever it is; to be called before one is read."""
+        self._look(load, now)
+        self._check_bounds(1, 0)
+
+    def shed(self, priority: int, load: LoadSnapshot, now: float) -> None:
+        """Raise Overloaded where chance, or the wait, is against any request of this priority; once for each."""
+        self._look(load, now)
+        share = self._share(*self.waiting(priority))
+        if share > SHEDDING_FROM and self._chance() < (share - SHEDDING_FROM) / (1.0 - SHEDDING_FROM):
+            raise self._refusal(QueueFull, "The queue is almost full")
+        self._check_ttft(priority, 0)
+
+    def admit(self, demand: Demand, load: LoadSnapshot, now: float) -> Ticket:
+        """Take a request on, or raise Overloaded."""
+        self._look(load, now)
+        tokens = sum(demand.prompts)
+        self._check_bounds(len(demand.prompts), tokens)
+        self._check_ttft(demand.priority, tokens)
+        expected = [self._lengths.expect(demand.tenant, most) for most in demand.max_tokens]
+        ticket = Ticket(demand, expected)
+        self._check_memory(ticket, load)
+        self._tickets.add(ticket)
+        self._count(demand.priority, len(demand.prompts), tokens)
+        return ticket
+
+    def gained(self, ticket: Ticket, sample: int, tokens: int, load: LoadSnapshot, now: float, *, ended: bool) -> None:
+        """A sample has more tokens, or has ended."""
+        prompt = sample // ticket.demand.samples
+        if prompt in ticket.waiting:
+            self._look(load, now)
+            ticket.waiting.remove(prompt)
+            self._count(ticket.demand.priority, -1, -ticket.demand.prompts[prompt])
+            self._drain.begun()
+        before = ticket.produced[sample]
+        if before is None:
+            return
+        ticket.produced[sample] = None if ended else before + tokens
+        if ended and ticket.demand.max_tokens[prompt] != 0:
+            self._lengths.observe(ticket.demand.tenant, before + tokens)
+
+    def leave(self, ticket: Ticket, load: LoadSnapshot, now: float) -> None:
+        """A request has ended, however it did; only the first call counts."""
+        if ticket.left:
+            return
+        self._look(load, now)
+        ticket.left = True
+        self._tickets.remove(ticket)
+        prompts = ticket.demand.prompts
+        self._count(ticket.demand.priority, -len(ticket.waiting), -sum(prompts[index] for index in ticket.waiting))
+
+    def _look(self, load: LoadSnapshot, now: float) -> None:
+        # What the engine could not begin with at once is a backlog.
+        self._drain.look(load, now, backlog=bool(self._waiting) and load.waiting > 0)
+
+    def _count(self, priority: int, prompts: int, tokens: int) -> None:
+        before = self._waiting.pop(priority, (0, 0))
+        after = before[0] + prompts, before[1] + tokens
+        if after[0]:
+            self._waiting[priority] = after
+
+    def _share(self, prompts: int, tokens: int) -> float:
+        return max(prompts / self.bounds.requests, tokens / self.bounds.tokens)
+
+    def _check_bounds(self, prompts: int, tokens: int) -> None:
+        """One that is larger than all bounds is taken on where nothing waits: it would never be otherwise."""
+        waiting, waiting_tokens = self.waiting()
+        if not waiting:
+            return
+        if waiting + prompts > self.bounds.requests:
+            raise self._refusal(
+                QueueFull, f"{waiting} prompts wait, of {self.bounds.requests} that are queued (--max-queued-requests)"
+            )
+        if waiting_tokens + tokens > self.bounds.tokens:
+            raise self._refusal(
+                QueueFull,
+                f"Prompts of {waiting_tokens} tokens wait, of {self.bounds.tokens} that are queued "
+                "(--max-queued-tokens)",
+            )
+
+    def _check_ttft(self, priority: int, tokens: int) -> None:
+        speed = self._drain.tokens_per_second
+        waiting, before = self.waiting(priority)
+        if self.bounds.ttft is None or speed is None or not waiting:
+            return
+        expected = (before + tokens) / speed
+        if expected > self.bounds.ttft:
+            raise self._refusal(
+                SloUnreachable,
+                f"The first token would come after {expected:.1f} s, later than the {self.bounds.ttft:g} s that this "
+                "server allows (--max-ttft)",
+                expected - self.bounds.ttft,
+            )
+
+    def _check_memory(self, ticket: Ticket, load: LoadSnapshot) -> None:
+        if not load.blocks_total or self._share(*self.waiting()) <= QUEUED_FOR_MEMORY:
+            return
+        promised = sum(self._promised(other) for other in self._tickets) + self._promised(ticket)
+        if load.blocks_used + promised > PROMISED_SHARE * load.blocks_total:
+            raise self._refusal(
+                MemoryPressure,
+                f"Of the KV pool's {load.blocks_total} blocks {load.blocks_used} are used, and requests that were "
+                "taken on are expected to need the others",
+            )
+
+    def _promised(self, ticket: Ticket) -> int:
+        """Blocks that it is expected to need besides those that it has."""
+        demand, total = ticket.demand, 0
+        for prompt, length in enumerate(demand.prompts):
+            own = self._blocks_for(length)
+            if prompt in ticket.waiting:
+                total += own
+            most = self._blocks_for(length + ticket.expected[prompt])
+            for produced in ticket.produced[prompt * demand.samples : (prompt + 1) * demand.samples]:
+                if produced is not None:
+                    total += max(0, most - (self._blocks_for(length + produced) if produced else own))
+        return total
+
+    def _refusal(self, kind: type[Overloaded], cause: str, seconds: float | None = None) -> Overloaded:
+        """The error, with when to come back: when what waits will have begun, and not all at that moment."""
+        if seconds is None:
+            speed = self._drain.prompts_per_second
+            seconds = self.waiting()[0] / speed if speed else 0.0
+        # Up to half earlier and half later; two thirds of the longest, so that that is true of it too.
+        spread = min(max(seconds, SHORTEST_RETRY), LONGEST_RETRY / 1.5) * (0.5 + self._chance())
+        after = min(max(math.ceil(spread), SHORTEST_RETRY), LONGEST_RETRY)
+        return kind(f"{cause}; try again in {after} s.", retry_after=after)

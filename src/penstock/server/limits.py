@@ -1,0 +1,97 @@
+"""What the server takes on and for how long: as asked, or chosen, with a reason for each value."""
+
+import math
+import random
+from typing import Any
+
+import msgspec
+
+from penstock.core.config import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, EngineConfig, Reason
+from penstock.core.errors import ConfigurationError
+from penstock.server.admission import Admission, Bounds
+
+# What waits is at most so many times what can run at a time: whoever came later would wait for so many others to end.
+QUEUED_TIMES = 4
+SHORTEST_QUEUE = 128
+STALL_SECONDS = 30.0
+LARGEST_SECONDS = 86400.0 * 365
+
+
+class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options as the user gave them; None means: choose, and say why.
+
+    Attributes:
+        max_queued_requests: prompts that wait for their first output.
+        max_queued_tokens: their tokens.
+        max_ttft: seconds; requests whose first token is expected later are refused.
+        request_timeout: seconds that any request has.
+        stall_timeout: seconds for which a connection stays open whose client takes nothing of an answer.
+    """
+
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    max_ttft: float | None = None
+    request_timeout: float | None = None
+    stall_timeout: float | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """The same with nothing left to choose; times that are None are unbounded."""
+
+    bounds: Bounds
+    request_timeout: float | None = None
+    stall_timeout: float = STALL_SECONDS
+
+
+def resolve_limits(options: LimitOptions, config: EngineConfig) -> tuple[Limits, list[Reason]]:
+    """The limits of a server with this engine. Pure. Raises ConfigurationError."""
+    for name in LimitOptions.__struct_fields__:
+        _check(f"--{name.replace('_', '-')}", getattr(options, name), whole=name.startswith("max_queued"))
+    reasons: list[Reason] = []
+    running = config.scheduler.max_num_seqs
+    requests, why = options.max_queued_requests, "as asked"
+    if requests is None:
+        requests = max(QUEUED_TIMES * running, SHORTEST_QUEUE)
+        why = f"{QUEUED_TIMES} times what runs at a time, at least {SHORTEST_QUEUE}; more are refused with 503"
+    reasons.append(Reason("max queued requests", str(requests), why))
+    tokens, why = options.max_queued_tokens, "as asked"
+    if tokens is None:
+        pool = config.cache.num_blocks * config.cache.spec.block_size // len(config.cache.spec.groups)
+        tokens = max(QUEUED_TIMES * pool, SHORTEST_QUEUE)
+        why = f"{QUEUED_TIMES} times what the KV pool holds; more are refused with 503"
+    reasons.append(Reason("max queued tokens", str(tokens), why))
+    reasons.append(
+        _seconds("max ttft", options.max_ttft, "requests are refused only where the queue is full or memory is short")
+    )
+    reasons.append(_seconds("request timeout", options.request_timeout, "requests have the time that they ask for"))
+    stall, why = options.stall_timeout, "as asked"
+    if stall is None:
+        stall, why = STALL_SECONDS, "a client that takes nothing of an answer for so long is cut off"
+    reasons.append(Reason("stall timeout", f"{stall:g} s", why))
+    bounds = Bounds(requests=requests, tokens=tokens, ttft=options.max_ttft)
+    return Limits(bounds=bounds, request_timeout=options.request_timeout, stall_timeout=stall), reasons
+
+
+def make_admission(bounds: Bounds, config: EngineConfig) -> Admission:
+    """Admission to an engine of this configuration, with chance as it comes."""
+    spec, chunk = config.cache.spec, config.scheduler.max_chunk or config.scheduler.max_num_batched_tokens
+    return Admission(bounds, lambda tokens: spec.blocks_for(tokens, chunk), random.random)
+
+
+def default_admission() -> Admission:
+    """Admission as it is with the default options, to an engine with blocks of the usual size."""
+    bounds = Bounds(requests=QUEUED_TIMES * DEFAULT_MAX_NUM_SEQS, tokens=2**20)
+    return Admission(bounds, lambda tokens: -(-tokens // BLOCK_SIZE), random.random)
+
+
+def _seconds(setting: str, value: float | None, otherwise: str) -> Reason:
+    return Reason(setting, "none", otherwise) if value is None else Reason(setting, f"{value:g} s", "as asked")
+
+
+def _check(option: str, value: Any, *, whole: bool) -> None:
+    if value is None:
+        return
+    if whole and not 1 <= value < 2**63:
+        raise ConfigurationError(f"{option} is {value}; it must be from 1 to {2**63 - 1}.")
+    if not whole and not (math.isfinite(value) and 0.001 <= value <= LARGEST_SECONDS):
+        raise ConfigurationError(f"{option} is {value}; it must be from 0.001 to {LARGEST_SECONDS:.0f} seconds.")

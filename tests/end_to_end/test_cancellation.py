@@ -1,0 +1,189 @@
+"""Whatever ends a request, and at whatever stage: the engine stops, its blocks are free, and it ends once."""
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.live_server import RunningServer, serving
+
+PROMPT = [7] * 40
+LONG_PROMPT = [9] * 1900
+OUTCOMES = "penstock_requests_total"
+
+
+@pytest.fixture(scope="module")
+def narrow(served_checkpoint: Path) -> Iterator[RunningServer]:
+    """Two sequences at a time, and prompts in small steps."""
+    options = ("--threads", "1", "--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--stall-timeout", "1")
+    with serving(served_checkpoint, *options) as server:
+        yield server
+
+
+@pytest.fixture
+def idle(narrow: RunningServer) -> Iterator[RunningServer]:
+    """The same, with nothing left of the test at its end."""
+    yield narrow
+    is_idle(narrow)
+
+
+def is_idle(server: RunningServer) -> None:
+    server.wait_for("penstock_requests_in_flight", 0)
+    for name in ("penstock_requests_running", "penstock_requests_waiting", "penstock_kv_blocks_used"):
+        server.wait_for(name, 0)
+    # It does nothing any more, instead of computing what nobody waits for.
+    steps = server.metric("penstock_engine_steps_total")
+    time.sleep(0.1)
+    assert server.metric("penstock_engine_steps_total") - steps <= 1
+
+
+def body_of(stage: str, **fields: Any) -> dict[str, Any]:
+    prompt = LONG_PROMPT if stage == "prefill" else PROMPT
+    return {
+        "prompt": prompt,
+        "max_tokens": 2040 - len(prompt),
+        "ignore_eos": True,
+        "temperature": 0,
+        "cache_salt": str(time.monotonic_ns()),
+        **fields,
+    }
+
+
+@contextlib.contextmanager
+def sent(server: RunningServer, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
+    content = json.dumps(body).encode()
+    host, port = server.base.removeprefix("http://").split(":")
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    with contextlib.closing(socket.socket()) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect((host, int(port)))
+        connection.sendall(head.encode() + content)
+        yield connection
+
+
+@contextlib.contextmanager
+def occupied(server: RunningServer, stage: str) -> Iterator[None]:
+    """Where a request is to wait in the queue, others have both places."""
+    with contextlib.ExitStack() as stack:
+        if stage == "queued":
+            for _ in range(2):
+                stack.enter_context(sent(server, "/v1/completions", body_of("decode", stream=True)))
+            server.wait_for("penstock_requests_running", 2)
+        yield
+
+
+def reach(server: RunningServer, stage: str, before: float) -> None:
+    """Until the request is where it is to end."""
+    if stage == "queued":
+        server.wait_for("penstock_requests_waiting", 1)
+        return
+    server.wait_for("penstock_requests_running", 1)
+    if stage == "decode":
+        deadline = time.monotonic() + 20
+        while server.metric("penstock_decode_tokens_total") <= before + 3:
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stage", ["queued", "prefill", "decode"])
+def test_a_client_that_goes(idle: RunningServer, stage: str, stream: bool) -> None:
+    before, ended = idle.metric("penstock_decode_tokens_total"), idle.metric(OUTCOMES)
+    with occupied(idle, stage):
+        with sent(idle, "/v1/completions", body_of(stage, stream=stream)):
+            reach(idle, stage, before)
+        idle.wait_for(OUTCOMES, ended + 1)
+    is_idle(idle)
+    assert idle.metric(OUTCOMES) == ended + (3 if stage == "queued" else 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stage", ["queued", "prefill", "decode"])
+def test_a_deadline(idle: RunningServer, stage: str, stream: bool) -> None:
+    seconds = {"queued": 0.1, "prefill": 0.03, "decode": 0.3}[stage]
+    ended = idle.metric(OUTCOMES)
+    with occupied(idle, stage):
+        answer = httpx.post(
+            idle.base + "/v1/completions", json=body_of(stage, stream=stream, timeout=seconds), timeout=60
+        )
+        assert answer.text.count("deadline_exceeded") == 1
+        if stream and answer.status_code == 200:
+            assert answer.text.count("[DONE]") == 1 and '"finish_reason":"length"' not in answer.text
+        else:
+            assert answer.status_code == 504
+        assert (answer.status_code == 200) == (stream and stage == "decode")
+        # The answer comes when the engine has been told; it hears of it before its next step.
+        assert idle.metric(OUTCOMES) == ended + 1
+    is_idle(idle)
+
+
+def test_a_response_that_is_cancelled(idle: RunningServer) -> None:
+    # Only what has begun has an id that a client knows.
+    body = {"input": "hello", "max_output_tokens": 900, "stream": True}
+    ended = idle.metric(OUTCOMES)
+    host, port = idle.base.removeprefix("http://").split(":")
+    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=60)) as connection:
+        connection.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        begun = b""
+        while b"response.created" not in begun or not begun.endswith(b"\n\n"):
+            begun += answer.read1(4096)
+        name = json.loads(begun.split(b"data: ")[1].split(b"\n")[0])["response"]["id"]
+        cancelled = idle.post(f"/v1/responses/{name}/cancel", {})
+        assert cancelled["status"] == "cancelled"
+        rest = (begun + answer.read()).decode()
+    terminal = [word for word in ("response.completed", "response.failed", "response.incomplete") if word in rest]
+    assert rest.count("event: response.cancelled") + len(terminal) == 1
+    idle.wait_for(OUTCOMES, ended + 1)
+    is_idle(idle)
+
+
+def test_an_answer_that_is_finished_and_not_read_holds_nothing(idle: RunningServer) -> None:
+    ended = idle.metric(OUTCOMES)
+    with sent(idle, "/v1/completions", body_of("decode", max_tokens=20, stream=True)):
+        idle.wait_for(OUTCOMES, ended + 1)
+        is_idle(idle)
+
+
+def test_a_reader_that_stops_is_cut_off_with_the_engines_work_on_it(idle: RunningServer) -> None:
+    before = idle.metric("penstock_generation_tokens_total")
+    cancelled = 'penstock_requests_total{endpoint="completions",outcome="cancelled"}'
+    was = float(httpx.get(idle.base + "/metrics").text.split(cancelled)[1].split("\n")[0])
+    with sent(idle, "/v1/completions", body_of("decode", n=8, logprobs=20, stream=True, return_token_ids=True)):
+        deadline = time.monotonic() + 60
+        while float(httpx.get(idle.base + "/metrics").text.split(cancelled)[1].split("\n")[0]) == was:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        is_idle(idle)
+    assert idle.metric("penstock_generation_tokens_total") - before < 8 * 1999
+
+
+def test_any_number_of_cancellations_leaves_nothing(idle: RunningServer) -> None:
+    """At random points, by clients and deadlines at once."""
+    ended = idle.metric(OUTCOMES)
+
+    def leave(index: int) -> None:
+        body = body_of("decode", max_tokens=60, n=1 + index % 3, stream=index % 2 == 0)
+        if index % 3 == 0:
+            body["timeout"] = 0.01 + index % 7 / 50
+        with sent(idle, "/v1/completions", body) as connection:
+            connection.settimeout(index % 11 / 40 + 0.001)
+            with contextlib.suppress(TimeoutError):
+                connection.recv(4096)
+
+    threads = [threading.Thread(target=leave, args=(index,)) for index in range(60)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    is_idle(idle)
+    assert idle.metric(OUTCOMES) == ended + 60

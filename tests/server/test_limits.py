@@ -1,0 +1,61 @@
+"""The server's limits: what is chosen and why, and what cannot be."""
+
+from typing import Any
+
+import pytest
+
+from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.core.errors import ConfigurationError
+from penstock.core.kv import GroupSpec, KVSpec, Plane
+from penstock.server.admission import Bounds
+from penstock.server.limits import LimitOptions, Limits, resolve_limits
+
+
+def config(max_num_seqs: int = 256, num_blocks: int = 1000, groups: int = 1) -> EngineConfig:
+    spec = KVSpec(16, (Plane("key", (1, 1), "float32"),), tuple(GroupSpec((index,)) for index in range(groups)), 1)
+    return EngineConfig(
+        model=ModelConfig("m", "m", "float32"),
+        cache=CacheConfig(spec, num_blocks),
+        scheduler=SchedulerConfig(max_num_seqs=max_num_seqs),
+        threads=1,
+    )
+
+
+def test_what_is_chosen_follows_from_what_can_run() -> None:
+    limits, reasons = resolve_limits(LimitOptions(), config())
+    assert limits == Limits(bounds=Bounds(requests=1024, tokens=64_000))
+    assert [(reason.setting, reason.value) for reason in reasons] == [
+        ("max queued requests", "1024"),
+        ("max queued tokens", "64000"),
+        ("max ttft", "none"),
+        ("request timeout", "none"),
+        ("stall timeout", "30 s"),
+    ]
+    assert all(reason.why for reason in reasons)
+    few, _ = resolve_limits(LimitOptions(), config(max_num_seqs=2, groups=2))
+    assert few.bounds == Bounds(requests=128, tokens=32_000)
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    asked = LimitOptions(
+        max_queued_requests=1, max_queued_tokens=5, max_ttft=0.5, request_timeout=60.0, stall_timeout=2.0
+    )
+    limits, reasons = resolve_limits(asked, config())
+    assert limits == Limits(bounds=Bounds(requests=1, tokens=5, ttft=0.5), request_timeout=60.0, stall_timeout=2.0)
+    assert {reason.why for reason in reasons} == {"as asked"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_queued_requests", 0),
+        ("max_queued_tokens", 2**63),
+        ("max_ttft", 0.0),
+        ("request_timeout", float("inf")),
+        ("request_timeout", float("nan")),
+        ("stall_timeout", -1.0),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"^--{field.replace('_', '-')} is "):
+        resolve_limits(LimitOptions(**{field: value}), config())

@@ -1,0 +1,322 @@
+"""Refusals, deadlines and readers that stop, over HTTP with a scripted engine."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock.core.events import LoadSnapshot
+from penstock.server.admission import Admission, Bounds
+from penstock.server.app import create_app
+from penstock.text.chat_template import ChatTemplate
+from support.documented import described_client
+from support.http_server import running
+from support.scripted_engine import Call, ScriptedEngine
+from support.sse import events
+
+TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+TURN = {"messages": [{"role": "user", "content": "hi"}]}
+REQUESTS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions": TURN,
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {**TURN, "max_tokens": 10},
+    "/v1/embeddings": {"input": "hi"},
+}
+STREAMED = [path for path in REQUESTS if path != "/v1/embeddings"]
+
+
+class Loaded:
+    """A server whose engine goes on only as far as it may."""
+
+    def __init__(self, tokenizer: Any, url: str, http: httpx.Client, engine: ScriptedEngine) -> None:
+        self.tokenizer, self.url, self.http, self.engine = tokenizer, url, http, engine
+        self.outputs = 10**9
+        engine.before = self._hold
+
+    async def _hold(self, call: Call) -> None:
+        while call.outputs >= self.outputs:
+            await asyncio.sleep(0.005)
+
+    def metric(self, name: str) -> float:
+        text = self.http.get("/metrics").text
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+    def wait(self, name: str, value: float) -> None:
+        deadline = time.monotonic() + 10
+        while self.metric(name) != value:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name)}"
+            time.sleep(0.01)
+
+    def all_closed(self) -> bool:
+        return all(call.closed.is_set() for call in self.engine.calls)
+
+
+@contextlib.contextmanager
+def loaded(
+    tokenizer: Any, *, stall_timeout: float = 30.0, bounds: Bounds | None = None, **app: Any
+) -> Iterator[Loaded]:
+    engine = ScriptedEngine(tokenizer.table, tokenizer.encode("one two three", False), max_model_len=10**6)
+    admission = None if bounds is None else Admission(bounds, lambda tokens: -(-tokens // 16), lambda: 0.5)
+    application = create_app(engine, tokenizer, template=TEMPLATE, admission=admission, **app)
+    with running(application, stall_timeout) as url, described_client(url) as http:
+        server = Loaded(tokenizer, url, http, engine)
+        yield server
+        server.outputs = 10**9
+        server.wait("penstock_requests_in_flight", 0)
+
+
+@contextlib.contextmanager
+def in_background(server: Loaded, count: int, **fields: Any) -> Iterator[list[threading.Thread]]:
+    """Requests that wait for the engine; they are let go at the end."""
+    server.outputs = 0
+
+    def ask() -> None:
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            assert client.post("/v1/completions", json={"prompt": "hi", **fields}).status_code == 200
+
+    threads = [threading.Thread(target=ask) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 10
+    while len(server.engine.calls) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    try:
+        yield threads
+    finally:
+        server.outputs = 10**9
+        for thread in threads:
+            thread.join(20)
+
+
+def test_a_full_queue_refuses_in_each_api_its_own_way_and_serves_again(tokenizer: Any) -> None:
+    with loaded(tokenizer, bounds=Bounds(requests=3, tokens=10**6)) as server:
+        with in_background(server, 3):
+            for path, body in REQUESTS.items():
+                response = server.http.post(path, json=body)
+                assert response.headers["retry-after"] == "1"
+                error = response.json()["error"]
+                assert "3 prompts wait, of 3" in error["message"]
+                if path == "/v1/messages":
+                    assert response.status_code == 529 and error["type"] == "overloaded_error"
+                else:
+                    assert response.status_code == 503
+                    assert (error["type"], error["code"]) == ("server_error", "queue_full")
+            assert len(server.engine.calls) == 3
+            # Counting is no work for the engine.
+            assert server.http.post("/v1/messages/count_tokens", json=TURN).status_code == 200
+        assert server.http.post("/v1/completions", json={"prompt": "hi"}).status_code == 200
+        assert server.metric('penstock_requests_refused_total{reason="queue_full"}') == len(REQUESTS)
+        assert server.metric("penstock_requests_refused_total") == len(REQUESTS)
+        assert server.metric('penstock_requests_total{endpoint="chat",outcome="refused"}') == 1
+
+
+def test_what_has_begun_makes_room_before_it_ends(tokenizer: Any) -> None:
+    with loaded(tokenizer, bounds=Bounds(requests=1, tokens=10**6)) as server, in_background(server, 1):
+        assert server.http.post("/v1/completions", json={"prompt": "hi"}).status_code == 503
+        server.outputs = 1
+        deadline = time.monotonic() + 10
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            body = {"prompt": "hi", "max_tokens": 1}
+            while client.post("/v1/completions", json=body).status_code != 200:
+                assert time.monotonic() < deadline
+
+
+def test_priorities_go_on_where_others_are_shed(tokenizer: Any) -> None:
+    # At 9 of 10 half are refused; chance says 0.5, and at 9.5 (in tokens) it is against the request.
+    with loaded(tokenizer, bounds=Bounds(requests=10, tokens=20)) as server, in_background(server, 1, prompt=[5] * 19):
+        refused = server.http.post("/v1/completions", json={"prompt": [5]})
+        assert refused.status_code == 503 and "almost full" in refused.json()["error"]["message"]
+        refused = server.http.post("/v1/completions", json={"prompt": [5], "service_tier": "flex"})
+        assert refused.status_code == 503 and "almost full" in refused.json()["error"]["message"]
+        server.outputs = 10**9
+        served = server.http.post("/v1/completions", json={"prompt": [5], "priority": -1})
+        assert served.status_code == 200
+
+
+def test_memory_pressure_and_slow_first_tokens_are_reasons_of_their_own(tokenizer: Any) -> None:
+    with loaded(tokenizer, bounds=Bounds(requests=8, tokens=10**6, ttft=0.01)) as server:
+        with in_background(server, 1, prompt=[5] * 100):
+            server.engine.load = LoadSnapshot(waiting=1, blocks_total=100, blocks_used=99)
+            refused = server.http.post("/v1/completions", json={"prompt": [5] * 30})
+            assert refused.json()["error"]["code"] == "memory_pressure"
+            time.sleep(0.3)
+            server.engine.load = LoadSnapshot(waiting=1, blocks_total=100, prefill_tokens=100)
+            refused = server.http.post("/v1/completions", json={"prompt": [5] * 30})
+            assert refused.json()["error"]["code"] == "slo_unreachable"
+        for reason in ("memory_pressure", "slo_unreachable"):
+            assert server.metric(f'penstock_requests_refused_total{{reason="{reason}"}}') == 1
+
+
+def test_a_refused_body_is_passed_over_and_the_connection_goes_on(tokenizer: Any) -> None:
+    with (
+        loaded(tokenizer, bounds=Bounds(requests=1, tokens=10**6)) as server,
+        in_background(server, 1),
+        contextlib.closing(_connect(server.url)) as connection,
+    ):
+        body = json.dumps({"prompt": "x" * 3_000_000}).encode()
+        connection.settimeout(10)
+        connection.sendall(_head(len(body)))
+        # The answer does not wait for the body.
+        assert connection.recv(65536).startswith(b"HTTP/1.1 503")
+        connection.sendall(body)
+        connection.sendall(_head(2) + b"{}")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 503")
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+def test_a_deadline_in_the_queue_is_a_504_that_says_what_happened(tokenizer: Any, path: str) -> None:
+    with loaded(tokenizer) as server:
+        server.outputs = 0
+        response = server.http.post(path, json={**REQUESTS[path], "timeout": 0.05})
+        assert response.status_code == 504
+        error = response.json()["error"]
+        assert "before there was any output" in error["message"] and "0.05 s" in error["message"]
+        assert error["type"] == ("timeout_error" if path == "/v1/messages" else "server_error")
+        assert server.all_closed()
+        assert server.metric("penstock_requests_total") == 1
+        label = {"/v1/chat/completions": "chat"}.get(path, path.removeprefix("/v1/"))
+        assert server.metric(f'penstock_requests_total{{endpoint="{label}",outcome="timed_out"}}') == 1
+
+
+@pytest.mark.parametrize("path", STREAMED)
+def test_a_deadline_in_flight_ends_a_stream_with_one_event(tokenizer: Any, path: str) -> None:
+    with loaded(tokenizer) as server:
+        server.outputs = 1
+        response = server.http.post(path, json={**REQUESTS[path], "stream": True, "timeout": 0.2})
+        assert response.status_code == 200
+        assert response.text.count("The request's time ran out after 1 output tokens") == 1
+        assert server.all_closed()
+        data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
+        if path in ("/v1/completions", "/v1/chat/completions"):
+            assert events(response.text)[-1]["error"]["code"] == "deadline_exceeded"
+            assert data.count("[DONE]") == 1
+        elif path == "/v1/messages":
+            assert json.loads(data[-1])["error"]["type"] == "timeout_error" and "message_stop" not in response.text
+        else:
+            assert json.loads(data[-1])["type"] == "response.failed" and "response.completed" not in response.text
+
+
+def test_a_deadline_in_flight_of_a_whole_answer(tokenizer: Any) -> None:
+    with loaded(tokenizer) as server:
+        server.outputs = 2
+        response = server.http.post("/v1/completions", json={"prompt": ["a", "b"], "timeout": 0.2})
+        assert response.status_code == 504 and "after 4 output tokens" in response.json()["error"]["message"]
+        assert server.all_closed()
+
+
+def test_the_servers_maximum_holds_for_all_and_the_shorter_one_counts(tokenizer: Any) -> None:
+    with loaded(tokenizer, request_timeout=0.1) as server:
+        server.outputs = 0
+        for fields, says in (({}, "0.1 s, the most that this server"), ({"timeout": 60}, "0.1 s, the most")):
+            response = server.http.post("/v1/completions", json={"prompt": "hi", **fields})
+            assert response.status_code == 504 and says in response.json()["error"]["message"]
+        response = server.http.post("/v1/completions", json={"prompt": "hi", "timeout": 0.02})
+        assert "0.02 s, which the request asked for" in response.json()["error"]["message"]
+        server.outputs = 10**9
+        assert server.http.post("/v1/completions", json={"prompt": "hi", "timeout": 60}).status_code == 200
+
+
+@pytest.mark.parametrize("path", REQUESTS)
+@pytest.mark.parametrize("timeout", [0, -1, 1e300, True, "5"])
+def test_timeouts_that_cannot_be_are_refused_by_name(tokenizer: Any, served: Any, path: str, timeout: Any) -> None:
+    response = served.http.post(path, json={**REQUESTS[path], "timeout": timeout})
+    assert response.status_code == 400 and "timeout" in response.json()["error"]["message"]
+
+
+def test_a_response_that_is_cancelled_after_its_deadline_is_told_so(tokenizer: Any) -> None:
+    with loaded(tokenizer) as server:
+        server.outputs = 1
+        with server.http.stream(
+            "POST", "/v1/responses", json={"input": "hi", "stream": True, "timeout": 0.1}
+        ) as answer:
+            text = "".join(answer.iter_text())
+        first = json.loads(text.split("data: ")[1].split("\n")[0])
+        response = httpx.post(f"{server.url}/v1/responses/{first['response']['id']}/cancel")
+        assert response.status_code == 404
+
+
+def _connect(url: str, receive_buffer: int | None = None) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    if receive_buffer is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    connection.connect((host, int(port)))
+    return connection
+
+
+def _head(length: int) -> bytes:
+    return (
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def _post(connection: socket.socket, **fields: Any) -> None:
+    body = json.dumps({"prompt": [5, 6], "ignore_eos": True, **fields}).encode()
+    connection.sendall(_head(len(body)) + body)
+
+
+def _read_all(connection: socket.socket) -> bytes:
+    """What can still be read until the server ends the connection."""
+    connection.settimeout(20)
+    parts = []
+    with contextlib.suppress(ConnectionResetError):
+        while part := connection.recv(1 << 20):
+            parts.append(part)
+    return b"".join(parts)
+
+
+@pytest.mark.parametrize("prompts", [1, 3])
+def test_a_stream_whose_reader_stops_is_cancelled_and_what_waits_is_bounded(tokenizer: Any, prompts: int) -> None:
+    with loaded(tokenizer, stall_timeout=0.4) as server:
+        # Some 10 MB, beyond what sockets take.
+        server.engine.reply = [5] * 3000
+        with contextlib.closing(_connect(server.url, 4096)) as connection:
+            _post(connection, prompt=[[5, 6]] * prompts, n=24, stream=True, max_tokens=3000)
+            server.wait("penstock_requests_in_flight", 1)
+            server.wait("penstock_requests_in_flight", 0)
+            assert server.all_closed()
+            # The engine was not asked for more than its reader took, but for what one step ahead of it is.
+            assert all(call.outputs < 3000 for call in server.engine.calls)
+            assert b"[DONE]" not in _read_all(connection)
+        assert server.metric('penstock_requests_total{endpoint="completions",outcome="cancelled"}') == 1
+
+
+def test_a_slow_reader_is_no_reader_that_stops(tokenizer: Any) -> None:
+    with loaded(tokenizer, stall_timeout=0.4) as server:
+        server.engine.reply = [5] * 400
+        with contextlib.closing(_connect(server.url, 32768)) as connection:
+            _post(connection, n=64, stream=True, max_tokens=400)
+            connection.settimeout(20)
+            received, deadline = b"", time.monotonic() + 2.0
+            # For longer than the timeout, a little at a time; then the rest.
+            while time.monotonic() < deadline:
+                received += connection.recv(20_000)
+                time.sleep(0.02)
+            assert server.metric("penstock_requests_in_flight") == 1
+            while b"[DONE]" not in received[-100:]:
+                part = connection.recv(1 << 20)
+                assert part, "the connection was cut off"
+                received += part
+        assert received.count(b'"finish_reason":"stop"') + received.count(b'"finish_reason":"length"') == 64
+
+
+def test_a_whole_answer_that_nobody_reads_does_not_stay(tokenizer: Any) -> None:
+    with loaded(tokenizer, stall_timeout=0.4) as server:
+        server.engine.reply = [500] * 1000
+        with contextlib.closing(_connect(server.url, 4096)) as connection:
+            _post(connection, n=128, max_tokens=1000, return_token_ids=True)
+            server.wait('penstock_requests_total{endpoint="completions",outcome="completed"}', 1)
+            time.sleep(1.5)
+            whole = _read_all(connection)
+        length = int(whole.split(b"content-length: ")[1].split(b"\r\n")[0])
+        assert length > 400_000 and len(whole) < length
