@@ -6,6 +6,7 @@ they come in, and parsed when the request has ended.
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ class Timing:
         chunks: when each chunk with content arrived.
         output_tokens, prompt_tokens, cached_tokens: as the server's usage says.
         text: of all chunks.
+        status: of the answer, 0 where there was none.
+        retry_after: seconds after which a refused request may come back, where the answer says so.
+        ended: when the answer's last byte arrived.
         error: what went wrong, if anything.
     """
 
@@ -32,6 +36,9 @@ class Timing:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     text: str = ""
+    status: int = 0
+    retry_after: int | None = None
+    ended: float = 0.0
     error: str | None = None
 
     @property
@@ -84,7 +91,10 @@ async def _read_stream(reader: asyncio.StreamReader, timing: Timing) -> None:
     while data := await reader.read(1 << 16):
         arrivals.append((time.monotonic(), data))
     status, events = _events(arrivals)
+    timing.status, timing.ended = status, arrivals[-1][0] if arrivals else time.monotonic()
     if status != 200:
+        told = re.search(rb"\r\nretry-after: (\d+)\r\n", b"".join(data for _, data in arrivals))
+        timing.retry_after = None if told is None else int(told[1])
         timing.error = f"HTTP {status}: " + b"".join(data for _, data in arrivals).decode(errors="replace")[-300:]
         return
     for arrived, event in events:

@@ -70,6 +70,11 @@ def test_explain_config_gives_every_setting_a_reason(checkpoint: Path) -> None:
         "max model len",
         "background tokens",
         "data dir",
+        "max queued requests",
+        "max queued tokens",
+        "max ttft",
+        "request timeout",
+        "stall timeout",
     ):
         assert setting in result.stdout
     assert "as asked" in result.stdout
@@ -239,6 +244,8 @@ def test_a_tokenizer_beyond_the_vocabulary(copy: Path) -> None:
         (("--dtype", "int3"), "int3"),
         (("--load-format", "pickle"), "pickle"),
         (("--tokenizer", "./nowhere"), "nowhere"),
+        (("--max-queued-requests", "0"), "--max-queued-requests"),
+        (("--max-ttft", "nan"), "--max-ttft"),
     ],
 )
 def test_options_that_cannot_work(checkpoint: Path, arguments: tuple[str, ...], says: str) -> None:

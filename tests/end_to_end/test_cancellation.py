@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from support.live_server import RunningServer, serving
@@ -187,3 +188,26 @@ def test_any_number_of_cancellations_leaves_nothing(idle: RunningServer) -> None
         thread.join(60)
     is_idle(idle)
     assert idle.metric(OUTCOMES) == ended + 60
+
+
+def test_a_full_queue_is_refused_whatever_the_engine_does(served_checkpoint: Path) -> None:
+    options = ("--threads", "1", "--max-num-seqs", "1", "--max-queued-requests", "3")
+    with serving(served_checkpoint, *options) as server, contextlib.ExitStack() as stack:
+        (engine,) = psutil.Process(server.process.pid).children()
+        first = stack.enter_context(sent(server, "/v1/completions", body_of("decode", stream=True)))
+        assert first.recv(64).startswith(b"HTTP/1.1 200")
+        for _ in range(3):
+            stack.enter_context(sent(server, "/v1/completions", body_of("decode", stream=True)))
+        server.wait_for("penstock_requests_waiting", 3)
+        engine.suspend()
+        try:
+            for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/embeddings", {"input": "x"})):
+                answer = httpx.post(server.base + path, json=body, timeout=10)
+                assert answer.status_code == 503 and answer.json()["error"]["code"] == "queue_full"
+                assert 1 <= int(answer.headers["retry-after"]) <= 60
+        finally:
+            engine.resume()
+        stack.close()
+        is_idle(server)
+        assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})["object"] == "text_completion"
+        assert server.metric("penstock_requests_refused_total") == 2

@@ -249,6 +249,13 @@ class Machine(RuleBasedStateMachine):
             self.admission.leave(ticket, self.load, self.now)
 
     @invariant()
+    def what_is_promised_is_what_was_not_given(self) -> None:
+        for ticket in self.tickets:
+            own = sum(-(-ticket.demand.prompts[prompt] // 16) for prompt in ticket.waiting)
+            assert ticket.promised == own + sum(ticket.owed) and min(ticket.owed) >= 0
+        assert self.admission._promised == sum(ticket.promised for ticket in self.tickets)
+
+    @invariant()
     def what_waits_is_counted(self) -> None:
         for priority in (None, -2, -1, 0, 1, 2):
             known = [tokens for tokens, own in self.waiting.values() if priority is None or own <= priority]

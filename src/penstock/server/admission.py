@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
 from penstock.core.events import LoadSnapshot
 
@@ -135,16 +136,20 @@ class Ticket:
         expected: tokens that each sample is expected to have, by prompt.
         waiting: prompts without any output.
         produced: tokens of each sample so far; those of prompt p begin at p · samples. None where it has ended.
+        owed: KV blocks that each sample is expected to need besides those that it has.
+        promised: these together, and those of prompts that wait.
         left: it has ended.
     """
 
-    __slots__ = ("demand", "expected", "left", "produced", "waiting")
+    __slots__ = ("demand", "expected", "left", "owed", "produced", "promised", "waiting")
 
     def __init__(self, demand: Demand, expected: list[int]) -> None:
         self.demand = demand
         self.expected = expected
         self.waiting = set(range(len(demand.prompts)))
         self.produced: list[int | None] = [0] * (len(demand.prompts) * demand.samples)
+        self.owed = [0] * len(self.produced)
+        self.promised = 0
         self.left = False
 
 
@@ -165,7 +170,8 @@ class Admission:
         self._drain = Drain()
         # By priority: prompts that wait, and their tokens.
         self._waiting: dict[int, tuple[int, int]] = {}
-        self._tickets: set[Ticket] = set()
+        # Blocks that those who were admitted are expected to need besides those that they have.
+        self._promised = 0
 
     def waiting(self, priority: int | None = None) -> tuple[int, int]:
         """Prompts that wait and their tokens; only those that one of this priority would wait for."""
@@ -193,23 +199,32 @@ class Admission:
         self._check_ttft(demand.priority, tokens)
         expected = [self._lengths.expect(demand.tenant, most) for most in demand.max_tokens]
         ticket = Ticket(demand, expected)
+        for prompt, length in enumerate(demand.prompts):
+            own = self._blocks_for(length)
+            owed = self._blocks_for(length + expected[prompt]) - own
+            ticket.owed[prompt * demand.samples : (prompt + 1) * demand.samples] = [owed] * demand.samples
+            ticket.promised += own + demand.samples * owed
         self._check_memory(ticket, load)
-        self._tickets.add(ticket)
+        self._promised += ticket.promised
         self._count(demand.priority, len(demand.prompts), tokens)
         return ticket
 
     def gained(self, ticket: Ticket, sample: int, tokens: int, load: LoadSnapshot, now: float, *, ended: bool) -> None:
-        """A sample has more tokens, or has ended."""
+        """A sample has more tokens, or has ended; to be called until the request leaves."""
         prompt = sample // ticket.demand.samples
         if prompt in ticket.waiting:
             self._look(load, now)
             ticket.waiting.remove(prompt)
             self._count(ticket.demand.priority, -1, -ticket.demand.prompts[prompt])
             self._drain.begun()
+            self._settle(ticket, self._blocks_for(ticket.demand.prompts[prompt]))
         before = ticket.produced[sample]
         if before is None:
             return
         ticket.produced[sample] = None if ended else before + tokens
+        # It would make no difference at every token.
+        if ended or (before + tokens) // BLOCK_SIZE != before // BLOCK_SIZE:
+            self._owe(ticket, sample, prompt)
         if ended and ticket.demand.max_tokens[prompt] != 0:
             self._lengths.observe(ticket.demand.tenant, before + tokens)
 
@@ -219,7 +234,7 @@ class Admission:
             return
         self._look(load, now)
         ticket.left = True
-        self._tickets.remove(ticket)
+        self._settle(ticket, ticket.promised)
         prompts = ticket.demand.prompts
         self._count(ticket.demand.priority, -len(ticket.waiting), -sum(prompts[index] for index in ticket.waiting))
 
@@ -269,26 +284,25 @@ class Admission:
     def _check_memory(self, ticket: Ticket, load: LoadSnapshot) -> None:
         if not load.blocks_total or self._share(*self.waiting()) <= QUEUED_FOR_MEMORY:
             return
-        promised = sum(self._promised(other) for other in self._tickets) + self._promised(ticket)
-        if load.blocks_used + promised > PROMISED_SHARE * load.blocks_total:
+        if load.blocks_used + self._promised + ticket.promised > PROMISED_SHARE * load.blocks_total:
             raise self._refusal(
                 MemoryPressure,
                 f"Of the KV pool's {load.blocks_total} blocks {load.blocks_used} are used, and requests that were "
                 "taken on are expected to need the others",
             )
 
-    def _promised(self, ticket: Ticket) -> int:
-        """Blocks that it is expected to need besides those that it has."""
-        demand, total = ticket.demand, 0
-        for prompt, length in enumerate(demand.prompts):
-            own = self._blocks_for(length)
-            if prompt in ticket.waiting:
-                total += own
-            most = self._blocks_for(length + ticket.expected[prompt])
-            for produced in ticket.produced[prompt * demand.samples : (prompt + 1) * demand.samples]:
-                if produced is not None:
-                    total += max(0, most - (self._blocks_for(length + produced) if produced else own))
-        return total
+    def _owe(self, ticket: Ticket, sample: int, prompt: int) -> None:
+        """A sample needs fewer blocks than it did, since it has more, or has ended."""
+        produced, length, owed = ticket.produced[sample], ticket.demand.prompts[prompt], 0
+        if produced is not None:
+            owed = self._blocks_for(length + ticket.expected[prompt]) - self._blocks_for(length + produced)
+        self._settle(ticket, ticket.owed[sample] - max(0, owed))
+        ticket.owed[sample] = max(0, owed)
+
+    def _settle(self, ticket: Ticket, blocks: int) -> None:
+        """So many blocks are promised no more."""
+        ticket.promised -= blocks
+        self._promised -= blocks
 
     def _refusal(self, kind: type[Overloaded], cause: str, seconds: float | None = None) -> Overloaded:
         """The error, with when to come back: when what waits will have begun, and not all at that moment."""

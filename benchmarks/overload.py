@@ -1,0 +1,182 @@
+"""Overload: what is left of a server's goodput at several times the load that it can serve.
+
+Goodput is requests per second that meet both service levels (--ttft, --tpot). First the peak is measured: the best
+goodput at growing numbers of streams at a time. Then requests come at --factor times that rate, as a Poisson process
+that waits for nobody, for --seconds; then at half the peak, until --recovery seconds have passed.
+
+Times count from when a request was due; with --retries from when the try that was served was due: a refused client
+comes back after as long as Retry-After says, up to so many times. A refusal's time is from sending to its last byte,
+and the client shares the cores with the server, so that a machine without a core to spare shows there.
+
+Starts `penstock serve MODEL --max-num-seqs … --max-ttft …`: what runs at a time bounds the time of each token, and what
+is admitted the time to the first. --admitted-ttft says how much of --ttft is promised.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+
+import reporting
+from http_client import Timing, complete
+from serving import Server, serving
+
+CONCURRENCIES = (4, 8, 16, 32, 64)
+# The server has recovered when everything that was due from then on was served within the service levels.
+USUAL_SHARE = 0.5
+
+
+@dataclass
+class Try:
+    """One try of one request; `last` where no other followed."""
+
+    timing: Timing
+    request: int
+    last: bool
+
+
+def body(arguments: argparse.Namespace, generator: random.Random) -> dict[str, object]:
+    """A request with a random prompt."""
+    return {
+        "prompt": generator.choices(range(10, arguments.vocabulary), k=arguments.input_len),
+        "max_tokens": arguments.output_len,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+
+
+def good(timing: Timing, arguments: argparse.Namespace) -> bool:
+    """Whether a request was served within the service levels."""
+    served = timing.error is None and timing.output_tokens == arguments.output_len
+    return served and timing.ttft <= arguments.ttft and (timing.tpot or 0.0) <= arguments.tpot
+
+
+async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace) -> float:
+    """The goodput with so many streams at a time."""
+    generator = random.Random(concurrency)
+    end = time.monotonic() + arguments.peak_seconds
+    timings: list[Timing] = []
+
+    async def stream() -> None:
+        while time.monotonic() < end:
+            timings.append(await complete(port, body(arguments, generator), time.monotonic()))
+
+    await asyncio.gather(*(stream() for _ in range(concurrency)))
+    # What ends later counts for nothing, which is right at the beginning too, where nothing had ended yet.
+    return sum(good(timing, arguments) and timing.ended <= end for timing in timings) / arguments.peak_seconds
+
+
+async def one(port: int, request: int, due: float, arguments: argparse.Namespace, tries: list[Try]) -> None:
+    """A client, and its tries."""
+    asked = body(arguments, random.Random(request))
+    for attempt in range(arguments.retries + 1):
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        timing = await complete(port, asked, due)
+        last = timing.status not in (429, 503) or attempt == arguments.retries
+        tries.append(Try(timing, request, last))
+        if last:
+            return
+        due = timing.ended + (timing.retry_after or 1)
+
+
+async def open_loop(
+    port: int, rates: list[tuple[float, float]], arguments: argparse.Namespace
+) -> tuple[float, list[Try]]:
+    """All tries, and when they began, of requests that come at each rate for so many seconds."""
+    generator, tries, clients = random.Random(0), [], []
+    start = due = time.monotonic()
+    end = start
+    for rate, seconds in rates:
+        end += seconds
+        while (due := due + generator.expovariate(rate)) < end:
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            clients.append(asyncio.ensure_future(one(port, len(clients), due, arguments, tries)))
+        due = end
+    await asyncio.gather(*clients)
+    return start, tries
+
+
+def recovery(tries: list[Try], drop: float, arguments: argparse.Namespace) -> float | None:
+    """Seconds after the load has dropped from which on every request was good; None where that never was so."""
+    later = sorted(
+        (item.timing for item in tries if item.timing.scheduled >= drop), key=lambda timing: timing.scheduled
+    )
+    bad = [timing.scheduled for timing in later if not good(timing, arguments)]
+    if not bad:
+        return 0.0
+    return max(bad) - drop if any(timing.scheduled > max(bad) for timing in later) else None
+
+
+def report(server: Server, peaks: dict[int, float], arguments: argparse.Namespace) -> None:
+    """Run the overload and print what came of it."""
+    peak = max(peaks.values())
+    if not peak:
+        raise SystemExit("No request was served within the service levels; raise --ttft or --tpot.")
+    rates = [(arguments.factor * peak, arguments.seconds), (USUAL_SHARE * peak, arguments.recovery)]
+    start, tries = asyncio.run(open_loop(server.port, rates, arguments))
+    drop = start + arguments.seconds
+    # A second to get full, which is no part of what lasts.
+    lasting = [item for item in tries if start + 1.0 <= item.timing.scheduled < drop]
+    goodput = sum(good(item.timing, arguments) for item in lasting) / (arguments.seconds - 1.0)
+    refusals = [1000 * (item.timing.ended - item.timing.sent) for item in tries if item.timing.status == 503]
+    outcomes = Counter(
+        "good" if good(item.timing, arguments) else "served, late" if item.timing.error is None else
+        f"refused ({item.timing.status})" if item.timing.status else "no answer"
+        for item in tries
+        if item.last
+    )  # fmt: skip
+    first_tokens = [item.timing.ttft for item in lasting if item.timing.error is None]
+    rows: list[tuple[object, ...]] = [
+        ("peak goodput, requests/s", peak),
+        (f"goodput at {arguments.factor:g} times that rate, requests/s", goodput),
+        ("of the peak", goodput / peak),
+        ("TTFT of what was served, median, s", reporting.median(first_tokens)),
+        ("TTFT of what was served, p99, s", reporting.percentile(first_tokens, 0.99)),
+        ("refusals", len(refusals)),
+        ("refusal, median, ms", reporting.median(refusals)),
+        ("refusal, p99, ms", reporting.percentile(refusals, 0.99)),
+        (f"recovered after the load fell to {USUAL_SHARE:g} of the peak, s", recovery(tries, drop, arguments)),
+        ("tries for each request", len(tries) / max(1, sum(item.last for item in tries))),
+    ]
+    reporting.report(
+        f"{arguments.model}: {arguments.factor:g} times the peak for {arguments.seconds:g} s, {arguments.input_len} "
+        f"tokens in, {arguments.output_len} out, TTFT ≤ {arguments.ttft:g} s, TPOT ≤ {1000 * arguments.tpot:g} ms",
+        ("", "value"),
+        rows,
+        f"Requests by end: {dict(outcomes)}. Goodput by streams at a time: "
+        f"{ {count: round(value, 1) for count, value in peaks.items()} }.",
+    )
+
+
+def main() -> None:
+    parser = reporting.parser(__doc__)
+    parser.add_argument("model", nargs="?", default="haiku", help="what to serve (default haiku)")
+    parser.add_argument("--factor", type=float, default=5.0, help="load, in times of the peak (default 5)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of overload (default 30)")
+    parser.add_argument("--recovery", type=float, default=15.0, help="seconds that are watched after it (default 15)")
+    parser.add_argument("--peak-seconds", type=float, default=8.0, help="for each number of streams (default 8)")
+    parser.add_argument("--retries", type=int, default=0, help="how often a refused client comes back (default 0)")
+    parser.add_argument("--ttft", type=float, default=2.0, help="service level: seconds to a first token (default 2)")
+    parser.add_argument("--tpot", type=float, default=0.1, help="service level: seconds a token (default 0.1)")
+    parser.add_argument("--admitted-ttft", type=float, default=0.5, help="share of --ttft as --max-ttft (default 0.5)")
+    parser.add_argument("--input-len", type=int, default=128, help="prompt tokens (default 128)")
+    parser.add_argument("--output-len", type=int, default=64, help="output tokens (default 64)")
+    parser.add_argument("--vocabulary", type=int, default=2000, help="prompt ids are below it (default 2000)")
+    parser.add_argument("--max-num-seqs", type=int, default=32, help="sequences that run at a time (default 32)")
+    parser.add_argument("--option", action="append", default=[], help="option for `penstock serve`, may be repeated")
+    arguments = parser.parse_args()
+
+    promise = str(arguments.admitted_ttft * arguments.ttft)
+    bounds = ["--max-num-seqs", str(arguments.max_num_seqs), "--max-ttft", promise]
+    with serving(arguments.model, [*bounds, "--log-level", "warning", *arguments.option]) as server:
+        server.wait_until_ready()
+        # What only first requests wait for.
+        asyncio.run(closed_loop(server.port, CONCURRENCIES[0], arguments))
+        peaks = {count: asyncio.run(closed_loop(server.port, count, arguments)) for count in CONCURRENCIES}
+        report(server, peaks, arguments)
+
+
+if __name__ == "__main__":
+    main()
