@@ -6,7 +6,7 @@ from collections import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.errors import RequestError
-from penstock.server.errors import InvalidApiKey, TooManyRequests, error_response, form_of
+from penstock.server.errors import RETRY_AFTER_SECONDS, InvalidApiKey, TooManyRequests, error_response, form_of
 from penstock.server.keys import Keyring
 from penstock.server.tenants import STATE, Tenant
 
@@ -15,7 +15,6 @@ logger = logging.getLogger("penstock.server")
 # What answers without a key, for those who watch the server. They say nothing of what is served, or to whom.
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
 _POLICY_VIOLATION = 1008
-_RETRY_AFTER_SECONDS = 1
 
 
 class KeysRequired:
@@ -55,7 +54,7 @@ class KeysRequired:
             full = TooManyRequests(
                 f"{most} requests with this API key are under way, and no more at a time are allowed; wait for one."
             )
-            return await _refuse(full, {"retry-after": str(_RETRY_AFTER_SECONDS)}, scope, receive, send)
+            return await _refuse(full, {"retry-after": str(RETRY_AFTER_SECONDS)}, scope, receive, send)
         self._running[tenant.name] += 1
         try:
             await self._app(scope, receive, send)
