@@ -25,10 +25,10 @@ def test_an_error_is_rebuilt_with_its_class_and_message() -> None:
     assert type(rebuild_error("unheard_of", "x")) is PenstockError
 
 
-def test_request_errors_are_4xx_and_never_retryable() -> None:
+def test_request_errors_are_4xx_and_retryable_only_where_there_were_too_many() -> None:
     for cls in error_classes().values():
         if issubclass(cls, RequestError):
             assert 400 <= cls.http_status < 500
-            assert not cls.retryable
+            assert cls.retryable == (cls.http_status == 429)
         else:
             assert cls.http_status >= 500

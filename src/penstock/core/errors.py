@@ -46,7 +46,7 @@ class PenstockError(Exception):
 
 
 class RequestError(PenstockError):
-    """The request cannot be served as it is; sending it again changes nothing."""
+    """The request cannot be served as it is; sending it again changes nothing, unless it was one too many (429)."""
 
     code = "invalid_request"
     http_status = 400

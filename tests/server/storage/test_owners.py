@@ -69,10 +69,11 @@ class Owners(RuleBasedStateMachine):
     def any_of(self, data: st.DataObject, things: dict[str, str]) -> str:
         return data.draw(st.sampled_from([*things, "unknown"]))
 
-    @initialize(asking=ASKING)
-    def begin(self, asking: str) -> None:
-        self.upload(asking)
-        self.respond(asking)
+    @initialize()
+    def begin(self) -> None:
+        for asking in TENANTS:
+            self.upload(asking)
+            self.respond(asking)
 
     @rule(asking=ASKING)
     def upload(self, asking: str) -> None:
@@ -149,18 +150,22 @@ class Owners(RuleBasedStateMachine):
         else:
             assert answer.json()["error"]["code"] == "previous_response_not_found"
 
-    @rule(asking=ASKING, data=st.data(), delete=st.booleans())
-    def read_response(self, asking: str, data: st.DataObject, delete: bool) -> None:
+    @rule(asking=ASKING, data=st.data())
+    def read_response(self, asking: str, data: st.DataObject) -> None:
         response = self.any_of(data, self.responses)
         status = 200 if self.responses.get(response) == asking else 404
         for path in ("", "/input_items"):
             assert self.ask(asking, "GET", f"/v1/responses/{response}{path}").status_code == status
         answer = self.ask(asking, "POST", f"/v1/responses/{response}/cancel")
         assert answer.status_code == (400 if status == 200 else 404)
-        if delete:
-            assert self.ask(asking, "DELETE", f"/v1/responses/{response}").status_code == status
-            if status == 200:
-                del self.responses[response]
+
+    @rule(asking=ASKING, data=st.data())
+    def delete_response(self, asking: str, data: st.DataObject) -> None:
+        response = self.any_of(data, self.responses)
+        answer = self.ask(asking, "DELETE", f"/v1/responses/{response}")
+        assert answer.status_code == (200 if self.responses.get(response) == asking else 404)
+        if answer.status_code == 200:
+            del self.responses[response]
 
     @invariant()
     def lists_have_ones_own_only(self) -> None:
