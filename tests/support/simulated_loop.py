@@ -1,4 +1,4 @@
-"""An event loop whose clock is simulated: nobody waits for real, and what happens happens in the same order each time."""
+"""An event loop on a simulated clock: nobody waits for real, and what happens happens in the same order each time."""
 
 import asyncio
 from collections.abc import Coroutine

@@ -157,7 +157,7 @@ def _faults(rng: random.Random, poisoned: bool) -> Faults:
         silenced=sometimes(0.5, 0.05),
         raised=sometimes(0.4, 0.05),
         starved=sometimes(0.3, 0.05),
-        hangs=sometimes(0.3, 0.03),
+        hangs=sometimes(0.5, 0.1),
         bad_rows=sometimes(0.4, 0.05),
         stillborn=0.0 if poisoned else sometimes(0.2, 0.4),
         withheld=sometimes(0.4, 0.1),
