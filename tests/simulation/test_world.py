@@ -50,7 +50,7 @@ def test_everything_that_can_happen_does() -> None:
                 hits += load.prefix_hit_tokens
     # Nobody is turned away but where time jumps at a bad moment.
     assert set(outcomes) | {"unavailable"} == set(OUTCOMES)
-    assert restarts > 30 and hung > 2 and preemptions > 30 and hits > 300
+    assert restarts > 30 and hung > 2 and preemptions > 20 and hits > 200
 
 
 def test_what_ends_every_engine_is_given_up_and_nobody_else_is() -> None:

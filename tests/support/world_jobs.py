@@ -191,7 +191,9 @@ def scenario(seed: int) -> Scenario:
         spec.blocks_for(len(job.prompt) + (job.params.max_tokens or 1) - 1, config.max_num_batched_tokens)
         for job in jobs
     )
-    num_blocks = rng.choice([needs[-1] - 1, needs[-1], needs[-1] + 1, needs[-1] * 2, sum(needs)])
+    num_blocks = rng.choice(
+        [needs[-1] - 1, needs[-1], needs[-1], needs[-1] + 1, needs[-1] + 3, needs[-1] * 2, sum(needs)]
+    )
     return Scenario(
         seed=seed,
         spec=spec,
