@@ -159,7 +159,8 @@ class World:
         like = self.plan.jobs[0].params
         job = Job(-1, [1], type(like)(**params), self.plan.jobs[0].standing, (), None, 0.0, 0.0, None, None)
         await self._user(job)
-        assert job.outcome == "finished", f"the last request was {job.outcome}"
+        fits = self._blocks_for(job) <= self.plan.num_blocks
+        assert job.outcome == ("finished" if fits else "refused"), f"the last request was {job.outcome}"
         self._check_tokens(job)
 
     # Users.
