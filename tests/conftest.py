@@ -5,6 +5,10 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Under `python -O` only what pytest rewrites is asserted; `tests/environment/test_optimized.py` runs tests like that.
+if not __debug__:
+    pytest.register_assert_rewrite("support")
+
 # The machine may be busy with something else, so no example has a deadline.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("developer", **COMMON)
