@@ -5,6 +5,10 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Under `python -O` only what pytest rewrites is asserted; `tests/environment/test_optimized.py` runs tests like that.
+if not __debug__:
+    pytest.register_assert_rewrite("support")
+
 # The machine may be busy with something else, so no example has a deadline.
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("developer", **COMMON)
@@ -22,5 +26,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=200, help="how many random workloads the scheduler is tested on")
-    parser.addoption("--first-seed", type=int, default=0, help="seed of the first random workload")
+    parser.addoption("--first-seed", type=int, default=0, help="seed of the first random workload and world")
+    parser.addoption("--worlds", type=int, default=200, help="how many random worlds engine and users are simulated in")
+    parser.addoption("--aborts", type=int, default=300, help="how many requests are left at random points")
+    parser.addoption("--files", type=int, default=100, help="how many broken model files of each kind are opened")
     parser.addoption("--schemas", type=int, default=48, help="how many random JSON schemas a model is held to")

@@ -1,8 +1,10 @@
 """What the client makes of events: deltas that may wait, and the scores of a prompt once they are complete."""
 
+import pytest
+
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import TokenLogprobs
-from penstock.engine.outputs import RequestState
+from penstock.engine.outputs import OutputChanged, RequestState
 from support.simulation import make_request
 
 
@@ -55,3 +57,48 @@ def test_nobody_gets_what_was_not_asked_for() -> None:
     state = RequestState(make_request(0, [5], 1), None)
     state.push(SampleOutput(0, 0, [9], "length"))
     assert state.take().prompt_logprobs is None
+
+
+def begun_again(state: RequestState) -> RequestState:
+    state.begin_again(make_request(1, state.request.prompt_token_ids, 4, n=state.request.sampling.n))
+    return state
+
+
+def test_a_row_that_fails_in_the_next_engine_fails_however_far_it_was() -> None:
+    state = RequestState(make_request(0, [5], 4), None)
+    state.push(SampleOutput(0, 0, [7, 8]))
+    state.take()
+    begun_again(state).push(SampleOutput(1, 0, [7]))
+    assert not state.has_output
+    state.push(SampleOutput(1, 0, [], "error", error="It broke."))
+    (delta,) = state.take().deltas
+    assert (delta.token_ids, delta.finish_reason, delta.error) == ([], "error", "It broke.")
+
+
+def test_a_sample_that_has_failed_stays_so_whatever_the_next_engine_makes_of_it() -> None:
+    state = RequestState(make_request(0, [5], 4, n=2), None)
+    state.push(SampleOutput(0, 0, [], "error", error="It broke."))
+    state.push(SampleOutput(0, 1, [8]))
+    state.take()
+    begun_again(state).push(SampleOutput(1, 0, [7]))
+    state.push(SampleOutput(1, 1, [8]))
+    assert not state.has_output
+    state.push(SampleOutput(1, 0, [9], "stop"))
+    state.push(SampleOutput(1, 1, [9], "stop"))
+    output = state.take()
+    assert output.finished and [(delta.index, delta.token_ids) for delta in output.deltas] == [(1, [9])]
+
+
+def test_an_output_that_ends_earlier_than_before_has_changed() -> None:
+    state = RequestState(make_request(0, [5], 4), None)
+    state.push(SampleOutput(0, 0, [7, 8]))
+    with pytest.raises(OutputChanged):
+        begun_again(state).push(SampleOutput(1, 0, [7], "stop"))
+
+
+def test_scores_that_come_again_are_no_output() -> None:
+    state = RequestState(make_request(0, [5, 6, 7], 4, prompt_logprobs=0), None)
+    state.push(SampleOutput(0, 0, [8], prompt_logprobs=[score(6), score(7)]))
+    state.take()
+    begun_again(state).push(SampleOutput(1, 0, [], prompt_logprobs=[score(6)]))
+    assert not state.has_output

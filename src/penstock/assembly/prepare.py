@@ -1,5 +1,6 @@
 """Everything that is decided before an engine is built. Reads headers only; needs no torch."""
 
+import reprlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +84,9 @@ def _token_ids(file: str, value: Any) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
-            raise ModelFileError(f"{file}: eos_token_id is {value!r}; it must be a token id, or a list of token ids.")
+            raise ModelFileError(
+                f"{file}: eos_token_id is {reprlib.repr(value)}; it must be a token id, or a list of token ids."
+            )
     return tuple(ids)
 
 

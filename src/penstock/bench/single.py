@@ -96,7 +96,8 @@ def compile_case(case: Case, matrices: Sequence[Weight | None], steps: int) -> C
 def _part(operation: Operation, binding: Binding) -> NativeCall:
     native = next(entry for entry in NATIVE if entry.operation is type(operation))
     obstacle = native.supports(operation, binding)
-    assert obstacle is None, obstacle
+    if obstacle is not None:
+        raise ValueError(f"{type(operation).__name__} has no native kernel here: {obstacle}.")
     part = native.prepare(operation, binding)
     assert isinstance(part, NativeCall)
     return part

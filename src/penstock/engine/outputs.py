@@ -19,13 +19,14 @@ class OutputChanged(Exception):
 class _SampleState:
     """One sample: its detokenizer, all tokens, and what has come since the last delta was taken."""
 
-    __slots__ = ("_detokenizer", "_ends", "_seen", "_tokens", "delta", "ended", "index")
+    __slots__ = ("_detokenizer", "_ends", "_failed", "_seen", "_tokens", "delta", "ended", "index")
 
     def __init__(self, index: int, request: Request, table: TokenTable | None) -> None:
         params = request.sampling
         self.index = index
         self.delta: SampleDelta | None = None
         self.ended = False
+        self._failed = False
         self._tokens: list[int] = []
         # How many of them the engine that computes now has given.
         self._seen = 0
@@ -50,10 +51,13 @@ class _SampleState:
 
     def unseen(self, event: SampleOutput) -> SampleOutput | None:
         """What of an event is new; None where nothing is. Raises OutputChanged where the rest is not what it was."""
+        if self._failed:
+            return None
         again = self._tokens[self._seen : self._seen + len(event.tokens)]
         count = len(again)
         self._seen += count
-        early = event.finish is not None and self._seen < len(self._tokens)
+        # A row can fail in one engine only, and anywhere.
+        early = event.finish not in (None, "error") and self._seen < len(self._tokens)
         if event.tokens[:count] != again or early or (self.ended and len(event.tokens) > count):
             raise OutputChanged
         if self.ended or (count and count == len(event.tokens) and event.finish is None):
@@ -67,6 +71,7 @@ class _SampleState:
         self._tokens += event.tokens
         self._seen += len(event.tokens)
         self.ended = event.finish is not None
+        self._failed = event.finish == "error"
         delta = self.delta
         if delta is None:
             self.delta = delta = SampleDelta(self.index, "", [])
@@ -131,8 +136,10 @@ class RequestState:
             self._cached_tokens = event.cached_tokens
         if self._kept is None:
             self._kept = event.kept
-        if event.prompt_logprobs is not None and self._prompt_logprobs is not None:
-            self._prompt_logprobs += event.prompt_logprobs
+        if event.prompt_logprobs is not None:
+            # Where they were taken already, an engine that began again tells them once more.
+            if self._prompt_logprobs is not None:
+                self._prompt_logprobs += event.prompt_logprobs
             # More of the prompt is to come; nobody is to wake for that.
             if not event.tokens and event.finish is None:
                 return

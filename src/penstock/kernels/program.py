@@ -89,7 +89,8 @@ def compile_program(
     registers = assign_registers(calls, [(None,) * len(call.outputs) for call in calls], (), (tape.result,))
     instructions: list[Instruction] = []
     for call in calls:
-        assert callable(call.prepared)
+        if not callable(call.prepared):
+            raise TypeError(f"{call.prepared!r} is left of a fusion and cannot be called")
         inputs = tuple(registers[value] for value in call.inputs)
         instructions.append(Instruction(call.prepared, inputs, tuple(registers[value] for value in call.outputs)))
     return Program(instructions, 1 + max(registers.values()), registers[tape.result], dispatcher.report())

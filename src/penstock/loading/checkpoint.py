@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ INDEX = "model.safetensors.index.json"
 
 # Tables that old releases stored and every implementation computes.
 _ALWAYS_UNUSED = ("*rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
+_LONGEST_SHOWN = 255
 _WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -105,6 +107,8 @@ def read_json(file: Path) -> dict[str, Any]:
     """The JSON object in `file`; raises ModelFileError where it is missing or is none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
+        # JSON can spell half of a surrogate pair, which is no text: a message that shows it could not be written.
+        json.dumps(content, ensure_ascii=False).encode()
     except FileNotFoundError:
         raise ModelFileError(f"{file.parent} has no {file.name}; pass a directory with a complete model.") from None
     except OSError as error:
@@ -135,8 +139,9 @@ def _read_shards(folder: Path) -> dict[str, TensorEntry]:
         # A shard is a file of this directory; anything else could read whatever the server can.
         if Path(shard).name != shard:
             raise ModelFileError(f"{INDEX} names {shard!r}, which is not a file of the model's own directory.")
-        if not (folder / shard).exists():
-            raise ModelFileError(f"The shard {shard}, which {INDEX} names, is missing; download it.")
+        # Unlike Path.exists, false for a name that no file can have.
+        if not os.path.exists(folder / shard):
+            raise ModelFileError(f"The shard {shard[:_LONGEST_SHOWN]}, which {INDEX} names, is missing; download it.")
         headers[shard] = read_header(folder / shard)
     for tensor, shard in names.items():
         if tensor not in headers[shard]:

@@ -47,6 +47,8 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
                     f"{length + 8}; download it again."
                 )
             header = json.loads(stream.read(length))
+            # JSON can spell half of a surrogate pair, which is no text.
+            json.dumps(header, ensure_ascii=False).encode()
     except OSError as error:
         raise ModelFileError(f"{file.name} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError):

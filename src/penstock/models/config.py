@@ -217,7 +217,11 @@ class ConfigReader:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except RecursionError:
+        # It was not too deep to be parsed, a few calls further out.
+        text = f"a {type(value).__name__} of too many levels"
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 

@@ -15,6 +15,9 @@ from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
 from penstock.text.template_sandbox import Sandbox, rendered
 from penstock.text.tokenizer import Tokenizer, read_json, unused_marker
 
+# In characters, several times any model's. Compiling one of this length takes seconds.
+LONGEST_TEMPLATE = 1 << 17
+
 # How deep lists and objects inside of a message or a variable may go.
 MAX_DEPTH = 64
 
@@ -54,11 +57,16 @@ class ChatTemplate:
 
         Raises TokenizerError where one is not a valid template.
         """
+        if len(source) > LONGEST_TEMPLATE:
+            raise TokenizerError(
+                f"The model's chat template has {len(source)} characters; at most {LONGEST_TEMPLATE} are accepted."
+            )
         sandbox = Sandbox()
         try:
             self._template = sandbox.from_string(source)
             read = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
-        except (jinja2.TemplateError, RecursionError) as error:
+        except Exception as error:
+            # Jinja makes Python of it, which can object to it in many ways (SyntaxError, ValueError, RecursionError).
             raise TokenizerError(f"The model's chat template cannot be compiled: {error}.") from error
         self._tool_use = None if tool_use is None else ChatTemplate(tool_use)
         self.source = source if tool_use is None else f"{source}\n{tool_use}"

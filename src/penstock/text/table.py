@@ -15,6 +15,9 @@ from penstock.core.errors import TokenizerError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as RawTokenizer
 
+# Far above any vocabulary. The table has a place for each id, and a file may name any id it likes.
+_MOST_IDS = 1 << 22
+
 Step = Callable[[str, bool], str]
 """(token, is the first of the output) → token."""
 
@@ -100,6 +103,10 @@ def build_table(raw: "RawTokenizer") -> TokenTable:
     # The tokenizer decodes an added token to its normalized form, which is what it gives for the id.
     tokens.update((index, raw.id_to_token(index) or token.content) for index, token in added.items())
     size = max(tokens, default=-1) + 1
+    if size > _MOST_IDS:
+        raise TokenizerError(
+            f"The tokenizer has a token of id {size - 1}, but ids must be below {_MOST_IDS}; its file is damaged."
+        )
     # Whether a token is special is decided by its text, as the tokenizer does.
     special_texts = {raw.id_to_token(index) for index, token in added.items() if token.special}
     special = bytearray(size)

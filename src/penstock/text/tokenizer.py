@@ -248,6 +248,8 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        # JSON can spell half of a surrogate pair, which is no text.
+        json.dumps(content, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}.") from error
     if not isinstance(content, dict):

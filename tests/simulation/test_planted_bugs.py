@@ -1,0 +1,148 @@
+"""The simulation is worth what it finds: each bug that is planted here is found within so many seeds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.cache.groups import SlidingWindow
+from penstock.cache.manager import KVCache
+from penstock.cache.prefix import PrefixIndex
+from penstock.engine.client import Engine
+from penstock.engine.outputs import RequestState, _SampleState
+from penstock.scheduler.scheduler import Scheduler
+from support.world import run_world
+from support.world_engine import Broken
+
+MOST_SEEDS = 60
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def leaked_block_on_abort(patch: pytest.MonkeyPatch) -> None:
+    """An aborted sequence keeps a reference to its first block."""
+    finish = Scheduler._finish
+
+    def leak(self: Scheduler, sequence: Any, reason: Any, answer: Any = None) -> Any:
+        held = [block for table in sequence.blocks.tables for block in table if block >= 0]
+        if reason == "abort" and held:
+            self.cache.pool.share(held[0])
+        return finish(self, sequence, reason, answer)
+
+    patch.setattr(Scheduler, "_finish", leak)
+
+
+def blocks_published_when_planned(patch: pytest.MonkeyPatch) -> None:
+    """A prompt's blocks can be hit before they have been computed."""
+    add_row = Scheduler._add_row
+
+    def early(self: Scheduler, sequence: Any, count: int, draft: Any) -> None:
+        add_row(self, sequence, count, draft)
+        known = min(sequence.reserved, len(sequence.tokens))
+        self.cache.publish(sequence.blocks, sequence.tokens, known)
+
+    patch.setattr(Scheduler, "_add_row", early)
+
+
+def lost_terminal_event(patch: pytest.MonkeyPatch) -> None:
+    """Of two samples that end in one step, the second is not told of."""
+    commit = Scheduler.commit
+
+    def lose(self: Scheduler, *arguments: Any) -> Any:
+        outputs = commit(self, *arguments)
+        ends = [output for output in outputs if output.finish is not None]
+        return [output for output in outputs if output not in ends[1:2]]
+
+    patch.setattr(Scheduler, "commit", lose)
+
+
+def stale_table_after_preemption(patch: pytest.MonkeyPatch) -> None:
+    """The executor is not told of the blocks that a sequence gets when it comes back."""
+    free = KVCache.free
+
+    def keep_sent(self: KVCache, blocks: Any, *, until: int | None) -> None:
+        sent = list(blocks.sent)
+        free(self, blocks, until=until)
+        blocks.sent = sent
+
+    def never_behind(self: KVCache, blocks: Any) -> Any:
+        blocks.sent = [min(sent, len(table)) for sent, table in zip(blocks.sent, blocks.tables, strict=True)]
+        return take(self, blocks)
+
+    take = KVCache.take_updates
+    patch.setattr(KVCache, "free", keep_sent)
+    patch.setattr(KVCache, "take_updates", never_behind)
+
+
+def window_released_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A window is taken to be one block shorter than it is."""
+    patch.setattr(
+        SlidingWindow,
+        "first_needed",
+        lambda self, position: max(0, position - self._window + 1 + self._block_size) // self._block_size,
+    )
+
+
+def collision_taken_for_a_hit(patch: pytest.MonkeyPatch) -> None:
+    """A prefix is found by its key alone."""
+    patch.setattr(PrefixIndex, "_adopt", lambda self, chain, index, entry: True)
+
+
+def salt_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Prefixes are shared across salts."""
+    begin = KVCache.open
+    patch.setattr(KVCache, "open", lambda self, sequence, salt: begin(self, sequence, ""))
+
+
+def tokens_given_twice(patch: pytest.MonkeyPatch) -> None:
+    """After a restart, what was given already is given again."""
+    patch.setattr(_SampleState, "unseen", lambda self, event: event)
+
+
+def never_begun_again(patch: pytest.MonkeyPatch) -> None:
+    """After a restart, the client goes on as if the next engine went on where the last one ended."""
+    patch.setattr(RequestState, "begin_again", lambda self, request: setattr(self, "request", request))
+
+
+def suspects_together(patch: pytest.MonkeyPatch) -> None:
+    """Requests that two engines have not survived are computed beside each other."""
+    init = Engine.__init__
+
+    class Open:
+        async def __aenter__(self) -> None:
+            pass
+
+        async def __aexit__(self, *error: object) -> None:
+            pass
+
+    def unlocked(self: Engine, *arguments: Any) -> None:
+        init(self, *arguments)
+        self._alone = Open()  # type: ignore[assignment]
+
+    patch.setattr(Engine, "__init__", unlocked)
+
+
+PLANTS = [
+    leaked_block_on_abort,
+    blocks_published_when_planned,
+    lost_terminal_event,
+    stale_table_after_preemption,
+    window_released_too_early,
+    collision_taken_for_a_hit,
+    salt_ignored,
+    tokens_given_twice,
+    never_begun_again,
+    suspects_together,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_bug_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    for seed in range(MOST_SEEDS):
+        try:
+            run_world(seed)
+        except (AssertionError, Broken) as error:
+            assert f"--first-seed {seed}" in "".join(error.__notes__)
+            return
+    pytest.fail(f"{plant.__name__} was not found in {MOST_SEEDS} worlds")

@@ -1,0 +1,59 @@
+"""Random worlds: engines end, hang and fail, users leave, time jumps; everybody gets what is theirs, exactly once.
+
+`--worlds` says how many are run, `--first-seed` from where; a failing seed replays exactly.
+"""
+
+from collections import Counter
+
+import pytest
+
+from support.world import OUTCOMES, run_world
+from support.world_jobs import scenario
+
+SEEDS_PER_TEST = 25
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first_seed" in metafunc.fixturenames:
+        first, count = metafunc.config.getoption("first_seed"), metafunc.config.getoption("worlds")
+        metafunc.parametrize("first_seed", range(first, first + count, SEEDS_PER_TEST))
+
+
+def test_random_worlds(first_seed: int, pytestconfig: pytest.Config) -> None:
+    last = pytestconfig.getoption("first_seed") + pytestconfig.getoption("worlds")
+    for seed in range(first_seed, min(first_seed + SEEDS_PER_TEST, last)):
+        run_world(seed)
+
+
+def test_a_seed_replays_exactly() -> None:
+    for seed in range(8):
+        assert run_world(seed).trace() == run_world(seed).trace()
+
+
+def test_different_seeds_make_different_worlds() -> None:
+    assert len({run_world(seed).trace() for seed in range(8)}) == 8
+
+
+def test_everything_that_can_happen_does() -> None:
+    """A world in which nothing goes wrong proves nothing."""
+    outcomes: Counter[str] = Counter()
+    restarts = preemptions = hits = hung = 0
+    for seed in range(60):
+        world = run_world(seed)
+        outcomes += world.outcomes
+        restarts += len(world.workers) - 1
+        hung += sum(worker.hung for worker in world.workers)
+        for worker in world.workers:
+            if worker.core is not None:
+                load = worker.core.snapshot()
+                preemptions += load.preemptions
+                hits += load.prefix_hit_tokens
+    # Nobody is turned away but where time jumps at a bad moment.
+    assert set(outcomes) | {"unavailable"} == set(OUTCOMES)
+    assert restarts > 30 and hung > 2 and preemptions > 20 and hits > 200
+
+
+def test_what_ends_every_engine_is_given_up_and_nobody_else_is() -> None:
+    poisoned = [seed for seed in range(200) if any(job.poison for job in scenario(seed).jobs)][:10]
+    ended = Counter(job.outcome for seed in poisoned for job in run_world(seed).plan.jobs if job.poison)
+    assert set(ended) <= {"given up", "refused", "unavailable"} and ended["given up"] >= 5

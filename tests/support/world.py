@@ -1,0 +1,321 @@
+"""Engine, supervision and users in one thread, on one clock, from one seed; whatever goes wrong, promises are kept.
+
+Everything between a user's `generate` and the executor is what a server runs: `Engine` with its watch and its restarts,
+`EngineProcess` and the messages, the worker's loop, core, scheduler and cache. Simulated are the clock, the process and
+its socket, and the executor, whose tokens are a hash of the KV that it reads.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator
+
+from penstock.core.config import CacheConfig, EngineConfig, ModelConfig
+from penstock.core.errors import EngineError, EngineUnavailable, RequestError
+from penstock.core.request import Request
+from penstock.engine.client import MOST_INTERRUPTIONS, Engine
+from penstock.engine.interface import ModelInfo, RequestOutput
+from penstock.engine.outputs import RequestState
+from penstock.engine.process import EngineProcess
+from penstock.engine.watch import Patience
+from support.scripted import VOCABULARY, expected_output, expected_scores, expected_vector
+from support.simulated_loop import SimulatedLoop, simulate
+from support.world_engine import Broken, Death, Worker
+from support.world_jobs import CONTEXT, EOS, Job, Scenario, scenario
+
+PATIENCE = Patience(hang_seconds=5.0, longest_delay=8.0)
+OUTCOMES = ("finished", "failed", "aborted", "refused", "given up", "unavailable")
+
+
+class World:
+    """One seed's run. `run` raises AssertionError or Broken where a promise is not kept.
+
+    Attributes:
+        deaths: ends of an engine so far.
+        ill: names of jobs one of whose rows was made to fail.
+        outcomes: how many jobs ended how.
+    """
+
+    def __init__(self, plan: Scenario) -> None:
+        self.plan = plan
+        self.deaths = 0
+        self.ill: set[int | None] = set()
+        self.outcomes: Counter[str] = Counter()
+        self.workers: list[Worker] = []
+        self.jumped = False
+        # By the client's state of a request, which stays the same when another engine computes it.
+        self._runs: dict[RequestState, int] = {}
+        self._trace = hashlib.blake2b()
+        self._rng = random.Random(-plan.seed - 1)
+        needs = [self._blocks_for(job) for job in plan.jobs]
+        self.largest_need = max([need for need in needs if need <= plan.num_blocks], default=1)
+
+    def _blocks_for(self, job: Job) -> int:
+        output = 0 if job.pooling is not None else job.params.max_tokens or 0
+        tokens = len(job.prompt) + max(output, 1) - 1
+        return self.plan.spec.blocks_for(tokens, self.plan.config.max_num_batched_tokens)
+
+    # What workers ask and tell.
+
+    def note(self, data: bytes) -> None:
+        """Part of what happened, for the trace."""
+        self._trace.update(data)
+
+    def trace(self) -> str:
+        """A hash of everything that happened, in order."""
+        return self._trace.hexdigest()
+
+    def may_die(self) -> bool:
+        """Whether another engine may end; counts it."""
+        if self.deaths >= self.plan.faults.deaths:
+            return False
+        self.deaths += 1
+        return True
+
+    def taken(self, worker: Worker, request: Request) -> None:
+        """An engine has taken a request, which counts; raises Death where no engine survives it."""
+        assert worker.protocol is not None
+        waiter = worker.protocol._waiters.get(request.request_id)
+        if waiter is not None:
+            self._runs[waiter.state] = self._runs.get(waiter.state, 0) + 1
+            if self._runs[waiter.state] > MOST_INTERRUPTIONS:
+                raise Broken(f"a request is computed again that {MOST_INTERRUPTIONS} engines have not survived")
+        if any(job.poison for job in self.plan.jobs if job.params.seed == request.sampling.seed):
+            self.deaths += 1
+            raise Death
+
+    def broken(self, error: BaseException) -> None:
+        """A promise was not kept; the first is reported."""
+        if not self._broken.done():
+            self._broken.set_exception(AssertionError(f"{type(error).__name__}: {error}"))
+            self._broken.exception()
+
+    # The run.
+
+    def run(self) -> "World":
+        """From the first request to an engine that is idle again."""
+        logger = logging.getLogger("penstock.engine")
+        was = logger.disabled
+        logger.disabled = True
+        try:
+            simulate(self._main())
+        finally:
+            logger.disabled = was
+        return self
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        self.loop = loop
+        self._broken: asyncio.Future[None] = loop.create_future()
+        loop.set_exception_handler(lambda _, context: self.broken(context.get("exception") or Broken(str(context))))
+        self.engine = await Engine.start(self._launch, PATIENCE)
+        cache = CacheConfig(self.plan.spec, self.plan.num_blocks)
+        self.engine.configure(EngineConfig(ModelConfig("", "", "float32"), cache, self.plan.config, 1))
+        everything = loop.create_task(self._everything())
+        await asyncio.wait([everything, self._broken], return_when=asyncio.FIRST_COMPLETED)
+        (self._broken if self._broken.done() else everything).result()
+
+    async def _everything(self) -> None:
+        await self.engine.ready(ModelInfo("simulated", CONTEXT, VOCABULARY, 1, EOS), None)
+        jumps = [self.loop.create_task(self._jump()) for _ in range(self.plan.faults.jumps)]
+        await asyncio.gather(*(self._user(job) for job in self.plan.jobs), *jumps)
+        # All is well again, whatever has happened.
+        await self._until_served()
+        self.check_idle(self.workers[-1])
+        await self._canary()
+        self.check_idle(self.workers[-1])
+        await self.engine.close()
+        self._check_results()
+
+    async def _launch(self) -> EngineProcess:
+        worker = Worker(self, len(self.workers))
+        self.workers.append(worker)
+        process = EngineProcess(worker, lambda done, total: None)  # type: ignore[arg-type]
+        worker.protocol = process
+        process.connection_made(worker)  # type: ignore[arg-type]
+        return process
+
+    async def _jump(self) -> None:
+        await asyncio.sleep(self._rng.random() * 5.0)
+        self.jumped = True
+        self.loop.now += self._rng.choice([0.5, 40.0, 4000.0, 1e7])
+
+    async def _until_served(self) -> None:
+        while True:
+            with contextlib.suppress(EngineUnavailable):
+                self.engine.check_ready()
+                core = self.workers[-1].core
+                if core is not None and not core.has_work and not self.workers[-1].inbox:
+                    return
+            await asyncio.sleep(0.1)
+
+    async def _canary(self) -> None:
+        """Whoever comes last is served like the first."""
+        params = {"max_tokens": 1, "seed": 1 << 40}
+        like = self.plan.jobs[0].params
+        job = Job(-1, [1], type(like)(**params), self.plan.jobs[0].standing, (), None, 0.0, 0.0, None, None)
+        await self._user(job)
+        fits = self._blocks_for(job) <= self.plan.num_blocks
+        assert job.outcome == ("finished" if fits else "refused"), f"the last request was {job.outcome}"
+        self._check_tokens(job)
+
+    # Users.
+
+    async def _user(self, job: Job) -> None:
+        await asyncio.sleep(job.arrives)
+        task = self.loop.create_task(self._ask(job))
+        if job.patience is not None:
+            self.loop.call_later(job.patience, task.cancel)
+        try:
+            job.outcome = await task
+        except asyncio.CancelledError:
+            job.outcome = "aborted"
+        self.outcomes[job.outcome] += 1
+        self.note(f"{job.name} {job.outcome} {self.loop.now:.6f}".encode())
+
+    async def _ask(self, job: Job) -> str:
+        """Send a request until an engine takes it, and read what comes; how it ended."""
+        while True:
+            try:
+                async with contextlib.aclosing(self._stream(job)) as stream:
+                    return await self._read(job, stream)
+            except RequestError:
+                fits = self._blocks_for(job) <= self.plan.num_blocks
+                assert not fits or len(job.prompt) + (job.params.max_tokens or 0) > CONTEXT, "refused without reason"
+                return "refused"
+            except EngineUnavailable as error:
+                if "in time" in error.message:
+                    assert self.jumped, "nobody was served for too long"
+                    return "unavailable"
+                assert "again" in error.message or "not moved" in error.message, error.message
+                assert "go on as it had begun" not in error.message, error.message
+            except EngineError:
+                assert self.deaths >= MOST_INTERRUPTIONS
+                return "given up"
+            await asyncio.sleep(0.5 + self._rng.random())
+
+    def _stream(self, job: Job) -> AsyncGenerator[RequestOutput]:
+        if job.pooling is not None:
+            return self.engine.embed(job.prompt, job.pooling, standing=job.standing)
+        return self.engine.generate(job.prompt, job.params, standing=job.standing, keep=job.keep)
+
+    async def _read(self, job: Job, stream: AsyncGenerator[RequestOutput]) -> str:
+        count = 0
+        finished = False
+        async for output in stream:
+            assert not finished, "an output follows the last"
+            finished = output.finished
+            self._take(job, output)
+            count += 1
+            if count == job.outputs_wanted and not finished:
+                return "aborted"
+            if job.reading:
+                await asyncio.sleep(job.reading)
+        assert finished, "the stream ended before the request did"
+        return "failed" if "error" in job.finishes.values() else "finished"
+
+    def _take(self, job: Job, output: RequestOutput) -> None:
+        assert output.deltas and all(delta.token_ids or delta.finish_reason for delta in output.deltas), "empty output"
+        job.cached_tokens = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            assert job.scores is None, "a prompt's scores are told once"
+            job.scores = list(output.prompt_logprobs)
+        if output.embedding is not None:
+            job.vector = output.embedding
+        for delta in output.deltas:
+            assert delta.index not in job.finishes, "a sample goes on after its end"
+            job.tokens.setdefault(delta.index, []).extend(delta.token_ids)
+            if delta.finish_reason is not None:
+                job.finishes[delta.index] = delta.finish_reason
+        assert output.finished == (len(job.finishes) == job.params.n)
+
+    # What must hold.
+
+    def check(self, worker: Worker) -> None:
+        """After every turn of an engine: blocks, queues and requests add up, and nobody waits for nothing."""
+        core = worker.core
+        assert core is not None
+        scheduler, cache, pool = core.scheduler, core.scheduler.cache, core.scheduler.cache.pool
+        scheduler.check()
+        assert not cache.index._pending, "a key is pending and nobody computes it"
+        used = sum(1 for block in range(pool.num_blocks) if pool.references(block) > 0)
+        assert pool.num_free + used + pool.num_cached + pool.num_retiring == pool.num_blocks
+        load = scheduler.snapshot()
+        assert load.blocks_free + load.blocks_used + load.blocks_cached == load.blocks_total
+        in_flight = set(scheduler._requests)
+        assert not in_flight & worker.closed, "a request is computed after its end"
+        assert in_flight | worker.closed == set(worker.submitted), "a request is gone without its last event"
+        assert worker.protocol is not None
+        coming = {message.request.request_id for message in worker.inbox if hasattr(message, "request")}
+        lost = set(worker.protocol._waiters) - in_flight - coming
+        lost = {each for each in lost if not worker.protocol._waiters[each].state.finished}
+        assert not lost, f"somebody waits for {lost}, which nobody computes"
+        last = [waiter for waiter in worker.protocol._waiters.values() if self._runs.get(waiter.state, 0) >= 3]
+        assert len(last) <= 1, "requests that two engines have not survived are computed together"
+
+    def check_idle(self, worker: Worker) -> None:
+        """Nothing is left behind."""
+        self.check(worker)
+        assert worker.core is not None and worker.protocol is not None
+        cache, pool = worker.core.scheduler.cache, worker.core.scheduler.cache.pool
+        assert not worker.core.has_work and not worker.inbox and not worker.protocol._waiters
+        assert pool.num_used == pool.num_retiring == 0
+        assert pool.num_free + pool.num_cached == pool.num_blocks
+        assert len(cache.index) == pool.num_cached
+        load = worker.core.snapshot()
+        assert load.running == load.waiting == load.waiting_tokens == load.blocks_used == 0
+
+    def _check_results(self) -> None:
+        jobs = self.plan.jobs
+        assert sum(self.outcomes.values()) == len(jobs) + 1 and set(self.outcomes) <= set(OUTCOMES)
+        for job in jobs:
+            assert job.outcome != "failed" or job.mark in self.ill, f"job {job.name} failed without a cause"
+            self._check_tokens(job)
+            self._check_cached(job)
+        if any(job.poison for job in jobs):
+            given_up = [job for job in jobs if job.outcome == "given up"]
+            assert all(job.poison for job in given_up), "a request was given up for what another did"
+
+    def _check_tokens(self, job: Job) -> None:
+        """Every token is what the request alone determines."""
+        spec = self.plan.spec
+        if job.pooling is not None:
+            assert not any(job.tokens.values())
+            if job.outcome == "finished":
+                request = Request(request_id=0, prompt_token_ids=job.prompt, sampling=job.params, pooling=job.pooling)
+                assert job.vector == expected_vector(spec, request)
+            return
+        for index in range(job.params.n):
+            expected, finish = expected_output(spec, job.prompt, job.params, index, EOS)
+            output, reason = job.tokens.get(index, []), job.finishes.get(index)
+            if reason in ("stop", "length"):
+                assert (output, reason) == (expected, finish), f"job {job.name} got another output"
+            else:
+                assert output == expected[: len(output)], f"job {job.name} got another output"
+                assert job.outcome != "finished"
+        if job.scores is not None:
+            assert job.params.prompt_logprobs is not None and job.scores == [None, *expected_scores(spec, job.prompt)]
+        elif job.outcome == "finished":
+            assert job.params.prompt_logprobs is None
+
+    def _check_cached(self, job: Job) -> None:
+        """What came from the cache, somebody of the same salt has computed."""
+        count = job.cached_tokens
+        others = [other for other in self.plan.jobs if other.standing.cache_salt == job.standing.cache_salt]
+        shared = [other.prompt[:count] == job.prompt[: len(other.prompt[:count])] for other in others if other != job]
+        assert not count or any(shared), f"job {job.name} was given what nobody of its salt has computed"
+
+
+def run_world(seed: int) -> World:
+    """Run what a seed stands for; a failure says how to run it again."""
+    try:
+        return World(scenario(seed)).run()
+    except (Exception, Broken) as error:
+        error.add_note(
+            f"world of seed {seed}; again with: python -m pytest tests/simulation --worlds 1 --first-seed {seed}"
+        )
+        raise
