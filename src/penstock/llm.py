@@ -311,14 +311,22 @@ class AsyncEngine:
         return self._engine.load
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, priority: int = 0, cache_salt: str = ""
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        weight: float = 1.0,
+        cache_salt: str = "",
     ) -> AsyncGenerator[RequestOutput]:
         """Outputs of one request as they come. Closing the iterator aborts the request.
 
-        Without `params` the model's own recommendation applies (`defaults`).
+        Without `params` the model's own recommendation applies (`defaults`). Requests of several tenants are served in
+        turn, so that each gets as much of the engine as its `weight` says while others wait.
         """
         ids = prompt_tokens(prompt, self.tokenizer)
-        standing = Standing(priority=priority, cache_salt=cache_salt)
+        standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
         return self._engine.generate(ids, params or self.defaults.params(), standing=standing)
 
     async def embed(

@@ -69,6 +69,13 @@ def random_keep(rng: random.Random, request: Request) -> tuple[KeptPrefix, ...]:
     return tuple(KeptPrefix(length, rng.choice([5.0, 100.0])) for length in lengths)
 
 
+def random_tenant(rng: random.Random, request: Request) -> Request:
+    """The same request as one of some tenants of different weights."""
+    tenant, weight = rng.choice([("", 1.0), ("a", 1.0), ("b", 4.0), ("c", 0.001)])
+    standing = msgspec.structs.replace(request.standing, tenant=tenant, weight=weight)
+    return msgspec.structs.replace(request, standing=standing)
+
+
 def random_workload(seed: int) -> Workload:
     rng = random.Random(seed)
     prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 40))] for _ in range(rng.randint(1, 3))]
@@ -78,6 +85,8 @@ def random_workload(seed: int) -> Workload:
     kept_share = luck.choice([0.0, 0.0, 0.3, 1.0])
     if kept_share:
         requests = [msgspec.structs.replace(request, keep=random_keep(luck, request)) for request in requests]
+    if luck.random() < 0.5:
+        requests = [random_tenant(luck, request) for request in requests]
     max_num_seqs = rng.choice([1, 2, 4, 8])
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,

@@ -26,6 +26,8 @@ def make_request(
     *,
     n: int = 1,
     priority: int = 0,
+    tenant: str = "",
+    weight: float = 1.0,
     salt: str = "",
     eos: tuple[int, ...] = (),
     seed: int = 0,
@@ -39,7 +41,7 @@ def make_request(
         prompt_token_ids=prompt,
         sampling=SamplingParams(n=n, max_tokens=max_tokens, seed=seed, prompt_logprobs=prompt_logprobs),
         eos_token_ids=eos,
-        standing=Standing(priority=priority, cache_salt=salt),
+        standing=Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=salt),
         pooling=pooling,
         keep=keep,
     )

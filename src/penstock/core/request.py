@@ -6,6 +6,8 @@ from penstock.core.plan import Pooling
 from penstock.core.sampling import SamplingParams
 
 MAX_SALT_LENGTH = 256
+# The least and the most weight of a tenant.
+WEIGHTS = (0.001, 1000.0)
 # Requests of this priority and beyond compute only in steps in which no other request does.
 BACKGROUND_PRIORITY = 2**31
 
@@ -23,8 +25,9 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         priority: lower runs first; first come, first served within one priority and tenant. From BACKGROUND_PRIORITY
             on, a request is nobody's who waits.
-        tenant: for whom it is computed. Those who wait are served in turn, each as its `weight` says.
-        weight: how much of the engine the tenant has beside others; above 0.
+        tenant: for whom it is computed. Within one priority, tenants whose requests wait are served in turn, each as
+            its `weight` says.
+        weight: how much of the engine the tenant has beside others, within WEIGHTS.
         cache_salt: requests share cached prefixes only within one salt, of up to MAX_SALT_LENGTH characters.
     """
 

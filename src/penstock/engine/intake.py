@@ -6,10 +6,10 @@ from typing import get_args
 
 import msgspec
 
-from penstock.core.checks import check_characters, check_integer
+from penstock.core.checks import check_characters, check_integer, check_number
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.core.plan import Pooling
-from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, KeptPrefix, Request, Standing
+from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, WEIGHTS, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.admission import Limits, check_request
 
@@ -104,6 +104,7 @@ class Intake:
         cache_salt = standing.cache_salt
         self._check_tokens("prompt", prompt)
         check_integer("priority", standing.priority, -(2**63), 2**63 - 1)
+        check_number("weight", standing.weight, *WEIGHTS)
         if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_LENGTH:
             raise InvalidParameter("cache_salt", f"must be a string of at most {MAX_SALT_LENGTH} characters.")
         check_characters("cache_salt", cache_salt)

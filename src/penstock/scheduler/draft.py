@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from penstock.core.plan import BeginRow, BlockCopy, RowPlan, StepPlan
+from penstock.core.plan import BeginRow, BlockCopy, BlockUpdate, RowPlan, StepPlan
 from penstock.scheduler.sequence import Sequence
+
+_NOTHING = (0, 0)
 
 
 @dataclass(slots=True)
@@ -40,6 +42,40 @@ class Draft:
     rows: list[RowPlan] = field(default_factory=list)
     begin: list[BeginRow] = field(default_factory=list)
     committed_by: list[PlannedRow] = field(default_factory=list)
+
+    def add(
+        self, sequence: Sequence, count: int, samples: tuple[Sequence, ...], blocks: tuple[BlockUpdate, ...]
+    ) -> None:
+        """A row for the next `count` positions of a sequence, which `samples` get a token from."""
+        start = sequence.reserved
+        end = start + count
+        wanted = (max(start, sequence.extracted), min(end, sequence.to_extract))
+        if wanted[0] >= wanted[1]:
+            wanted = _NOTHING
+        else:
+            sequence.extracted = wanted[1]
+        pooling = sequence.request.pooling is not None
+        scored, pooled = (_NOTHING, wanted) if pooling else (wanted, _NOTHING)
+        self.scores -= scored[1] - scored[0]
+        self.rows.append(
+            RowPlan(
+                sequence=sequence.id,
+                start=start,
+                count=count,
+                tokens=sequence.tokens[start:end],
+                source=sequence.last_plan if end > len(sequence.tokens) else None,
+                samples=tuple(sample.id for sample in samples),
+                blocks=blocks,
+                scored=scored,
+                pooled=pooled,
+            )
+        )
+        self.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples))
+        self.budget -= count
+        sequence.reserved = end
+        sequence.last_plan = self.number
+        for sample in samples:
+            sample.in_flight += 1
 
     def plan(self, ended: tuple[int, ...], copies: tuple[BlockCopy, ...]) -> StepPlan:
         """The finished plan."""

@@ -6,18 +6,19 @@ PagedAttention (Kwon et al., SOSP 2023, section 4), with chunked prefill mixed i
 """
 
 from collections import deque
+from collections.abc import Iterator
 
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
-from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
-from penstock.core.plan import BeginRow, FinishReason, RowPlan, SampleResult, StepPlan, StepResult
+from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.plan import BeginRow, FinishReason, SampleResult, StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
+from penstock.scheduler.budget import Allowances
 from penstock.scheduler.draft import Draft, PlannedRow
-from penstock.scheduler.sequence import OrderedQueue, Sequence
+from penstock.scheduler.queue import OrderedQueue, WaitingQueue
+from penstock.scheduler.sequence import NO_STAMP, Sequence
 from penstock.scheduler.totals import Totals
-
-_NOTHING = (0, 0)
 
 
 class Scheduler:
@@ -41,12 +42,11 @@ class Scheduler:
         )
         self._sequences: dict[int, Sequence] = {}
         self._requests: dict[int, list[Sequence]] = {}
-        self._waiting = OrderedQueue()
+        self._waiting = WaitingQueue()
         self._running = OrderedQueue()
         self._outstanding: deque[tuple[int, list[PlannedRow]]] = deque()
         self._ended: list[int] = []
         self._next_sequence = 0
-        self._next_stamp = 0
         self._next_plan = 0
         self._totals = Totals()
 
@@ -57,8 +57,7 @@ class Scheduler:
         check_request(request, self.limits)
         if request.request_id in self._requests:
             raise ValueError(f"request {request.request_id} exists already")
-        sequence = self._new_sequence(request, 0, (request.standing.priority, self._next_stamp, 0))
-        self._next_stamp += 1
+        sequence = self._new_sequence(request, 0, (request.standing.priority, NO_STAMP, 0))
         sequence.tokens = list(request.prompt_token_ids)
         self._requests[request.request_id] = [sequence]
         self._waiting.add(sequence)
@@ -118,15 +117,15 @@ class Scheduler:
         They never share a step. Those in the background keep their blocks while they stand still, unless somebody needs
         them, and their steps are short, because whoever comes meanwhile waits for the end of one.
         """
-        self._plan_running(draft, background)
-        self._admit(draft, background)
+        running = [(sequence, sequence.pending) for sequence in self._running if sequence.background == background]
+        allowances = self._allowances(draft, running, background)
+        self._plan_running(draft, running, allowances)
+        self._admit(draft, background, allowances)
 
-    def _plan_running(self, draft: Draft, background: bool) -> None:
+    def _plan_running(self, draft: Draft, running: list[tuple[Sequence, int]], allowances: Allowances) -> None:
         """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
-        running = [sequence for sequence in self._running if sequence.background == background]
-        all_pending = [sequence.pending for sequence in running]
-        decodes_left = all_pending.count(1)
-        for sequence, pending in zip(running, all_pending, strict=True):
+        decodes_left = sum(pending == 1 for _, pending in running)
+        for sequence, pending in running:
             if pending == 1:
                 decodes_left -= 1
             if pending == 0 or not sequence.running:
@@ -136,9 +135,47 @@ class Scheduler:
             count = min(pending, most, self._max_chunk)
             # A prompt's last position is never scored.
             if pending > 1:
-                count = sequence.within_scores(count, draft.scores)
+                count = allowances.of(sequence, sequence.within_scores(count, draft.scores))
             if count > 0 and self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
+                if pending > 1:
+                    allowances.take(sequence, count)
+
+    def _allowances(self, draft: Draft, running: list[tuple[Sequence, int]], background: bool) -> Allowances:
+        """How tenants share the step: those who run, and those whose turn comes in it."""
+        prompts = [(sequence, pending) for sequence, pending in running if pending > 1]
+        prompts += self._coming(background, {sequence.request.standing.tenant for sequence, _ in running})
+        chunks = (
+            (sequence, sequence.within_scores(min(pending, self._max_chunk), draft.scores))
+            for sequence, pending in prompts
+        )
+        demands = [(sequence, count) for sequence, count in chunks if count > 0]
+        if not demands:
+            return Allowances(0, ())
+        demands += [(sequence, 0) for sequence, _ in running]
+        return Allowances(draft.budget - sum(pending == 1 for _, pending in running), demands)
+
+    def _coming(self, background: bool, beside: set[str]) -> Iterator[tuple[Sequence, int]]:
+        """Who of each tenant could be admitted now, and about how many positions it has to compute.
+
+        Nobody where there is only one tenant: then it makes no difference.
+        """
+        if not self._waiting or self._batch_is_closed():
+            return
+        head = self._waiting.first()
+        firsts = self._waiting.firsts(head.order[0]) if head.background == background else []
+        if len(beside | {sequence.request.standing.tenant for sequence in firsts}) < 2:
+            return
+        count = sum(sequence.background <= background for sequence in self._running)
+        blocks = self._room(len(self._running))
+        for sequence in firsts:
+            blocks -= self._blocks_to_admit(sequence, 0)
+            if count >= self.config.max_num_seqs or blocks < count * len(self.cache.spec.groups):
+                return
+            hit = self.cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
+            if sequence.last_plan is None and not self._would_stand_back(sequence, hit):
+                count += 1
+                yield sequence, max(1, len(sequence.tokens) - hit * self.cache.spec.block_size)
 
     def _reserve_or_preempt(self, sequence: Sequence, count: int, draft: Draft) -> bool:
         """Reserve slots, taking blocks from later sequences if need be. False: it stands still for this step."""
@@ -174,39 +211,12 @@ class Scheduler:
         self._totals.preemptions += 1
 
     def _add_row(self, sequence: Sequence, count: int, draft: Draft) -> None:
-        start = sequence.reserved
-        end = start + count
-        self.cache.announce(sequence.blocks, start, end)
-        wanted = (max(start, sequence.extracted), min(end, sequence.to_extract))
-        if wanted[0] >= wanted[1]:
-            wanted = _NOTHING
-        else:
-            sequence.extracted = wanted[1]
-        pooling = sequence.request.pooling is not None
-        scored, pooled = (_NOTHING, wanted) if pooling else (wanted, _NOTHING)
-        draft.scores -= scored[1] - scored[0]
+        end = sequence.reserved + count
+        self.cache.announce(sequence.blocks, sequence.reserved, end)
         samples: tuple[Sequence, ...] = ()
         if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, draft)
-        draft.rows.append(
-            RowPlan(
-                sequence=sequence.id,
-                start=start,
-                count=count,
-                tokens=sequence.tokens[start:end],
-                source=sequence.last_plan if end > len(sequence.tokens) else None,
-                samples=tuple(sample.id for sample in samples),
-                blocks=self.cache.take_updates(sequence.blocks),
-                scored=scored,
-                pooled=pooled,
-            )
-        )
-        draft.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples))
-        draft.budget -= count
-        sequence.reserved = end
-        sequence.last_plan = draft.number
-        for sample in samples:
-            sample.in_flight += 1
+        draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks))
 
     def _samples_of(self, sequence: Sequence, draft: Draft) -> tuple[Sequence, ...]:
         """Who gets a token from the row's last position: the sequence, and all its forks at their first token."""
@@ -218,6 +228,8 @@ class Scheduler:
             fork = self._new_sequence(request, sample_index, (*sequence.order[:2], sample_index))
             fork.tokens = sequence.tokens.copy()
             fork.begun = True
+            fork.computed_once = fork.prompt_length
+            self._waiting.join(fork)
             fork.cached_tokens = sequence.cached_tokens
             fork.reported = True
             fork.extracted = fork.to_extract
@@ -266,13 +278,16 @@ class Scheduler:
         needed = self.cache.blocks_needed(sequence.blocks, len(sequence.tokens), self.config.max_num_batched_tokens)
         return needed + running * len(self.cache.spec.groups)
 
-    def _admit(self, draft: Draft, background: bool) -> None:
-        """Let waiting sequences in, in total order, while rows, budget and blocks last."""
-        if self.config.static_batching and any(sequence.output_length for sequence in self._running):
+    def _batch_is_closed(self) -> bool:
+        return self.config.static_batching and any(sequence.output_length for sequence in self._running)
+
+    def _admit(self, draft: Draft, background: bool, allowances: Allowances) -> None:
+        """Let waiting sequences in, in turn, while rows, budget and blocks last."""
+        if self._batch_is_closed():
             return
         if not self._waiting or self._waiting.first().background != background or not self._make_row(background):
             return
-        for sequence in self._waiting.snapshot():
+        for sequence in self._waiting.turns():
             if draft.budget <= 0 or sequence.background != background or not self._make_row(background):
                 return
             # One that was preempted while a plan was outstanding still has to receive its token.
@@ -280,14 +295,23 @@ class Scheduler:
                 continue
             # Those of the running that score come first, and end.
             if not draft.scores and sequence.unscored:
+                self._waiting.pass_over(sequence)
                 continue
             hit = self.cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
             if self._stands_back(sequence, hit):
+                self._waiting.pass_over(sequence)
                 continue
+            allowed = allowances.of(sequence, min(draft.budget, self._max_chunk))
+            if allowed <= 0:
+                # Its tenant has had its share of this step. It comes in nevertheless where that lets on others who have
+                # not: turns are never changed for the sake of a step.
+                if not any(allowances.of(other, 1) > 0 for other in self._waiting.firsts(sequence.order[0])):
+                    return
+                allowed = 1
             cached = self._attach_if_it_fits(sequence, hit)
             if cached is None:
                 return
-            self._start(sequence, cached, draft)
+            allowances.take(sequence, self._start(sequence, cached, allowed, draft))
 
     def _make_row(self, background: bool) -> bool:
         """Whether the batch has a row left; somebody who waits can have one of those for which nobody does."""
@@ -300,13 +324,16 @@ class Scheduler:
 
     def _stands_back(self, sequence: Sequence, hit: int) -> bool:
         """Whether to wait for a block that another sequence is computing; bounded, so that it cannot wait for ever."""
-        # It must be one that the sequence may then take.
-        if (hit + 1) * self.cache.spec.block_size > sequence.cacheable:
-            return False
-        if sequence.waits >= self.config.max_prefix_waits or not self.cache.next_is_pending(sequence.blocks, hit):
+        if not self._would_stand_back(sequence, hit):
             return False
         sequence.waits += 1
         return True
+
+    def _would_stand_back(self, sequence: Sequence, hit: int) -> bool:
+        # It must be one that the sequence may then take.
+        if (hit + 1) * self.cache.spec.block_size > sequence.cacheable:
+            return False
+        return sequence.waits < self.config.max_prefix_waits and self.cache.next_is_pending(sequence.blocks, hit)
 
     def _attach_if_it_fits(self, sequence: Sequence, hit: int) -> int | None:
         """Hold the cached prefix and return its tokens; None, holding nothing, where all known tokens don't fit."""
@@ -322,14 +349,16 @@ class Scheduler:
             self.cache.free(sequence.blocks, until=None)
         return None
 
-    def _start(self, sequence: Sequence, cached: int, draft: Draft) -> None:
-        """Move a waiting sequence into the batch with its first chunk."""
+    def _start(self, sequence: Sequence, cached: int, most: int, draft: Draft) -> int:
+        """Move a waiting sequence into the batch with its first chunk, of up to `most` positions; returns its size."""
         sequence.computed = sequence.reserved = cached
+        charged = sequence.prompt_left if sequence.admitted else 0
         sequence.computed_once = max(sequence.computed_once, cached)
-        count = sequence.within_scores(min(sequence.pending, draft.budget, self._max_chunk), draft.scores)
+        self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
+        count = sequence.within_scores(min(sequence.pending, most), draft.scores)
         if self._reserve(sequence, count, draft):
             raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
-        self._waiting.remove(sequence)
+        self._waiting.admit(sequence)
         self._running.add(sequence)
         sequence.running = True
         if sequence.cached_tokens is None:
@@ -357,6 +386,7 @@ class Scheduler:
                 )
             )
         self._add_row(sequence, count, draft)
+        return count
 
     # Commit.
 
@@ -407,7 +437,6 @@ class Scheduler:
         for fork in row.samples[1:]:
             if fork.finished:
                 continue
-            fork.computed_once = row.end
             alive = parent.running and parent.epoch == row.epoch and self.cache.can_fork(parent.blocks, row.end)
             if alive and len(self._running) < self.config.max_num_seqs:
                 fork.blocks = self.cache.fork(parent.blocks, fork.id, row.end)
@@ -426,6 +455,7 @@ class Scheduler:
         if answer is not None:
             sequence.tokens.extend(answer.tokens)
             self._totals.decode_tokens += len(answer.tokens)
+            self._waiting.charge(sequence, output=len(answer.tokens))
             finish = answer.finish
         # Where nothing is generated, the prompt's end is the output's.
         full = sequence.output_length >= sequence.max_tokens and end >= sequence.prompt_length
@@ -433,7 +463,7 @@ class Scheduler:
             finish = "length"
         if finish is not None:
             return self._finish(sequence, finish, answer)
-        return [] if answer is None else [self._output(sequence, None, answer)]
+        return [] if answer is None else [sequence.output(None, answer)]
 
     def _finish(
         self, sequence: Sequence, reason: FinishReason, answer: SampleResult | None = None
@@ -444,8 +474,11 @@ class Scheduler:
         """
         if sequence.running:
             self._running.remove(sequence)
-        elif sequence in self._waiting:
-            self._waiting.remove(sequence)
+        if sequence.admitted:
+            # What nobody has begun to compute was no service.
+            left = min(sequence.prompt_left, sequence.prompt_length - sequence.reserved)
+            self._waiting.charge(sequence, prompt=-max(0, left))
+        self._waiting.end(sequence)
         sequence.running = False
         sequence.finished = True
         self.cache.free(sequence.blocks, until=sequence.last_plan)
@@ -454,7 +487,7 @@ class Scheduler:
         del self._sequences[sequence.id]
         request, error = sequence.request, answer.error if answer else None
         members = self._requests[request.request_id]
-        outputs = [self._output(sequence, reason, answer)]
+        outputs = [sequence.output(reason, answer)]
         if all(member.finished for member in members):
             del self._requests[request.request_id]
             outputs += [
@@ -462,28 +495,6 @@ class Scheduler:
                 for index in range(len(members), request.sampling.n)
             ]
         return outputs
-
-    def _output(self, sequence: Sequence, finish: FinishReason | None, answer: SampleResult | None) -> SampleOutput:
-        cached = None if sequence.reported else sequence.cached_tokens
-        sequence.reported = True
-        tokens = answer.tokens if answer else []
-        kept = None
-        # With its first token, all of the prompt has been computed.
-        if sequence.request.keep and sequence.sample_index == 0 and 0 < sequence.output_length == len(tokens):
-            kept = KeptTokens(sequence.kept_before, sequence.kept_now)
-        return SampleOutput(
-            request_id=sequence.request.request_id,
-            sample_index=sequence.sample_index,
-            tokens=tokens,
-            finish=finish,
-            stop_reason=answer.stop_reason if answer else None,
-            logprobs=answer.logprobs if answer else None,
-            cached_tokens=cached,
-            error=answer.error if answer else None,
-            prompt_logprobs=answer.prompt_logprobs if answer else None,
-            embedding=answer.embedding if answer else None,
-            kept=kept,
-        )
 
     # What others may know.
 

@@ -5,12 +5,14 @@ budget. Prefill, decode, chunks and recomputation after preemption are this one 
 be if every outstanding plan succeeds.
 """
 
-from bisect import insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from penstock.cache.manager import SequenceBlocks
+from penstock.core.events import KeptTokens, SampleOutput
+from penstock.core.plan import FinishReason, SampleResult
 from penstock.core.request import BACKGROUND_PRIORITY, Request
+
+NO_STAMP = 2**63 - 1
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +22,8 @@ class Sequence:
     Attributes:
         id: the handle that plans use.
         request, sample_index: whose.
-        order: (priority, admission stamp, sample index), the frozen total order of admission and preemption.
+        order: (priority, admission stamp, sample index), the total order. Frozen from its first turn on; until then the
+            stamp is NO_STAMP, and it comes after all that had theirs.
         tokens: known ids, prompt and output.
         prompt_length: how many of them are the prompt.
         computed, reserved: see above.
@@ -30,6 +33,7 @@ class Sequence:
         blocks: its block tables.
         running: whether it holds a row of the batch (and may hold blocks).
         begun: whether the executor has a row for it.
+        admitted: whether it was ever let into the batch, or forked from one that was.
         finished: whether it has had its terminal event.
         epoch: rises with every preemption, so that a plan made before is recognised at its commit.
         waits: plans for which it stood back because its next block was being computed by another.
@@ -57,6 +61,7 @@ class Sequence:
     last_plan: int | None = None
     running: bool = False
     begun: bool = False
+    admitted: bool = False
     finished: bool = False
     epoch: int = 0
     waits: int = 0
@@ -98,6 +103,11 @@ class Sequence:
         return expected - self.reserved
 
     @property
+    def prompt_left(self) -> int:
+        """Prompt tokens that were never computed, here or for the cache."""
+        return max(0, self.prompt_length - self.computed_once)
+
+    @property
     def cacheable(self) -> int:
         """Leading tokens that the prefix cache may give: none behind the first whose output is still wanted."""
         return self.extracted if self.extracted < self.to_extract else len(self.tokens)
@@ -114,35 +124,25 @@ class Sequence:
             return count
         return min(count, max(self.reserved, self.extracted) + scores - self.reserved)
 
-
-class OrderedQueue:
-    """Sequences in total order (priority, stamp, sample); a preempted one returns to its old place."""
-
-    def __init__(self) -> None:
-        self._sequences: list[Sequence] = []
-
-    def add(self, sequence: Sequence) -> None:
-        """Insert at its place."""
-        insort(self._sequences, sequence, key=lambda member: member.order)
-
-    def remove(self, sequence: Sequence) -> None:
-        """Take it out, wherever it is."""
-        self._sequences.remove(sequence)
-
-    def first(self) -> Sequence:
-        """The one that comes before everybody else."""
-        return self._sequences[0]
-
-    def last(self) -> Sequence:
-        """The one that everybody else comes before."""
-        return self._sequences[-1]
-
-    def snapshot(self) -> list[Sequence]:
-        """A copy to iterate over while the queue changes."""
-        return self._sequences.copy()
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._sequences)
+    def output(self, finish: FinishReason | None, answer: SampleResult | None) -> SampleOutput:
+        """The event that says what it gained by a step, or how it ended."""
+        cached = None if self.reported else self.cached_tokens
+        self.reported = True
+        tokens = answer.tokens if answer else []
+        kept = None
+        # With its first token, all of the prompt has been computed.
+        if self.request.keep and self.sample_index == 0 and 0 < self.output_length == len(tokens):
+            kept = KeptTokens(self.kept_before, self.kept_now)
+        return SampleOutput(
+            request_id=self.request.request_id,
+            sample_index=self.sample_index,
+            tokens=tokens,
+            finish=finish,
+            stop_reason=answer.stop_reason if answer else None,
+            logprobs=answer.logprobs if answer else None,
+            cached_tokens=cached,
+            error=answer.error if answer else None,
+            prompt_logprobs=answer.prompt_logprobs if answer else None,
+            embedding=answer.embedding if answer else None,
+            kept=kept,
+        )

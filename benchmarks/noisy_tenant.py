@@ -1,0 +1,186 @@
+"""What a noisy tenant costs another: the quiet one's time to first token, beside neighbours of three kinds.
+
+The quiet tenant sends short prompts at random (Poisson), at `--load` of the half of the engine that is its share. In
+turn it is (a) by itself; (b) beside a neighbour that sends long prompts, at random too, as fast as its own half can
+serve them; (c) beside one that sends `--noise` times as much; (d) the same, with both as one tenant, first come, first
+served. To be alone at its share is (b): the engine is what a neighbour within its own share leaves of it. So (c) by (b)
+says what the neighbour's excess costs.
+
+Arrivals of the quiet tenant are the same in all four, rounds take turns, and what is left of the neighbour's requests
+at a round's end is aborted. What a share is, is measured first: requests of each kind a second, by themselves.
+
+Time to first token counts from when a request was due. Figures are medians over rounds of each round's percentile. The
+engine runs in a process of its own, the client beside it on the same machine.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import reporting
+
+from penstock import AsyncEngine, SamplingParams
+
+CALIBRATION_REQUESTS = 48
+Send = Callable[[int], Awaitable[float]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Requests of one tenant: tokens in and out."""
+
+    tenant: str
+    input_len: int
+    output_len: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of round: how many times its share the neighbour sends, and as whom."""
+
+    name: str
+    noise: float
+    tenant: str
+
+
+async def first_token(engine: AsyncEngine, shape: Shape, tenant: str, vocabulary: int, seed: int) -> float:
+    """When the first token of a new request came; its output is read to the end."""
+    prompt = random.Random(seed).choices(range(10, vocabulary), k=shape.input_len)
+    params = SamplingParams(temperature=0.0, max_tokens=shape.output_len, ignore_eos=True)
+    first = 0.0
+    async with contextlib.aclosing(engine.generate(prompt, params, tenant=tenant)) as outputs:
+        async for _ in outputs:
+            first = first or time.monotonic()
+    return first
+
+
+async def capacity(engine: AsyncEngine, shape: Shape, vocabulary: int, seed: int) -> float:
+    """Requests of one shape that the engine serves in a second."""
+    start = time.monotonic()
+    requests = (
+        first_token(engine, shape, shape.tenant, vocabulary, seed + number) for number in range(CALIBRATION_REQUESTS)
+    )
+    await asyncio.gather(*requests)
+    return CALIBRATION_REQUESTS / (time.monotonic() - start)
+
+
+async def send_all(rate: float, seconds: float, seed: int, send: Send) -> list[float]:
+    """Seconds from when each request was due to its first token, for Poisson arrivals until `seconds` are over."""
+    generator, start, due = random.Random(seed), time.monotonic(), 0.0
+
+    async def one(number: int, due: float) -> float:
+        await asyncio.sleep(start + due - time.monotonic())
+        return await send(number) - start - due
+
+    tasks = []
+    while rate > 0 and (due := due + generator.expovariate(rate)) < seconds:
+        tasks.append(asyncio.create_task(one(len(tasks), due)))
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def one_round(
+    engine: AsyncEngine, arguments: argparse.Namespace, kind: Kind, rates: tuple[float, float], seed: int
+) -> list[float]:
+    """Times to first token of the quiet tenant."""
+    quiet, noisy = shapes(arguments)
+
+    def sending(shape: Shape, tenant: str, first_seed: int) -> Send:
+        return lambda number: first_token(engine, shape, tenant, arguments.vocabulary, first_seed + number)
+
+    # Arrivals are a round's; prompts are nobody else's, so that none is in the cache.
+    prompts = random.Random(f"{seed} {kind.name}").randrange(2**40)
+    neighbour = asyncio.create_task(
+        send_all(rates[1] * kind.noise, arguments.seconds, seed + 1, sending(noisy, kind.tenant, prompts))
+    )
+    times = await send_all(rates[0], arguments.seconds, seed, sending(quiet, quiet.tenant, prompts + 2**41))
+    neighbour.cancel()
+    await asyncio.gather(neighbour, return_exceptions=True)
+    # Until what was aborted has gone.
+    while engine.load.running or engine.load.waiting:
+        await asyncio.sleep(0.05)
+        await first_token(engine, Shape("", 1, 1), "", arguments.vocabulary, 0)
+    return times
+
+
+def shapes(arguments: argparse.Namespace) -> tuple[Shape, Shape]:
+    """Of the quiet tenant and its neighbour."""
+    return (
+        Shape("quiet", arguments.input_len, arguments.output_len),
+        Shape("noisy", arguments.noisy_input_len, arguments.noisy_output_len),
+    )
+
+
+async def measure(arguments: argparse.Namespace) -> tuple[dict[Kind, list[list[float]]], tuple[float, float]]:
+    """Times to first token of each round of each kind; requests a second that are quiet's load and noisy's share."""
+    kinds = [
+        Kind("by itself", 0.0, "noisy"),
+        Kind("neighbour within its share", 1.0, "noisy"),
+        Kind(f"neighbour at {arguments.noise:g}× its share", arguments.noise, "noisy"),
+        Kind("the same, both one tenant", arguments.noise, "quiet"),
+    ]
+    found: dict[Kind, list[list[float]]] = {kind: [] for kind in kinds}
+    options = {"max_num_batched_tokens": arguments.max_num_batched_tokens} if arguments.max_num_batched_tokens else {}
+    async with await AsyncEngine.start(arguments.model, **options) as engine:
+        quiet, noisy = shapes(arguments)
+        await capacity(engine, noisy, arguments.vocabulary, 10_000)
+        rates = (
+            await capacity(engine, quiet, arguments.vocabulary, 20_000) / 2 * arguments.load,
+            await capacity(engine, noisy, arguments.vocabulary, 30_000) / 2,
+        )
+        for number in range(arguments.rounds):
+            # Each round begins with another kind.
+            for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
+                found[kind].append(await one_round(engine, arguments, kind, rates, seed=2 * number))
+    return found, rates
+
+
+def main() -> None:
+    parser = reporting.parser(__doc__)
+    parser.add_argument("model", nargs="?", default="haiku", help="what to serve (default: the bundled model)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of a round (default 20)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each kind (default 5)")
+    parser.add_argument("--load", type=float, default=0.25, help="of its share that the quiet one uses (default 0.25)")
+    parser.add_argument(
+        "--noise", type=float, default=10.0, help="times its share that the noisy one sends (default 10)"
+    )
+    parser.add_argument("--input-len", type=int, default=64, help="prompt tokens of the quiet tenant (default 64)")
+    parser.add_argument("--output-len", type=int, default=16, help="its output tokens (default 16)")
+    parser.add_argument("--noisy-input-len", type=int, default=1500, help="prompt tokens of the noisy (default 1500)")
+    parser.add_argument("--noisy-output-len", type=int, default=16, help="its output tokens (default 16)")
+    parser.add_argument("--vocabulary", type=int, default=4000, help="prompt ids are below it (default 4000)")
+    parser.add_argument("--max-num-batched-tokens", type=int, help="a step's budget (default: the engine's)")
+    arguments = parser.parse_args()
+
+    found, rates = asyncio.run(measure(arguments))
+    rows: list[tuple[object, ...]] = []
+    within = next(kind for kind in found if kind.noise == 1.0)
+    for kind, rounds in found.items():
+        p50, p99 = (median_of(rounds, share) for share in (0.5, 0.99))
+        rows.append((kind.name, sum(map(len, rounds)), 1000 * p50, 1000 * p99, p99 / median_of(found[within], 0.99)))
+    reporting.report(
+        f"{arguments.model}: a quiet tenant's time to first token",
+        ("the quiet tenant is", "requests", "median, ms", "p99, ms", "p99 by that within the share"),
+        rows,
+        f"It sends {rates[0]:.1f} requests/s of {arguments.input_len} tokens in and {arguments.output_len} out; the "
+        f"neighbour's share is {rates[1]:.1f} requests/s of {arguments.noisy_input_len} in and "
+        f"{arguments.noisy_output_len} out. {arguments.rounds} rounds of {arguments.seconds:g} s of each kind.",
+    )
+
+
+def median_of(rounds: list[list[float]], share: float) -> float:
+    """The median over rounds of a percentile."""
+    return statistics.median(reporting.percentile(times, share) or 0.0 for times in rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""How much of a step's budget each tenant's prompts may have."""
+
+from collections.abc import Iterable
+
+from penstock.scheduler.fairness import Demand, share_out
+from penstock.scheduler.sequence import Sequence
+
+
+class Allowances:
+    """What is left to the prompts of each tenant in one step.
+
+    Within one priority, tenants share what those before leave. Of one tenant, and between priorities, whoever is first
+    takes what it can, so nothing is bounded where there is one tenant.
+    """
+
+    def __init__(self, budget: int, demands: Iterable[tuple[Sequence, int]]) -> None:
+        """`demands` say who is in the step and how many tokens of a prompt each could compute, first one who could."""
+        self._left: dict[int, dict[str, int]] = {}
+        by_priority: dict[int, dict[str, Demand]] = {}
+        for sequence, tokens in demands:
+            standing = sequence.request.standing
+            tenants = by_priority.setdefault(standing.priority, {})
+            tenants.setdefault(standing.tenant, Demand(weight=standing.weight)).tokens += tokens
+        for priority, tenants in sorted(by_priority.items()):
+            if len(tenants) > 1:
+                self._left[priority] = share_out(max(0, budget), tenants)
+            budget -= sum(demand.tokens for demand in tenants.values())
+
+    def of(self, sequence: Sequence, most: int) -> int:
+        """What its prompt may have, up to `most`; a tenant without a share waits for the next step."""
+        standing = sequence.request.standing
+        shares = self._left.get(standing.priority)
+        return most if shares is None else min(most, shares.get(standing.tenant, 0))
+
+    def take(self, sequence: Sequence, tokens: int) -> None:
+        """Take so many of them."""
+        standing = sequence.request.standing
+        shares = self._left.get(standing.priority)
+        if shares is not None:
+            shares[standing.tenant] = shares.get(standing.tenant, 0) - tokens

@@ -1,0 +1,136 @@
+"""Who of several tenants comes next, and how a step's budget is shared out among them.
+
+Virtual token counters as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024, section 4): what a
+tenant was served, by its weight. Of those who wait, the one with the least counter comes next. While two of them always
+have somebody waiting, what they were served differs by no more than a bound that does not grow with time.
+"""
+
+from dataclasses import dataclass
+
+# A token of output is worth two of prompt, as in the paper: it takes a row of a step for itself.
+PROMPT_COST = 1.0
+OUTPUT_COST = 2.0
+# A step that tenants share has room for so many tokens of prompt, or this part of its budget, whoever else is in it.
+LEAST_SHARED, SHARED_PART = 128, 8
+# Tenants without requests whose counters are remembered, in one priority.
+MAX_IDLE = 1024
+
+
+@dataclass(slots=True)
+class _Account:
+    """A tenant's counter, and how many of its sequences wait for their first turn and were admitted."""
+
+    counter: float = 0.0
+    waiting: int = 0
+    admitted: int = 0
+
+
+class FairCounters:
+    """What each tenant of one priority was served, and so whose turn it is.
+
+    An idle tenant keeps its counter, so that it cannot leave behind what it was served beyond others, and one that
+    comes back is lifted to the least of those who wait: no credit is saved up. Nobody is remembered for ever: once the
+    priority has no request left nobody is owed anything, and of more than `MAX_IDLE` idle tenants the one with the
+    least counter, which would be lifted anyway or owes least, is forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[str, _Account] = {}
+        self._waiting: dict[str, _Account] = {}
+        self._idle: set[str] = set()
+        # A tenant that comes while nobody waits is lifted to who was the last that waited.
+        self._last: _Account | None = None
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    @property
+    def unused(self) -> bool:
+        """Whether no tenant has any request."""
+        return len(self._idle) == len(self._accounts)
+
+    def counter(self, tenant: str) -> float:
+        """What a tenant was served; 0 where it is not known."""
+        account = self._accounts.get(tenant)
+        return account.counter if account else 0.0
+
+    def enter(self, tenant: str) -> None:
+        """A request begins to wait for its first turn."""
+        account = self._accounts.setdefault(tenant, _Account())
+        self._idle.discard(tenant)
+        if not account.waiting:
+            account.counter = max(account.counter, self._floor())
+            self._waiting[tenant] = account
+        account.waiting += 1
+
+    def leave(self, tenant: str) -> None:
+        """A request waits no more: it was admitted, or ended."""
+        account = self._accounts[tenant]
+        account.waiting -= 1
+        if not account.waiting:
+            del self._waiting[tenant]
+            self._last = account
+        self._forget_idle(tenant)
+
+    def admit(self, tenant: str) -> None:
+        """One more sequence was admitted."""
+        self._accounts[tenant].admitted += 1
+
+    def end(self, tenant: str) -> None:
+        """A sequence that was admitted has ended."""
+        self._accounts[tenant].admitted -= 1
+        self._forget_idle(tenant)
+
+    def charge(self, tenant: str, cost: float) -> None:
+        """Count what a tenant with requests is served; below 0 is what it was charged for and will not get."""
+        self._accounts[tenant].counter += cost
+
+    def rank(self, tenant: str) -> tuple[float, int]:
+        """Whoever has less comes first: of what it was served, or else of what runs for it."""
+        # A tenant that was lifted has the very counter of another. Those with nothing admitted are equal, and who waits
+        # longer goes first, so that ever new tenants cannot keep one from its turn.
+        account = self._accounts[tenant]
+        return account.counter, account.admitted
+
+    def _floor(self) -> float:
+        if self._waiting:
+            return min(account.counter for account in self._waiting.values())
+        return self._last.counter if self._last else 0.0
+
+    def _forget_idle(self, tenant: str) -> None:
+        account = self._accounts[tenant]
+        if account.waiting or account.admitted:
+            return
+        self._idle.add(tenant)
+        if len(self._idle) > MAX_IDLE:
+            least = min(self._idle, key=lambda name: (self._accounts[name].counter, name))
+            self._idle.remove(least)
+            del self._accounts[least]
+
+
+@dataclass(slots=True)
+class Demand:
+    """What one tenant's prompts could take of a step; 0 where it only decodes. And its weight."""
+
+    tokens: int = 0
+    weight: float = 1.0
+
+
+def share_out(budget: int, demands: dict[str, Demand]) -> dict[str, int]:
+    """Shares of `budget` for the prompts of several tenants in one step, by weight.
+
+    A step lasts as long as all that it computes, so those who want least (nothing, where they only decode) are not made
+    to wait for all that others could compute besides: it ends with theirs, but is as long as it takes for weights to be
+    read for many tokens at a time. Within that, shares are max-min fair. The first tenant's is at least 1.
+    """
+    weights = sum(demand.weight for demand in demands.values())
+    least = min(demand.tokens / demand.weight for demand in demands.values())
+    left = min(budget, max(int(least * weights), budget // SHARED_PART, LEAST_SHARED))
+    shares: dict[str, int] = {}
+    for name, demand in sorted(demands.items(), key=lambda item: item[1].tokens / item[1].weight):
+        shares[name] = min(demand.tokens, int(left * demand.weight / weights))
+        left -= shares[name]
+        weights -= demand.weight
+    first = next(iter(demands))
+    shares[first] = max(shares[first], 1)
+    return shares

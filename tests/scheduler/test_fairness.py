@@ -1,0 +1,114 @@
+"""Counters of tenants, and shares of a step."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.scheduler.fairness import LEAST_SHARED, MAX_IDLE, Demand, FairCounters, share_out
+
+
+def serve(counters: FairCounters, tenant: str, cost: float) -> None:
+    """One request of a tenant, from its beginning to its end."""
+    counters.enter(tenant)
+    counters.admit(tenant)
+    counters.leave(tenant)
+    counters.charge(tenant, cost)
+    counters.end(tenant)
+
+
+def test_who_was_served_less_comes_first() -> None:
+    counters = FairCounters()
+    counters.enter("a")
+    counters.enter("b")
+    counters.charge("a", 10)
+    assert counters.rank("b") < counters.rank("a")
+
+
+def test_who_comes_back_is_lifted_to_the_least_of_those_who_wait() -> None:
+    counters = FairCounters()
+    counters.enter("a")
+    counters.enter("b")
+    counters.charge("a", 100)
+    counters.charge("b", 70)
+    counters.enter("c")
+    assert counters.counter("c") == 70
+    # Once it waits, what others are served does not lift it again.
+    counters.charge("b", 50)
+    counters.enter("c")
+    assert counters.counter("c") == 70
+
+
+def test_who_comes_back_is_not_forgiven_what_it_was_served_beyond_others() -> None:
+    counters = FairCounters()
+    counters.enter("a")
+    serve(counters, "b", 1000)
+    counters.enter("b")
+    assert counters.counter("b") == 1000
+    assert counters.rank("a") < counters.rank("b")
+
+
+def test_who_comes_while_nobody_waits_is_lifted_to_who_waited_last() -> None:
+    counters = FairCounters()
+    counters.enter("a")
+    counters.admit("a")
+    counters.leave("a")
+    counters.charge("a", 30)
+    counters.enter("b")
+    assert counters.counter("b") == 30
+
+
+def test_of_equals_the_one_of_which_less_runs_comes_first() -> None:
+    counters = FairCounters()
+    counters.enter("a")
+    counters.enter("a")
+    counters.admit("a")
+    counters.leave("a")
+    counters.enter("b")
+    assert counters.counter("a") == counters.counter("b")
+    assert counters.rank("b") < counters.rank("a")
+
+
+def test_idle_tenants_are_forgotten_the_least_first() -> None:
+    counters = FairCounters()
+    counters.enter("busy")
+    for number in range(MAX_IDLE + 10):
+        serve(counters, f"tenant {number}", 1 + number)
+    assert len(counters) == MAX_IDLE + 1
+    assert counters.counter("tenant 9") == 0
+    assert counters.counter("tenant 10") == 11
+    assert not counters.unused
+    counters.leave("busy")
+    assert counters.unused
+
+
+def test_a_step_ends_with_those_who_want_least() -> None:
+    assert share_out(8192, {"a": Demand(5000), "b": Demand(2000)}) == {"a": 2000, "b": 2000}
+    assert share_out(8192, {"a": Demand(5000, weight=2), "b": Demand(2000)}) == {"a": 4000, "b": 2000}
+
+
+def test_beside_little_a_step_is_still_worth_its_while() -> None:
+    assert share_out(8192, {"a": Demand(5000), "b": Demand(20)}) == {"a": 1004, "b": 20}
+    assert share_out(8192, {"a": Demand(5000), "b": Demand(0)}) == {"a": 1024, "b": 0}
+    assert share_out(512, {"a": Demand(5000), "b": Demand(0)}) == {"a": LEAST_SHARED, "b": 0}
+
+
+@pytest.mark.parametrize("budget", [0, 1, 2])
+def test_the_first_has_something_of_the_smallest_budget(budget: int) -> None:
+    shares = share_out(budget, {"a": Demand(50, weight=0.001), "b": Demand(50, weight=1000), "c": Demand(0)})
+    assert shares["a"] == 1
+
+
+@given(
+    st.integers(0, 4096),
+    st.dictionaries(st.text(max_size=2), st.builds(Demand, st.integers(1, 3000), st.floats(0.001, 1000)), min_size=2),
+)
+def test_shares_are_within_budget_and_demand(budget: int, demands: dict[str, Demand]) -> None:
+    shares = share_out(budget, demands)
+    assert shares.keys() == demands.keys()
+    assert sum(shares.values()) <= budget + 1
+    assert all(0 <= shares[name] <= demand.tokens for name, demand in demands.items())
+    # Whoever has less than it wants has no less by weight than anybody else, but for rounding.
+    for name, demand in demands.items():
+        if shares[name] < demand.tokens:
+            most = max((shares[other] - 2) / demands[other].weight for other in list(demands)[1:])
+            assert most <= (shares[name] + 2) / demand.weight
