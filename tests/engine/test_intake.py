@@ -1,5 +1,6 @@
 """What the intake refuses before anything reaches the engine."""
 
+import math
 from typing import Any
 
 import pytest
@@ -32,6 +33,16 @@ def intake() -> Intake:
         ("priority", None),
         ("priority", 2**63),
         ("priority", -(2**63) - 1),
+        ("weight", 0.0),
+        ("weight", -1.0),
+        ("weight", math.nan),
+        ("weight", math.inf),
+        ("weight", "heavy"),
+        ("weight", 0.0009),
+        ("weight", 1000.1),
+        ("tenant", None),
+        ("tenant", "x" * 257),
+        ("tenant", "\ud800"),
         ("cache_salt", 5),
         ("cache_salt", None),
         ("cache_salt", b"salt"),

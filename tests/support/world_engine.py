@@ -31,7 +31,7 @@ from penstock.engine.messages import (
     unpack_outputs,
 )
 from penstock.engine.process import EngineProcess
-from penstock.engine.worker import _serve
+from penstock.engine.worker import _Loop
 from penstock.scheduler.scheduler import Scheduler
 from support.scripted import VOCABULARY, ScriptedExecutor
 from support.world_jobs import Scenario, short_key
@@ -246,7 +246,7 @@ class Worker:
             if self.hung:
                 return
             self._received = False
-            _serve(self, self.core)  # type: ignore[arg-type]
+            _Loop(self, self.core).run()  # type: ignore[arg-type]
         except TurnOver:
             pass
         except Death:

@@ -6,6 +6,7 @@ from penstock.core.plan import Pooling
 from penstock.core.sampling import SamplingParams
 
 MAX_SALT_LENGTH = 256
+MAX_TENANT_LENGTH = 256
 # The least and the most weight of a tenant.
 WEIGHTS = (0.001, 1000.0)
 # Requests of this priority and beyond compute only in steps in which no other request does.
@@ -25,8 +26,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         priority: lower runs first; first come, first served within one priority and tenant. From BACKGROUND_PRIORITY
             on, a request is nobody's who waits.
-        tenant: for whom it is computed. Within one priority, tenants whose requests wait are served in turn, each as
-            its `weight` says.
+        tenant: for whom it is computed, a name of up to MAX_TENANT_LENGTH characters. Within one priority, tenants
+            whose requests wait are served in turn, each as its `weight` says.
         weight: how much of the engine the tenant has beside others, within WEIGHTS.
         cache_salt: requests share cached prefixes only within one salt, of up to MAX_SALT_LENGTH characters.
     """

@@ -9,7 +9,7 @@ import msgspec
 from penstock.core.checks import check_characters, check_integer, check_number
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter
 from penstock.core.plan import Pooling
-from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, WEIGHTS, KeptPrefix, Request, Standing
+from penstock.core.request import EVERYBODY, MAX_SALT_LENGTH, MAX_TENANT_LENGTH, WEIGHTS, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.admission import Limits, check_request
 
@@ -101,13 +101,14 @@ class Intake:
         return request
 
     def _check_common(self, prompt: list[int], standing: Standing) -> None:
-        cache_salt = standing.cache_salt
         self._check_tokens("prompt", prompt)
         check_integer("priority", standing.priority, -(2**63), 2**63 - 1)
         check_number("weight", standing.weight, *WEIGHTS)
-        if not isinstance(cache_salt, str) or len(cache_salt) > MAX_SALT_LENGTH:
-            raise InvalidParameter("cache_salt", f"must be a string of at most {MAX_SALT_LENGTH} characters.")
-        check_characters("cache_salt", cache_salt)
+        texts = (("tenant", standing.tenant, MAX_TENANT_LENGTH), ("cache_salt", standing.cache_salt, MAX_SALT_LENGTH))
+        for name, text, most in texts:
+            if not isinstance(text, str) or len(text) > most:
+                raise InvalidParameter(name, f"must be a string of at most {most} characters.")
+            check_characters(name, text)
 
     def _check_tokens(self, name: str, tokens: "list[int] | tuple[int, ...] | dict[int, float]") -> None:
         if not tokens:

@@ -24,8 +24,10 @@ from penstock.scheduler.totals import Totals
 class Scheduler:
     """Owns counters, blocks, budgets and order of all sequences.
 
-    Progress: the first running sequence in the total order can have every block that later ones hold, and the pool is
-    larger than any one request, so it always computes something; it ends, and the next is first.
+    Progress: the first running sequence in the total order can have every block that later ones hold, the pool is
+    larger than any one request, and its tenant has a share of every step, so it always computes something; it ends,
+    and the next is first. Whoever was preempted comes before all who are new, and of these tenants take turns, so that
+    each request is reached.
     """
 
     def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:

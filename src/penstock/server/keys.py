@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.errors import ConfigurationError
+from penstock.core.request import WEIGHTS
 from penstock.server.tenants import EVERYBODY, Tenant
 
 # Where one key is given without a file.
@@ -22,7 +23,7 @@ MAX_KEY_LENGTH = 512
 # What is shorter can be guessed; a key that `new_key` makes has 256 bits.
 SHORTEST_GOOD_KEY = 20
 _MOST_FILE_BYTES = 1 << 20
-_LEAST_WEIGHT, _MOST_WEIGHT = 0.001, 1000.0
+_LEAST_WEIGHT, _MOST_WEIGHT = WEIGHTS
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 _SECRET = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
