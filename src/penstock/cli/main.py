@@ -55,7 +55,11 @@ def serve(
         bool, typer.Option("--explain-config", help="Print every setting and why it has its value, and exit.")
     ] = False,
     tool_call_parser: Annotated[
-        str, typer.Option(help="Format of tool calls: auto (as the chat template), none, hermes, llama3 or mistral.")
+        str,
+        typer.Option(
+            help="Format of tool calls: auto (as the chat template), none, hermes, llama3, mistral, qwen3_coder, glm45 "
+            "or pythonic."
+        ),
     ] = "auto",
     reasoning_parser: Annotated[
         str, typer.Option(help="Of <think> blocks: auto (if the chat template has them), none or think.")

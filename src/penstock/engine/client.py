@@ -62,6 +62,8 @@ class Engine:
         self._closing = False
         # Totals of the runs before this one.
         self._earlier = LoadSnapshot()
+        # The newest snapshot of the process, and what it comes to with these.
+        self._counted = (self._earlier, self._earlier)
 
     @classmethod
     async def start(cls, launch: Launch, patience: Patience | None = None) -> "Engine":
@@ -102,7 +104,11 @@ class Engine:
     @property
     def load(self) -> LoadSnapshot:
         """The newest snapshot of the engine's load, with the totals of all its runs."""
-        return self._process.load.after(self._earlier)
+        newest = self._process.load
+        # Asked for with every output, and another one only after a step.
+        if newest is not self._counted[0]:
+            self._counted = newest, newest.after(self._earlier)
+        return self._counted[1]
 
     @property
     def process_id(self) -> int:

@@ -20,15 +20,10 @@ class Pass:
     def gained(self, output: RequestOutput) -> None:
         """An output of the job has come."""
         gate = self._gate
+        load, now = gate.engine.load, time.monotonic()
         for delta in output.deltas:
-            gate.admission.gained(
-                self._ticket,
-                delta.index,
-                len(delta.token_ids),
-                gate.engine.load,
-                time.monotonic(),
-                ended=delta.finish_reason is not None,
-            )
+            ended = delta.finish_reason is not None
+            gate.admission.gained(self._ticket, delta.index, len(delta.token_ids), load, now, ended=ended)
 
     def leave(self) -> None:
         """The engine has nothing more to do for it; may be said more than once."""
