@@ -2,13 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
 
 from penstock.text.calls.json_value import SPACE
 from penstock.text.calls.parser import CallParser, Texts
 from penstock.text.calls.python_value import PythonValue
-from penstock.text.calls.reader import is_tool_name
-from penstock.text.pieces import CallArguments, CallStart, Piece
+from penstock.text.calls.reader import NotationReader, is_tool_name
 
 PYTHON_OPENER, PYTHON_CLOSER = "<|python_start|>", "<|python_end|>"
 # How templates tell the model of the format.
@@ -16,51 +14,25 @@ PYTHON_TEMPLATE = "[func_name1("
 
 _NAME = re.compile(r"[^\s=(),:'\"\[\]{}]+")
 _SPACES = re.compile(r"[ \t\r\n]+")
-_MOST_NAME_CHARACTERS = 256
 
 
-class PythonReader:
+class PythonReader(NotationReader):
     """Reads one call; all of its arguments have names."""
 
     def __init__(self, index: int) -> None:
-        self.started = False
-        self.complete = False
-        self.ended = False
-        self.broken = False
-        self.unsaid: list[str] = []
-        self._index = index
-        self._told: list[str] = []
-        self._name = ""
+        super().__init__(index, self._read_name)
         self._key = ""
         self._arguments = 0
         self._value = PythonValue()
-        self._mode: Callable[[str, int], int] = self._read_name
 
-    def feed(self, text: str, start: int, pieces: list[Piece]) -> int:
-        """Take `text` from `start` on as far as it belongs to the call; the place behind what was taken."""
-        position = start
-        while position < len(text) and not self.ended and not self.broken:
-            before, started = position, self.started
-            position = self._mode(text, position)
-            if not self.started:
-                self.unsaid.append(text[before:position])
-            elif not started:
-                pieces.append(CallStart(self._index, self._name))
-        if self._told and self.started:
-            pieces.append(CallArguments(self._index, "".join(self._told)))
-            self._told.clear()
-        return position
-
-    # Modes: each takes text from a position on, and returns the place behind what it took.
+    # Modes.
 
     def _read_name(self, text: str, position: int) -> int:
         if not self._name and text[position] in SPACE:
             return position + 1
-        found = _NAME.match(text, position)
-        if found is not None:
-            self._name += found[0]
-            self.broken = len(self._name) > _MOST_NAME_CHARACTERS
-            return found.end()
+        end = self._more_of_name(text, position, _NAME)
+        if end is not None:
+            return end
         if text[position] != "(" or not is_tool_name(self._name):
             self.broken = True
             return position
@@ -107,7 +79,6 @@ class PythonReader:
         value = self._value
         end = value.feed(text, position)
         if value.written:
-            # By now it is certain that this is a call.
             self._start()
             self._told += value.written
             value.written.clear()
@@ -130,11 +101,6 @@ class PythonReader:
             return position
         self._mode = self._before_key
         return position + 1
-
-    def _start(self) -> None:
-        if not self.started:
-            self.started = True
-            self.unsaid.clear()
 
     def _end(self, position: int) -> int:
         self._start()

@@ -1,12 +1,17 @@
 """One call of a tool in a model's text: its name, and its arguments as they come."""
 
 import json
-from typing import Protocol
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from penstock.text.calls.json_value import SPACE, JsonValue, is_json_object
 from penstock.text.pieces import CallArguments, CallStart, Piece
 
+Mode = Callable[[str, int], int]
+
 _ARGUMENT_KEYS = ("arguments", "parameters")
+_MOST_NAME_CHARACTERS = 256
 
 # Where in the object of a call the reader is.
 _BEFORE = "before {"
@@ -19,7 +24,7 @@ _IN_VALUE = "in a value"
 _NEXT = ", or }"
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """Reads one call.
 
     Attributes:
@@ -30,17 +35,65 @@ class Reader(Protocol):
         unsaid: text taken that no piece tells: all of it before the call has started, then what follows its arguments.
     """
 
-    started: bool
-    complete: bool
-    ended: bool
-    broken: bool
-    unsaid: list[str]
+    def __init__(self, index: int) -> None:
+        """`index`: the call's place among those of an answer."""
+        self.started = False
+        self.complete = False
+        self.ended = False
+        self.broken = False
+        self.unsaid: list[str] = []
+        self._index = index
 
+    @abstractmethod
     def feed(self, text: str, start: int, pieces: list[Piece]) -> int:
         """Take `text` from `start` on as far as it belongs to the call; the place behind what was taken."""
 
 
-class ObjectReader:
+class NotationReader(Reader):
+    """Reads a call in a notation that is not JSON, and tells its arguments as the JSON object that they come to.
+
+    What comes next is read by a mode, which takes text from a position on and returns the place behind what it took.
+    """
+
+    def __init__(self, index: int, mode: "Mode") -> None:
+        super().__init__(index)
+        self._mode = mode
+        self._name = ""
+        # JSON of the arguments that no piece tells yet.
+        self._told: list[str] = []
+
+    def feed(self, text: str, start: int, pieces: list[Piece]) -> int:
+        """See `Reader`."""
+        position = start
+        while position < len(text) and not self.ended and not self.broken:
+            before, started = position, self.started
+            position = self._mode(text, position)
+            if not self.started:
+                self.unsaid.append(text[before:position])
+            elif not started:
+                pieces.append(CallStart(self._index, self._name))
+        if self._told and self.started:
+            pieces.append(CallArguments(self._index, "".join(self._told)))
+            self._told.clear()
+        return position
+
+    def _more_of_name(self, text: str, position: int, characters: re.Pattern[str]) -> int | None:
+        """The place behind what belongs to the call's name; None where it is at its end."""
+        found = characters.match(text, position)
+        if found is None:
+            return None
+        self._name += found[0]
+        self.broken = len(self._name) > _MOST_NAME_CHARACTERS
+        return found.end()
+
+    def _start(self) -> None:
+        """By now it is certain that this is a call."""
+        if not self.started:
+            self.started = True
+            self.unsaid.clear()
+
+
+class ObjectReader(Reader):
     """Reads a call that is one JSON object with a name and arguments, in any order; other keys are passed over.
 
     Arguments may be called parameters. Where they are text that holds an object, as some models write them, they are
@@ -49,12 +102,7 @@ class ObjectReader:
 
     def __init__(self, index: int, keys: frozenset[str] | None = None) -> None:
         """An object with another key than `keys` is no call, nor is one without arguments; None allows both."""
-        self.started = False
-        self.complete = False
-        self.ended = False
-        self.broken = False
-        self.unsaid: list[str] = []
-        self._index = index
+        super().__init__(index)
         self._keys = keys
         self._place = _BEFORE
         self._value = JsonValue()
@@ -66,7 +114,7 @@ class ObjectReader:
         self._arguments: str | None = None
 
     def feed(self, text: str, start: int, pieces: list[Piece]) -> int:
-        """Take `text` from `start` on as far as it belongs to the call; the place behind what was taken."""
+        """See `Reader`."""
         position = start
         while position < len(text) and not self.ended and not self.broken:
             if self._place is _IN_KEY or self._place is _IN_VALUE:
@@ -178,21 +226,16 @@ class ObjectReader:
         self.ended = True
 
 
-class ArgumentsReader:
+class ArgumentsReader(Reader):
     """Reads a call whose name is known: a JSON object with its arguments."""
 
     def __init__(self, index: int, name: str) -> None:
-        self.started = False
-        self.complete = False
-        self.ended = False
-        self.broken = False
-        self.unsaid: list[str] = []
-        self._index = index
+        super().__init__(index)
         self._name = name
         self._value = JsonValue()
 
     def feed(self, text: str, start: int, pieces: list[Piece]) -> int:
-        """Take `text` from `start` on as far as it belongs to the call; the place behind what was taken."""
+        """See `Reader`."""
         position = start
         while not self.started and position < len(text) and not self.broken:
             if text[position] == "{":

@@ -20,12 +20,11 @@ import msgspec
 
 from penstock.text.calls.json_value import SPACE, JsonValue, is_json
 from penstock.text.calls.parser import HERMES_CLOSER, HERMES_OPENER, CallParser, HermesParser, Texts
-from penstock.text.calls.reader import is_tool_name
-from penstock.text.pieces import CallArguments, CallStart, Piece, beginning_at_end
+from penstock.text.calls.reader import NotationReader, is_tool_name
+from penstock.text.pieces import beginning_at_end
 
 _NAME = re.compile(r"[^\s<>]+")
 _SPACES = re.compile(r"[ \t\r\n]+")
-_MOST_NAME_CHARACTERS = 256
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -111,45 +110,22 @@ class _WholeValue:
         return f'"{_escaped(text)}"'
 
 
-class TaggedReader:
+class TaggedReader(NotationReader):
     """Reads one call between tags."""
 
     def __init__(self, index: int, tags: Tags, texts: Texts) -> None:
         """`texts`: of each tool, those parameters whose values are text, and whether they may be null."""
-        self.started = False
-        self.complete = False
-        self.ended = False
-        self.broken = False
-        self.unsaid: list[str] = []
-        self._index = index
+        super().__init__(index, self._expect if tags.name_begin else self._read_name)
         self._tags = tags
         self._texts = texts
-        self._told: list[str] = []
-        self._name = ""
         self._key: list[str] = []
         self._arguments = 0
         self._value: _TextValue | _WholeValue = _TextValue(tags.padded)
         # Of a tag that may be there, the part that is.
         self._partial = ""
         self._expected: tuple[str, ...] = (tags.name_begin,)
-        self._mode: Callable[[str, int], int] = self._expect if tags.name_begin else self._read_name
 
-    def feed(self, text: str, start: int, pieces: list[Piece]) -> int:
-        """Take `text` from `start` on as far as it belongs to the call; the place behind what was taken."""
-        position = start
-        while position < len(text) and not self.ended and not self.broken:
-            before, started = position, self.started
-            position = self._mode(text, position)
-            if not self.started:
-                self.unsaid.append(text[before:position])
-            elif not started:
-                pieces.append(CallStart(self._index, self._name))
-        if self._told:
-            pieces.append(CallArguments(self._index, "".join(self._told)))
-            self._told.clear()
-        return position
-
-    # Modes: each takes text from a position on, and returns the place behind what it took.
+    # Modes.
 
     def _expect(self, text: str, position: int) -> int:
         """White space, and one of the tags that may follow here."""
@@ -171,11 +147,9 @@ class TaggedReader:
     def _read_name(self, text: str, position: int) -> int:
         if not self._name and not self._tags.name_begin and text[position] in SPACE:
             return position + 1
-        found = _NAME.match(text, position)
-        if found is not None:
-            self._name += found[0]
-            self.broken = len(self._name) > _MOST_NAME_CHARACTERS
-            return found.end()
+        behind = self._more_of_name(text, position, _NAME)
+        if behind is not None:
+            return behind
         end = self._tags.name_end
         if not is_tool_name(self._name) or (end and text[position] != end):
             self.broken = True
@@ -235,18 +209,14 @@ class TaggedReader:
         elif tag == self._tags.value_begin:
             self._begin_value()
         else:
-            self._start()
+            if not self.started:
+                self._start()
+                self._tell("{")
             if tag == self._tags.key_begin:
                 self._mode = self._read_key
             else:
                 self._tell("}")
                 self.complete = self.ended = True
-
-    def _start(self) -> None:
-        if not self.started:
-            self.started = True
-            self.unsaid.clear()
-            self._tell("{")
 
     def _begin_value(self) -> None:
         key = "".join(self._key)
