@@ -266,6 +266,8 @@ def test_logits_that_are_not_numbers_are_seen_through_a_mask(grammars) -> None:
         (Grammar.json_schema({"$ref": "https://example.com/x.json"}), "example.com"),
         (Grammar.json_schema({"type": "object", "minProperties": 3, "maxProperties": 1}), "minProperties"),
         (Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 2}), "minimum"),
+        (Grammar.json_schema({"$ref": "#"}), "refer only to itself?"),
+        (Grammar.ebnf("start: start"), "refer only to itself?"),
         (Grammar.regex("a{1"), ""),
         (Grammar.regex("(?<=a)b"), "look"),
         (Grammar.ebnf("start: missing"), "missing"),

@@ -394,7 +394,7 @@ def test_refusals_name_the_field(served: Any, fields: dict[str, Any], param: str
 def test_queries_of_stored_responses(served: Any) -> None:
     path = f"/v1/responses/{post(served).json()['id']}"
     assert served.http.get(path, params={"stream": "false"}).status_code == 200
-    for query in ({"stream": "true"}, {"include": "x"}, {"starting_after": "3"}):
+    for query in ({"stream": "true"}, {"include": "x"}, {"starting_after": "3"}, {"no_such_parameter": "1"}):
         assert refusal(served.http.get(path, params=query))["param"] == next(iter(query))
 
 

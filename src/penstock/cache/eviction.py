@@ -11,12 +11,10 @@ class BlockUse:
     Attributes:
         last_used: logical time at which the last sequence let go of it.
         depth: index of the block in its prefix chain.
-        hits: how often the cache has given it to a sequence.
     """
 
     last_used: int = 0
     depth: int = 0
-    hits: int = 0
 
 
 EvictionKey = Callable[[BlockUse], tuple[int, ...]]

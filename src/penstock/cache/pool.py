@@ -167,7 +167,6 @@ class BlockPool:
                 self._touched_until[block] = self._retiring.pop(block)
             else:
                 raise RuntimeError(f"block {block} is shared but nobody holds it and it is not published")
-            self._use[block].hits += 1
         keep = self._kept.get(block)
         if keep is not None:
             self._refresh(block, keep)

@@ -29,8 +29,10 @@ _JSON_OPTIONS = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_o
 # Text that a grammar leaves no choice about is drawn token by token like any other, among all that spell it.
 _NO_FORCING = '%llguidance {"no_forcing": true}'
 # Where messages quote the source, and the place in it where that is one that we have written.
-_QUOTED = re.compile(r"\n +\d+ \|| <non-verbose/>|\n<state>")
+_QUOTED = re.compile(r"\n +\d+ \||\s<non-verbose/>|\n<state>")
 _PLACE = re.compile(r"^at 1\(8\): (failed to compile JSON schema: )?")
+# What it calls a grammar whose first mask is empty.
+_EMPTY = "NoExtensionBias"
 # Waking threads takes a few tenths of a millisecond, in which one thread computes masks of about so many tokens, where
 # each costs as much as that many tokens besides.
 _TOKENS_WORTH_THREADS = 2**20
@@ -247,5 +249,7 @@ def _lark_of(grammar: Grammar) -> str:
 def _reason(message: str) -> str:
     """llguidance's message as one sentence, without the source that it quotes."""
     message = _QUOTED.split(_PLACE.sub("", message), maxsplit=1)[0]
+    if message == _EMPTY:
+        return "no text fits it; does a part of it refer only to itself?"
     short = " ".join(message.split())[:400].strip().rstrip(".")
     return (short or "it cannot be used") + "."

@@ -103,8 +103,10 @@ class ResponsesApi:
         response_id, owner = request.path_params["id"], tenant_of(request).name
         if request.method == "DELETE":
             return await self._delete(response_id, owner)
-        for name, neutral in _NEUTRAL_QUERY.items():
-            if any(value != neutral for value in request.query_params.getlist(name)):
+        for name, value in request.query_params.multi_items():
+            if name not in _NEUTRAL_QUERY:
+                raise InvalidParameter(name[:80], "is not a parameter of a response; leave it out.")
+            if value != _NEUTRAL_QUERY[name]:
                 raise InvalidParameter(name, "is not supported; a stored response is returned whole.")
         running = self._find(response_id, owner)
         if running is not None:
