@@ -6,12 +6,14 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from penstock.cli.main import main
 from penstock.cli.serve import address_markup
 from support.checkpoints import make
 
@@ -32,6 +34,23 @@ def copy(checkpoint: Path, tmp_path: Path) -> Path:
     for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
+
+
+@pytest.fixture
+def penstock_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> "Callable[..., subprocess.CompletedProcess[str]]":
+    """The same without a process, which takes a second to start, for what is refused before there is an engine."""
+
+    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return subprocess.CompletedProcess(arguments, ended.value.code, printed.out, printed.err)
+
+    return call
 
 
 def assert_refused(result: "subprocess.CompletedProcess[str]", *says: str) -> None:
@@ -144,8 +163,10 @@ def test_bench_engine_needs_neither_weights_nor_tokenizer(checkpoint: Path, tmp_
         ),
     ],
 )  # fmt: skip
-def test_bench_engine_refuses_what_would_mislead(checkpoint: Path, arguments: tuple[str, ...], says: str) -> None:
-    result = penstock("bench", "engine", str(checkpoint), "--threads", "1", "--repeat", "1", *arguments)
+def test_bench_engine_refuses_what_would_mislead(
+    checkpoint: Path, penstock_here, arguments: tuple[str, ...], says: str
+) -> None:
+    result = penstock_here("bench", "engine", str(checkpoint), "--threads", "1", "--repeat", "1", *arguments)
     assert result.returncode == 2, result.stderr
     assert says in result.stderr and "Traceback" not in result.stderr
     assert "tokens/s" not in result.stdout
@@ -167,8 +188,8 @@ def test_without_a_model_the_bundled_one_is_taken_and_announced() -> None:
 @pytest.mark.parametrize(
     "prompt", [("write a haiku about rain",), ("write", "a", "haiku", "about", "rain"), ("x " * 900,)]
 )
-def test_a_prompt_without_its_model(prompt: tuple[str, ...]) -> None:
-    assert_refused(penstock("run", *prompt), "penstock run haiku '")
+def test_a_prompt_without_its_model(penstock_here, prompt: tuple[str, ...]) -> None:
+    assert_refused(penstock_here("run", *prompt), "penstock run haiku '")
 
 
 def test_a_folder_is_a_model_and_not_the_bundled_one_of_its_name(checkpoint: Path, tmp_path: Path) -> None:
@@ -219,10 +240,12 @@ def test_a_tensor_of_the_wrong_shape(copy: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ],
 )
-def test_a_configuration_that_is_not_implemented(copy: Path, change: dict[str, object], says: str) -> None:
+def test_a_configuration_that_is_not_implemented(
+    copy: Path, penstock_here, change: dict[str, object], says: str
+) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, **change}))
-    assert_refused(penstock("serve", str(copy), "--port", "0"), says)
+    assert_refused(penstock_here("serve", str(copy), "--port", "0"), says)
 
 
 def test_a_tokenizer_beyond_the_vocabulary(copy: Path) -> None:
@@ -248,5 +271,5 @@ def test_a_tokenizer_beyond_the_vocabulary(copy: Path) -> None:
         (("--max-ttft", "nan"), "--max-ttft"),
     ],
 )
-def test_options_that_cannot_work(checkpoint: Path, arguments: tuple[str, ...], says: str) -> None:
-    assert_refused(penstock("serve", str(checkpoint), "--port", "0", *arguments), says)
+def test_options_that_cannot_work(checkpoint: Path, penstock_here, arguments: tuple[str, ...], says: str) -> None:
+    assert_refused(penstock_here("serve", str(checkpoint), "--port", "0", *arguments), says)
