@@ -11,6 +11,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli import options
+from penstock.cli.groups import with_groups
 from penstock.core.errors import PenstockError
 
 
@@ -44,6 +45,7 @@ def _version(
 
 
 @app.command()
+@with_groups
 def serve(
     model: options.Model = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -76,52 +78,20 @@ def serve(
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
     data_dir: options.DataDir = None,
-    api_key: options.ApiKey = None,
-    api_key_file: options.ApiKeyFile = None,
-    no_auth: options.NoAuth = False,
-    max_queued_requests: options.MaxQueuedRequests = None,
-    max_queued_tokens: options.MaxQueuedTokens = None,
-    max_ttft: options.MaxTtft = None,
-    request_timeout: options.RequestTimeout = None,
-    stall_timeout: options.StallTimeout = None,
-    tokenizer: options.Tokenizer = None,
-    dtype: options.Dtype = "auto",
-    quantization: options.Quantization = "none",
-    quantize_head: options.QuantizeHead = None,
-    max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
-    long_prefill_token_threshold: options.LongPrefill = None,
-    kv_cache_memory: options.KvCacheMemory = None,
     enable_prefix_caching: options.PrefixCaching = True,
-    load_format: options.LoadFormat = "auto",
-    threads: options.Threads = None,
-    instruction_set: options.InstructionSet = "auto",
-    packed_cache: options.PackedCache = None,
+    *,
+    access: options.AccessOptions,
+    bounds: options.BoundOptions,
+    computing: options.ModelOptions,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.keys import read_access
     from penstock.cli.serve import ServeOptions, run_serve
     from penstock.server.limits import LimitOptions
 
-    access = read_access(api_key, api_key_file, no_auth)
-    engine = options.engine_options(
-        options.model_or_default(model),
-        tokenizer=tokenizer,
-        dtype=dtype,
-        quantization=quantization,
-        quantize_head=quantize_head,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        long_prefill_token_threshold=long_prefill_token_threshold,
-        kv_cache_memory=kv_cache_memory,
-        enable_prefix_caching=enable_prefix_caching,
-        load_format=load_format,
-        threads=threads,
-        instruction_set=instruction_set,
-        packed_cache=packed_cache,
-    )
+    keys = read_access(**vars(access))
+    engine = computing.engine(model, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching)
     logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     serving = ServeOptions(
         host=host,
@@ -132,18 +102,13 @@ def serve(
         drain_timeout=options.parse_seconds(drain_timeout, "--drain-timeout", 0.0),
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
         admin_socket=admin_socket,
-        limits=LimitOptions(
-            max_queued_requests=max_queued_requests,
-            max_queued_tokens=max_queued_tokens,
-            max_ttft=max_ttft,
-            request_timeout=request_timeout,
-            stall_timeout=stall_timeout,
-        ),
+        limits=LimitOptions(**vars(bounds)),
     )
-    raise typer.Exit(run_serve(engine, serving, access, explain_only=explain_config))
+    raise typer.Exit(run_serve(engine, serving, keys, explain_only=explain_config))
 
 
 @app.command()
+@with_groups
 def run(
     model: options.Model = None,
     prompt: Annotated[list[str] | None, typer.Argument(help="Ask this one thing; without it, chat.")] = None,
@@ -151,40 +116,14 @@ def run(
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
-    tokenizer: options.Tokenizer = None,
-    dtype: options.Dtype = "auto",
-    quantization: options.Quantization = "none",
-    quantize_head: options.QuantizeHead = None,
-    max_model_len: options.MaxModelLen = None,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
-    long_prefill_token_threshold: options.LongPrefill = None,
-    kv_cache_memory: options.KvCacheMemory = None,
-    load_format: options.LoadFormat = "auto",
-    threads: options.Threads = None,
-    instruction_set: options.InstructionSet = "auto",
-    packed_cache: options.PackedCache = None,
+    *,
+    computing: options.ModelOptions,
 ) -> None:
     """Chat with a model in the terminal."""
     from penstock.cli.chat import run_chat
 
     options.refuse_prompt_as_model(model, prompt or ())
-    engine = options.engine_options(
-        options.model_or_default(model),
-        tokenizer=tokenizer,
-        dtype=dtype,
-        quantization=quantization,
-        quantize_head=quantize_head,
-        max_model_len=max_model_len,
-        max_num_seqs=None,
-        max_num_batched_tokens=max_num_batched_tokens,
-        long_prefill_token_threshold=long_prefill_token_threshold,
-        kv_cache_memory=kv_cache_memory,
-        enable_prefix_caching=True,
-        load_format=load_format,
-        threads=threads,
-        instruction_set=instruction_set,
-        packed_cache=packed_cache,
-    )
+    engine = computing.engine(model)
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     # A prompt need not be quoted.
     raise typer.Exit(run_chat(engine, " ".join(prompt) if prompt else None, system, given))
@@ -215,6 +154,7 @@ def models(
 
 
 @bench.command("engine")
+@with_groups
 def bench_engine(
     model: options.Model = None,
     input_len: Annotated[int, typer.Option(help="Tokens of each prompt.", min=1)] = 128,
@@ -223,42 +163,17 @@ def bench_engine(
     static: Annotated[bool, typer.Option("--static", help="Static batching, for comparison.")] = False,
     repeat: Annotated[int, typer.Option(help="Runs of which the median counts.", min=1)] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
-    tokenizer: options.Tokenizer = None,
-    dtype: options.Dtype = "auto",
-    quantization: options.Quantization = "none",
-    quantize_head: options.QuantizeHead = None,
-    max_model_len: options.MaxModelLen = None,
     max_num_seqs: options.MaxNumSeqs = None,
-    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
-    long_prefill_token_threshold: options.LongPrefill = None,
-    kv_cache_memory: options.KvCacheMemory = None,
     enable_prefix_caching: options.PrefixCaching = False,
-    load_format: options.LoadFormat = "auto",
-    threads: options.Threads = None,
-    instruction_set: options.InstructionSet = "auto",
-    packed_cache: options.PackedCache = None,
+    *,
+    computing: options.ModelOptions,
 ) -> None:
     """Prefill and decode speed of the engine by itself, on random prompts."""
     from penstock.cli.bench import run_bench_engine
 
-    engine = options.engine_options(
-        options.model_or_default(model),
-        tokenizer=tokenizer,
-        dtype=dtype,
-        quantization=quantization,
-        quantize_head=quantize_head,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        long_prefill_token_threshold=long_prefill_token_threshold,
-        kv_cache_memory=kv_cache_memory,
-        enable_prefix_caching=enable_prefix_caching,
-        load_format=load_format,
-        threads=threads,
-        instruction_set=instruction_set,
-        packed_cache=packed_cache,
+    engine = computing.engine(
+        model, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching, static_batching=static
     )
-    engine["static_batching"] = static
     run_bench_engine(engine, input_len, output_len, options.parse_batch_sizes(batch_size), repeat, json_file)
 
 

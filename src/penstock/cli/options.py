@@ -4,6 +4,7 @@ import os.path
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -148,39 +149,44 @@ def _shortened(text: str) -> str:
     return line if len(line) <= LONGEST_SHOWN else f"{line[: LONGEST_SHOWN - 3]}..."
 
 
-def engine_options(
-    model: str,
-    *,
-    tokenizer: str | None,
-    dtype: str,
-    quantization: str,
-    quantize_head: str | None,
-    max_model_len: int | None,
-    max_num_seqs: int | None,
-    max_num_batched_tokens: int | None,
-    long_prefill_token_threshold: int | None,
-    kv_cache_memory: str | None,
-    enable_prefix_caching: bool,
-    load_format: str,
-    threads: int | None,
-    instruction_set: str,
-    packed_cache: str | None,
-) -> dict[str, Any]:
-    """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""
-    return {
-        "model": model,
-        "tokenizer": tokenizer,
-        "dtype": dtype,
-        "quantization": quantization,
-        "quantize_head": quantize_head,
-        "max_model_len": max_model_len,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "long_prefill_token_threshold": long_prefill_token_threshold,
-        "kv_cache_memory": parse_size(kv_cache_memory, "--kv-cache-memory"),
-        "enable_prefix_caching": enable_prefix_caching,
-        "load_format": load_format,
-        "threads": threads,
-        "instruction_set": instruction_set,
-        "packed_cache": packed_cache,
-    }
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model is computed, and with what."""
+
+    tokenizer: Tokenizer = None
+    dtype: Dtype = "auto"
+    quantization: Quantization = "none"
+    quantize_head: QuantizeHead = None
+    max_model_len: MaxModelLen = None
+    max_num_batched_tokens: MaxNumBatchedTokens = None
+    long_prefill_token_threshold: LongPrefill = None
+    kv_cache_memory: KvCacheMemory = None
+    load_format: LoadFormat = "auto"
+    threads: Threads = None
+    instruction_set: InstructionSet = "auto"
+    packed_cache: PackedCache = None
+
+    def engine(self, model: str | None, **others: Any) -> dict[str, Any]:
+        """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""
+        memory = parse_size(self.kv_cache_memory, "--kv-cache-memory")
+        return {**vars(self), "model": model_or_default(model), "kv_cache_memory": memory, **others}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    """Who may use a server."""
+
+    api_key: ApiKey = None
+    api_key_file: ApiKeyFile = None
+    no_auth: NoAuth = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundOptions:
+    """What a server takes on, and for how long."""
+
+    max_queued_requests: MaxQueuedRequests = None
+    max_queued_tokens: MaxQueuedTokens = None
+    max_ttft: MaxTtft = None
+    request_timeout: RequestTimeout = None
+    stall_timeout: StallTimeout = None
