@@ -101,6 +101,7 @@ def serve(
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.keys import read_access
+    from penstock.cli.log_stream import unfailing_stderr
     from penstock.cli.serve import ServeOptions, run_serve
     from penstock.server.limits import LimitOptions
 
@@ -122,7 +123,6 @@ def serve(
         instruction_set=instruction_set,
         packed_cache=packed_cache,
     )
-    logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     serving = ServeOptions(
         host=host,
         port=port,
@@ -140,7 +140,10 @@ def serve(
             stall_timeout=stall_timeout,
         ),
     )
-    raise typer.Exit(run_serve(engine, serving, access, explain_only=explain_config))
+    with unfailing_stderr():
+        logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
+        status = run_serve(engine, serving, access, explain_only=explain_config)
+    raise typer.Exit(status)
 
 
 @app.command()

@@ -26,6 +26,7 @@ from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
+from penstock.server.errors import StorageUnavailable
 from penstock.server.limits import LimitOptions, make_admission, resolve_limits
 from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
@@ -214,7 +215,7 @@ class _Storage:
             return
         try:
             self.store = Store.open(folder)
-        except ConfigurationError as error:
+        except (ConfigurationError, StorageUnavailable) as error:
             if asked is not None:
                 raise
             self.why_none = "This server keeps no files, and so runs no batches; its start said why."

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.errors import BatchHasEnded, BatchNotFound, StorageFull
+from penstock.server.errors import BatchHasEnded, BatchNotFound, TooManyBatches
 from penstock.server.storage.database import Database
 from penstock.server.storage.files import StoredFile, all_full, find, insert, used_bytes
 from penstock.server.storage.limits import Limits
@@ -92,7 +92,7 @@ class BatchStore:
                 f"SELECT coalesce(sum(status IN {ENDED}), 0), count(*) FROM batches"
             ).fetchone()
             if count - ended >= self.limits.unfinished_batches:
-                raise StorageFull(
+                raise TooManyBatches(
                     f"{self.limits.unfinished_batches} batches have not ended, and no more are taken; wait for one, "
                     "or cancel one with POST /v1/batches/{id}/cancel."
                 )
@@ -171,10 +171,13 @@ class BatchStore:
                 "WHERE sequence = ?",
                 (*counts, size, row[0]),
             )
-            if used_bytes(connection) > self.limits.total_bytes:
-                raise all_full(self.limits)
 
         await self._database.run(work)
+
+    async def check_room(self) -> None:
+        """Raise StorageLimitReached where no more results are to be kept."""
+        if await self._database.run(used_bytes) > self.limits.total_bytes:
+            raise all_full(self.limits)
 
     async def lines_done(self, batch_id: str) -> set[int]:
         """The numbers of the lines that have a result."""

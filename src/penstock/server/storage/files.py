@@ -5,7 +5,7 @@ exist. What a row does not know is removed at the next start.
 """
 
 import asyncio
-import errno
+import contextlib
 import logging
 import os
 import sqlite3
@@ -17,8 +17,15 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from penstock.server.errors import StorageFailed, StorageFull, StoredFileInUse, StoredFileNotFound
-from penstock.server.storage.database import DISK_FULL, Database
+from penstock.server.errors import (
+    StorageFull,
+    StorageLimitReached,
+    StorageUnavailable,
+    StoredFileInUse,
+    StoredFileNotFound,
+)
+from penstock.server.storage.condition import StorageCondition
+from penstock.server.storage.database import Database
 from penstock.server.storage.directory import DataDirectory, sync_folder
 from penstock.server.storage.limits import Limits
 from penstock.server.storage.pages import Page, select
@@ -26,6 +33,8 @@ from penstock.server.storage.pages import Page, select
 logger = logging.getLogger("penstock.server")
 
 _WRITE_BYTES = 1 << 20
+# What a look at a disk that was full wants to find free.
+_PROBE_BYTES = 1 << 20
 _UNFINISHED = "('validating', 'in_progress', 'finalizing', 'cancelling')"
 
 
@@ -56,13 +65,13 @@ class Incoming:
         self._store = store
         self._path = path
         self._room = room
-        self._file: BinaryIO | None = None
+        self._descriptor: int | None = None
         self._parts: list[bytes] = []
         self._waiting = 0
         self._work: asyncio.Future[Any] | None = None
 
     async def write(self, data: bytes) -> None:
-        """Append. Raises StorageFull where files that are being written would not fit together."""
+        """Append. Raises StorageLimitReached where what is being written would not fit, and StorageUnavailable."""
         self.size += len(data)
         if self._room is not None:
             self._store.incoming += len(data)
@@ -84,33 +93,40 @@ class Incoming:
             # A caller that was cancelled may have left it at work.
             await asyncio.wait((self._work,))
         self._forget()
-        if self._file is not None:
-            self._file.close()
-            self._path.unlink(missing_ok=True)
-            self._file = None
+        if self._descriptor is not None:
+            # Closing can tell of a failure, too; what was written is to go all the same.
+            with contextlib.suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
         self._work = asyncio.get_running_loop().run_in_executor(None, work)
         try:
             await asyncio.shield(self._work)
         except OSError as error:
-            raise _explain(error) from error
+            raise self._store.condition.explain(error) from error
 
     def _flush(self) -> None:
-        if self._file is None:
-            self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
-        self._file.write(b"".join(self._parts))
+        if self._descriptor is None:
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        _write_all(self._descriptor, b"".join(self._parts))
         self._parts, self._waiting = [], 0
 
     def _finish(self, path: Path) -> None:
         self._flush()
-        assert self._file is not None, "it has been opened"
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        assert self._descriptor is not None, "it has been opened"
+        os.fsync(self._descriptor)
         self._path.rename(path)
-        self._file = None
-        sync_folder(path.parent)
+        descriptor, self._descriptor = self._descriptor, None
+        try:
+            os.close(descriptor)
+            sync_folder(path.parent)
+        except OSError:
+            # Nobody will be told that it is there.
+            path.unlink(missing_ok=True)
+            raise
 
     def _forget(self) -> None:
         if self._room is not None:
@@ -119,10 +135,13 @@ class Incoming:
 
 
 class FileStore:
-    """All files of a server."""
+    """All files of a server. `condition` is told of what the disk fails."""
 
-    def __init__(self, database: Database, directory: DataDirectory, limits: Limits) -> None:
+    def __init__(
+        self, database: Database, directory: DataDirectory, limits: Limits, condition: StorageCondition
+    ) -> None:
         self.limits = limits
+        self.condition = condition
         self.incoming = 0
         self._database = database
         self._contents = directory.folder("files")
@@ -130,19 +149,40 @@ class FileStore:
 
     def clean(self) -> None:
         """Remove what a server that was cut off has left; before anything else is asked."""
-        for path in self._partial.iterdir():
-            path.unlink()
         known = self._database.run_at_start(_all_ids)
-        present = {path.name for path in self._contents.iterdir()}
-        for name in present - known:
-            (self._contents / name).unlink()
+        try:
+            present = {path.name for path in self._contents.iterdir()}
+            left = [*self._partial.iterdir(), *(self._contents / name for name in present - known)]
+            for path in left:
+                path.unlink()
+        except OSError as error:
+            raise self.condition.explain(error) from error
         lost = known - present
         if lost:
             logger.warning("The contents of %d files have gone from the data directory; they are forgotten.", len(lost))
-            self._database.run_at_start(lambda connection: _delete_rows(connection, lost))
+            # Where the disk is full, the next start can do it.
+            with contextlib.suppress(StorageUnavailable):
+                self._database.run_at_start(lambda connection: _delete_rows(connection, lost))
+
+    async def probe(self) -> None:
+        """Write a file and remove it. Raises StorageFull, StorageFailed where that fails."""
+        try:
+            await asyncio.to_thread(self._try_to_write)
+        except OSError as error:
+            raise self.condition.explain(error) from error
+
+    def _try_to_write(self) -> None:
+        path = self._partial / "probe"
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            _write_all(descriptor, bytes(_PROBE_BYTES))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            path.unlink()
 
     async def begin(self, *, counted: bool = False) -> Incoming:
-        """Begin a file. Raises StorageFull where there is no room for any, unless it is of results, counted before."""
+        """Begin a file. Raises StorageLimitReached where there is no room, unless it is of results, counted before."""
         path = self._partial / f"file-{uuid.uuid4().hex}"
         if counted:
             return Incoming(self, path, None)
@@ -153,7 +193,7 @@ class FileStore:
     async def add(
         self, incoming: Incoming, owner: str, purpose: str, filename: str, seconds: int | None = None
     ) -> StoredFile:
-        """Keep what was written, for `seconds`. Raises StorageFull."""
+        """Keep what was written, for `seconds`. Raises StorageLimitReached."""
         file = await self.place(incoming, owner, purpose, filename, seconds)
 
         def work(connection: sqlite3.Connection) -> None:
@@ -165,7 +205,9 @@ class FileStore:
         try:
             await self._database.run(work)
         except Exception:
-            await self.remove_contents({file.id})
+            # What cannot be removed either is at the next start.
+            with contextlib.suppress(StorageUnavailable):
+                await self.remove_contents({file.id})
             raise
         return file
 
@@ -197,21 +239,38 @@ class FileStore:
             return file, await asyncio.to_thread(open, self._contents / file.id, "rb")
         except FileNotFoundError:
             raise not_found(file_id) from None
+        except OSError as error:
+            raise self.condition.explain(error) from error
 
     async def delete(self, file_id: str, owner: str) -> None:
         """Raises StoredFileNotFound, and StoredFileInUse where a batch still reads it."""
-        await self._database.run(lambda connection: _delete_unused(connection, file_id, owner))
-        await self.remove_contents({file_id})
+        await self._remove(lambda connection: _unused(connection, file_id, owner))
 
     async def remove_expired(self) -> None:
         """Delete files that are too old and that no batch still reads."""
         now = int(time.time())
-        await self.remove_contents(await self._database.run(lambda connection: _delete_expired(connection, now)))
+        await self._remove(lambda connection: _expired(connection, now))
+
+    async def _remove(self, choose: Callable[[sqlite3.Connection], set[str]]) -> None:
+        """Delete the files with these ids: their rows first, and then what no row knows."""
+
+        def work(connection: sqlite3.Connection) -> set[str]:
+            ids = choose(connection)
+            _delete_rows(connection, ids)
+            return ids
+
+        try:
+            removed = await self._database.run(work)
+        except StorageFull:
+            # The database needs room to forget something: what the contents leave.
+            await self.remove_contents(await self._database.run(choose))
+            removed = await self._database.run(work)
+        await self.remove_contents(removed)
 
     def _check_room(self, connection: sqlite3.Connection) -> int:
         (count,) = connection.execute("SELECT count(*) FROM files").fetchone()
         if count >= self.limits.files:
-            raise StorageFull(
+            raise StorageLimitReached(
                 f"This server keeps at most {self.limits.files} files; delete some that are not needed with DELETE "
                 "/v1/files/{id}."
             )
@@ -221,19 +280,22 @@ class FileStore:
         return used
 
     async def remove_contents(self, ids: set[str]) -> None:
-        """Remove the contents of files that do not exist (any more)."""
+        """Remove the contents of files that do not exist (any more). Raises StorageFailed."""
 
         def work() -> None:
             for name in ids:
                 (self._contents / name).unlink(missing_ok=True)
 
         if ids:
-            await asyncio.to_thread(work)
+            try:
+                await asyncio.to_thread(work)
+            except OSError as error:
+                raise self.condition.explain(error) from error
 
 
-def all_full(limits: Limits) -> StorageFull:
+def all_full(limits: Limits) -> StorageLimitReached:
     """The error where there is no room for more bytes."""
-    return StorageFull(
+    return StorageLimitReached(
         f"This server keeps at most {limits.total_bytes} bytes of files and results; delete files that are not needed "
         "with DELETE /v1/files/{id}."
     )
@@ -259,11 +321,11 @@ def not_found(file_id: str, param: str | None = None) -> StoredFileNotFound:
     return StoredFileNotFound(f"There is no file {file_id[:80]!r}; it may have been deleted, or expired.", param=param)
 
 
-def _explain(error: OSError) -> StorageFull | StorageFailed:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StorageFull(DISK_FULL)
-    logger.error("a file could not be written", exc_info=error)
-    return StorageFailed("The server's storage failed; its log has the cause.")
+def _write_all(descriptor: int, data: bytes) -> None:
+    """A disk that fills up takes a part of what it is given, and says why only when asked for more."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
 
 
 def _all_ids(connection: sqlite3.Connection) -> set[str]:
@@ -274,7 +336,7 @@ def _delete_rows(connection: sqlite3.Connection, ids: set[str]) -> None:
     connection.executemany("DELETE FROM files WHERE id = ?", [(name,) for name in ids])
 
 
-def _delete_unused(connection: sqlite3.Connection, file_id: str, owner: str) -> None:
+def _unused(connection: sqlite3.Connection, file_id: str, owner: str) -> set[str]:
     find(connection, file_id, owner)
     query = f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {_UNFINISHED}"
     reader = connection.execute(query, (file_id,)).fetchone()
@@ -282,17 +344,15 @@ def _delete_unused(connection: sqlite3.Connection, file_id: str, owner: str) -> 
         raise StoredFileInUse(
             f"The file {file_id!r} is the input of {reader[0]!r}, which has not ended; cancel it first."
         )
-    _delete_rows(connection, {file_id})
+    return {file_id}
 
 
-def _delete_expired(connection: sqlite3.Connection, now: int) -> set[str]:
+def _expired(connection: sqlite3.Connection, now: int) -> set[str]:
     query = (
         "SELECT id FROM files WHERE expires_at <= ? AND id NOT IN "
         f"(SELECT input_file_id FROM batches WHERE status IN {_UNFINISHED})"
     )
-    expired = {name for (name,) in connection.execute(query, (now,))}
-    _delete_rows(connection, expired)
-    return expired
+    return {name for (name,) in connection.execute(query, (now,))}
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:
