@@ -24,11 +24,12 @@ from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
+from penstock.server import descriptors
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.errors import StorageUnavailable
 from penstock.server.limits import LimitOptions, make_admission, resolve_limits
-from penstock.server.serve import beside, bind, run_loop, serve
+from penstock.server.serve import MAX_CONNECTIONS, beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
@@ -86,17 +87,24 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         reading = _read_output(prepared.load_tokenizer(), serving.parsers)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         _, bounds = resolve_limits(serving.limits, prepared.config)
-        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why, access.reason, *bounds]))
+        kept = (why, access.reason, descriptors.raise_limit(MAX_CONNECTIONS), *bounds)
+        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
+    described = descriptors.raise_limit(MAX_CONNECTIONS)
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(serving.host, serving.port)
     with contextlib.closing(listener):
         access.check_exposed(listener)
-        return run_loop(_serve(EngineOptions(**options), serving, access, listener, started))
+        return run_loop(_serve(EngineOptions(**options), serving, access, listener, started, described))
 
 
 async def _serve(
-    options: EngineOptions, serve_options: ServeOptions, access: Access, listener: socket.socket, started: float
+    options: EngineOptions,
+    serve_options: ServeOptions,
+    access: Access,
+    listener: socket.socket,
+    started: float,
+    described: Reason,
 ) -> int:
     progress = _LoadProgress()
     # The engine imports torch while this process finds out what to load.
@@ -141,7 +149,7 @@ async def _serve(
             message = ready.result()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         _print_notes(prepared, tokenizer, reading, message)
-        for note in (storage.note, access.note, *access.warnings):
+        for note in (storage.note, _note(described), access.note, *access.warnings):
             console.print(escape(note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
         console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
@@ -210,7 +218,7 @@ class _Storage:
     def open(self, asked: str | None, model: str) -> None:
         """Take the folder. Raises ConfigurationError, unless nobody asked for it: then the server goes without."""
         folder, reason = choose_folder(asked, model)
-        self.note = f"{reason.setting}: {reason.value} ({reason.why})"
+        self.note = _note(reason)
         if folder is None:
             return
         try:
@@ -250,6 +258,11 @@ class _LoadProgress:
         if self._task is None:
             self._task = self._bar.add_task("weights", total=total)
         self._bar.update(self._task, completed=done)
+
+
+def _note(reason: Reason) -> str:
+    """A setting as the start tells it."""
+    return f"{reason.setting}: {reason.value} ({reason.why})"
 
 
 def _reasons_table(reasons: list[Reason]) -> Table:

@@ -17,6 +17,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from penstock.core.errors import AddressInUse, ConfigurationError
+from penstock.server.accept import Acceptor
 from penstock.server.drain import Drain
 from penstock.server.limits import STALL_SECONDS
 from penstock.server.protocol import BoundedProtocol
@@ -106,12 +107,19 @@ class Server(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._asked_to_end = False
         self._ending: asyncio.Task[None] | None = None
+        self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections, and say so."""
-        await super().startup(sockets=sockets)
+        await super().startup(sockets=[])
+        if self.started:
+            self._acceptors = [Acceptor(each, self._make_protocol) for each in sockets or ()]
         if self.started and self._on_started is not None:
             self._on_started()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
         """What uvicorn does ten times a second; True ends the server."""
@@ -130,6 +138,9 @@ class Server(uvicorn.Server):
         await self.end_background()
         if self._ending is not None:
             self._ending.cancel()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors = []
         await super().shutdown(sockets=sockets)
 
     async def end_background(self) -> None:
