@@ -84,7 +84,7 @@ def serving_stored(
     **model: object,
 ) -> Iterator[StoredServer]:
     """Serve with what is kept in `folder`."""
-    store = Store.open(folder, limits, condition)
+    store = Store.open(folder, limits, condition, keys.tenants if keys else ())
     engine = ScriptedEngine(None if tokenizer is None else tokenizer.table, range(5, 9), **model)
     try:
         with running(create_app(engine, tokenizer, store=store, keys=keys)) as url, described_client(url) as http:

@@ -199,12 +199,15 @@ def key(
     weight: Annotated[
         float | None, typer.Option(help="How much of the engine it has beside others; 1 without.")
     ] = None,
+    max_stored_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of its files and results, such as 2GB; a share without.")
+    ] = None,
     add: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the entry to this file.")] = None,
 ) -> None:
     """Make an API key for `penstock serve --api-key-file`: print it once, and its entry."""
     from penstock.cli.keys import run_key
 
-    run_key(name, weight, add)
+    run_key(name, weight, options.parse_size(max_stored_bytes, "--max-stored-bytes"), add)
 
 
 @app.command()

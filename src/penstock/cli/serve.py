@@ -33,6 +33,7 @@ from penstock.server.serve import MAX_CONNECTIONS, beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
+from penstock.server.tenants import Tenant
 from penstock.text.chat_template import ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer
@@ -115,7 +116,8 @@ async def _serve(
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
         limits, bounds = resolve_limits(serve_options.limits, prepared.config)
-        await asyncio.to_thread(storage.open, serve_options.data_dir, prepared.served_names(serve_options.names)[0])
+        name = prepared.served_names(serve_options.names)[0]
+        await asyncio.to_thread(storage.open, serve_options.data_dir, name, access.keys.tenants)
         engine.configure(prepared.config)
         with progress:
             before = time.monotonic()
@@ -215,14 +217,14 @@ class _Storage:
         self.why_none = NO_STORE
         self.note = ""
 
-    def open(self, asked: str | None, model: str) -> None:
+    def open(self, asked: str | None, model: str, tenants: Sequence[Tenant]) -> None:
         """Take the folder. Raises ConfigurationError, unless nobody asked for it: then the server goes without."""
         folder, reason = choose_folder(asked, model)
         self.note = _note(reason)
         if folder is None:
             return
         try:
-            self.store = Store.open(folder)
+            self.store = Store.open(folder, tenants=tenants)
         except (ConfigurationError, StorageUnavailable) as error:
             if asked is not None:
                 raise

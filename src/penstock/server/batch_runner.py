@@ -170,7 +170,7 @@ class BatchRunner:
         if results:
             await self._when_stored(lambda: self._batches.add_results(batch.id, results))
             # What was computed is kept, and only then there may be no room for more.
-            await self._batches.check_room()
+            await self._when_stored(lambda: self._batches.check_room(batch.owner))
             for result in results:
                 self._metrics.batch_lines["completed" if result.ok else "failed"] += 1
 
@@ -199,7 +199,7 @@ class BatchRunner:
         self, batch: Batch, ok: bool, filename: str, rest: AsyncIterator[bytes] | None
     ) -> StoredFile | None:
         """The results of one kind, and `rest` behind them, as a placed file; None where there are none."""
-        incoming = await self._files.begin(counted=True)
+        incoming = await self._files.begin(batch.owner, counted=True)
         try:
             results, last = [Result(0, ok, b"")], 0
             while results:
@@ -212,7 +212,7 @@ class BatchRunner:
                     await incoming.write(text)
             if not incoming.size:
                 return None
-            return await self._files.place(incoming, batch.owner, OUTPUT_PURPOSE, filename, batch.output_seconds)
+            return await self._files.place(incoming, OUTPUT_PURPOSE, filename, batch.output_seconds)
         finally:
             await incoming.discard()
 

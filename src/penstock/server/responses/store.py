@@ -5,7 +5,8 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ _MIGRATIONS: Migrations = (
         # Whose it is: the name of a tenant, or nothing where the server has no keys.
         "ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
     ),
+    ("CREATE INDEX responses_by_owner ON responses (owner, used_at, sequence)",),
 )
 
 
@@ -48,6 +50,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         seconds_kept: since the last use.
         conversation_bytes: of the responses that one request continues.
         waiting_bytes: of responses that the disk has not taken yet.
+        tenant_share: of number and bytes, what one tenant may take.
+        tenant_bytes: at most, where a tenant's key says so, by name.
     """
 
     responses: int = 100_000
@@ -55,6 +59,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     seconds_kept: int = 30 * 24 * 3600
     conversation_bytes: int = 32 * 1024**2
     waiting_bytes: int = 64 * 1024**2
+    tenant_share: float = 1.0
+    tenant_bytes: Mapping[str, int] = {}
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -107,7 +113,8 @@ class ResponseStore:
         self._writes: set[asyncio.Task[None]] = set()
         self.waiting: dict[str, _Kept] = {}
         # Known to the database's thread only.
-        self._count, self._bytes = 0, 0
+        self._counts: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         database.run_at_start(self._measure)
 
     @classmethod
@@ -193,24 +200,44 @@ class ResponseStore:
         self.waiting.pop(kept.id, None)
 
     def _measure(self, connection: sqlite3.Connection) -> None:
-        query = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM responses"
-        self._count, self._bytes = connection.execute(query).fetchone()
+        self._counts.clear()
+        self._bytes.clear()
+        query = "SELECT owner, COUNT(*), SUM(bytes) FROM responses GROUP BY owner"
+        for owner, count, size in connection.execute(query):
+            self._counts[owner], self._bytes[owner] = count, size
 
     def _insert(self, connection: sqlite3.Connection, kept: _Kept) -> None:
-        now, size, limits = int(self._clock()), kept.response.size, self._limits
-        oldest = "SELECT sequence, bytes, used_at FROM responses ORDER BY used_at, sequence LIMIT 1"
-        while self._count:
-            sequence, freed, used_at = connection.execute(oldest).fetchone()
-            full = self._count >= limits.responses or self._bytes + size > limits.total_bytes
-            if not full and used_at > now - limits.seconds_kept:
-                break
-            connection.execute("DELETE FROM responses WHERE sequence = ?", (sequence,))
-            self._count, self._bytes = self._count - 1, self._bytes - freed
+        now, size = int(self._clock()), kept.response.size
+        old = "SELECT sequence, owner, bytes FROM responses WHERE used_at <= ? ORDER BY used_at, sequence"
+        for row in connection.execute(old, (now - self._limits.seconds_kept,)).fetchall():
+            self._forget(connection, *row)
+        while (owner := self._too_much(kept.owner, size)) is not None:
+            oldest = "SELECT sequence, owner, bytes FROM responses WHERE owner = ? ORDER BY used_at, sequence LIMIT 1"
+            self._forget(connection, *connection.execute(oldest, (owner,)).fetchone())
         connection.execute(
             "INSERT INTO responses (owner, id, previous, used_at, bytes, input, response) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (kept.owner, kept.id, kept.previous, now, size, kept.response.input, kept.response.response),
         )
-        self._count, self._bytes = self._count + 1, self._bytes + size
+        self._counts[kept.owner] += 1
+        self._bytes[kept.owner] += size
+
+    def _too_much(self, owner: str, size: int) -> str | None:
+        """Whose oldest response goes, so that the owner may have one more of this size; None where there is room."""
+        limits, count, used = self._limits, self._counts, self._bytes
+        most = min(limits.total_bytes * limits.tenant_share, limits.tenant_bytes.get(owner, limits.total_bytes))
+        if count[owner] and (
+            count[owner] >= max(1, limits.responses * limits.tenant_share) or used[owner] + size > most
+        ):
+            return owner
+        if count.total() and (count.total() >= limits.responses or used.total() + size > limits.total_bytes):
+            # Whoever has the most gives way.
+            return max((each for each in count if count[each]), key=lambda each: (used[each], each))
+        return None
+
+    def _forget(self, connection: sqlite3.Connection, sequence: int, owner: str, size: int) -> None:
+        connection.execute("DELETE FROM responses WHERE sequence = ?", (sequence,))
+        self._counts[owner] -= 1
+        self._bytes[owner] -= size
 
     def _get(self, connection: sqlite3.Connection, response_id: str, owner: str) -> StoredResponse | None:
         query = "SELECT input, response FROM responses WHERE id = ? AND owner = ? AND used_at > ?"
@@ -222,7 +249,8 @@ class ResponseStore:
         row = connection.execute(query, (response_id, owner)).fetchone()
         if row is None:
             return False
-        self._count, self._bytes = self._count - 1, self._bytes - row[0]
+        self._counts[owner] -= 1
+        self._bytes[owner] -= row[0]
         return True
 
     def _conversation(

@@ -11,6 +11,7 @@ import os
 import sqlite3
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -59,7 +60,8 @@ _COLUMNS = StoredFile.__struct_fields__
 class Incoming:
     """The contents of a file that does not exist yet. Ends with `FileStore.add`, `place` or `discard`."""
 
-    def __init__(self, store: "FileStore", path: Path, room: int | None) -> None:
+    def __init__(self, store: "FileStore", path: Path, owner: str, room: "_Room | None") -> None:
+        self.owner = owner
         self.id = path.name
         self.size = 0
         self._store = store
@@ -74,8 +76,11 @@ class Incoming:
         """Append. Raises StorageLimitReached where what is being written would not fit, and StorageUnavailable."""
         self.size += len(data)
         if self._room is not None:
-            self._store.incoming += len(data)
-            if self._store.incoming > self._room:
+            incoming = self._store.incoming
+            incoming[self.owner] += len(data)
+            if incoming[self.owner] > self._room.own:
+                raise own_full(self._store.limits, self.owner)
+            if incoming.total() > self._room.whole:
                 raise all_full(self._store.limits)
         self._parts.append(data)
         self._waiting += len(data)
@@ -130,7 +135,7 @@ class Incoming:
 
     def _forget(self) -> None:
         if self._room is not None:
-            self._store.incoming -= self.size
+            self._store.incoming[self.owner] -= self.size
         self.size = 0
 
 
@@ -142,7 +147,8 @@ class FileStore:
     ) -> None:
         self.limits = limits
         self.condition = condition
-        self.incoming = 0
+        # Bytes of each owner that are being written.
+        self.incoming: Counter[str] = Counter()
         self._database = database
         self._contents = directory.folder("files")
         self._partial = directory.folder("incoming")
@@ -181,24 +187,27 @@ class FileStore:
             os.close(descriptor)
             path.unlink()
 
-    async def begin(self, *, counted: bool = False) -> Incoming:
-        """Begin a file. Raises StorageLimitReached where there is no room, unless it is of results, counted before."""
+    async def begin(self, owner: str, *, counted: bool = False) -> Incoming:
+        """Begin a file; one of results was counted before, and has its room.
+
+        Raises StorageLimitReached where the owner has no room for any, StorageFull where nobody has.
+        """
         path = self._partial / f"file-{uuid.uuid4().hex}"
         if counted:
-            return Incoming(self, path, None)
+            return Incoming(self, path, owner, None)
         await self.remove_expired()
-        used = await self._database.run(self._check_room)
-        return Incoming(self, path, self.limits.total_bytes - used)
+        room = await self._database.run(lambda connection: self._room(connection, owner))
+        return Incoming(self, path, owner, room)
 
-    async def add(
-        self, incoming: Incoming, owner: str, purpose: str, filename: str, seconds: int | None = None
-    ) -> StoredFile:
-        """Keep what was written, for `seconds`. Raises StorageLimitReached."""
-        file = await self.place(incoming, owner, purpose, filename, seconds)
+    async def add(self, incoming: Incoming, purpose: str, filename: str, seconds: int | None = None) -> StoredFile:
+        """Keep what was written, for `seconds`. Raises StorageLimitReached, StorageFull."""
+        file = await self.place(incoming, purpose, filename, seconds)
 
         def work(connection: sqlite3.Connection) -> None:
-            used = self._check_room(connection)
-            if used + file.bytes > self.limits.total_bytes:
+            room = self._room(connection, file.owner)
+            if file.bytes > room.own:
+                raise own_full(self.limits, file.owner)
+            if file.bytes > room.whole:
                 raise all_full(self.limits)
             insert(connection, file)
 
@@ -211,11 +220,9 @@ class FileStore:
             raise
         return file
 
-    async def place(
-        self, incoming: Incoming, owner: str, purpose: str, filename: str, seconds: int | None
-    ) -> StoredFile:
+    async def place(self, incoming: Incoming, purpose: str, filename: str, seconds: int | None) -> StoredFile:
         """Keep the contents; the file exists once somebody has inserted it."""
-        now, size = int(time.time()), incoming.size
+        now, size, owner = int(time.time()), incoming.size, incoming.owner
         kept = self.limits.seconds_kept if seconds is None else seconds
         await incoming.place(self._contents / incoming.id)
         return StoredFile(incoming.id, purpose, filename, size, now, now + kept, owner)
@@ -267,17 +274,23 @@ class FileStore:
             removed = await self._database.run(work)
         await self.remove_contents(removed)
 
-    def _check_room(self, connection: sqlite3.Connection) -> int:
-        (count,) = connection.execute("SELECT count(*) FROM files").fetchone()
-        if count >= self.limits.files:
+    def _room(self, connection: sqlite3.Connection, owner: str) -> "_Room":
+        """What there is. Raises StorageLimitReached, StorageFull where there is none."""
+        own = self.limits.of(owner)
+        (mine,) = connection.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,)).fetchone()
+        if mine >= own.files:
             raise StorageLimitReached(
-                f"This server keeps at most {self.limits.files} files; delete some that are not needed with DELETE "
+                f"{_keeper(owner)} at most {own.files} files; delete some that are not needed with DELETE "
                 "/v1/files/{id}."
             )
-        used = used_bytes(connection)
-        if used >= self.limits.total_bytes:
-            raise all_full(self.limits)
-        return used
+        check_room(connection, self.limits, owner)
+        (count,) = connection.execute("SELECT count(*) FROM files").fetchone()
+        if count >= self.limits.files:
+            raise StorageFull(
+                f"The server keeps at most {self.limits.files} files of all its users; delete some that are not needed "
+                "with DELETE /v1/files/{id}, or try again later."
+            )
+        return _Room(own.bytes - used_bytes(connection, owner), self.limits.total_bytes - used_bytes(connection))
 
     async def remove_contents(self, ids: set[str]) -> None:
         """Remove the contents of files that do not exist (any more). Raises StorageFailed."""
@@ -293,12 +306,39 @@ class FileStore:
                 raise self.condition.explain(error) from error
 
 
-def all_full(limits: Limits) -> StorageLimitReached:
-    """The error where there is no room for more bytes."""
+class _Room(msgspec.Struct, frozen=True):
+    """Bytes that one tenant may still write, and all together."""
+
+    own: int
+    whole: int
+
+
+def _keeper(owner: str) -> str:
+    return "This API key may keep" if owner else "This server keeps"
+
+
+def own_full(limits: Limits, owner: str) -> StorageLimitReached:
+    """The error where a tenant has no room for more bytes."""
     return StorageLimitReached(
-        f"This server keeps at most {limits.total_bytes} bytes of files and results; delete files that are not needed "
-        "with DELETE /v1/files/{id}."
+        f"{_keeper(owner)} at most {limits.of(owner).bytes} bytes of files and results; delete files that are not "
+        "needed with DELETE /v1/files/{id}."
     )
+
+
+def all_full(limits: Limits) -> StorageFull:
+    """The error where nobody has room for more bytes."""
+    return StorageFull(
+        f"The server keeps at most {limits.total_bytes} bytes of files and results of all its users; delete files that "
+        "are not needed with DELETE /v1/files/{id}, or try again later."
+    )
+
+
+def check_room(connection: sqlite3.Connection, limits: Limits, owner: str) -> None:
+    """Raise StorageLimitReached where the tenant has no room for another byte, StorageFull where nobody has."""
+    if used_bytes(connection, owner) >= limits.of(owner).bytes:
+        raise own_full(limits, owner)
+    if used_bytes(connection) >= limits.total_bytes:
+        raise all_full(limits)
 
 
 def insert(connection: sqlite3.Connection, file: StoredFile) -> None:
@@ -355,8 +395,12 @@ def _expired(connection: sqlite3.Connection, now: int) -> set[str]:
     return {name for (name,) in connection.execute(query, (now,))}
 
 
-def used_bytes(connection: sqlite3.Connection) -> int:
-    """Of all files and results."""
-    query = "SELECT (SELECT coalesce(sum(bytes), 0) FROM files) + (SELECT coalesce(sum(result_bytes), 0) FROM batches)"
-    (used,) = connection.execute(query).fetchone()
+def used_bytes(connection: sqlite3.Connection, owner: str | None = None) -> int:
+    """Of all files and results, or of those of one tenant."""
+    whose, values = ("", ()) if owner is None else ("WHERE owner = ?", (owner, owner))
+    query = (
+        f"SELECT (SELECT coalesce(sum(bytes), 0) FROM files {whose}) + "
+        f"(SELECT coalesce(sum(result_bytes), 0) FROM batches {whose})"
+    )
+    (used,) = connection.execute(query, values).fetchone()
     return int(used)

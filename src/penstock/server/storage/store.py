@@ -1,17 +1,21 @@
 """All that one server keeps."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from penstock.server.responses.store import Limits as ResponseLimits
 from penstock.server.responses.store import ResponseStore
 from penstock.server.storage.batches import BatchStore
 from penstock.server.storage.condition import StorageCondition
 from penstock.server.storage.database import Database
 from penstock.server.storage.directory import DataDirectory
 from penstock.server.storage.files import FileStore
-from penstock.server.storage.limits import Limits
+from penstock.server.storage.limits import Limits, share_of
 from penstock.server.storage.tables import MIGRATIONS
+from penstock.server.tenants import Tenant
 
 
 class Store:
@@ -34,20 +38,29 @@ class Store:
         self._opened = contextlib.ExitStack()
 
     @classmethod
-    def open(cls, path: Path, limits: Limits | None = None, condition: StorageCondition | None = None) -> "Store":
-        """Take the directory and remove what a server that was cut off has left.
+    def open(
+        cls,
+        path: Path,
+        limits: Limits | None = None,
+        condition: StorageCondition | None = None,
+        tenants: Sequence[Tenant] = (),
+    ) -> "Store":
+        """Take the directory and remove what a server that was cut off has left. `tenants` share what is kept.
 
         Raises ConfigurationError, and StorageFull or StorageFailed where the disk fails.
         """
-        condition = condition or StorageCondition()
+        condition, share = condition or StorageCondition(), share_of(len(tenants))
+        own = {each.name: each.max_stored_bytes for each in tenants if each.max_stored_bytes is not None}
+        limits = replace(limits or Limits(), tenant_share=share, tenant_bytes=own)
+        kept = ResponseLimits(tenant_share=share, tenant_bytes=own)
         with contextlib.ExitStack() as opened:
             directory = DataDirectory.open(path)
             opened.callback(directory.close)
             database = Database.open(directory.path / "files.sqlite", MIGRATIONS, condition)
             opened.callback(database.close)
-            responses = ResponseStore.open(directory.path / "responses.sqlite", condition=condition)
+            responses = ResponseStore.open(directory.path / "responses.sqlite", kept, condition=condition)
             opened.callback(responses.close)
-            store = cls(directory, database, responses, limits or Limits(), condition)
+            store = cls(directory, database, responses, limits, condition)
             store.files.clean()
             store._opened = opened.pop_all()
         return store
