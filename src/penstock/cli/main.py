@@ -11,7 +11,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli import options
-from penstock.core.errors import PenstockError
+from penstock.core.errors import ConfigurationError, PenstockError
 
 
 class LogLevel(enum.Enum):
@@ -79,6 +79,8 @@ def serve(
     api_key: options.ApiKey = None,
     api_key_file: options.ApiKeyFile = None,
     no_auth: options.NoAuth = False,
+    tls_certificate: options.TlsCertificate = None,
+    tls_key: options.TlsKey = None,
     max_queued_requests: options.MaxQueuedRequests = None,
     max_queued_tokens: options.MaxQueuedTokens = None,
     max_ttft: options.MaxTtft = None,
@@ -104,7 +106,11 @@ def serve(
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.cli.serve import ServeOptions, run_serve
     from penstock.server.limits import LimitOptions
+    from penstock.server.tls import load_tls
 
+    if (tls_certificate is None) != (tls_key is None):
+        raise ConfigurationError("--tls-certificate and --tls-key need each other; give both, or none.")
+    tls = None if tls_certificate is None or tls_key is None else load_tls(tls_certificate, tls_key)
     access = read_access(api_key, api_key_file, no_auth)
     engine = options.engine_options(
         options.model_or_default(model),
@@ -139,6 +145,7 @@ def serve(
             request_timeout=request_timeout,
             stall_timeout=stall_timeout,
         ),
+        tls=tls,
     )
     with unfailing_stderr():
         logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")

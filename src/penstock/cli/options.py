@@ -71,6 +71,10 @@ ApiKeyFile = Annotated[
 NoAuth = Annotated[
     bool, typer.Option("--no-auth", help="Listen on an address that others reach, although there are no API keys.")
 ]
+TlsCertificate = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate (PEM, with its chain) to speak TLS with.")
+]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's private key (PEM).")]
 
 LONGEST_SECONDS = 24 * 3600.0
 MAX_DIGITS = 24

@@ -34,6 +34,7 @@ from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
 from penstock.server.tenants import Tenant
+from penstock.server.tls import NO_TLS, Tls
 from penstock.text.chat_template import ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer
@@ -64,6 +65,7 @@ class ServeOptions:
         admin_socket: path of the operator's socket.
         limits: as they were asked for.
         watchdog: seconds without progress after which the engine is started again.
+        tls: what connections are encrypted with, None where they are not.
     """
 
     host: str
@@ -75,6 +77,7 @@ class ServeOptions:
     watchdog: float
     admin_socket: str | None
     limits: LimitOptions
+    tls: Tls | None
 
 
 def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *, explain_only: bool) -> int:
@@ -88,7 +91,8 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         reading = _read_output(prepared.load_tokenizer(), serving.parsers)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         _, bounds = resolve_limits(serving.limits, prepared.config)
-        kept = (why, access.reason, descriptors.raise_limit(MAX_CONNECTIONS), *bounds)
+        encrypted = NO_TLS if serving.tls is None else serving.tls.reason
+        kept = (why, access.reason, encrypted, descriptors.raise_limit(MAX_CONNECTIONS), *bounds)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
     described = descriptors.raise_limit(MAX_CONNECTIONS)
@@ -111,7 +115,7 @@ async def _serve(
     # The engine imports torch while this process finds out what to load.
     patience = Patience(hang_seconds=serve_options.watchdog)
     engine = await Engine.start(lambda: EngineProcess.start(engine_command(sys.executable), progress.update), patience)
-    storage = _Storage()
+    storage, tls = _Storage(), serve_options.tls
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
@@ -138,7 +142,13 @@ async def _serve(
                 request_timeout=limits.request_timeout,
             )
             serving = asyncio.ensure_future(
-                serve(app, listener, drain_seconds=serve_options.drain_timeout, stall_timeout=limits.stall_timeout)
+                serve(
+                    app,
+                    listener,
+                    drain_seconds=serve_options.drain_timeout,
+                    stall_timeout=limits.stall_timeout,
+                    tls=None if tls is None else tls.context,
+                )
             )
             table = tokenizer.table if tokenizer else None
             ready = asyncio.ensure_future(engine.ready(prepared.model_info(tokenizer, serve_options.names), table))
@@ -151,10 +161,18 @@ async def _serve(
             message = ready.result()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         _print_notes(prepared, tokenizer, reading, message)
-        for note in (storage.note, _note(described), access.note, *access.warnings):
+        for note in (
+            storage.note,
+            _note(described),
+            access.note,
+            *access.warnings,
+            *([_note(tls.reason)] if tls else []),
+        ):
             console.print(escape(note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
-        console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
+        console.print(
+            f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port, tls is not None)}"
+        )
         async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons]):
             await serving
         return 0
@@ -192,9 +210,10 @@ def _read_output(tokenizer: Tokenizer | None, parsers: tuple[str, str]) -> _Read
     return _Reading(template, *choose_format(template, tokenizer, *parsers))
 
 
-def address_markup(host: str, port: int) -> str:
+def address_markup(host: str, port: int, encrypted: bool = False) -> str:
     """The API's URL for rich, to which the brackets around an IPv6 address would mean markup."""
-    return escape(f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1")
+    scheme = "https" if encrypted else "http"
+    return escape(f"{scheme}://[{host}]:{port}/v1" if ":" in host else f"{scheme}://{host}:{port}/v1")
 
 
 async def _cancel(serving: "asyncio.Future[None]") -> None:

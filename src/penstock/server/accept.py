@@ -4,9 +4,12 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Callable
+from typing import Any
 
 from penstock.server import descriptors
+from penstock.server.tls import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS
 
 logger = logging.getLogger("penstock.server")
 
@@ -24,9 +27,19 @@ class Acceptor:
 
     Where descriptors are short, connections wait in the kernel's queue, and what is connected goes on. The event loop's
     own servers would close what they have no descriptor for, or try again without a pause.
+
+    Args:
+        tls: what connections are encrypted with, None where they are not.
     """
 
-    def __init__(self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        bounds = {"ssl_handshake_timeout": HANDSHAKE_SECONDS, "ssl_shutdown_timeout": SHUTDOWN_SECONDS}
+        self._options: dict[str, Any] = {} if tls is None else {"ssl": tls, **bounds}
         self._listener = listener
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
@@ -43,6 +56,8 @@ class Acceptor:
             self._timer = None
         else:
             self._loop.remove_reader(self._listener.fileno())
+        for task in self._beginning:
+            task.cancel()
 
     def _take(self) -> None:
         """There are connections."""
@@ -64,8 +79,9 @@ class Acceptor:
 
     async def _begin(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._make_protocol, connection)
+            await self._loop.connect_accepted_socket(self._make_protocol, connection, **self._options)
         except OSError as error:
+            # Also what speaks no TLS, or says nothing.
             connection.close()
             logger.debug("a connection ended as it began: %s", error)
 

@@ -6,6 +6,7 @@ import errno
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
@@ -82,8 +83,13 @@ class Server(uvicorn.Server):
         on_started: Callable[[], None] | None = None,
         drain_seconds: float = DRAIN_SECONDS,
         stall_timeout: float = STALL_SECONDS,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`stall_timeout`: seconds for which a connection stays open whose client takes nothing of an answer."""
+        """`stall_timeout`: seconds for which a connection stays open whose client takes nothing of an answer.
+
+        `tls` is what connections are encrypted with, None where they are not.
+        """
+        self._tls = tls
         self._drain = Drain(app)
         super().__init__(
             uvicorn.Config(
@@ -113,7 +119,7 @@ class Server(uvicorn.Server):
         """Start to accept connections, and say so."""
         await super().startup(sockets=[])
         if self.started:
-            self._acceptors = [Acceptor(each, self._make_protocol) for each in sockets or ()]
+            self._acceptors = [Acceptor(each, self._make_protocol, self._tls) for each in sockets or ()]
         if self.started and self._on_started is not None:
             self._on_started()
 
@@ -205,6 +211,7 @@ async def serve(
     on_started: Callable[[], None] | None = None,
     drain_seconds: float = DRAIN_SECONDS,
     stall_timeout: float = STALL_SECONDS,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
     with contextlib.closing(listener):
@@ -214,6 +221,7 @@ async def serve(
             on_started=on_started,
             drain_seconds=drain_seconds,
             stall_timeout=stall_timeout,
+            tls=tls,
         )
         try:
             await server.serve(sockets=[listener])
