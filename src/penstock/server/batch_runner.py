@@ -87,7 +87,8 @@ class BatchRunner:
         try:
             await self._run(batch)
         except StorageLimitReached as error:
-            await self._finish(batch, "failed", BatchProblem(error.code, error.message))
+            problem = BatchProblem(error.code, error.message)
+            await self._when_stored(lambda: self._finish(batch, "failed", problem))
         except (StoredFileNotFound, LineProblem):
             message = "The input file has gone, or is another than the one that was checked."
             await self._finish(batch, "failed", BatchProblem("input_file_lost", message, "input_file_id"))
@@ -156,6 +157,9 @@ class BatchRunner:
                         now = await self._when_stored(lambda: self._batches.get(batch.id, batch.owner))
                         if now.status != "in_progress":
                             return
+                    if work.has_more:
+                        # What was computed is kept, whatever there is room for.
+                        await self._when_stored(lambda: self._batches.check_room(batch.owner))
                     if not await work.fill():
                         ended: dict[str, Any] = {"status": "finalizing", "finalizing_at": int(time.time())}
                         await self._batches.change(batch, "in_progress", **ended)
@@ -169,8 +173,6 @@ class BatchRunner:
     async def _keep(self, batch: Batch, results: list[Result]) -> None:
         if results:
             await self._when_stored(lambda: self._batches.add_results(batch.id, results))
-            # What was computed is kept, and only then there may be no room for more.
-            await self._when_stored(lambda: self._batches.check_room(batch.owner))
             for result in results:
                 self._metrics.batch_lines["completed" if result.ok else "failed"] += 1
 
@@ -241,6 +243,11 @@ class _LinesAtWork:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there are lines that do not run yet, as far as is known."""
+        return bool(self._again or not self._exhausted)
+
     async def fill(self) -> bool:
         """Begin as many lines as may run, if any can; False where all are done."""
         while len(self._tasks) < LINES_AT_A_TIME and self._runner.is_ready():
@@ -248,7 +255,7 @@ class _LinesAtWork:
             if line is None:
                 break
             self._tasks[asyncio.create_task(self._runner.run(line, self._batch.endpoint, self._batch.owner))] = line
-        return bool(self._tasks or self._again or not self._exhausted)
+        return bool(self._tasks or self.has_more)
 
     async def _next(self) -> InputLine | None:
         if self._exhausted:

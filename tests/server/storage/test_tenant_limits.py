@@ -114,21 +114,30 @@ def test_batches_that_have_not_ended(server: StoredServer) -> None:
     assert create(server, file_id).status_code == 200
 
 
-def test_results_that_do_not_fit_end_their_own_batch_only(server: StoredServer) -> None:
+def test_results_that_do_not_fit_end_their_own_batch_only(tmp_path: Path) -> None:
+    contents = b"".join(line(f"n{n}") for n in range(150))
+    assert len(contents) < 20_000
+    with serving_stored(tmp_path, limits=Limits(total_bytes=1_000_000), keys=keyring(alice=20_000)) as server:
+        be(server, "alice")
+        mine = create(server, upload(server, contents).json()["id"]).json()["id"]
+        be(server, "bob")
+        other = create(server, upload(server, contents).json()["id"]).json()["id"]
+        assert server.wait(other)["request_counts"] == {"total": 150, "completed": 150, "failed": 0}
+        be(server, "alice")
+        batch = server.wait(mine)
+        assert batch["status"] == "failed"
+        (problem,) = batch["errors"]["data"]
+        assert problem["code"] == "storage_limit_reached" and "20000 bytes" in problem["message"]
+        # All that was computed is there.
+        assert len(server.lines(batch["output_file_id"])) == batch["request_counts"]["completed"] > 0
+
+
+def test_a_batch_whose_last_results_pass_the_limit_is_complete(server: StoredServer) -> None:
     be(server, "alice")
-    contents = b"".join(line(f"n{n}") for n in range(45))
-    assert len(contents) < 5_000
-    mine = create(server, upload(server, contents).json()["id"]).json()["id"]
-    be(server, "bob")
-    other = create(server, upload(server, contents).json()["id"]).json()["id"]
-    assert server.wait(other)["request_counts"] == {"total": 45, "completed": 45, "failed": 0}
-    be(server, "alice")
-    batch = server.wait(mine)
-    assert batch["status"] == "failed"
-    (problem,) = batch["errors"]["data"]
-    assert problem["code"] == "storage_limit_reached" and "5000 bytes" in problem["message"]
-    # All that was computed is there.
-    assert len(server.lines(batch["output_file_id"])) == batch["request_counts"]["completed"] > 0
+    contents = b"".join(line(f"n{n}") for n in range(10)).ljust(4_900)
+    batch = server.wait(create(server, upload(server, contents).json()["id"]).json()["id"])
+    assert batch["status"] == "completed" and len(server.lines(batch["output_file_id"])) == 10
+    check_refused(upload(server, b"x"), 413, "storage_limit_reached")
 
 
 def test_stored_responses_of_one_tenant_do_not_push_out_those_of_another(tmp_path: Path) -> None:
