@@ -269,6 +269,8 @@ def test_a_tokenizer_beyond_the_vocabulary(copy: Path) -> None:
         (("--tokenizer", "./nowhere"), "nowhere"),
         (("--max-queued-requests", "0"), "--max-queued-requests"),
         (("--max-ttft", "nan"), "--max-ttft"),
+        (("--tls-key", "key.pem"), "need each other"),
+        (("--tls-key", "none.pem", "--tls-certificate", "none.pem"), "cannot be read"),
     ],
 )
 def test_options_that_cannot_work(checkpoint: Path, penstock_here, arguments: tuple[str, ...], says: str) -> None:

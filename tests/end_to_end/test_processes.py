@@ -1,13 +1,16 @@
 """Processes: nothing survives its parent, nothing of the current directory is imported, a dead engine is replaced."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -92,3 +95,31 @@ def test_nothing_is_imported_from_the_current_directory(served_checkpoint: Path,
         [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert result.stdout == "served\n", result.stderr
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="another process's limits cannot be set here")
+def test_an_engine_that_is_killed_while_descriptors_are_out_is_replaced_once_there_are_some(
+    served_checkpoint: Path,
+) -> None:
+    request = {"model": "tiny-llama", "prompt": "the fox", "max_tokens": 1500, "seed": 7, "ignore_eos": True}
+    with serving(served_checkpoint, "--threads", "1") as server, ThreadPoolExecutor(1) as pool:
+        canary = server.post("/v1/completions", request)["choices"]
+        process, engine = psutil.Process(server.process.pid), engine_of(server)
+        limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        with httpx.Client(base_url=server.base) as client:
+            assert client.get("/health/ready").status_code == 200
+            waiting = pool.submit(server.post, "/v1/completions", request)
+            server.wait_for("penstock_requests_in_flight", 1)
+            # As many as it has: the engine's own end frees one, and a new one needs more.
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (process.num_fds() - 2, limits[1]))
+            engine.kill()
+            deadline = time.monotonic() + 10
+            while client.get("/health/ready").status_code == 200:
+                assert time.monotonic() < deadline
+            time.sleep(1.0)
+            assert client.get("/health/ready").status_code == 503
+            assert client.get("/health/live").status_code == 200
+            assert not [each for each in process.children() if each.status() != psutil.STATUS_ZOMBIE]
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+        assert waiting.result(timeout=30)["choices"] == canary
+        server.wait_until_ready(10)

@@ -295,7 +295,7 @@ def test_unfinished_batches_are_bounded_and_old_ones_forgotten(stored: StoredSer
     batches = [stored.create(file_id) for _ in range(LIMITS.unfinished_batches)]
     body = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
     response = stored.http.post("/v1/batches", json=body)
-    assert response.status_code == 400 and "cancel one" in response.json()["error"]["message"]
+    assert response.status_code == 429 and "cancel one" in response.json()["error"]["message"]
     response = stored.http.delete(f"/v1/files/{file_id}")
     assert response.status_code == 409 and batches[0]["id"] in response.json()["error"]["message"]
     released.set()
@@ -361,7 +361,7 @@ def test_a_batch_whose_results_do_not_fit_fails_with_what_it_has(tmp_path: Path)
     with serving_stored(tmp_path, limits=limits) as stored:
         batch = run(stored, b"".join(line(f"n{n}", return_token_ids=True) for n in range(100)))
         assert batch["status"] == "failed"
-        assert [each["code"] for each in batch["errors"]["data"]] == ["storage_full"]
+        assert [each["code"] for each in batch["errors"]["data"]] == ["storage_limit_reached"]
         done = batch["request_counts"]["completed"]
         assert 0 < done < 100 and len(stored.lines(batch["output_file_id"])) == done
 

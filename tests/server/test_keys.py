@@ -157,3 +157,14 @@ def test_two_tenants_never_have_one_salt(name: str, salt: str, other_name: str, 
 def test_without_keys_a_job_is_as_it_was(salt: str) -> None:
     given_job = job(salt)
     assert job_of(EVERYBODY, given_job) is given_job
+
+
+def test_bytes_that_a_key_may_store() -> None:
+    (key,) = parse_keys(entry("alice", "x" * 20, max_stored_bytes=5_000).encode(), Path("keys.toml"))
+    assert key.tenant.max_stored_bytes == 5_000
+    for most in (0, -1, 2**63):
+        with pytest.raises(ConfigurationError, match="max_stored_bytes"):
+            entry("alice", "x" * 20, max_stored_bytes=most)
+    text = entry("alice", "x" * 20) + "max_stored_bytes = 0\n"
+    with pytest.raises(ConfigurationError, match="key 1: max_stored_bytes is 0"):
+        parse_keys(text.encode(), Path("keys.toml"))

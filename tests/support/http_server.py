@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 
@@ -14,11 +15,11 @@ from penstock.server.serve import Server, bind
 
 
 @contextlib.contextmanager
-def running(app: ASGIApp, stall_timeout: float = STALL_SECONDS) -> Iterator[str]:
+def running(app: ASGIApp, stall_timeout: float = STALL_SECONDS, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Serve `app` over HTTP; yields the base address."""
     listener = bind("127.0.0.1", 0)
     started = threading.Event()
-    server = Server(app, on_started=started.set, stall_timeout=stall_timeout)
+    server = Server(app, on_started=started.set, stall_timeout=stall_timeout, tls=tls)
 
     def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -28,7 +29,7 @@ def running(app: ASGIApp, stall_timeout: float = STALL_SECONDS) -> Iterator[str]
     thread.start()
     try:
         assert started.wait(20), "the server did not start"
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join(20)

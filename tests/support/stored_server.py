@@ -12,6 +12,7 @@ import httpx
 
 from penstock.server.app import create_app
 from penstock.server.keys import Keyring
+from penstock.server.storage.condition import StorageCondition
 from penstock.server.storage.limits import Limits
 from penstock.server.storage.store import Store
 from penstock.text.tokenizer import Tokenizer
@@ -79,10 +80,11 @@ def serving_stored(
     tokenizer: Tokenizer | None = None,
     limits: Limits | None = None,
     keys: Keyring | None = None,
+    condition: StorageCondition | None = None,
     **model: object,
 ) -> Iterator[StoredServer]:
     """Serve with what is kept in `folder`."""
-    store = Store.open(folder, limits)
+    store = Store.open(folder, limits, condition, keys.tenants if keys else ())
     engine = ScriptedEngine(None if tokenizer is None else tokenizer.table, range(5, 9), **model)
     try:
         with running(create_app(engine, tokenizer, store=store, keys=keys)) as url, described_client(url) as http:

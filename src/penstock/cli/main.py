@@ -82,17 +82,19 @@ def serve(
     enable_prefix_caching: options.PrefixCaching = True,
     *,
     access: options.AccessOptions,
+    tls: options.TlsOptions,
     bounds: options.BoundOptions,
     computing: options.ModelOptions,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.keys import read_access
+    from penstock.cli.log_stream import unfailing_stderr
     from penstock.cli.serve import ServeOptions, run_serve
     from penstock.server.limits import LimitOptions
+    from penstock.server.tls import choose_tls
 
     keys = read_access(**vars(access))
     engine = computing.engine(model, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching)
-    logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
     serving = ServeOptions(
         host=host,
         port=port,
@@ -103,8 +105,12 @@ def serve(
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
         admin_socket=admin_socket,
         limits=LimitOptions(**vars(bounds)),
+        tls=choose_tls(**vars(tls)),
     )
-    raise typer.Exit(run_serve(engine, serving, keys, explain_only=explain_config))
+    with unfailing_stderr():
+        logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
+        status = run_serve(engine, serving, keys, explain_only=explain_config)
+    raise typer.Exit(status)
 
 
 @app.command()
@@ -135,12 +141,15 @@ def key(
     weight: Annotated[
         float | None, typer.Option(help="How much of the engine it has beside others; 1 without.")
     ] = None,
+    max_stored_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Of its files and results, such as 2GB; a share without.")
+    ] = None,
     add: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the entry to this file.")] = None,
 ) -> None:
     """Make an API key for `penstock serve --api-key-file`: print it once, and its entry."""
     from penstock.cli.keys import run_key
 
-    run_key(name, weight, add)
+    run_key(name, weight, options.parse_size(max_stored_bytes, "--max-stored-bytes"), add)
 
 
 @app.command()

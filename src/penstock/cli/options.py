@@ -72,6 +72,10 @@ ApiKeyFile = Annotated[
 NoAuth = Annotated[
     bool, typer.Option("--no-auth", help="Listen on an address that others reach, although there are no API keys.")
 ]
+TlsCertificate = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Certificate (PEM, with its chain) to speak TLS with.")
+]
+TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's private key (PEM).")]
 
 LONGEST_SECONDS = 24 * 3600.0
 MAX_DIGITS = 24
@@ -179,6 +183,14 @@ class AccessOptions:
     api_key: ApiKey = None
     api_key_file: ApiKeyFile = None
     no_auth: NoAuth = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TlsOptions:
+    """What connections are encrypted with."""
+
+    tls_certificate: TlsCertificate = None
+    tls_key: TlsKey = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,13 +24,17 @@ from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
+from penstock.server import descriptors
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
+from penstock.server.errors import StorageUnavailable
 from penstock.server.limits import LimitOptions, make_admission, resolve_limits
-from penstock.server.serve import beside, bind, run_loop, serve
+from penstock.server.serve import MAX_CONNECTIONS, beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
+from penstock.server.tenants import Tenant
+from penstock.server.tls import NO_TLS, Tls
 from penstock.text.chat_template import ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer
@@ -61,6 +65,7 @@ class ServeOptions:
         admin_socket: path of the operator's socket.
         limits: as they were asked for.
         watchdog: seconds without progress after which the engine is started again.
+        tls: what connections are encrypted with, None where they are not.
     """
 
     host: str
@@ -72,6 +77,7 @@ class ServeOptions:
     watchdog: float
     admin_socket: str | None
     limits: LimitOptions
+    tls: Tls | None
 
 
 def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *, explain_only: bool) -> int:
@@ -85,28 +91,37 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         reading = _read_output(prepared.load_tokenizer(), serving.parsers)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         _, bounds = resolve_limits(serving.limits, prepared.config)
-        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why, access.reason, *bounds]))
+        encrypted = NO_TLS if serving.tls is None else serving.tls.reason
+        kept = (why, access.reason, encrypted, descriptors.raise_limit(MAX_CONNECTIONS), *bounds)
+        Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
+    described = descriptors.raise_limit(MAX_CONNECTIONS)
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(serving.host, serving.port)
     with contextlib.closing(listener):
         access.check_exposed(listener)
-        return run_loop(_serve(EngineOptions(**options), serving, access, listener, started))
+        return run_loop(_serve(EngineOptions(**options), serving, access, listener, started, described))
 
 
 async def _serve(
-    options: EngineOptions, serve_options: ServeOptions, access: Access, listener: socket.socket, started: float
+    options: EngineOptions,
+    serve_options: ServeOptions,
+    access: Access,
+    listener: socket.socket,
+    started: float,
+    described: Reason,
 ) -> int:
     progress = _LoadProgress()
     # The engine imports torch while this process finds out what to load.
     patience = Patience(hang_seconds=serve_options.watchdog)
     engine = await Engine.start(lambda: EngineProcess.start(engine_command(sys.executable), progress.update), patience)
-    storage = _Storage()
+    storage, tls = _Storage(), serve_options.tls
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
         limits, bounds = resolve_limits(serve_options.limits, prepared.config)
-        await asyncio.to_thread(storage.open, serve_options.data_dir, prepared.served_names(serve_options.names)[0])
+        name = prepared.served_names(serve_options.names)[0]
+        await asyncio.to_thread(storage.open, serve_options.data_dir, name, access.keys.tenants)
         engine.configure(prepared.config)
         with progress:
             before = time.monotonic()
@@ -127,7 +142,13 @@ async def _serve(
                 request_timeout=limits.request_timeout,
             )
             serving = asyncio.ensure_future(
-                serve(app, listener, drain_seconds=serve_options.drain_timeout, stall_timeout=limits.stall_timeout)
+                serve(
+                    app,
+                    listener,
+                    drain_seconds=serve_options.drain_timeout,
+                    stall_timeout=limits.stall_timeout,
+                    tls=None if tls is None else tls.context,
+                )
             )
             table = tokenizer.table if tokenizer else None
             ready = asyncio.ensure_future(engine.ready(prepared.model_info(tokenizer, serve_options.names), table))
@@ -140,10 +161,18 @@ async def _serve(
             message = ready.result()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         _print_notes(prepared, tokenizer, reading, message)
-        for note in (storage.note, access.note, *access.warnings):
+        for note in (
+            storage.note,
+            _note(described),
+            access.note,
+            *access.warnings,
+            *([_note(tls.reason)] if tls else []),
+        ):
             console.print(escape(note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
-        console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port)}")
+        console.print(
+            f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port, tls is not None)}"
+        )
         async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons]):
             await serving
         return 0
@@ -181,9 +210,10 @@ def _read_output(tokenizer: Tokenizer | None, parsers: tuple[str, str]) -> _Read
     return _Reading(template, *choose_format(template, tokenizer, *parsers))
 
 
-def address_markup(host: str, port: int) -> str:
+def address_markup(host: str, port: int, encrypted: bool = False) -> str:
     """The API's URL for rich, to which the brackets around an IPv6 address would mean markup."""
-    return escape(f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1")
+    scheme = "https" if encrypted else "http"
+    return escape(f"{scheme}://[{host}]:{port}/v1" if ":" in host else f"{scheme}://{host}:{port}/v1")
 
 
 async def _cancel(serving: "asyncio.Future[None]") -> None:
@@ -206,15 +236,15 @@ class _Storage:
         self.why_none = NO_STORE
         self.note = ""
 
-    def open(self, asked: str | None, model: str) -> None:
+    def open(self, asked: str | None, model: str, tenants: Sequence[Tenant]) -> None:
         """Take the folder. Raises ConfigurationError, unless nobody asked for it: then the server goes without."""
         folder, reason = choose_folder(asked, model)
-        self.note = f"{reason.setting}: {reason.value} ({reason.why})"
+        self.note = _note(reason)
         if folder is None:
             return
         try:
-            self.store = Store.open(folder)
-        except ConfigurationError as error:
+            self.store = Store.open(folder, tenants=tenants)
+        except (ConfigurationError, StorageUnavailable) as error:
             if asked is not None:
                 raise
             self.why_none = "This server keeps no files, and so runs no batches; its start said why."
@@ -249,6 +279,11 @@ class _LoadProgress:
         if self._task is None:
             self._task = self._bar.add_task("weights", total=total)
         self._bar.update(self._task, completed=done)
+
+
+def _note(reason: Reason) -> str:
+    """A setting as the start tells it."""
+    return f"{reason.setting}: {reason.value} ({reason.why})"
 
 
 def _reasons_table(reasons: list[Reason]) -> Table:

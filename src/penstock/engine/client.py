@@ -6,6 +6,7 @@ nobody notices but by the time it takes: of an output that has begun, only what 
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
@@ -250,7 +251,8 @@ class Engine:
             self._process.configure(self._config)
             ready = await self._process.ready()
         except (PenstockError, OSError) as error:
-            logger.error("The engine could not be started: %s", error)
+            hint = " (see ulimit -n)" if isinstance(error, OSError) and error.errno == errno.EMFILE else ""
+            logger.error("The engine could not be started: %s%s", error, hint)
             return False
         self._generation += 1
         self._serve(ready)

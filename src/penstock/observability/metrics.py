@@ -6,8 +6,8 @@ scrape asks. Labels take values from fixed sets only, so the number of series is
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -57,11 +57,24 @@ class Histogram:
         return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self._sum)
 
 
+class Storage(Protocol):
+    """What is known of the disk under a server's data."""
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why nothing can be kept now."""
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """Operations that failed, by why."""
+
+
 class Metrics:
     """All series of one server."""
 
-    def __init__(self, load: Callable[[], LoadSnapshot]) -> None:
-        """`load` gives the engine's newest snapshot."""
+    def __init__(self, load: Callable[[], LoadSnapshot], storage: Storage | None = None) -> None:
+        """`load` gives the engine's newest snapshot; `storage` is None where nothing is kept."""
+        self._storage = storage
         self.time_to_first_token = Histogram()
         self.inter_token_latency = Histogram()
         self.request_duration = Histogram()
@@ -120,6 +133,15 @@ class Metrics:
         yield self.request_duration.family(
             "penstock_request_duration_seconds", "From a request's arrival to its last output."
         )
+        if self._storage is not None:
+            failing = int(self._storage.failure is not None)
+            yield _gauge("penstock_storage_failing", "1 while the disk under the server's data takes nothing.", failing)
+            failures = CounterMetricFamily(
+                "penstock_storage_failures", "Operations that the disk has failed, by why.", labels=("reason",)
+            )
+            for why, count in self._storage.failures.items():
+                failures.add_metric((why,), count)
+            yield failures
         yield from _engine_families(self._load())
 
 

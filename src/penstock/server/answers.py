@@ -289,9 +289,16 @@ class Probe(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Status(msgspec.Struct, forbid_unknown_fields=True):
-    """Whether the server lives, or is ready."""
+    """That the server lives."""
 
-    status: Literal["live", "ready"]
+    status: Literal["live"]
+
+
+class Readiness(msgspec.Struct, forbid_unknown_fields=True):
+    """That requests can be served, and whether what they leave can be kept."""
+
+    status: Literal["ready"]
+    storage: Literal["off", "working", "full", "failing"]
 
 
 class Version(msgspec.Struct, forbid_unknown_fields=True):
@@ -371,6 +378,7 @@ class BatchAnswer(msgspec.Struct, forbid_unknown_fields=True):
     input_file_id: str
     completion_window: Literal["24h"]
     status: BatchStatus
+    status_details: str | None
     errors: BatchErrors | None
     output_file_id: str | None
     error_file_id: str | None

@@ -86,7 +86,8 @@ def create_app(
         chat = ChatEncoder(tokenizer, template)
         output_format = output_format or choose_format(template, tokenizer)[0]
     resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format)
-    metrics, keys = Metrics(lambda: engine.load), keys or Keyring()
+    condition = None if store is None else store.condition
+    metrics, keys = Metrics(lambda: engine.load, condition), keys or Keyring()
     gate = Gate(engine, admission or default_admission())
     service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, request_timeout)
     endpoints = batch_endpoints(service)
@@ -106,7 +107,7 @@ def create_app(
             Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
             *TokensApi(service).routes(),
             Route("/version", api.version, methods=["GET"]),
-            *HealthApi(engine).routes(),
+            *HealthApi(engine, condition).routes(),
             Route("/metrics", api.metrics, methods=["GET"]),
             Route("/openapi.json", api.description, methods=["GET"]),
             Route("/docs", api.page, methods=["GET"]),

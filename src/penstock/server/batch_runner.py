@@ -1,7 +1,8 @@
 """Runs batches to their end, one after another, in the order in which they were made.
 
 All that this knows is in the store: whoever is cut off here, by whatever, goes on from what was kept. A line is done
-once its result is kept; lines under way are aborted at the end of the server and run again at the next start.
+once its result is kept; lines under way are aborted at the end of the server and run again at the next start. While the
+disk takes nothing, results wait in memory, and no more lines begin.
 """
 
 import asyncio
@@ -9,15 +10,15 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 from penstock.core.config import BACKGROUND_TOKENS
 from penstock.core.errors import EngineUnavailable
 from penstock.observability.metrics import Metrics
 from penstock.server.batch_input import InputLine, LineProblem, check_input, pending_lines
 from penstock.server.batch_lines import LineRunner, unanswered_line
-from penstock.server.errors import StorageFull, StoredFileNotFound
+from penstock.server.errors import StorageLimitReached, StorageUnavailable, StoredFileNotFound
 from penstock.server.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, Result, Status
 from penstock.server.storage.files import StoredFile
 from penstock.server.storage.store import Store
@@ -31,12 +32,19 @@ _IDLE_SECONDS = 3600.0
 _GLANCE_SECONDS = 30.0
 _ENGINE_POLL_SECONDS = 0.2
 _RETRY_SECONDS = 10.0
+Answer = TypeVar("Answer")
 
 
 class BatchRunner:
-    """One for each store. Everything runs in one task, but for the lines, of which each has its own."""
+    """One for each store. Everything runs in one task, but for the lines, of which each has its own.
+
+    Attributes:
+        waiting: why no batch comes on now, where that is the disk.
+    """
 
     def __init__(self, store: Store, lines: LineRunner, metrics: Metrics) -> None:
+        self.waiting: str | None = None
+        self._condition = store.condition
         self._files = store.files
         self._batches = store.batches
         self._limits = store.files.limits
@@ -62,7 +70,7 @@ class BatchRunner:
     async def _forever(self) -> None:
         while True:
             try:
-                await self._round()
+                await self._when_stored(self._round)
             except Exception as error:
                 logger.error("Batches wait for %.0f s: something failed.", _RETRY_SECONDS, exc_info=error)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -78,11 +86,26 @@ class BatchRunner:
             return
         try:
             await self._run(batch)
-        except StorageFull as error:
-            await self._finish(batch, "failed", BatchProblem("storage_full", error.message))
+        except StorageLimitReached as error:
+            problem = BatchProblem(error.code, error.message)
+            await self._when_stored(lambda: self._finish(batch, "failed", problem))
         except (StoredFileNotFound, LineProblem):
             message = "The input file has gone, or is another than the one that was checked."
             await self._finish(batch, "failed", BatchProblem("input_file_lost", message, "input_file_id"))
+
+    async def _when_stored(self, work: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The answer of `work`, which is done again, later and later, as long as the disk fails it."""
+        delays = self._condition.delays()
+        try:
+            while True:
+                try:
+                    return await work()
+                except StorageUnavailable as error:
+                    self.waiting = error.message
+                    await self._condition.recovery(delays.next())
+                    self.waiting = None
+        finally:
+            self.waiting = None
 
     async def _attend(self, running: str | None = None) -> Batch | None:
         """Check and end batches other than the running one; the first that has lines to run."""
@@ -130,13 +153,16 @@ class BatchRunner:
                     if self._woken.is_set() or time.monotonic() > attended + _GLANCE_SECONDS:
                         self._woken.clear()
                         attended = time.monotonic()
-                        await self._attend(batch.id)
-                        if (await self._batches.get(batch.id, batch.owner)).status != "in_progress":
+                        await self._when_stored(lambda: self._attend(batch.id))
+                        now = await self._when_stored(lambda: self._batches.get(batch.id, batch.owner))
+                        if now.status != "in_progress":
                             return
+                    if work.has_more:
+                        # What was computed is kept, whatever there is room for.
+                        await self._when_stored(lambda: self._batches.check_room(batch.owner))
                     if not await work.fill():
-                        await self._batches.change(
-                            batch, "in_progress", status="finalizing", finalizing_at=int(time.time())
-                        )
+                        ended: dict[str, Any] = {"status": "finalizing", "finalizing_at": int(time.time())}
+                        await self._batches.change(batch, "in_progress", **ended)
                         return
                     self._metrics.batch_lines_running = len(work)
                     await self._keep(batch, await work.results(self._woken))
@@ -146,7 +172,7 @@ class BatchRunner:
 
     async def _keep(self, batch: Batch, results: list[Result]) -> None:
         if results:
-            await self._batches.add_results(batch.id, results)
+            await self._when_stored(lambda: self._batches.add_results(batch.id, results))
             for result in results:
                 self._metrics.batch_lines["completed" if result.ok else "failed"] += 1
 
@@ -175,7 +201,7 @@ class BatchRunner:
         self, batch: Batch, ok: bool, filename: str, rest: AsyncIterator[bytes] | None
     ) -> StoredFile | None:
         """The results of one kind, and `rest` behind them, as a placed file; None where there are none."""
-        incoming = await self._files.begin(counted=True)
+        incoming = await self._files.begin(batch.owner, counted=True)
         try:
             results, last = [Result(0, ok, b"")], 0
             while results:
@@ -188,7 +214,7 @@ class BatchRunner:
                     await incoming.write(text)
             if not incoming.size:
                 return None
-            return await self._files.place(incoming, batch.owner, OUTPUT_PURPOSE, filename, batch.output_seconds)
+            return await self._files.place(incoming, OUTPUT_PURPOSE, filename, batch.output_seconds)
         finally:
             await incoming.discard()
 
@@ -217,6 +243,11 @@ class _LinesAtWork:
     def __len__(self) -> int:
         return len(self._tasks)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there are lines that do not run yet, as far as is known."""
+        return bool(self._again or not self._exhausted)
+
     async def fill(self) -> bool:
         """Begin as many lines as may run, if any can; False where all are done."""
         while len(self._tasks) < LINES_AT_A_TIME and self._runner.is_ready():
@@ -224,7 +255,7 @@ class _LinesAtWork:
             if line is None:
                 break
             self._tasks[asyncio.create_task(self._runner.run(line, self._batch.endpoint, self._batch.owner))] = line
-        return bool(self._tasks or self._again or not self._exhausted)
+        return bool(self._tasks or self.has_more)
 
     async def _next(self) -> InputLine | None:
         if self._exhausted:

@@ -2,7 +2,7 @@
 
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -12,13 +12,14 @@ from starlette.routing import Route
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
+from penstock.server.batch_runner import BatchRunner
 from penstock.server.body import read_json_body
 from penstock.server.extras import check_metadata
 from penstock.server.files import require
 from penstock.server.listing import list_page, read_page
 from penstock.server.schema import parse_fields
 from penstock.server.service import json_response
-from penstock.server.storage.batches import Batch, BatchStore
+from penstock.server.storage.batches import ENDED, Batch, BatchStore
 from penstock.server.storage.limits import DAY
 from penstock.server.storage.store import Store
 from penstock.server.tenants import tenant_of
@@ -50,13 +51,13 @@ class BatchesApi:
     """The endpoints of batches."""
 
     def __init__(
-        self, store: Store | None, why_none: str, endpoints: Collection[str], changed: Callable[[], None]
+        self, store: Store | None, why_none: str, endpoints: Collection[str], runner: BatchRunner | None
     ) -> None:
-        """`endpoints` may be asked for by a batch; `changed` is called where there is something new to do."""
+        """`endpoints` may be asked for by a batch; `runner` runs them, where there is a store."""
         self._store = store
         self._why_none = why_none
         self._endpoints = endpoints
-        self._changed = changed
+        self._runner = runner
 
     def routes(self) -> list[Route]:
         """Where they are."""
@@ -72,22 +73,29 @@ class BatchesApi:
         if request.method == "POST":
             batch = self._new(parse_fields(await read_json_body(request, _MOST_BODY_BYTES), BatchFields), owner)
             await batches.create(batch)
-            self._changed()
-            return json_response(batch_object(batch))
+            return self._changed(batch)
         found, more = await batches.page(owner, read_page(request, usual=_USUALLY_LISTED, most=_MOST_LISTED))
-        return json_response(list_page([batch_object(batch) for batch in found], more))
+        return json_response(list_page([self._object(batch) for batch in found], more))
 
     async def one(self, request: Request) -> Response:
         """`GET /v1/batches/{id}`"""
         batch = await self._batches().get(request.path_params["id"], tenant_of(request).name)
-        return json_response(batch_object(batch))
+        return json_response(self._object(batch))
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/batches/{id}/cancel`: what is done stays; the rest is not run."""
         owner = tenant_of(request).name
         batch = await self._batches().cancel(request.path_params["id"], owner, int(time.time()))
-        self._changed()
-        return json_response(batch_object(batch))
+        return self._changed(batch)
+
+    def _changed(self, batch: Batch) -> Response:
+        """There is something new to do."""
+        if self._runner is not None:
+            self._runner.wake()
+        return json_response(self._object(batch))
+
+    def _object(self, batch: Batch) -> dict[str, Any]:
+        return batch_object(batch, None if self._runner is None else self._runner.waiting)
 
     def _batches(self) -> BatchStore:
         return require(self._store, self._why_none).batches
@@ -115,8 +123,8 @@ class BatchesApi:
         )
 
 
-def batch_object(batch: Batch) -> dict[str, Any]:
-    """A batch as the API has it."""
+def batch_object(batch: Batch, waiting: str | None) -> dict[str, Any]:
+    """A batch as the API has it; `waiting` is why none comes on now."""
     problems = [
         {"code": problem.code, "line": problem.line, "message": problem.message, "param": problem.param}
         for problem in batch.problems
@@ -129,6 +137,7 @@ def batch_object(batch: Batch) -> dict[str, Any]:
     return {
         "object": "batch",
         **{name: getattr(batch, name) for name in same},
+        "status_details": f"The batch waits: {waiting}" if waiting and batch.status not in ENDED else None,
         "completion_window": WINDOW,
         "errors": {"object": "list", "data": problems} if problems else None,
         "request_counts": {"total": batch.total, "completed": batch.completed, "failed": batch.failed},

@@ -21,7 +21,7 @@ def _values(neutral: Neutral) -> dict[str, tuple[Any, ...]]:
 
 def _stored(method: str, path: str, summary: str, answer: Any, **others: Any) -> Endpoint:
     """An endpoint over what is stored; where nothing is, it answers 404 as well."""
-    return Endpoint(method, path, summary, answer, errors=(403, 409), **others)
+    return Endpoint(method, path, summary, answer, errors=(403, 409, 413, 429, 507), **others)
 
 
 def _anthropic(path: str, summary: str, answer: Any, body: Any, events: tuple[Any, ...] = ()) -> Endpoint:
@@ -72,7 +72,7 @@ ENDPOINTS = (
         responses_schema.ResponsesFields,
         neutral=_values(responses_schema.NEUTRAL),
         events=(responses_answers.ResponseEvent,),
-        errors=(504,),
+        errors=(504, 507),
     ),
     Endpoint("GET", "/v1/responses/{id}", "A kept response", responses_answers.ResponseAnswer),
     Endpoint("DELETE", "/v1/responses/{id}", "Forget a response", answers.Deleted),
@@ -113,7 +113,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models/{name}", "A model", answers.ModelCard),
     Endpoint("GET", "/version", "The release", answers.Version),
     Endpoint("GET", "/health/live", "Whether this process answers", answers.Status, open=True),
-    Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Status, open=True),
+    Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Readiness, open=True),
     Endpoint("GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", answers.Probe),
     Endpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
     Endpoint("GET", "/openapi.json", "This description", dict[str, Any]),

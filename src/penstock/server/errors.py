@@ -84,16 +84,40 @@ class StorageOff(RequestError):
     http_status = 404
 
 
-class StorageFull(RequestError):
-    """There is no room for more; the message says what to delete."""
+class StorageUnavailable(PenstockError):
+    """What is to be kept cannot be written, or read, at the moment. Whatever needs no storage is served."""
+
+    code = "storage_unavailable"
+    http_status = 503
+    retryable = True
+
+
+class StorageFull(StorageUnavailable):
+    """The server's disk is full, or all that it keeps has reached its bound; the message says what helps."""
 
     code = "storage_full"
+    http_status = 507
 
 
-class StorageFailed(PenstockError):
+class StorageFailed(StorageUnavailable):
     """The disk or a database did not do what it should."""
 
     code = "storage_failed"
+
+
+class StorageLimitReached(RequestError):
+    """There is no room for more of what a tenant keeps; the message says what to delete."""
+
+    code = "storage_limit_reached"
+    http_status = 413
+
+
+class TooManyBatches(RequestError):
+    """As many batches as may have not ended."""
+
+    code = "too_many_batches"
+    http_status = 429
+    retryable = True
 
 
 class StoredFileNotFound(RequestError):

@@ -13,8 +13,10 @@ from penstock.core.errors import EngineUnavailable, PenstockError
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import EngineClient
-from penstock.server.answers import Probe
+from penstock.server.answers import Probe, Readiness
+from penstock.server.errors import StorageFull
 from penstock.server.service import json_response
+from penstock.server.storage.condition import StorageCondition
 
 PROBE_TOKENS = 10
 # An engine that is full lets a request of this priority in before all others.
@@ -25,12 +27,20 @@ class HealthApi:
     """The endpoints.
 
     Args:
+        storage: whether the disk works; None where nothing is kept.
         probe_seconds: a probe may take.
         fresh_seconds: what a probe has found counts, so that nobody can load the engine by asking.
     """
 
-    def __init__(self, engine: EngineClient, probe_seconds: float = 10.0, fresh_seconds: float = 5.0) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        storage: StorageCondition | None = None,
+        probe_seconds: float = 10.0,
+        fresh_seconds: float = 5.0,
+    ) -> None:
         self._engine = engine
+        self._storage = storage
         self._probe_seconds = probe_seconds
         self._fresh_seconds = fresh_seconds
         self._probing = asyncio.Lock()
@@ -50,9 +60,16 @@ class HealthApi:
         return json_response({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """`GET /health/ready`: requests can be served now; else 503 with the cause."""
+        """`GET /health/ready`: requests can be served now; else 503 with the cause.
+
+        A disk that fails is told, and does not make the server unready: it generates.
+        """
         self._engine.check_ready()
-        return json_response({"status": "ready"})
+        if self._storage is None:
+            return json_response(Readiness("ready", "off"))
+        failure = self._storage.failure
+        full = isinstance(failure, StorageFull)
+        return json_response(Readiness("ready", "working" if failure is None else "full" if full else "failing"))
 
     async def deep(self, request: Request) -> Response:
         """`GET /health/deep`: the engine generates; else 503 with the cause. All who ask meanwhile get it."""

@@ -65,6 +65,11 @@ class Keyring:
         """Of the keys, in order."""
         return [key.tenant.name for key in self._keys]
 
+    @property
+    def tenants(self) -> list[Tenant]:
+        """Who has them, in order."""
+        return [key.tenant for key in self._keys]
+
     def find(self, secret: bytes) -> Tenant | None:
         """Whose key this is. It takes as long for every key, and for what is none."""
         digest = hashlib.sha256(secret[: MAX_KEY_LENGTH + 1]).digest()
@@ -84,13 +89,16 @@ def new_key() -> str:
     return f"penstock-{secrets.token_urlsafe(32)}"
 
 
-def entry(name: str, secret: str, weight: float | None = None) -> str:
+def entry(name: str, secret: str, weight: float | None = None, max_stored_bytes: int | None = None) -> str:
     """What the key file says of a key. Raises ConfigurationError where there can be no such entry."""
     _check_name(name, "the name")
     _check_weight(weight, f"the key {name!r}")
     lines = ["[[key]]", f'name = "{name}"', f'sha256 = "{hashlib.sha256(secret.encode()).hexdigest()}"']
     if weight is not None:
         lines.append(f"weight = {weight!r}")
+    if max_stored_bytes is not None:
+        _check_stored_bytes(max_stored_bytes, f"the key {name!r}")
+        lines.append(f"max_stored_bytes = {max_stored_bytes}")
     return "\n".join(lines) + "\n"
 
 
@@ -109,6 +117,7 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     weight: float = 1.0
     max_concurrent_requests: int | None = None
+    max_stored_bytes: int | None = None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,8 +147,8 @@ def parse_keys(content: bytes, path: Path) -> list[Key]:
         raise ConfigurationError(f"{where} is not valid TOML: {error}.") from error
     except msgspec.ValidationError as error:
         raise ConfigurationError(
-            f"{where} has another form than [[key]] tables with name, sha256 and maybe weight and "
-            f"max_concurrent_requests: {error}."
+            f"{where} has another form than [[key]] tables with name, sha256 and maybe weight, "
+            f"max_concurrent_requests and max_stored_bytes: {error}."
         ) from error
     if not entries:
         raise ConfigurationError(f"{where} has no keys; `penstock key NAME --add {path}` adds one.")
@@ -156,7 +165,13 @@ def _key(fields: _Entry, where: str) -> Key:
     most = fields.max_concurrent_requests
     if most is not None and most < 1:
         raise ConfigurationError(f"{where}: max_concurrent_requests is {most}; leave it out, or give at least 1.")
-    tenant = Tenant(name=fields.name, weight=fields.weight, max_concurrent_requests=most)
+    _check_stored_bytes(fields.max_stored_bytes, where)
+    tenant = Tenant(
+        name=fields.name,
+        weight=fields.weight,
+        max_concurrent_requests=most,
+        max_stored_bytes=fields.max_stored_bytes,
+    )
     return Key(tenant, bytes.fromhex(fields.sha256))
 
 
@@ -165,6 +180,11 @@ def _check_name(name: str, where: str) -> None:
         raise ConfigurationError(
             f"{where} must have 1 to 64 of A-Z, a-z, 0-9, '.', '_' and '-', the first a letter or a digit."
         )
+
+
+def _check_stored_bytes(most: int | None, where: str) -> None:
+    if most is not None and not 1 <= most < 2**63:
+        raise ConfigurationError(f"{where}: max_stored_bytes is {most}; leave it out, or give 1 to {2**63 - 1}.")
 
 
 def _check_weight(weight: float | None, where: str) -> None:

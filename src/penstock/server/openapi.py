@@ -29,6 +29,7 @@ _MEANINGS = {
     431: "The request's headers are longer than the server reads.",
     500: "The server failed on this request.",
     503: "The server cannot serve this now; try again later.",
+    507: "There is no room on the server's disk.",
     504: "The request was not finished in the time that it had.",
     529: "The server cannot serve this now; try again later.",
 }

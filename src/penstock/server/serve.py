@@ -6,6 +6,7 @@ import errno
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
@@ -17,6 +18,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from penstock.core.errors import AddressInUse, ConfigurationError
+from penstock.server.accept import Acceptor
 from penstock.server.drain import Drain
 from penstock.server.limits import STALL_SECONDS
 from penstock.server.protocol import BoundedProtocol
@@ -81,8 +83,13 @@ class Server(uvicorn.Server):
         on_started: Callable[[], None] | None = None,
         drain_seconds: float = DRAIN_SECONDS,
         stall_timeout: float = STALL_SECONDS,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`stall_timeout`: seconds for which a connection stays open whose client takes nothing of an answer."""
+        """`stall_timeout`: seconds for which a connection stays open whose client takes nothing of an answer.
+
+        `tls` is what connections are encrypted with, None where they are not.
+        """
+        self._tls = tls
         self._drain = Drain(app)
         super().__init__(
             uvicorn.Config(
@@ -106,12 +113,19 @@ class Server(uvicorn.Server):
         self._drain_seconds = drain_seconds
         self._asked_to_end = False
         self._ending: asyncio.Task[None] | None = None
+        self._acceptors: list[Acceptor] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to accept connections, and say so."""
-        await super().startup(sockets=sockets)
+        await super().startup(sockets=[])
+        if self.started:
+            self._acceptors = [Acceptor(each, self._make_protocol, self._tls) for each in sockets or ()]
         if self.started and self._on_started is not None:
             self._on_started()
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def on_tick(self, counter: int) -> bool:
         """What uvicorn does ten times a second; True ends the server."""
@@ -130,6 +144,9 @@ class Server(uvicorn.Server):
         await self.end_background()
         if self._ending is not None:
             self._ending.cancel()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors = []
         await super().shutdown(sockets=sockets)
 
     async def end_background(self) -> None:
@@ -194,6 +211,7 @@ async def serve(
     on_started: Callable[[], None] | None = None,
     drain_seconds: float = DRAIN_SECONDS,
     stall_timeout: float = STALL_SECONDS,
+    tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
     with contextlib.closing(listener):
@@ -203,6 +221,7 @@ async def serve(
             on_started=on_started,
             drain_seconds=drain_seconds,
             stall_timeout=stall_timeout,
+            tls=tls,
         )
         try:
             await server.serve(sockets=[listener])

@@ -22,7 +22,8 @@ class StoredApi:
     def __init__(self, store: Store | None, why_none: str, lines: LineRunner, metrics: Metrics) -> None:
         self._runner = None if store is None else BatchRunner(store, lines, metrics)
         self._files = FilesApi(store, why_none)
-        self._batches = BatchesApi(store, why_none, lines.endpoints, self._wake)
+        self._batches = BatchesApi(store, why_none, lines.endpoints, self._runner)
+        self._store = store
 
     def routes(self) -> list[Route]:
         """Where the endpoints are."""
@@ -31,9 +32,8 @@ class StoredApi:
     @contextlib.asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
         """Runs batches while the application runs."""
-        async with self._runner.running() if self._runner is not None else contextlib.nullcontext():
+        if self._store is None or self._runner is None:
             yield
-
-    def _wake(self) -> None:
-        if self._runner is not None:
-            self._runner.wake()
+            return
+        async with self._store.watched(), self._runner.running():
+            yield

@@ -18,11 +18,13 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
         name: owns what is stored; empty where the server has no keys, and everybody is the same tenant.
         weight: how much of the engine the tenant has beside others; above 0.
         max_concurrent_requests: that are computed at a time; None for any number.
+        max_stored_bytes: of files and results, and of stored responses; None for a share of what the server keeps.
     """
 
     name: str = ""
     weight: float = 1.0
     max_concurrent_requests: int | None = None
+    max_stored_bytes: int | None = None
 
 
 EVERYBODY = Tenant()

@@ -33,12 +33,12 @@ async def receive_upload(request: Request, store: FileStore, owner: str) -> Stor
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and len(declared) < 20 and int(declared) > limit + MAX_FORM_BYTES:
         raise _too_large(limit)
-    incoming = await store.begin()
+    incoming = await store.begin(owner)
     try:
         await _read(request, parser, incoming, limit)
         fields = parser.result()
         seconds = _expiry(fields)
-        return await store.add(incoming, owner, _purpose(fields), parser.filename or "", seconds)
+        return await store.add(incoming, _purpose(fields), parser.filename or "", seconds)
     finally:
         await incoming.discard()
 

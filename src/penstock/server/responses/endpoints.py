@@ -140,6 +140,11 @@ class ResponsesApi:
         store = self._store if fields.store is not False else None
         if fields.store and store is None:
             raise InvalidParameter("store", _STORAGE_OFF)
+        if store is not None and store.condition.failure is not None:
+            # Nothing is promised that cannot be kept; whoever has not asked for it is served all the same.
+            if fields.store:
+                store.condition.check()
+            store = None
         earlier: list[StoredResponse] = []
         if fields.previous_response_id is not None:
             if self._store is None:

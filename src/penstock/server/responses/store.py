@@ -5,14 +5,16 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock.core.errors import InvalidParameter, PenstockError
-from penstock.server.errors import PreviousResponseNotFound
+from penstock.core.errors import InvalidParameter
+from penstock.server.errors import PreviousResponseNotFound, StorageUnavailable
+from penstock.server.storage.condition import StorageCondition
 from penstock.server.storage.database import Database, Migrations
 
 logger = logging.getLogger("penstock.server")
@@ -35,6 +37,7 @@ _MIGRATIONS: Migrations = (
         # Whose it is: the name of a tenant, or nothing where the server has no keys.
         "ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
     ),
+    ("CREATE INDEX responses_by_owner ON responses (owner, used_at, sequence)",),
 )
 
 
@@ -46,12 +49,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         total_bytes: of all inputs and responses.
         seconds_kept: since the last use.
         conversation_bytes: of the responses that one request continues.
+        waiting_bytes: of responses that the disk has not taken yet.
+        tenant_share: of number and bytes, what one tenant may take.
+        tenant_bytes: at most, where a tenant's key says so, by name.
     """
 
     responses: int = 100_000
     total_bytes: int = 1000**3
     seconds_kept: int = 30 * 24 * 3600
     conversation_bytes: int = 32 * 1024**2
+    waiting_bytes: int = 64 * 1024**2
+    tenant_share: float = 1.0
+    tenant_bytes: Mapping[str, int] = {}
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
@@ -71,6 +80,15 @@ class StoredResponse(msgspec.Struct, frozen=True):
         return items + msgspec.json.decode(self.response, type=_Output).output
 
 
+class _Kept(msgspec.Struct, frozen=True):
+    """A response on its way to the disk."""
+
+    owner: str
+    id: str
+    previous: str | None
+    response: StoredResponse
+
+
 class _Output(msgspec.Struct):
     """Of a response, what later ones need."""
 
@@ -78,43 +96,76 @@ class _Output(msgspec.Struct):
 
 
 class ResponseStore:
-    """The stored responses. For others than its owner, there is none."""
+    """The stored responses. For others than its owner, there is none.
 
-    def __init__(self, database: Database, limits: Limits, clock: Callable[[], float]) -> None:
+    Attributes:
+        condition: whether the disk works.
+        waiting: those that are being written, and those that wait for a disk that has failed, by id.
+    """
+
+    def __init__(
+        self, database: Database, limits: Limits, clock: Callable[[], float], condition: StorageCondition
+    ) -> None:
+        self.condition = condition
         self._database = database
         self._limits = limits
         self._clock = clock
         self._writes: set[asyncio.Task[None]] = set()
+        self.waiting: dict[str, _Kept] = {}
         # Known to the database's thread only.
-        self._count, self._bytes = 0, 0
+        self._counts: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         database.run_at_start(self._measure)
 
     @classmethod
-    def open(cls, path: Path, limits: Limits | None = None, clock: Callable[[], float] = time.time) -> "ResponseStore":
+    def open(
+        cls,
+        path: Path,
+        limits: Limits | None = None,
+        clock: Callable[[], float] = time.time,
+        condition: StorageCondition | None = None,
+    ) -> "ResponseStore":
         """Open the database, or make it. Raises ConfigurationError where it cannot be used."""
-        return cls(Database.open(path, _MIGRATIONS), limits or Limits(), clock)
+        condition = condition or StorageCondition()
+        return cls(Database.open(path, _MIGRATIONS, condition), limits or Limits(), clock, condition)
+
+    async def probe(self) -> None:
+        """Write something that changes nothing. Raises StorageFull, StorageFailed where that fails."""
+        await self._database.probe()
 
     def close(self) -> None:
         """End what runs."""
         self._database.close()
+        if self.waiting:
+            logger.error("%d responses could not be stored before the end.", len(self.waiting))
 
     def keep(self, response: dict[str, Any], items: list[dict[str, Any]], owner: str) -> None:
         """Store a response that has ended. Whatever is asked of the store later finds it.
 
-        The client need not wait for the disk: where that fails, the log says so.
+        The client need not wait for the disk. Where that fails, the response is in memory until it works again.
         """
-        row = (owner, response["id"], response["previous_response_id"])
-        contents = (msgspec.json.encode(items), msgspec.json.encode(response))
-        task = asyncio.get_running_loop().create_task(self._keep(row, contents))
+        contents = StoredResponse(msgspec.json.encode(items), msgspec.json.encode(response))
+        kept = _Kept(owner, response["id"], response["previous_response_id"], contents)
+        self.waiting[kept.id] = kept
+        task = asyncio.get_running_loop().create_task(self._keep(kept))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:
         """A response; None where it is not stored (any more)."""
-        return await self._database.run(lambda connection: self._get(connection, response_id, owner))
+        found = await self._database.run(lambda connection: self._get(connection, response_id, owner))
+        waiting = self.waiting.get(response_id)
+        return waiting.response if found is None and waiting is not None and waiting.owner == owner else found
 
     async def delete(self, response_id: str, owner: str) -> bool:
         """Forget a response; False where it is not stored."""
+        waiting = self.waiting.get(response_id)
+        if waiting is not None and waiting.owner == owner:
+            del self.waiting[response_id]
+            # It may be on the disk already.
+            with contextlib.suppress(StorageUnavailable):
+                await self._database.run(lambda connection: self._delete(connection, response_id, owner))
+            return True
         return await self._database.run(lambda connection: self._delete(connection, response_id, owner))
 
     async def conversation(self, response_id: str, owner: str) -> list[StoredResponse]:
@@ -122,38 +173,71 @@ class ResponseStore:
 
         Raises PreviousResponseNotFound where one of them is not stored (any more).
         """
-        return await self._database.run(lambda connection: self._conversation(connection, response_id, owner))
+        waiting = {each.id: each for each in self.waiting.values() if each.owner == owner}
+        turns, used = await self._database.run(
+            lambda connection: self._conversation(connection, response_id, owner, waiting)
+        )
+        # A disk that takes nothing does not keep anybody from going on.
+        with contextlib.suppress(StorageUnavailable):
+            await self._database.run(lambda connection: self._mark_used(connection, used))
+        return turns
 
-    async def _keep(self, row: tuple[str, str, str | None], contents: tuple[bytes, bytes]) -> None:
-        try:
-            await self._database.run(lambda connection: self._insert(connection, row, contents))
-        except PenstockError as error:
-            logger.error("response %s could not be stored: %s", row[1], error.message)
-            # What the failed transaction had counted was undone.
-            with contextlib.suppress(PenstockError):
-                await self._database.run(self._measure)
+    async def _keep(self, kept: _Kept) -> None:
+        delays = self.condition.delays()
+        while kept.id in self.waiting:
+            try:
+                await self._database.run(lambda connection: self._insert(connection, kept))
+                break
+            except StorageUnavailable as error:
+                # What the failed transaction had counted was undone.
+                with contextlib.suppress(StorageUnavailable):
+                    await self._database.run(self._measure)
+                size = sum(each.response.size for each in self.waiting.values())
+                if self.condition.failure is None or size > self._limits.waiting_bytes:
+                    logger.error("response %s could not be stored: %s", kept.id, error.message)
+                    break
+            await self.condition.recovery(delays.next())
+        self.waiting.pop(kept.id, None)
 
     def _measure(self, connection: sqlite3.Connection) -> None:
-        query = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM responses"
-        self._count, self._bytes = connection.execute(query).fetchone()
+        self._counts.clear()
+        self._bytes.clear()
+        query = "SELECT owner, COUNT(*), SUM(bytes) FROM responses GROUP BY owner"
+        for owner, count, size in connection.execute(query):
+            self._counts[owner], self._bytes[owner] = count, size
 
-    def _insert(
-        self, connection: sqlite3.Connection, row: tuple[str, str, str | None], contents: tuple[bytes, bytes]
-    ) -> None:
-        now, size, limits = int(self._clock()), sum(map(len, contents)), self._limits
-        oldest = "SELECT sequence, bytes, used_at FROM responses ORDER BY used_at, sequence LIMIT 1"
-        while self._count:
-            sequence, freed, used_at = connection.execute(oldest).fetchone()
-            full = self._count >= limits.responses or self._bytes + size > limits.total_bytes
-            if not full and used_at > now - limits.seconds_kept:
-                break
-            connection.execute("DELETE FROM responses WHERE sequence = ?", (sequence,))
-            self._count, self._bytes = self._count - 1, self._bytes - freed
+    def _insert(self, connection: sqlite3.Connection, kept: _Kept) -> None:
+        now, size = int(self._clock()), kept.response.size
+        old = "SELECT sequence, owner, bytes FROM responses WHERE used_at <= ? ORDER BY used_at, sequence"
+        for row in connection.execute(old, (now - self._limits.seconds_kept,)).fetchall():
+            self._forget(connection, *row)
+        while (owner := self._too_much(kept.owner, size)) is not None:
+            oldest = "SELECT sequence, owner, bytes FROM responses WHERE owner = ? ORDER BY used_at, sequence LIMIT 1"
+            self._forget(connection, *connection.execute(oldest, (owner,)).fetchone())
         connection.execute(
             "INSERT INTO responses (owner, id, previous, used_at, bytes, input, response) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            (*row, now, size, *contents),
+            (kept.owner, kept.id, kept.previous, now, size, kept.response.input, kept.response.response),
         )
-        self._count, self._bytes = self._count + 1, self._bytes + size
+        self._counts[kept.owner] += 1
+        self._bytes[kept.owner] += size
+
+    def _too_much(self, owner: str, size: int) -> str | None:
+        """Whose oldest response goes, so that the owner may have one more of this size; None where there is room."""
+        limits, count, used = self._limits, self._counts, self._bytes
+        most = min(limits.total_bytes * limits.tenant_share, limits.tenant_bytes.get(owner, limits.total_bytes))
+        if count[owner] and (
+            count[owner] >= max(1, limits.responses * limits.tenant_share) or used[owner] + size > most
+        ):
+            return owner
+        if count.total() and (count.total() >= limits.responses or used.total() + size > limits.total_bytes):
+            # Whoever has the most gives way.
+            return max((each for each in count if count[each]), key=lambda each: (used[each], each))
+        return None
+
+    def _forget(self, connection: sqlite3.Connection, sequence: int, owner: str, size: int) -> None:
+        connection.execute("DELETE FROM responses WHERE sequence = ?", (sequence,))
+        self._counts[owner] -= 1
+        self._bytes[owner] -= size
 
     def _get(self, connection: sqlite3.Connection, response_id: str, owner: str) -> StoredResponse | None:
         query = "SELECT input, response FROM responses WHERE id = ? AND owner = ? AND used_at > ?"
@@ -165,28 +249,41 @@ class ResponseStore:
         row = connection.execute(query, (response_id, owner)).fetchone()
         if row is None:
             return False
-        self._count, self._bytes = self._count - 1, self._bytes - row[0]
+        self._counts[owner] -= 1
+        self._bytes[owner] -= row[0]
         return True
 
-    def _conversation(self, connection: sqlite3.Connection, response_id: str, owner: str) -> list[StoredResponse]:
+    def _conversation(
+        self, connection: sqlite3.Connection, response_id: str, owner: str, waiting: dict[str, _Kept]
+    ) -> tuple[list[StoredResponse], list[str]]:
+        """The responses, the oldest first, and the ids of those that are on the disk."""
         now, size = int(self._clock()), 0
+        used: list[str] = []
         query = "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ? AND used_at > ?"
         turns: list[StoredResponse] = []
         wanted: str | None = response_id
         while wanted is not None:
-            row = connection.execute(query, (wanted, owner, now - self._limits.seconds_kept)).fetchone()
-            if row is None:
-                raise PreviousResponseNotFound(_missing(response_id, wanted), param="previous_response_id")
-            connection.execute("UPDATE responses SET used_at = ? WHERE id = ?", (now, wanted))
-            wanted, items, response = row
-            turns.append(StoredResponse(items, response))
+            if wanted in waiting:
+                turns.append(waiting[wanted].response)
+                wanted = waiting[wanted].previous
+            else:
+                row = connection.execute(query, (wanted, owner, now - self._limits.seconds_kept)).fetchone()
+                if row is None:
+                    raise PreviousResponseNotFound(_missing(response_id, wanted), param="previous_response_id")
+                used.append(wanted)
+                wanted, items, response = row
+                turns.append(StoredResponse(items, response))
             size += turns[-1].size
             if size > self._limits.conversation_bytes:
                 raise InvalidParameter(
                     "previous_response_id",
                     f"the conversation is longer than the {self._limits.conversation_bytes} bytes that are read.",
                 )
-        return turns[::-1]
+        return turns[::-1], used
+
+    def _mark_used(self, connection: sqlite3.Connection, ids: list[str]) -> None:
+        now = int(self._clock())
+        connection.executemany("UPDATE responses SET used_at = ? WHERE id = ?", [(now, each) for each in ids])
 
 
 def _missing(asked: str, missing: str) -> str:

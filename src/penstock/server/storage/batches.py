@@ -11,9 +11,9 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.errors import BatchHasEnded, BatchNotFound, StorageFull
+from penstock.server.errors import BatchHasEnded, BatchNotFound, TooManyBatches
 from penstock.server.storage.database import Database
-from penstock.server.storage.files import StoredFile, all_full, find, insert, used_bytes
+from penstock.server.storage.files import StoredFile, check_room, find, insert
 from penstock.server.storage.limits import Limits
 from penstock.server.storage.pages import Page, select
 
@@ -88,19 +88,7 @@ class BatchStore:
             file = find(connection, batch.input_file_id, batch.owner, "input_file_id")
             if file.purpose != INPUT_PURPOSE:
                 raise InvalidParameter("input_file_id", f"is for {file.purpose!r}; upload it for {INPUT_PURPOSE!r}.")
-            (ended, count) = connection.execute(
-                f"SELECT coalesce(sum(status IN {ENDED}), 0), count(*) FROM batches"
-            ).fetchone()
-            if count - ended >= self.limits.unfinished_batches:
-                raise StorageFull(
-                    f"{self.limits.unfinished_batches} batches have not ended, and no more are taken; wait for one, "
-                    "or cancel one with POST /v1/batches/{id}/cancel."
-                )
-            connection.execute(
-                f"DELETE FROM batches WHERE sequence IN (SELECT sequence FROM batches WHERE status IN {ENDED} "
-                "ORDER BY sequence LIMIT ?)",
-                (max(0, count + 1 - self.limits.batches),),
-            )
+            _make_place(connection, batch.owner, self.limits)
             connection.execute(
                 "INSERT INTO batches (id, owner, status, input_file_id, created_at, record) VALUES (?, ?, ?, ?, ?, ?)",
                 (
@@ -171,10 +159,12 @@ class BatchStore:
                 "WHERE sequence = ?",
                 (*counts, size, row[0]),
             )
-            if used_bytes(connection) > self.limits.total_bytes:
-                raise all_full(self.limits)
 
         await self._database.run(work)
+
+    async def check_room(self, owner: str) -> None:
+        """Raise StorageLimitReached where no more results are to be kept for a tenant, StorageFull where for nobody."""
+        await self._database.run(lambda connection: check_room(connection, self.limits, owner))
 
     async def lines_done(self, batch_id: str) -> set[int]:
         """The numbers of the lines that have a result."""
@@ -212,6 +202,27 @@ class BatchStore:
         ended = f"status IN {ENDED} AND created_at < ?"
         await self._database.run(
             lambda connection: connection.execute(f"DELETE FROM batches WHERE {ended}", (before,)).rowcount
+        )
+
+
+def _make_place(connection: sqlite3.Connection, owner: str, limits: Limits) -> None:
+    """Forget what ended first where too much is remembered. Raises TooManyBatches where too many have not ended."""
+    own = limits.of(owner)
+    for whose, values, unfinished, most, asked in (
+        ("owner = ?", (owner,), own.unfinished_batches, own.batches, "this API key's" if owner else "this server's"),
+        ("TRUE", (), limits.unfinished_batches, limits.batches, "this server's"),
+    ):
+        query = f"SELECT coalesce(sum(status IN {ENDED}), 0), count(*) FROM batches WHERE {whose}"
+        ended, count = connection.execute(query, values).fetchone()
+        if count - ended >= unfinished:
+            raise TooManyBatches(
+                f"{unfinished} of {asked} batches have not ended, and no more are taken; wait for one, or cancel one "
+                "with POST /v1/batches/{id}/cancel."
+            )
+        connection.execute(
+            f"DELETE FROM batches WHERE sequence IN (SELECT sequence FROM batches WHERE status IN {ENDED} AND {whose} "
+            "ORDER BY sequence LIMIT ?)",
+            (*values, max(0, count + 1 - most)),
         )
 
 

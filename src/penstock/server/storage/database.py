@@ -1,7 +1,7 @@
 """One SQLite database and the one thread that uses it, so that the event loop never waits for the disk."""
 
 import asyncio
-import logging
+import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.core.errors import ConfigurationError
-from penstock.server.errors import StorageFailed, StorageFull
-
-logger = logging.getLogger("penstock.server")
+from penstock.server.storage.condition import StorageCondition
 
 Answer = TypeVar("Answer")
 Work = Callable[[sqlite3.Connection], Answer]
@@ -20,6 +18,10 @@ Work = Callable[[sqlite3.Connection], Answer]
 Migrations = Sequence[Sequence[str]]
 
 _PRAGMAS = (
+    # One server has the folder. So the log's index is in memory, and a full disk keeps nobody from reading.
+    "PRAGMA locking_mode = EXCLUSIVE",
+    # Neither room elsewhere nor a file descriptor is needed for what is temporary.
+    "PRAGMA temp_store = MEMORY",
     "PRAGMA journal_mode = WAL",
     # Every commit is on the disk before it is reported.
     "PRAGMA synchronous = FULL",
@@ -36,19 +38,22 @@ class Database:
     it with `close`.
     """
 
-    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, condition: StorageCondition) -> None:
         self._connection = connection
         self._thread = thread
+        self._condition = condition
 
     @classmethod
-    def open(cls, path: Path, migrations: Migrations) -> "Database":
+    def open(cls, path: Path, migrations: Migrations, condition: StorageCondition | None = None) -> "Database":
         """Open the database, make it where there is none, and bring it to the newest version.
 
-        Raises ConfigurationError where a newer Penstock wrote it, or where it cannot be read.
+        `condition` is told of what the disk fails. Raises ConfigurationError where a newer Penstock wrote it, or where
+        it cannot be read.
         """
         thread = ThreadPoolExecutor(1, thread_name_prefix=path.stem)
         try:
-            return cls(thread.submit(_connect, path, migrations).result(), thread)
+            connection = thread.submit(_connect, path, migrations).result()
+            return cls(connection, thread, condition or StorageCondition())
         except BaseException:
             thread.shutdown()
             raise
@@ -67,6 +72,8 @@ class Database:
     def _transaction(self, work: Work[Answer]) -> Answer:
         connection = self._connection
         try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
             connection.execute("BEGIN IMMEDIATE")
             try:
                 answer = work(connection)
@@ -74,14 +81,17 @@ class Database:
             except BaseException:
                 # Some errors, such as a full disk, have ended the transaction already.
                 if connection.in_transaction:
-                    connection.execute("ROLLBACK")
+                    # On a disk that fails this can fail too, and the next transaction begins with it.
+                    with contextlib.suppress(sqlite3.Error):
+                        connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-                raise StorageFull(DISK_FULL) from error
-            logger.error("the database failed", exc_info=error)
-            raise StorageFailed("The server's storage failed; its log has the cause.") from error
+            raise self._condition.explain(error) from error
         return answer
+
+    async def probe(self) -> None:
+        """Write something that changes nothing. Raises StorageFull, StorageFailed where that fails."""
+        await self.run(_write_version)
 
     def close(self) -> None:
         """End what runs, and the thread."""
@@ -89,7 +99,9 @@ class Database:
         self._thread.shutdown()
 
 
-DISK_FULL = "The server's disk is full; delete files that are not needed with DELETE /v1/files/{id}."
+def _write_version(connection: sqlite3.Connection) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.execute(f"PRAGMA user_version = {version}")
 
 
 def _connect(path: Path, migrations: Migrations) -> sqlite3.Connection:

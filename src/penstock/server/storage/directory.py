@@ -1,5 +1,6 @@
 """The folder that a server keeps state in: where it is, who may read it, and that one server has it at a time."""
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -62,9 +63,7 @@ class DataDirectory:
                 path.mkdir(mode=0o700, parents=True)
             lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ConfigurationError(
-                f"The data directory {path} cannot be used ({error.strerror}); choose another with --data-dir, or off."
-            ) from error
+            raise _unusable(path, error) from error
         try:
             # The kernel gives it up with the process, however that ends.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,19 +75,30 @@ class DataDirectory:
                 + (f" (process {holder})" if holder.isdigit() else "")
                 + "; stop it, or choose another --data-dir, or off."
             ) from error
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        # Who has it is only told; a disk that is full keeps nobody from having it.
+        with contextlib.suppress(OSError):
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, str(os.getpid()).encode(), 0)
         return cls(path, lock)
 
     def folder(self, name: str) -> Path:
-        """A folder in it that only its owner may read, made where there is none."""
+        """A folder in it that only its owner may read, made where there is none. Raises ConfigurationError."""
         folder = self.path / name
-        folder.mkdir(mode=0o700, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
         return folder
 
     def close(self) -> None:
         """Let another server have it."""
         os.close(self._lock)
+
+
+def _unusable(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"The data directory {path} cannot be used ({error.strerror}); choose another with --data-dir, or off."
+    )
 
 
 def sync_folder(folder: Path) -> None:

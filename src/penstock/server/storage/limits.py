@@ -1,8 +1,21 @@
-"""What a server keeps at most."""
+"""What a server keeps at most, and how much of that for each tenant."""
+
+from collections.abc import Mapping
 
 import msgspec
 
 DAY = 24 * 3600
+# Of all that a server keeps, what is for one tenant whose key says nothing else, where there are several.
+TENANT_SHARE = 0.25
+
+
+class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of what one tenant has; `bytes` are of files and results."""
+
+    bytes: int
+    files: int
+    unfinished_batches: int
+    batches: int
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +29,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         seconds_kept: the age at which files go, and batches that have ended; OpenAI's for batches.
         unfinished_batches: that wait or run; each may have `lines` lines to go.
         batches: that are remembered; beyond it those that ended first are forgotten.
+        tenant_share: of each of these, what one tenant may take.
+        tenant_bytes: what a tenant may take of `total_bytes`, where its key says so, by name.
     """
 
     file_bytes: int = 200 * 1000**2
@@ -26,3 +41,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     seconds_kept: int = 30 * DAY
     unfinished_batches: int = 100
     batches: int = 10_000
+    tenant_share: float = 1.0
+    tenant_bytes: Mapping[str, int] = {}
+
+    def of(self, owner: str) -> TenantLimits:
+        """What is kept for one tenant."""
+
+        def share(whole: int) -> int:
+            return max(1, int(whole * self.tenant_share))
+
+        return TenantLimits(
+            bytes=self.tenant_bytes.get(owner, share(self.total_bytes)),
+            files=share(self.files),
+            unfinished_batches=share(self.unfinished_batches),
+            batches=share(self.batches),
+        )
+
+
+def share_of(tenants: int) -> float:
+    """What one of so many tenants may take of the whole."""
+    return max(TENANT_SHARE, 1 / max(1, tenants))

@@ -1,0 +1,47 @@
+"""File descriptors: how many this process may have, and some that connections never take."""
+
+import os
+import resource
+
+from penstock.core.config import Reason
+
+# Where the hard limit is higher: so many connections no single process serves.
+MOST = 65536
+# For what is not a connection: files, a new engine. Of a low limit, a quarter.
+RESERVE = 64
+
+
+def limit() -> int:
+    """How many this process may have now."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_limit(connections: int) -> Reason:
+    """Take what the hard limit allows, and say what that is enough for."""
+    before = limit()
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if before < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            # Some systems have a lower limit than the one that they tell.
+            wanted = before
+    now = limit()
+    why = f"raised from {before}, as the hard limit allows" if now > before else "the limit of this process"
+    if now < connections + RESERVE:
+        why += f"; {connections} connections at a time would need {connections + RESERVE}: raise it with ulimit -n"
+    return Reason("file descriptors", str(now), why)
+
+
+def is_short() -> bool:
+    """Whether only the reserve is left."""
+    most = limit()
+    try:
+        # The system gives the lowest number that is free.
+        lowest = os.dup(0)
+    except OSError:
+        return True
+    os.close(lowest)
+    return lowest >= most - min(RESERVE, most // 4)

@@ -1,0 +1,137 @@
+"""Whether the disk under a server's data works: known from what was tried, and tried again until it does."""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from penstock.server.errors import StorageFailed, StorageFull, StorageUnavailable
+
+logger = logging.getLogger("penstock.server")
+
+# Between two looks at a disk that failed; it doubles from the first to the longest.
+FIRST_SECONDS = 1.0
+LONGEST_SECONDS = 30.0
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+# Of SQLite's errors, those that the disk is the reason of.
+_DISK_CODES = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM}
+)
+_DISK_FULL = (
+    "The server's disk is full, and nothing more is kept until there is room; delete files that are not needed with "
+    "DELETE /v1/files/{id}."
+)
+
+
+class StorageCondition:
+    """Of one data directory. Failures may be told by any thread.
+
+    Attributes:
+        failure: why nothing can be kept now; None while it can, as far as is known.
+        failures: how many operations the disk has failed, by why.
+    """
+
+    def __init__(self, first_seconds: float = FIRST_SECONDS, longest_seconds: float = LONGEST_SECONDS) -> None:
+        self.failure: StorageUnavailable | None = None
+        self.failures = {"full": 0, "failed": 0}
+        self._first = first_seconds
+        self._longest = longest_seconds
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failed = asyncio.Event()
+
+    def explain(self, error: OSError | sqlite3.Error) -> StorageUnavailable:
+        """The error to raise for what the operating system, or SQLite, has said."""
+        made, by_disk = _explained(error)
+        if not by_disk:
+            logger.error("the database failed", exc_info=error)
+            return made
+        self.failures["full" if isinstance(made, StorageFull) else "failed"] += 1
+        if self.failure is None:
+            logger.error("What needs the disk is refused, or waits, until it works again: %s (%s)", made.message, error)
+        self.failure = made
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._failed.set)
+        return made
+
+    def check(self) -> None:
+        """Raise why nothing can be kept now, if nothing can."""
+        if self.failure is not None:
+            raise type(self.failure)(self.failure.message)
+
+    @contextlib.asynccontextmanager
+    async def watched(self, probe: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """While the block runs, find out with `probe` when a disk that has failed works again."""
+        self._loop = asyncio.get_running_loop()
+        if self.failure is not None:
+            self._failed.set()
+        task = asyncio.ensure_future(self._watch(probe))
+        try:
+            yield
+        finally:
+            self._loop = None
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def recovery(self, seconds: float) -> None:
+        """Wait so long, and where the disk has failed, no longer than until it works."""
+        failed = self.failure is not None
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0 and not (failed and self.failure is None):
+            await asyncio.sleep(min(left, self._first))
+
+    def delays(self) -> "Delays":
+        """For whoever tries again and again."""
+        return Delays(self._first, self._longest)
+
+    async def _watch(self, probe: Callable[[], Awaitable[None]]) -> None:
+        delays, worked = self.delays(), time.monotonic()
+        while True:
+            await self._failed.wait()
+            failed = time.monotonic()
+            # A disk that worked for a moment only is not asked more often for that.
+            if failed - worked > self._longest:
+                delays = self.delays()
+            while self.failure is not None:
+                await asyncio.sleep(delays.next())
+                with contextlib.suppress(StorageUnavailable):
+                    await probe()
+                    self.failure = None
+            self._failed.clear()
+            worked = time.monotonic()
+            logger.warning("The disk works again after %.0f s.", worked - failed)
+
+
+class Delays:
+    """Seconds to wait before each further attempt: twice as long as before, up to a bound."""
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._next = first
+        self._longest = longest
+
+    def next(self) -> float:
+        """Before the next attempt."""
+        now = self._next
+        self._next = min(2 * now, self._longest)
+        return now
+
+
+def _explained(error: OSError | sqlite3.Error) -> tuple[StorageUnavailable, bool]:
+    """The error for a client, and whether the disk is the reason."""
+    if isinstance(error, OSError):
+        if error.errno in _FULL:
+            return StorageFull(_DISK_FULL), True
+        if error.errno in _NO_DESCRIPTORS:
+            return StorageFailed("The server has no file descriptors left; try again later."), True
+        cause = os.strerror(error.errno) if error.errno else "no cause is known"
+        return StorageFailed(f"The server's storage failed ({cause}); its log has more; try again later."), True
+    code = getattr(error, "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_FULL:
+        return StorageFull(_DISK_FULL), True
+    if code is not None and code & 0xFF in _DISK_CODES:
+        return StorageFailed(f"The server's storage failed ({error}); its log has more; try again later."), True
+    return StorageFailed("The server's storage failed; its log has the cause."), False
