@@ -7,7 +7,8 @@ import pytest
 
 from penstock.core.plan import StepPlan
 from penstock.core.request import Request
-from penstock.scheduler.fairness import LEAST_SHARED, OUTPUT_COST, PROMPT_COST
+from penstock.scheduler.fairness import OUTPUT_COST, PROMPT_COST
+from penstock.scheduler.pace import LEAST_PROMPT
 from support.simulation import Simulation, config, make_request, prompt, rows_of
 
 
@@ -117,11 +118,11 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_of_another_tenant() -> None
     simulation.submit(make_request(1, prompt(20, 5000), 4, tenant="quiet"))
     simulation.step()
     step = simulation.plans[-1]
-    assert {row.sequence: row.count for row in step.rows} == {0: LEAST_SHARED - 20, 1: 20}
+    assert {row.sequence: row.count for row in step.rows} == {0: LEAST_PROMPT - 20, 1: 20}
     # While the other decodes steps stay short; then the whole budget is the long prompt's again.
     for _ in range(3):
         simulation.step()
-        assert simulation.plans[-1].num_tokens == LEAST_SHARED + 1
+        assert simulation.plans[-1].num_tokens == LEAST_PROMPT + 1
     simulation.step()
     assert simulation.plans[-1].num_tokens == 1024
     simulation.run()

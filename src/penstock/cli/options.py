@@ -30,6 +30,10 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of prompt and
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences that run at a time.")]
 MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Positions computed in one step.")]
 LongPrefill = Annotated[int | None, typer.Option(help="Most prompt tokens of one request in one step.")]
+TargetItl = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Inter-token latency to aim for: about how long a step may take."),
+]
 KvCacheMemory = Annotated[str | None, typer.Option(help="Size of the KV pool, such as 4GiB or 500MB.")]
 PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of equal prefixes.")
@@ -159,6 +163,7 @@ def engine_options(
     max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     long_prefill_token_threshold: int | None,
+    target_itl: float | None,
     kv_cache_memory: str | None,
     enable_prefix_caching: bool,
     load_format: str,
@@ -177,6 +182,7 @@ def engine_options(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "long_prefill_token_threshold": long_prefill_token_threshold,
+        "target_itl": target_itl,
         "kv_cache_memory": parse_size(kv_cache_memory, "--kv-cache-memory"),
         "enable_prefix_caching": enable_prefix_caching,
         "load_format": load_format,

@@ -3,6 +3,7 @@
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice, zip_longest
 
 from penstock.scheduler.fairness import OUTPUT_COST, PROMPT_COST, FairCounters
 from penstock.scheduler.sequence import NO_STAMP, Sequence
@@ -60,6 +61,12 @@ class _Priority:
     def firsts(self) -> list[Sequence]:
         """See `WaitingQueue.firsts`."""
         return [*self.returning, *sorted(self._heads(), key=self._rank)]
+
+    def seconds(self) -> Iterator[Sequence]:
+        """See `WaitingQueue.seconds`."""
+        others = (islice(queue.values(), 1, None) for queue in self.new.values())
+        for turn in zip_longest(*others):
+            yield from (sequence for sequence in turn if sequence is not None)
 
     def _heads(self) -> Iterator[Sequence]:
         return (next(iter(queue.values())) for queue in self.new.values())
@@ -175,6 +182,16 @@ class WaitingQueue:
         """Those of one priority who return, and of each tenant the first who is new, in turn."""
         found = self._priorities.get(priority)
         return found.firsts() if found else []
+
+    def seconds(self, priority: int) -> Iterator[Sequence]:
+        """The others of that priority: the second of each tenant, the third, and so on."""
+        found = self._priorities.get(priority)
+        return found.seconds() if found else iter(())
+
+    def tenants(self, priority: int) -> int:
+        """How many tenants are known that have requests of that priority, or had some while others had."""
+        found = self._priorities.get(priority)
+        return len(found.counters) if found is not None else 0
 
     def turns(self) -> Iterator[Sequence]:
         """All of them, in turn. Who is given is admitted or passed over before the next is asked for."""
