@@ -89,6 +89,8 @@ def test_a_step_ends_with_those_who_want_least() -> None:
 
 def test_beside_little_a_step_is_still_worth_its_while() -> None:
     assert share_out(8192, {"a": Demand(5000), "b": Demand(20)}) == {"a": 1004, "b": 20}
+    assert share_out(8192, {"a": Demand(5000), "b": Demand(2000)}, beside=True) == {"a": 512, "b": 512}
+    assert share_out(8192, {"a": Demand(5000)}, beside=True) == {"a": 1024}
     assert share_out(8192, {"a": Demand(5000), "b": Demand(0)}) == {"a": 1024, "b": 0}
     assert share_out(512, {"a": Demand(5000), "b": Demand(0)}) == {"a": LEAST_PROMPT, "b": 0}
 

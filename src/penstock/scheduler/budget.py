@@ -13,9 +13,7 @@ class Allowances:
     takes what it can, so nothing is bounded where there is one tenant.
     """
 
-    def __init__(
-        self, budget: int, demands: Iterable[tuple[Sequence, int]], known: Callable[[int], int]
-    ) -> None:
+    def __init__(self, budget: int, demands: Iterable[tuple[Sequence, int]], known: Callable[[int], int]) -> None:
         """`demands` say who is in the step and how many tokens of a prompt each could compute, first one who could.
 
         `known` says how many tenants a priority has, in the step or not.

@@ -109,6 +109,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._priorities: dict[int, _Priority] = {}
         self._next_stamp = 0
+        # Two tenants that were ever here. Where there have been several, others are reckoned with.
+        self._tenants: set[str] = set()
 
     # They come and go.
 
@@ -119,6 +121,8 @@ class WaitingQueue:
             priority.returning.add(sequence)
             return
         tenant = sequence.request.standing.tenant
+        if len(self._tenants) < 2:
+            self._tenants.add(tenant)
         priority.new.setdefault(tenant, {})[sequence.id] = sequence
         priority.counters.enter(tenant)
 
@@ -189,9 +193,9 @@ class WaitingQueue:
         return found.seconds() if found else iter(())
 
     def tenants(self, priority: int) -> int:
-        """How many tenants are known that have requests of that priority, or had some while others had."""
+        """How many tenants to reckon with in that priority: those it knows, or two where there were ever so many."""
         found = self._priorities.get(priority)
-        return len(found.counters) if found is not None else 0
+        return max(len(self._tenants), len(found.counters) if found is not None else 0)
 
     def turns(self) -> Iterator[Sequence]:
         """All of them, in turn. Who is given is admitted or passed over before the next is asked for."""

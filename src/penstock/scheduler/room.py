@@ -43,9 +43,9 @@ class Room:
         """Whether it may have a row and blocks, should they be free.
 
         They are held until a sequence ends, and where there are several tenants, whoever has none should not have to
-        wait for that. So one that has more than its part of the rows leaves some free, and one that has any leaves some
-        blocks. Sequences that run behind its priority don't count, because they make way. Who was let in before has had
-        its place, and returns to it.
+        wait for that. So a tenant of which something runs leaves some blocks free, and a row, or several once it has
+        more than its part of them. Sequences that run behind its priority don't count, because they make way. Who was
+        let in before has had its place, and returns to it.
         """
         known = self._waiting.tenants(sequence.order[0])
         if sequence.admitted or known < 2:
@@ -53,10 +53,11 @@ class Room:
         tenant, rows = sequence.request.standing.tenant, self._config.max_num_seqs
         beside = [other for other in self._running if other.order[0] <= sequence.order[0]]
         own = sum(other.request.standing.tenant == tenant for other in beside)
-        if own * known >= rows and rows - len(beside) <= rows // RESERVED_PART:
-            return False
         if not own:
             return True
+        reserved = rows // RESERVED_PART
+        if rows - len(beside) <= (min(1, reserved) if own * known < rows else reserved):
+            return False
         making_way = list(self._running)[len(beside) :]
         blocks = self.blocks(len(beside)) + self._cache.pool.num_retiring
         blocks += sum(self._cache.exclusive_blocks(other.blocks) for other in making_way)
