@@ -246,6 +246,7 @@ def test_a_tokenizer_beyond_the_vocabulary(copy: Path) -> None:
         (("--tokenizer", "./nowhere"), "nowhere"),
         (("--max-queued-requests", "0"), "--max-queued-requests"),
         (("--max-ttft", "nan"), "--max-ttft"),
+        (("--target-itl", "-1"), "--target-itl"),
     ],
 )
 def test_options_that_cannot_work(checkpoint: Path, arguments: tuple[str, ...], says: str) -> None:

@@ -21,8 +21,8 @@ KEPT_SHARE = 0.25
 SMALL_MODEL_PARAMETERS = 100_000_000
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
-# Seconds. Text that comes in pieces ten times a second can be read as it comes, and a step of so long has enough tokens
-# for weights to be read once for many.
+# Text that comes in pieces ten times a second can be read as it comes, and in so much time weights are read for many
+# tokens at once.
 DEFAULT_TARGET_ITL = 0.1
 LONGEST_TARGET_ITL = 3600.0
 # Whoever comes while a step for batches runs waits for its end: as long as this many more tokens of prompt would take.
@@ -214,6 +214,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     quantization = _resolve_quantization(options, model, dtype, out)
     threads = _resolve_threads(options, model, machine, out)
     max_num_seqs, batched = _resolve_batch(options, out)
+    target_itl = _resolve_target_itl(options, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
     weights = _weight_bytes(model, dtype, *quantization)
@@ -238,7 +239,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
             max_chunk=options.long_prefill_token_threshold,
             max_model_len=max_model_len,
             static_batching=options.static_batching,
-            target_itl=_resolve_target_itl(options, machine, out),
+            target_itl=target_itl,
         ),
         threads=threads,
         instruction_set=_resolve_instruction_set(options, out),
@@ -364,7 +365,7 @@ def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
     out.note("max num seqs", max_num_seqs, "as asked" if options.max_num_seqs else "sequences that run at a time")
     if batched is None:
         batched = max(DEFAULT_BATCHED_TOKENS, max_num_seqs)
-        out.note("max num batched tokens", batched, "bounds how long one step, and so a running stream, can take")
+        out.note("max num batched tokens", batched, "bounds a step's memory, and what it computes where nobody waits")
     else:
         out.note("max num batched tokens", batched, "as asked")
     if batched < max_num_seqs:
@@ -397,13 +398,13 @@ def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Res
             raise ConfigurationError(
                 f"--target-itl is {asked!r}; it must be a number of seconds above 0, at most {LONGEST_TARGET_ITL:g}."
             )
-        out.note("target itl", f"{asked:g} s", "as asked")
+        out.note("target itl", f"{asked:g}", "as asked, in seconds")
         return float(asked)
     if not machine.api_beside:
-        out.note("target itl", "none", "prompts are computed together here, and nobody waits for one of them")
+        out.note("target itl", "none", "prompts are computed together here, and nobody waits for a step's end")
         return None
-    why = "prompts are computed in steps about so long, so that running streams and whoever comes wait no longer"
-    out.note("target itl", f"{DEFAULT_TARGET_ITL:g} s", why)
+    why = "seconds of a step with prompts in it, for whose end running streams and whoever comes wait"
+    out.note("target itl", f"{DEFAULT_TARGET_ITL:g}", why)
     return DEFAULT_TARGET_ITL
 
 
