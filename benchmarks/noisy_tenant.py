@@ -1,12 +1,13 @@
-"""What a noisy tenant costs another: the quiet one's time to first token, beside neighbours of three kinds.
+"""What a noisy tenant costs another: the quiet one's time to first token, by itself and beside neighbours.
 
 The quiet tenant sends short prompts at random (Poisson), at `--load` of the half of the engine that is its share. In
-turn it is (a) by itself; (b) beside a neighbour that sends long prompts, at random too, as fast as its own half can
-serve them; (c) beside one that sends `--noise` times as much; (d) the same, with both as one tenant, first come, first
-served. To be alone at its share is (b): the engine is what a neighbour within its own share leaves of it. So (c) by (b)
-says what the neighbour's excess costs.
+turn it is (a) by itself; (b) by itself on an engine with half of the threads; (c) beside a neighbour that sends long
+prompts, at random too, as fast as its own half can serve them; (d) beside one that sends `--noise` times as much; (e)
+the same, with both as one tenant, first come, first served. To be alone at its share is (b) where the share is half of
+the machine for good, and (c) where it is what a neighbour within its own share leaves. The last columns have the 99th
+percentile by those of (a), (b) and (c).
 
-Arrivals of the quiet tenant are the same in all four, rounds take turns, and what is left of the neighbour's requests
+Arrivals of the quiet tenant are the same in all, rounds take turns, and what is left of the neighbour's requests
 at a round's end is aborted. What a share is, is measured first: requests of each kind a second, by themselves.
 
 Time to first token counts from when a request was due. Figures are medians over rounds of each round's percentile. The
@@ -45,7 +46,12 @@ class Kind:
 
     name: str
     noise: float
-    tenant: str
+    tenant: str = "noisy"
+
+
+ALONE = Kind("by itself", 0.0)
+HALF = Kind("by itself, half of the threads", 0.0)
+WITHIN = Kind("neighbour within its share", 1.0)
 
 
 async def first_token(engine: AsyncEngine, shape: Shape, tenant: str, vocabulary: int, seed: int) -> float:
@@ -123,15 +129,24 @@ def shapes(arguments: argparse.Namespace) -> tuple[Shape, Shape]:
 async def measure(arguments: argparse.Namespace) -> tuple[dict[Kind, list[list[float]]], tuple[float, float]]:
     """Times to first token of each round of each kind; requests a second that are quiet's load and noisy's share."""
     kinds = [
-        Kind("by itself", 0.0, "noisy"),
-        Kind("neighbour within its share", 1.0, "noisy"),
-        Kind(f"neighbour at {arguments.noise:g}× its share", arguments.noise, "noisy"),
+        ALONE,
+        HALF,
+        WITHIN,
+        Kind(f"neighbour at {arguments.noise:g}× its share", arguments.noise),
         Kind("the same, both one tenant", arguments.noise, "quiet"),
     ]
     found: dict[Kind, list[list[float]]] = {kind: [] for kind in kinds}
-    options = {"max_num_batched_tokens": arguments.max_num_batched_tokens} if arguments.max_num_batched_tokens else {}
-    async with await AsyncEngine.start(arguments.model, **options) as engine:
+    options = {
+        name: getattr(arguments, name)
+        for name in ("max_num_batched_tokens", "target_itl", "kv_cache_memory")
+        if getattr(arguments, name) is not None
+    }
+    async with (
+        await AsyncEngine.start(arguments.model, threads=arguments.threads, **options) as engine,
+        await AsyncEngine.start(arguments.model, threads=max(1, arguments.threads // 2), **options) as half,
+    ):
         quiet, noisy = shapes(arguments)
+        await capacity(half, quiet, arguments.vocabulary, 0)
         await capacity(engine, noisy, arguments.vocabulary, 10_000)
         rates = (
             await capacity(engine, quiet, arguments.vocabulary, 20_000) / 2 * arguments.load,
@@ -140,7 +155,8 @@ async def measure(arguments: argparse.Namespace) -> tuple[dict[Kind, list[list[f
         for number in range(arguments.rounds):
             # Each round begins with another kind.
             for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
-                found[kind].append(await one_round(engine, arguments, kind, rates, seed=2 * number))
+                chosen = half if kind is HALF else engine
+                found[kind].append(await one_round(chosen, arguments, kind, rates, seed=2 * number))
     return found, rates
 
 
@@ -158,18 +174,21 @@ def main() -> None:
     parser.add_argument("--noisy-input-len", type=int, default=1500, help="prompt tokens of the noisy (default 1500)")
     parser.add_argument("--noisy-output-len", type=int, default=16, help="its output tokens (default 16)")
     parser.add_argument("--vocabulary", type=int, default=4000, help="prompt ids are below it (default 4000)")
+    parser.add_argument("--threads", type=int, default=reporting.cores(), help="of the engine (default: all cores)")
     parser.add_argument("--max-num-batched-tokens", type=int, help="a step's budget (default: the engine's)")
+    parser.add_argument("--target-itl", type=float, help="seconds of a step (default: the engine's)")
+    parser.add_argument("--kv-cache-memory", type=int, help="bytes of the KV pool (default: the engine's)")
     arguments = parser.parse_args()
 
     found, rates = asyncio.run(measure(arguments))
     rows: list[tuple[object, ...]] = []
-    within = next(kind for kind in found if kind.noise == 1.0)
     for kind, rounds in found.items():
         p50, p99 = (median_of(rounds, share) for share in (0.5, 0.99))
-        rows.append((kind.name, sum(map(len, rounds)), 1000 * p50, 1000 * p99, p99 / median_of(found[within], 0.99)))
+        ratios = [p99 / median_of(found[other], 0.99) for other in (ALONE, HALF, WITHIN)]
+        rows.append((kind.name, sum(map(len, rounds)), 1000 * p50, 1000 * p99, *ratios))
     reporting.report(
         f"{arguments.model}: a quiet tenant's time to first token",
-        ("the quiet tenant is", "requests", "median, ms", "p99, ms", "p99 by that within the share"),
+        ("the quiet tenant is", "requests", "median, ms", "p99, ms", "by itself", "half", "within"),
         rows,
         f"It sends {rates[0]:.1f} requests/s of {arguments.input_len} tokens in and {arguments.output_len} out; the "
         f"neighbour's share is {rates[1]:.1f} requests/s of {arguments.noisy_input_len} in and "

@@ -271,6 +271,7 @@ def test_a_tokenizer_beyond_the_vocabulary(copy: Path) -> None:
         (("--max-ttft", "nan"), "--max-ttft"),
         (("--tls-key", "key.pem"), "need each other"),
         (("--tls-key", "none.pem", "--tls-certificate", "none.pem"), "cannot be read"),
+        (("--target-itl", "-1"), "--target-itl"),
     ],
 )
 def test_options_that_cannot_work(checkpoint: Path, penstock_here, arguments: tuple[str, ...], says: str) -> None:

@@ -108,7 +108,7 @@ def test_a_context_that_does_not_fit_the_pool_is_shortened_and_said() -> None:
         {},
         {"tokenizer": "/other", "max_num_seqs": 4, "max_num_batched_tokens": 64, "threads": 1, "load_format": "dummy"},
         {"long_prefill_token_threshold": 32, "static_batching": True, "kv_cache_memory": GIB, "max_model_len": 64},
-        {"packed_cache": "/elsewhere"},
+        {"packed_cache": "/elsewhere", "target_itl": 0.025},
         {"packed_cache": "off"},
     ],
 )
@@ -129,6 +129,13 @@ def test_the_reason_of_prefix_caching_depends_on_its_value() -> None:
     assert "share" in reasons[0].why and "share" not in reasons[1].why
 
 
+@pytest.mark.parametrize(("api_beside", "expected"), [(True, 0.1), (False, None)])
+def test_steps_are_short_where_somebody_waits_for_them(api_beside: bool, expected: float | None) -> None:
+    machine = MachineFacts(16 * GIB, 2, api_beside=api_beside)
+    config, _ = resolve(EngineOptions(model="/model"), ModelFacts(**FACTS), machine)
+    assert config.scheduler.target_itl == expected
+
+
 def test_a_hub_name_and_where_it_was_found() -> None:
     _, reasons = resolve(EngineOptions(model="org/name"), ModelFacts(**FACTS), MachineFacts(16 * GIB, 2))
     reason = next(reason for reason in reasons if reason.setting == "model")
@@ -144,6 +151,10 @@ def test_a_hub_name_and_where_it_was_found() -> None:
         ({"max_num_seqs": 0}, 16 * GIB, ConfigurationError, "max-num-seqs"),
         ({"threads": -1}, 16 * GIB, ConfigurationError, "threads"),
         ({"long_prefill_token_threshold": 0}, 16 * GIB, ConfigurationError, "long-prefill-token-threshold"),
+        ({"target_itl": 0}, 16 * GIB, ConfigurationError, "target-itl"),
+        ({"target_itl": "0.1"}, 16 * GIB, ConfigurationError, "target-itl"),
+        ({"target_itl": True}, 16 * GIB, ConfigurationError, "target-itl"),
+        ({"target_itl": float("nan")}, 16 * GIB, ConfigurationError, "target-itl"),
         ({"load_format": "pickle"}, 16 * GIB, ConfigurationError, "pickle"),
         ({"kv_cache_memory": 10**320}, 16 * GIB, ConfigurationError, "kv-cache-memory"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, 16 * GIB, ConfigurationError, "64"),

@@ -90,6 +90,13 @@ def test_chunks_change_nothing(mode: str, expected: list[tuple[list[int], object
     assert bits(llm.generate(*subjects())) == expected
 
 
+def test_steps_of_measured_length_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
+    """How a prompt is cut depends on how fast the machine was."""
+    llm = engine(mode, target_itl=0.001)
+    assert bits(llm.generate(*subjects())) == expected
+    assert alone(llm) == expected
+
+
 def test_threads_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
     for threads in (2, 3):
         assert bits(engine(mode, threads=threads).generate(*subjects())) == expected

@@ -1,11 +1,14 @@
-"""The executor with a real model: what lies in unused memory never matters."""
+"""The executor with a real model: what lies in unused memory never matters, and steps are measured."""
 
 import math
+import time
 from pathlib import Path
 
 import pytest
 
 from penstock import LLM, SamplingParams
+from penstock.core.plan import StepPlan
+from penstock.runtime.executor import CompletedStep
 from support.checkpoints import FAMILIES, make
 
 
@@ -24,3 +27,20 @@ def test_garbage_in_unused_blocks_changes_nothing(family: str, tmp_path: Path) -
         tokens.append([[sample.token_ids for sample in done.samples] for done in llm.generate(prompts, params)])
     assert tokens[0] == tokens[1]
     assert all(len(ids) == 40 for samples in tokens[1] for ids in samples)
+
+
+def test_a_step_says_how_long_it_took(tmp_path: Path) -> None:
+    llm = LLM(str(make("llama", tmp_path)), threads=1, max_model_len=256)
+    executor, seconds = llm._core._executor, []
+    execute = executor.execute
+
+    def observed(plan: StepPlan) -> CompletedStep:
+        started = time.perf_counter()
+        step = execute(plan)
+        seconds.append((step.result().seconds, time.perf_counter() - started))
+        return step
+
+    executor.execute = observed  # type: ignore[method-assign]
+    llm.generate([[7, 8, 9] * 30], SamplingParams(max_tokens=4, ignore_eos=True))
+    assert len(seconds) == 4
+    assert all(0 < told <= whole for told, whole in seconds)

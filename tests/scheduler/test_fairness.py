@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.scheduler.fairness import LEAST_SHARED, MAX_IDLE, Demand, FairCounters, share_out
+from penstock.scheduler.fairness import MAX_IDLE, Demand, FairCounters, share_out
+from penstock.scheduler.pace import LEAST_PROMPT
 
 
 def serve(counters: FairCounters, tenant: str, cost: float) -> None:
@@ -88,8 +89,10 @@ def test_a_step_ends_with_those_who_want_least() -> None:
 
 def test_beside_little_a_step_is_still_worth_its_while() -> None:
     assert share_out(8192, {"a": Demand(5000), "b": Demand(20)}) == {"a": 1004, "b": 20}
+    assert share_out(8192, {"a": Demand(5000), "b": Demand(2000)}, beside=True) == {"a": 512, "b": 512}
+    assert share_out(8192, {"a": Demand(5000)}, beside=True) == {"a": 1024}
     assert share_out(8192, {"a": Demand(5000), "b": Demand(0)}) == {"a": 1024, "b": 0}
-    assert share_out(512, {"a": Demand(5000), "b": Demand(0)}) == {"a": LEAST_SHARED, "b": 0}
+    assert share_out(512, {"a": Demand(5000), "b": Demand(0)}) == {"a": LEAST_PROMPT, "b": 0}
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2])

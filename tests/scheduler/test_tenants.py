@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.plan import StepPlan
 from penstock.core.request import Request
-from penstock.scheduler.fairness import LEAST_SHARED, OUTPUT_COST, PROMPT_COST
+from penstock.scheduler.fairness import OUTPUT_COST, PROMPT_COST, SHARED_PART
 from support.simulation import Simulation, config, make_request, prompt, rows_of
 
 
@@ -117,13 +117,23 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_of_another_tenant() -> None
     simulation.submit(make_request(1, prompt(20, 5000), 4, tenant="quiet"))
     simulation.step()
     step = simulation.plans[-1]
-    assert {row.sequence: row.count for row in step.rows} == {0: LEAST_SHARED - 20, 1: 20}
-    # While the other decodes steps stay short; then the whole budget is the long prompt's again.
-    for _ in range(3):
+    short = 1024 // SHARED_PART
+    assert {row.sequence: row.count for row in step.rows} == {0: short - 20, 1: 20}
+    # While the other decodes steps stay short, and when it has ended too, since it may come again.
+    for _ in range(6):
         simulation.step()
-        assert simulation.plans[-1].num_tokens == LEAST_SHARED + 1
+        assert simulation.plans[-1].num_tokens == short
+    simulation.run()
+    simulation.submit(make_request(2, prompt(3000, 7000), 4, tenant="noisy"))
     simulation.step()
-    assert simulation.plans[-1].num_tokens == 1024
+    assert simulation.plans[-1].num_tokens == short
+
+
+def test_several_short_prompts_of_a_tenant_come_in_together() -> None:
+    simulation = Simulation(1000, config=config(64, 1024))
+    simulation.submit(*requests_of("noisy", 30), *requests_of("quiet", 2, first=30))
+    simulation.step()
+    assert Counter(s.request.standing.tenant for s in simulation.running()) == {"noisy": 14, "quiet": 2}
     simulation.run()
 
 

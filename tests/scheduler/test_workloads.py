@@ -87,6 +87,7 @@ def random_workload(seed: int) -> Workload:
         requests = [msgspec.structs.replace(request, keep=random_keep(luck, request)) for request in requests]
     if luck.random() < 0.5:
         requests = [random_tenant(luck, request) for request in requests]
+    target_itl, slowness = luck.choice([None, 0.1]), luck.choice([0.0, 0.0005, 0.01])
     max_num_seqs = rng.choice([1, 2, 4, 8])
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -97,6 +98,7 @@ def random_workload(seed: int) -> Workload:
         static_batching=rng.random() < 0.1,
         max_prefix_waits=rng.choice([0, 2, 64]),
         max_scored_positions=rng.choice([1, 3, 17, 128]),
+        target_itl=target_itl,
     )
     block_size = rng.choice([1, 2, 4, 16])
     windows = rng.choice([(None,), (None,), (None, 5), (3,), (9, None, 9)])
@@ -116,6 +118,7 @@ def random_workload(seed: int) -> Workload:
         prefix_caching=rng.random() < 0.8,
         key_of=colliding_hash if rng.random() < 0.2 else None,
         kept_share=kept_share,
+        seconds=lambda plan: plan.num_tokens * slowness * luck.random(),
     )
     return Workload(
         simulation,

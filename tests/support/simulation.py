@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import deque
+from collections.abc import Callable
 
 import msgspec
 
@@ -47,7 +48,7 @@ def make_request(
     )
 
 
-def config(max_num_seqs: int = 8, budget: int = 32, **options: int | bool) -> SchedulerConfig:
+def config(max_num_seqs: int = 8, budget: int = 32, **options: float) -> SchedulerConfig:
     """Limits of a small scheduler."""
     limits = {"max_model_len": 4096} | options
     return SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, **limits)
@@ -67,6 +68,7 @@ class Simulation:
         vectors: those of requests that ask for one, by request id.
         finishes: how each sample ended.
         plans: every plan so far.
+        seconds: what the scheduler is told of how long a step took.
     """
 
     def __init__(
@@ -79,7 +81,9 @@ class Simulation:
         prefix_caching: bool = True,
         key_of: KeyFunction | None = None,
         kept_share: float = 0.0,
+        seconds: Callable[[StepPlan], float] = lambda plan: 0.0,
     ) -> None:
+        self.seconds = seconds
         self.spec = kv_spec(block_size, windows)
         self.config = config or SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=32, max_model_len=512)
         self.cache = KVCache(self.spec, num_blocks, prefix_caching=prefix_caching, key_of=key_of, kept_share=kept_share)
@@ -130,7 +134,8 @@ class Simulation:
     def commit(self) -> list[SampleOutput]:
         """Execute and commit the oldest outstanding plan."""
         plan = self._outstanding.popleft()
-        events = self.scheduler.commit(plan, self.executor.execute(plan), 0.0)
+        answer = msgspec.structs.replace(self.executor.execute(plan), seconds=self.seconds(plan))
+        events = self.scheduler.commit(plan, answer, 0.0)
         self._absorb(events)
         self.check()
         return events

@@ -31,6 +31,10 @@ MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of prompt and
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences that run at a time.")]
 MaxNumBatchedTokens = Annotated[int | None, typer.Option(help="Positions computed in one step.")]
 LongPrefill = Annotated[int | None, typer.Option(help="Most prompt tokens of one request in one step.")]
+TargetItl = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Inter-token latency to aim for: about how long a step may take."),
+]
 KvCacheMemory = Annotated[str | None, typer.Option(help="Size of the KV pool, such as 4GiB or 500MB.")]
 PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of equal prefixes.")
@@ -164,6 +168,7 @@ class ModelOptions:
     max_model_len: MaxModelLen = None
     max_num_batched_tokens: MaxNumBatchedTokens = None
     long_prefill_token_threshold: LongPrefill = None
+    target_itl: TargetItl = None
     kv_cache_memory: KvCacheMemory = None
     load_format: LoadFormat = "auto"
     threads: Threads = None

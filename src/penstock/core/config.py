@@ -21,6 +21,10 @@ KEPT_SHARE = 0.25
 SMALL_MODEL_PARAMETERS = 100_000_000
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
+# Text that comes in pieces ten times a second can be read as it comes, and in so much time weights are read for many
+# tokens at once.
+DEFAULT_TARGET_ITL = 0.1
+LONGEST_TARGET_ITL = 3600.0
 # Whoever comes while a step for batches runs waits for its end: as long as this many more tokens of prompt would take.
 BACKGROUND_TOKENS = 8
 LARGEST_VALUE = 2**63 - 1
@@ -39,6 +43,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_num_seqs: sequences that run at a time.
         max_num_batched_tokens: positions computed in one step.
         long_prefill_token_threshold: most prompt tokens of one request in one step; None leaves it to the budget.
+        target_itl: seconds between two tokens of a stream to aim for, which bound how long a step may take.
         kv_cache_memory: bytes of the KV pool.
         enable_prefix_caching: share the KV of equal prefixes between requests.
         static_batching: the baseline that continuous batching is compared with.
@@ -57,6 +62,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int | None = None
+    target_itl: float | None = None
     kv_cache_memory: int | None = None
     enable_prefix_caching: bool = True
     static_batching: bool = False
@@ -82,6 +88,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             prompts' tokens. It bounds the memory that they take (128 rows of 151,936 logits are 78 MB) and for how long
             others wait for such a step; the head's weights are read for so many rows at a time that more would hardly
             gain anything.
+        target_itl: seconds that a step should take at most, which bound its tokens by how fast those before it were;
+            None: however long its tokens take.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -93,6 +101,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_prefix_waits: int = 64
     max_background_tokens: int = BACKGROUND_TOKENS
     max_scored_positions: int = 128
+    target_itl: float | None = None
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
@@ -205,6 +214,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     quantization = _resolve_quantization(options, model, dtype, out)
     threads = _resolve_threads(options, model, machine, out)
     max_num_seqs, batched = _resolve_batch(options, out)
+    target_itl = _resolve_target_itl(options, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
     weights = _weight_bytes(model, dtype, *quantization)
@@ -229,6 +239,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
             max_chunk=options.long_prefill_token_threshold,
             max_model_len=max_model_len,
             static_batching=options.static_batching,
+            target_itl=target_itl,
         ),
         threads=threads,
         instruction_set=_resolve_instruction_set(options, out),
@@ -354,7 +365,7 @@ def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
     out.note("max num seqs", max_num_seqs, "as asked" if options.max_num_seqs else "sequences that run at a time")
     if batched is None:
         batched = max(DEFAULT_BATCHED_TOKENS, max_num_seqs)
-        out.note("max num batched tokens", batched, "bounds how long one step, and so a running stream, can take")
+        out.note("max num batched tokens", batched, "bounds a step's memory, and what it computes where nobody waits")
     else:
         out.note("max num batched tokens", batched, "as asked")
     if batched < max_num_seqs:
@@ -377,6 +388,24 @@ def _note_order(options: EngineOptions, batched: int, out: _Resolver) -> None:
     out.note("static batching", options.static_batching, waiting if options.static_batching else filling)
     brief = "positions in a step for batches, which has no other requests in it; whoever comes waits for one at most"
     out.note("background tokens", BACKGROUND_TOKENS, brief)
+
+
+def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> float | None:
+    """Seconds that a step should take at most; None: as long as it takes."""
+    asked = options.target_itl
+    if asked is not None:
+        if isinstance(asked, bool) or not isinstance(asked, (int, float)) or not 0 < asked <= LONGEST_TARGET_ITL:
+            raise ConfigurationError(
+                f"--target-itl is {asked!r}; it must be a number of seconds above 0, at most {LONGEST_TARGET_ITL:g}."
+            )
+        out.note("target itl", f"{asked:g}", "as asked, in seconds")
+        return float(asked)
+    if not machine.api_beside:
+        out.note("target itl", "none", "prompts are computed together here, and nobody waits for a step's end")
+        return None
+    why = "seconds of a step with prompts in it, for whose end running streams and whoever comes wait"
+    out.note("target itl", f"{DEFAULT_TARGET_ITL:g}", why)
+    return DEFAULT_TARGET_ITL
 
 
 def _resolve_memory(

@@ -156,7 +156,13 @@ class StepResult(msgspec.Struct, frozen=True):
 
     It has one entry for every sequence in a row's `samples`, and one for the sequence of every row that scores or
     completes a vector.
+
+    Attributes:
+        number: the plan's.
+        samples: what came of it.
+        seconds: how long it was computed; 0 where that is not known.
     """
 
     number: int
     samples: tuple[SampleResult, ...]
+    seconds: float = 0.0

@@ -1,5 +1,6 @@
 """The executor that computes plans with a model: `execute(plan)` → tokens."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -102,6 +103,7 @@ class ModelExecutor:
 
     def execute(self, plan: StepPlan) -> CompletedStep:
         """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
+        started = time.perf_counter()
         for sequence in plan.end:
             self._pools.pop(sequence, None)
             row = self._rows.pop(sequence, None)
@@ -111,7 +113,8 @@ class ModelExecutor:
         for begin in plan.begin:
             self._begin(begin)
         self._storage.copy_blocks(plan.copies)
-        return CompletedStep(StepResult(plan.number, tuple(self._compute(plan))))
+        samples = tuple(self._compute(plan))
+        return CompletedStep(StepResult(plan.number, samples, time.perf_counter() - started))
 
     def warm_up(self) -> None:
         """Compute one token into a block that nobody holds yet, so that the first request need not pay for it."""

@@ -1,6 +1,6 @@
 """How much of a step's budget each tenant's prompts may have."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from penstock.scheduler.fairness import Demand, share_out
 from penstock.scheduler.sequence import Sequence
@@ -13,8 +13,11 @@ class Allowances:
     takes what it can, so nothing is bounded where there is one tenant.
     """
 
-    def __init__(self, budget: int, demands: Iterable[tuple[Sequence, int]]) -> None:
-        """`demands` say who is in the step and how many tokens of a prompt each could compute, first one who could."""
+    def __init__(self, budget: int, demands: Iterable[tuple[Sequence, int]], known: Callable[[int], int]) -> None:
+        """`demands` say who is in the step and how many tokens of a prompt each could compute, first one who could.
+
+        `known` says how many tenants a priority has, in the step or not.
+        """
         self._left: dict[int, dict[str, int]] = {}
         by_priority: dict[int, dict[str, Demand]] = {}
         for sequence, tokens in demands:
@@ -22,8 +25,8 @@ class Allowances:
             tenants = by_priority.setdefault(standing.priority, {})
             tenants.setdefault(standing.tenant, Demand(weight=standing.weight)).tokens += tokens
         for priority, tenants in sorted(by_priority.items()):
-            if len(tenants) > 1:
-                self._left[priority] = share_out(max(0, budget), tenants)
+            if known(priority) > 1:
+                self._left[priority] = share_out(max(0, budget), tenants, beside=known(priority) > len(tenants))
             budget -= sum(demand.tokens for demand in tenants.values())
 
     def of(self, sequence: Sequence, most: int) -> int:

@@ -7,11 +7,13 @@ have somebody waiting, what they were served differs by no more than a bound tha
 
 from dataclasses import dataclass
 
+from penstock.scheduler.pace import LEAST_PROMPT
+
 # A token of output is worth two of prompt, as in the paper: it takes a row of a step for itself.
 PROMPT_COST = 1.0
 OUTPUT_COST = 2.0
-# A step that tenants share has room for so many tokens of prompt, or this part of its budget, whoever else is in it.
-LEAST_SHARED, SHARED_PART = 128, 8
+# Where there are several tenants, a step has room for this part of its budget, or for `LEAST_PROMPT` tokens of prompts.
+SHARED_PART = 8
 # Tenants without requests whose counters are remembered, in one priority.
 MAX_IDLE = 1024
 
@@ -116,16 +118,17 @@ class Demand:
     weight: float = 1.0
 
 
-def share_out(budget: int, demands: dict[str, Demand]) -> dict[str, int]:
+def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) -> dict[str, int]:
     """Shares of `budget` for the prompts of several tenants in one step, by weight.
 
     A step lasts as long as all that it computes, so those who want least (nothing, where they only decode) are not made
     to wait for all that others could compute besides: it ends with theirs, but is as long as it takes for weights to be
-    read for many tokens at a time. Within that, shares are max-min fair. The first tenant's is at least 1.
+    read for many tokens at a time. Tenants `beside` them are taken to want nothing too, since whoever comes next waits
+    for the step's end. Within that, shares are max-min fair. The first tenant's is at least 1.
     """
     weights = sum(demand.weight for demand in demands.values())
-    least = min(demand.tokens / demand.weight for demand in demands.values())
-    left = min(budget, max(int(least * weights), budget // SHARED_PART, LEAST_SHARED))
+    least = 0.0 if beside else min(demand.tokens / demand.weight for demand in demands.values())
+    left = min(budget, max(int(least * weights), budget // SHARED_PART, LEAST_PROMPT))
     shares: dict[str, int] = {}
     for name, demand in sorted(demands.items(), key=lambda item: item[1].tokens / item[1].weight):
         shares[name] = min(demand.tokens, int(left * demand.weight / weights))

@@ -3,6 +3,7 @@
 from bisect import insort
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice, zip_longest
 
 from penstock.scheduler.fairness import OUTPUT_COST, PROMPT_COST, FairCounters
 from penstock.scheduler.sequence import NO_STAMP, Sequence
@@ -61,6 +62,12 @@ class _Priority:
         """See `WaitingQueue.firsts`."""
         return [*self.returning, *sorted(self._heads(), key=self._rank)]
 
+    def seconds(self) -> Iterator[Sequence]:
+        """See `WaitingQueue.seconds`."""
+        others = (islice(queue.values(), 1, None) for queue in self.new.values())
+        for turn in zip_longest(*others):
+            yield from (sequence for sequence in turn if sequence is not None)
+
     def _heads(self) -> Iterator[Sequence]:
         return (next(iter(queue.values())) for queue in self.new.values())
 
@@ -102,6 +109,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self._priorities: dict[int, _Priority] = {}
         self._next_stamp = 0
+        # Two tenants that were ever here. Where there have been several, others are reckoned with.
+        self._tenants: set[str] = set()
 
     # They come and go.
 
@@ -112,6 +121,8 @@ class WaitingQueue:
             priority.returning.add(sequence)
             return
         tenant = sequence.request.standing.tenant
+        if len(self._tenants) < 2:
+            self._tenants.add(tenant)
         priority.new.setdefault(tenant, {})[sequence.id] = sequence
         priority.counters.enter(tenant)
 
@@ -175,6 +186,16 @@ class WaitingQueue:
         """Those of one priority who return, and of each tenant the first who is new, in turn."""
         found = self._priorities.get(priority)
         return found.firsts() if found else []
+
+    def seconds(self, priority: int) -> Iterator[Sequence]:
+        """The others of that priority: the second of each tenant, the third, and so on."""
+        found = self._priorities.get(priority)
+        return found.seconds() if found else iter(())
+
+    def tenants(self, priority: int) -> int:
+        """How many tenants to reckon with in that priority: those it knows, or two where there were ever so many."""
+        found = self._priorities.get(priority)
+        return max(len(self._tenants), len(found.counters) if found is not None else 0)
 
     def turns(self) -> Iterator[Sequence]:
         """All of them, in turn. Who is given is admitted or passed over before the next is asked for."""

@@ -6,7 +6,6 @@ PagedAttention (Kwon et al., SOSP 2023, section 4), with chunked prefill mixed i
 """
 
 from collections import deque
-from collections.abc import Iterator
 
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
@@ -16,7 +15,9 @@ from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.draft import Draft, PlannedRow
+from penstock.scheduler.pace import Pace
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
+from penstock.scheduler.room import Room
 from penstock.scheduler.sequence import NO_STAMP, Sequence
 from penstock.scheduler.totals import Totals
 
@@ -46,6 +47,8 @@ class Scheduler:
         self._requests: dict[int, list[Sequence]] = {}
         self._waiting = WaitingQueue()
         self._running = OrderedQueue()
+        self._room = Room(config, cache, self._running, self._waiting)
+        self._pace = Pace(config.target_itl)
         self._outstanding: deque[tuple[int, list[PlannedRow]]] = deque()
         self._ended: list[int] = []
         self._next_sequence = 0
@@ -100,8 +103,10 @@ class Scheduler:
         if len(self._outstanding) >= self.config.max_outstanding:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
         self.cache.pool.tick(now)
-        draft = Draft(self._next_plan, self.config.max_num_batched_tokens, self.config.max_scored_positions)
         self._yield_to_priority()
+        decodes = sum(sequence.pending == 1 for sequence in self._running if not sequence.background)
+        budget = self._pace.budget(self.config.max_num_batched_tokens, decodes)
+        draft = Draft(self._next_plan, budget, self.config.max_scored_positions)
         self._plan_class(draft, background=False)
         if not draft.rows:
             draft.budget = min(draft.budget, self.config.max_background_tokens)
@@ -146,38 +151,17 @@ class Scheduler:
     def _allowances(self, draft: Draft, running: list[tuple[Sequence, int]], background: bool) -> Allowances:
         """How tenants share the step: those who run, and those whose turn comes in it."""
         prompts = [(sequence, pending) for sequence, pending in running if pending > 1]
-        prompts += self._coming(background, {sequence.request.standing.tenant for sequence, _ in running})
+        decodes = sum(pending == 1 for _, pending in running)
+        prompts += self._room.coming(background, draft.budget - decodes)
         chunks = (
             (sequence, sequence.within_scores(min(pending, self._max_chunk), draft.scores))
             for sequence, pending in prompts
         )
         demands = [(sequence, count) for sequence, count in chunks if count > 0]
         if not demands:
-            return Allowances(0, ())
+            return Allowances(0, (), self._waiting.tenants)
         demands += [(sequence, 0) for sequence, _ in running]
-        return Allowances(draft.budget - sum(pending == 1 for _, pending in running), demands)
-
-    def _coming(self, background: bool, beside: set[str]) -> Iterator[tuple[Sequence, int]]:
-        """Who of each tenant could be admitted now, and about how many positions it has to compute.
-
-        Nobody where there is only one tenant: then it makes no difference.
-        """
-        if not self._waiting or self._batch_is_closed():
-            return
-        head = self._waiting.first()
-        firsts = self._waiting.firsts(head.order[0]) if head.background == background else []
-        if len(beside | {sequence.request.standing.tenant for sequence in firsts}) < 2:
-            return
-        count = sum(sequence.background <= background for sequence in self._running)
-        blocks = self._room(len(self._running))
-        for sequence in firsts:
-            blocks -= self._blocks_to_admit(sequence, 0)
-            if count >= self.config.max_num_seqs or blocks < count * len(self.cache.spec.groups):
-                return
-            hit = self.cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
-            if sequence.last_plan is None and not self._would_stand_back(sequence, hit):
-                count += 1
-                yield sequence, max(1, len(sequence.tokens) - hit * self.cache.spec.block_size)
+        return Allowances(draft.budget - decodes, demands, self._waiting.tenants)
 
     def _reserve_or_preempt(self, sequence: Sequence, count: int, draft: Draft) -> bool:
         """Reserve slots, taking blocks from later sequences if need be. False: it stands still for this step."""
@@ -248,6 +232,8 @@ class Scheduler:
         if not self._waiting or not self._running:
             return
         head = self._waiting.first()
+        if not self._room.has_place_for(head):
+            return
         outranked = [sequence for sequence in self._running if sequence.order[0] > head.order[0]]
         # It would not come in where the running ones leave it nothing to score.
         if head.unscored:
@@ -255,37 +241,21 @@ class Scheduler:
             if wanted >= self.config.max_scored_positions:
                 return
         pool = self.cache.pool
-        needed = self._blocks_to_admit(head, running=len(self._running) - len(outranked))
+        needed = self._room.blocks_to_admit(head, running=len(self._running) - len(outranked))
         reclaimable = sum(self.cache.exclusive_blocks(sequence.blocks) for sequence in outranked)
-        if needed > self._room(len(self._running) - len(outranked)) + pool.num_retiring + reclaimable:
+        if needed > self._room.blocks(len(self._running) - len(outranked)) + pool.num_retiring + reclaimable:
             # Blocks that several of them share do not count above. Those for which nobody waits go all the same.
             outranked = [sequence for sequence in outranked if sequence.background and not head.background]
         for victim in reversed(outranked):
             running = len(self._running)
-            blocks = self._room(running) + pool.num_retiring
-            if running < self.config.max_num_seqs and self._blocks_to_admit(head, running) <= blocks:
+            blocks = self._room.blocks(running) + pool.num_retiring
+            if running < self.config.max_num_seqs and self._room.blocks_to_admit(head, running) <= blocks:
                 return
             self._preempt(victim)
 
-    def _room(self, running: int) -> int:
-        """Blocks that admission may count on beside so many running sequences.
-
-        What is kept gives way only where nothing else is left: to the sequence without which nothing would run, and to
-        those that run already.
-        """
-        return self.cache.pool.num_spare if running else self.cache.pool.num_available
-
-    def _blocks_to_admit(self, sequence: Sequence, running: int) -> int:
-        """Blocks for all known tokens, and one to spare for each running sequence and group, so that they can go on."""
-        needed = self.cache.blocks_needed(sequence.blocks, len(sequence.tokens), self.config.max_num_batched_tokens)
-        return needed + running * len(self.cache.spec.groups)
-
-    def _batch_is_closed(self) -> bool:
-        return self.config.static_batching and any(sequence.output_length for sequence in self._running)
-
     def _admit(self, draft: Draft, background: bool, allowances: Allowances) -> None:
         """Let waiting sequences in, in turn, while rows, budget and blocks last."""
-        if self._batch_is_closed():
+        if self._room.is_closed:
             return
         if not self._waiting or self._waiting.first().background != background or not self._make_row(background):
             return
@@ -295,6 +265,9 @@ class Scheduler:
             # One that was preempted while a plan was outstanding still has to receive its token.
             if sequence.last_plan is not None:
                 continue
+            # Turns don't change for the sake of room: whoever comes next waits too, but mostly it is its turn.
+            if not self._room.has_place_for(sequence):
+                return
             # Those of the running that score come first, and end.
             if not draft.scores and sequence.unscored:
                 self._waiting.pass_over(sequence)
@@ -326,16 +299,10 @@ class Scheduler:
 
     def _stands_back(self, sequence: Sequence, hit: int) -> bool:
         """Whether to wait for a block that another sequence is computing; bounded, so that it cannot wait for ever."""
-        if not self._would_stand_back(sequence, hit):
+        if not self._room.would_stand_back(sequence, hit):
             return False
         sequence.waits += 1
         return True
-
-    def _would_stand_back(self, sequence: Sequence, hit: int) -> bool:
-        # It must be one that the sequence may then take.
-        if (hit + 1) * self.cache.spec.block_size > sequence.cacheable:
-            return False
-        return sequence.waits < self.config.max_prefix_waits and self.cache.next_is_pending(sequence.blocks, hit)
 
     def _attach_if_it_fits(self, sequence: Sequence, hit: int) -> int | None:
         """Hold the cached prefix and return its tokens; None, holding nothing, where all known tokens don't fit."""
@@ -346,7 +313,7 @@ class Scheduler:
             if length != hit:
                 length = self.cache.shorten_hit(sequence.blocks, length)
             cached = self.cache.attach_prefix(sequence.blocks, length, known)
-            if self._blocks_to_admit(sequence, len(self._running)) <= self._room(len(self._running)):
+            if self._room.blocks_to_admit(sequence, len(self._running)) <= self._room.blocks(len(self._running)):
                 return cached
             self.cache.free(sequence.blocks, until=None)
         return None
@@ -413,6 +380,7 @@ class Scheduler:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
+        self._pace.measured(plan, result.seconds)
         self._totals.steps += 1
         return outputs
 

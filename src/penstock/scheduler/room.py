@@ -1,0 +1,98 @@
+"""Who could come in now: what there is room for in the batch and in the pool."""
+
+from collections.abc import Iterator
+from itertools import chain
+
+from penstock.cache.manager import KVCache
+from penstock.core.config import SchedulerConfig
+from penstock.scheduler.queue import OrderedQueue, WaitingQueue
+from penstock.scheduler.sequence import Sequence
+
+# Of rows and of blocks, the part that is left to tenants that have few.
+RESERVED_PART = 8
+
+
+class Room:
+    """Asks the pool and the queues; changes nothing."""
+
+    def __init__(self, config: SchedulerConfig, cache: KVCache, running: OrderedQueue, waiting: WaitingQueue) -> None:
+        self._config = config
+        self._cache = cache
+        self._running = running
+        self._waiting = waiting
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether a static batch has begun, so that nobody else comes in."""
+        return self._config.static_batching and any(sequence.output_length for sequence in self._running)
+
+    def blocks(self, running: int) -> int:
+        """Blocks that admission may count on beside so many running sequences.
+
+        What is kept gives way only where nothing else is left: to the sequence without which nothing would run, and to
+        those that run already.
+        """
+        return self._cache.pool.num_spare if running else self._cache.pool.num_available
+
+    def blocks_to_admit(self, sequence: Sequence, running: int) -> int:
+        """Blocks for all known tokens, and one to spare for each running sequence and group, so that they can go on."""
+        needed = self._cache.blocks_needed(sequence.blocks, len(sequence.tokens), self._config.max_num_batched_tokens)
+        return needed + running * len(self._cache.spec.groups)
+
+    def has_place_for(self, sequence: Sequence) -> bool:
+        """Whether it may have a row and blocks, should they be free.
+
+        They are held until a sequence ends, and where there are several tenants, whoever has none should not have to
+        wait for that. So a tenant of which something runs leaves some blocks free, and a row, or several once it has
+        more than its part of them. Sequences that run behind its priority don't count, because they make way. Who was
+        let in before has had its place, and returns to it.
+        """
+        known = self._waiting.tenants(sequence.order[0])
+        if sequence.admitted or known < 2:
+            return True
+        tenant, rows = sequence.request.standing.tenant, self._config.max_num_seqs
+        beside = [other for other in self._running if other.order[0] <= sequence.order[0]]
+        own = sum(other.request.standing.tenant == tenant for other in beside)
+        if not own:
+            return True
+        reserved = rows // RESERVED_PART
+        if rows - len(beside) <= (min(1, reserved) if own * known < rows else reserved):
+            return False
+        making_way = list(self._running)[len(beside) :]
+        blocks = self.blocks(len(beside)) + self._cache.pool.num_retiring
+        blocks += sum(self._cache.exclusive_blocks(other.blocks) for other in making_way)
+        return blocks - self.blocks_to_admit(sequence, 0) >= self._cache.pool.num_blocks // RESERVED_PART
+
+    def would_stand_back(self, sequence: Sequence, hit: int) -> bool:
+        """Whether to wait for a block behind a hit of so many, since another sequence is computing it."""
+        # It must be one that the sequence may then take.
+        if (hit + 1) * self._cache.spec.block_size > sequence.cacheable:
+            return False
+        return sequence.waits < self._config.max_prefix_waits and self._cache.next_is_pending(sequence.blocks, hit)
+
+    def coming(self, background: bool, tokens: int) -> Iterator[tuple[Sequence, int]]:
+        """Who could be admitted now, and about how many positions it has to compute, up to `tokens` or more in all.
+
+        The first of each tenant is among them. Nobody where there is only one tenant: then it makes no difference.
+        """
+        if not self._waiting or self.is_closed:
+            return
+        head = self._waiting.first()
+        priority = head.order[0]
+        if head.background != background or self._waiting.tenants(priority) < 2:
+            return
+        running = len(self._running)
+        rows = self._config.max_num_seqs - sum(sequence.background <= background for sequence in self._running)
+        blocks = self.blocks(running) - running * len(self._cache.spec.groups)
+        firsts = self._waiting.firsts(priority)
+        for turn, sequence in enumerate(chain(firsts, self._waiting.seconds(priority))):
+            blocks -= self.blocks_to_admit(sequence, 0)
+            if rows <= 0 or blocks < 0 or (turn >= len(firsts) and tokens <= 0) or not self.has_place_for(sequence):
+                return
+            hit = self._cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
+            if sequence.last_plan is None and not self.would_stand_back(sequence, hit):
+                rows -= 1
+                blocks -= len(self._cache.spec.groups)
+                count = max(1, len(sequence.tokens) - hit * self._cache.spec.block_size)
+                tokens -= count
+                yield sequence, count

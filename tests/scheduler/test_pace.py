@@ -1,0 +1,103 @@
+"""How many tokens a step has follows from how long those before it took."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.plan import RowPlan, StepPlan
+from penstock.scheduler.pace import LEAST_PROMPT, Pace
+from support.simulation import Simulation, config, make_request, prompt
+
+MOST = 4096
+
+
+def step(tokens: int, decodes: int = 0) -> StepPlan:
+    """A plan with a prompt of so many tokens, and rows that decode."""
+    rows = [RowPlan(0, 0, tokens, [], None, (), ())] if tokens else []
+    rows += [RowPlan(1 + number, 9, 1, [], None, (), ()) for number in range(decodes)]
+    return StepPlan(0, tuple(rows))
+
+
+def settled(pace: Pace, fixed: float, each: float, steps: int = 60) -> list[int]:
+    """Budgets of steps that cost so much, one after another."""
+    budgets = []
+    for _ in range(steps):
+        budgets.append(pace.budget(MOST, 0))
+        pace.measured(step(budgets[-1]), fixed + each * budgets[-1])
+    return budgets
+
+
+def test_without_a_target_a_step_has_the_whole_budget() -> None:
+    pace = Pace(None)
+    assert set(settled(pace, 0.0, 1.0)) == {MOST}
+
+
+def test_the_first_step_is_short() -> None:
+    assert Pace(0.1).budget(MOST, 0) == LEAST_PROMPT
+    assert Pace(0.1).budget(MOST, 30) == LEAST_PROMPT + 30
+    assert Pace(0.1).budget(48, 30) == 48
+
+
+@pytest.mark.parametrize(("fixed", "each"), [(0.0, 0.0001), (0.01, 0.0001), (0.05, 0.0005)])
+def test_steps_settle_at_the_target_and_are_never_beyond_it(fixed: float, each: float) -> None:
+    budgets = settled(Pace(0.1), fixed, each)
+    least = fixed + each * LEAST_PROMPT
+    assert all(fixed + each * budget <= max(0.1, least) + 1e-9 for budget in budgets)
+    assert fixed + each * budgets[-1] == pytest.approx(max(0.1, least), rel=0.1)
+
+
+def test_a_slow_machine_has_steps_that_are_worth_their_while() -> None:
+    assert set(settled(Pace(0.1), 0.1, 0.01)) == {LEAST_PROMPT}
+
+
+def test_a_step_that_was_held_up_is_forgotten() -> None:
+    pace = Pace(0.1)
+    before = settled(pace, 0.0, 0.0001)[-1]
+    pace.measured(step(before), 3.0)
+    assert pace.budget(MOST, 0) < before / 2
+    assert settled(pace, 0.0, 0.0001)[-1] == pytest.approx(before, rel=0.1)
+
+
+def test_decodes_and_few_tokens_say_nothing_of_prompts() -> None:
+    pace = Pace(0.1)
+    pace.measured(step(256), 0.05)
+    before = pace.budget(MOST, 0)
+    pace.measured(step(0, decodes=200), 5.0)
+    pace.measured(step(LEAST_PROMPT - 1), 5.0)
+    # Nor does a step whose time is not known.
+    pace.measured(step(256), 0.0)
+    assert pace.budget(MOST, 0) == before == 512
+
+
+@given(
+    st.floats(0.001, 10.0),
+    st.lists(st.tuples(st.integers(1, MOST), st.integers(0, 256), st.floats(0.0, 1e4))),
+    st.integers(1, MOST),
+    st.integers(0, 256),
+)
+def test_whatever_was_measured_there_is_room_for_decodes_and_a_prompt(
+    target: float, steps: list[tuple[int, int, float]], most: int, decodes: int
+) -> None:
+    pace = Pace(target)
+    for tokens, rows, seconds in steps:
+        pace.measured(step(tokens, rows), seconds)
+    assert min(most, decodes + LEAST_PROMPT) <= pace.budget(most, decodes) <= most
+
+
+def test_prompts_are_cut_so_that_steps_take_the_target() -> None:
+    simulation = Simulation(2000, config=config(8, 2048, target_itl=0.1), seconds=lambda plan: plan.num_tokens / 2000)
+    simulation.submit(*(make_request(n, prompt(1000, 2000 * n), 3) for n in range(3)))
+    simulation.run()
+    counts = [plan.num_tokens for plan in simulation.plans]
+    assert counts[0] == LEAST_PROMPT
+    assert all(198 <= count <= 200 for count in counts[1:14])
+    assert max(counts) == 200
+
+
+def test_where_there_were_several_tenants_steps_take_a_part_of_the_target() -> None:
+    simulation = Simulation(2000, config=config(8, 4096, target_itl=0.8), seconds=lambda plan: plan.num_tokens / 1000)
+    simulation.submit(make_request(0, prompt(1), 1, tenant="quiet"))
+    simulation.run()
+    simulation.submit(make_request(1, prompt(3000), 1, tenant="noisy"))
+    simulation.run()
+    assert all(98 <= plan.num_tokens <= 100 for plan in simulation.plans[3:-1])
