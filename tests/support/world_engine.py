@@ -33,8 +33,9 @@ from penstock.engine.messages import (
 from penstock.engine.process import EngineProcess
 from penstock.engine.worker import _Loop
 from penstock.scheduler.scheduler import Scheduler
-from support.scripted import VOCABULARY, ScriptedExecutor
+from support.scripted import ScriptedExecutor
 from support.world_jobs import Scenario, short_key
+from support.world_manners import language
 
 if TYPE_CHECKING:
     from support.world import World
@@ -195,11 +196,13 @@ class Worker:
         if self._status is None:
             self._status = status
             assert self.protocol is not None
+            self.world.expect_ready(self, ready=False)
             self.world.loop.call_soon(self.protocol.connection_lost, None)
 
     @property
-    def alive(self) -> bool:
-        return self._status is None
+    def serves(self) -> bool:
+        """Whether requests that come now are computed."""
+        return self._status is None and not self.hung and self.core is not None
 
     # The process's own life.
 
@@ -222,8 +225,9 @@ class Worker:
                 self.die(1)
             return
         self.core, self.executor, self.pool = build_core(plan, self.world)
-        self.send(Ready(PROTOCOL_VERSION, self.core.scheduler.limits, VOCABULARY, [], []))
+        self.send(Ready(PROTOCOL_VERSION, self.core.scheduler.limits, language()[0].vocab_size, [], []))
         self._beat()
+        self.world.expect_ready(self, ready=True)
 
     def _beat(self) -> None:
         if self._status is None and self.core is not None:

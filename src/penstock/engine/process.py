@@ -167,9 +167,9 @@ class EngineProcess(asyncio.Protocol):
             self._send(Submit(request))
 
     def leave(self, waiter: Waiter) -> None:
-        """Nobody waits for the request any more; it is aborted unless it has ended."""
+        """Nobody waits for the request any more; it is aborted unless the engine is done with it."""
         request_id = waiter.state.request.request_id
-        if self._waiters.pop(request_id, None) is not None and not waiter.state.finished and self.failure is None:
+        if self._waiters.pop(request_id, None) is not None and not waiter.state.closed and self.failure is None:
             self._send(Abort(request_id))
 
     def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
