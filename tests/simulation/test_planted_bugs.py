@@ -14,6 +14,7 @@ from penstock.core.errors import Overloaded
 from penstock.engine.client import Engine
 from penstock.engine.outputs import RequestState, _SampleState
 from penstock.engine.process import EngineProcess
+from penstock.engine.record import Record
 from penstock.scheduler.scheduler import Scheduler
 from penstock.server.admission import Admission, Ticket
 from penstock.server.generation import GenerationResponse
@@ -215,6 +216,16 @@ def let_in_while_it_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GenerationResponse, "end_with", lambda self, error: None)
 
 
+def queued_ones_blamed(patch: pytest.MonkeyPatch) -> None:
+    """Whatever an engine was given counts as what it computed when it ended."""
+    patch.setattr(Record, "suspects", lambda self: None)
+
+
+def nobody_blamed(patch: pytest.MonkeyPatch) -> None:
+    """An engine is taken to have computed nothing when it ended."""
+    patch.setattr(Record, "suspects", lambda self: frozenset())
+
+
 PLANTS = [
     leaked_block_on_abort,
     blocks_published_when_planned,
@@ -226,6 +237,8 @@ PLANTS = [
     tokens_given_twice,
     never_begun_again,
     suspects_together,
+    queued_ones_blamed,
+    nobody_blamed,
     refused_and_counted,
     promised_to_who_has_gone,
     deadline_forgotten,

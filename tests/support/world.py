@@ -12,7 +12,7 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from unittest import mock
 
 from penstock.core.config import CacheConfig, EngineConfig, ModelConfig
@@ -23,6 +23,7 @@ from penstock.engine.interface import ModelInfo, RequestOutput
 from penstock.engine.messages import Abort
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineProcess
+from penstock.engine.record import Record
 from penstock.engine.watch import Patience
 from penstock.text.detokenizer import Detokenizer
 from support.scripted import expected_output, expected_scores, expected_vector
@@ -58,8 +59,8 @@ class World:
         self.outcomes: Counter[str] = Counter()
         self.workers: list[Worker] = []
         self.jumps = 0
-        # By the client's state of a request, which stays the same when another engine computes it.
-        self._runs: dict[RequestState, int] = {}
+        # How many engines have ended that computed a request; by its client's state, which stays the same.
+        self._interruptions: Counter[RequestState] = Counter()
         self._trace = hashlib.blake2b()
         self._rng = random.Random(-plan.seed - 1)
         needs = [self._blocks_for(job) for job in plan.jobs]
@@ -89,16 +90,30 @@ class World:
         return True
 
     def taken(self, worker: Worker, request: Request) -> None:
-        """An engine has taken a request, which counts; raises Death where no engine survives it."""
+        """An engine has taken a request; raises Death where no engine survives it."""
         assert worker.protocol is not None
         waiter = worker.protocol._waiters.get(request.request_id)
-        if waiter is not None:
-            self._runs[waiter.state] = self._runs.get(waiter.state, 0) + 1
-            if self._runs[waiter.state] > MOST_INTERRUPTIONS:
-                raise Broken(f"a request is computed again that {MOST_INTERRUPTIONS} engines have not survived")
-        if any(job.poison for job in self.plan.jobs if job.params.seed == request.sampling.seed):
+        if waiter is not None and self._interruptions[waiter.state] >= MOST_INTERRUPTIONS:
+            raise Broken(f"a request is computed again that {MOST_INTERRUPTIONS} engines have not survived")
+        self._poison("taken", [request])
+
+    def begun(self, requests: Collection[Request]) -> None:
+        """A step computes these; raises Death where no engine survives one of them."""
+        self._poison("computed", requests)
+
+    def _poison(self, when: str, requests: Collection[Request]) -> None:
+        seeds = {request.sampling.seed for request in requests if request.pooling is None}
+        if any(job.poison == when for job in self.plan.jobs if job.params.seed in seeds):
             self.deaths += 1
             raise Death
+
+    def interrupted(self, worker: Worker) -> None:
+        """An engine has ended, or has said that it does: what it computed, or may have computed, counts."""
+        assert worker.protocol is not None
+        computing = worker.computing
+        for request_id, waiter in worker.protocol._waiters.items():
+            if computing is None or request_id in computing:
+                self._interruptions[waiter.state] += 1
 
     def broken(self, error: BaseException) -> None:
         """A promise was not kept; the first is reported."""
@@ -155,7 +170,7 @@ class World:
     async def _launch(self) -> EngineProcess:
         worker = Worker(self, len(self.workers))
         self.workers.append(worker)
-        process = EngineProcess(worker, lambda done, total: None)  # type: ignore[arg-type]
+        process = EngineProcess(worker, lambda done, total: None, Record(worker.memory))  # type: ignore[arg-type]
         worker.protocol = process
         process.connection_made(worker)  # type: ignore[arg-type]
         return process
@@ -233,7 +248,6 @@ class World:
                 assert "again" in error.message or "not moved" in error.message, error.message
                 assert "go on as it had begun" not in error.message, error.message
             except EngineError:
-                assert self.deaths >= MOST_INTERRUPTIONS
                 return "given up"
             await asyncio.sleep(0.5 + self._rng.random())
 
@@ -299,7 +313,7 @@ class World:
         told = {message.request_id for message in worker.inbox if isinstance(message, Abort)}
         assert left <= told, "a request is computed that nobody waits for"
         self.server.check()
-        last = [waiter for waiter in worker.protocol._waiters.values() if self._runs.get(waiter.state, 0) >= 3]
+        last = [waiter for waiter in worker.protocol._waiters.values() if self._interruptions[waiter.state] >= 2]
         assert len(last) <= 1, "requests that two engines have not survived are computed together"
 
     def check_gone(self, job: Job) -> None:
@@ -327,6 +341,8 @@ class World:
         jobs = self.plan.jobs
         assert sum(self.outcomes.values()) == len(jobs) + 1 and set(self.outcomes) <= set(OUTCOMES)
         for job in jobs:
+            most = max((count for state, count in self._interruptions.items() if _is_of(state, job)), default=0)
+            assert job.outcome != "given up" or most >= MOST_INTERRUPTIONS, f"job {job.name} was given up too early"
             assert job.outcome != "failed" or job.mark in self.ill, f"job {job.name} failed without a cause"
             self._check_tokens(job)
             self._check_cached(job)
@@ -380,6 +396,10 @@ class World:
         ]
         # Those of several prompts may come from each other, and are told as one sum.
         assert not count or job.more or any(shared), f"job {job.name} was given what nobody of its salt has computed"
+
+
+def _is_of(state: RequestState, job: Job) -> bool:
+    return (state.request.pooling is None) == (job.pooling is None) and job.mark == state.request.sampling.seed
 
 
 def run_world(seed: int) -> World:

@@ -3,6 +3,7 @@
 import hashlib
 import random
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from penstock.core.config import SchedulerConfig
 from penstock.core.kv import KVSpec
@@ -35,7 +36,7 @@ class Job:
         arrives: when, in seconds.
         reading: pause of the reader after each output.
         patience: seconds after which the reader leaves; None for one that stays. `outputs_wanted` likewise.
-        poison: whether every engine that computes it ends.
+        poison: when it ends every engine that it is given to: as it is taken, or computed; None where it does not.
         manner: how it comes over HTTP; None for a direct user of the engine.
         more: further prompts of the same request.
         outcome: how it ended for its user, once it has.
@@ -52,7 +53,7 @@ class Job:
     reading: float
     patience: float | None
     outputs_wanted: int | None
-    poison: bool = False
+    poison: Literal["taken", "computed"] | None = None
     manner: Manner | None = None
     more: list[list[int]] = field(default_factory=list)
     outcome: str | None = None
@@ -226,7 +227,7 @@ def scenario(seed: int) -> Scenario:
     poisoned = bool(outputs) and rng.random() < 0.15
     if poisoned:
         chosen = rng.choice(outputs)
-        chosen.poison, chosen.patience, chosen.outputs_wanted = True, None, None
+        chosen.poison, chosen.patience, chosen.outputs_wanted = rng.choice(["taken", "computed"]), None, None
     # Numbers of their own, so that whoever comes over HTTP changes nothing of the rest.
     others = random.Random(f"front {seed}")
     server = front(others, poisoned=poisoned)

@@ -155,14 +155,14 @@ class Engine:
                 while True:
                     try:
                         output = await waiter.next()
-                    except EngineLost:
-                        interruptions += 1
+                    except EngineLost as lost:
+                        interruptions += lost.computing
                         if interruptions == MOST_INTERRUPTIONS:
                             raise EngineError(
                                 f"The engine failed {interruptions} times while it computed this request, which is not "
                                 "tried again."
                             ) from None
-                        if interruptions == MOST_INTERRUPTIONS - 1:
+                        if lost.computing and interruptions == MOST_INTERRUPTIONS - 1:
                             await stack.enter_async_context(self._alone)
                         process = await self._submit_again(waiter)
                         continue
