@@ -229,6 +229,7 @@ class World:
             job.outcome = await task
         except asyncio.CancelledError:
             job.outcome = "aborted"
+        job.ended = self.loop.now
         self.outcomes[job.outcome] += 1
         self.note(f"{job.name} {job.outcome} {self.loop.now:.6f}".encode())
 

@@ -39,7 +39,7 @@ class Job:
         poison: when it ends every engine that it is given to: as it is taken, or computed; None where it does not.
         manner: how it comes over HTTP; None for a direct user of the engine.
         more: further prompts of the same request.
-        outcome: how it ended for its user, once it has.
+        outcome, ended: how and when it ended for its user, once it has.
         tokens, finishes, texts, scores, vector: what its user got, by choice. `tokens` is None where the API has none.
     """
 
@@ -57,6 +57,7 @@ class Job:
     manner: Manner | None = None
     more: list[list[int]] = field(default_factory=list)
     outcome: str | None = None
+    ended: float | None = None
     tokens: dict[int, list[int]] | None = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     finishes: dict[int, str] = field(default_factory=dict)
