@@ -48,6 +48,7 @@ class World:
 
     Attributes:
         deaths: ends of an engine so far.
+        began: when the first users could come, on the world's clock.
         ill: names of jobs one of whose rows was made to fail.
         outcomes: how many jobs ended how.
     """
@@ -55,6 +56,7 @@ class World:
     def __init__(self, plan: Scenario) -> None:
         self.plan = plan
         self.deaths = 0
+        self.began = 0.0
         self.ill: set[int | None] = set()
         self.outcomes: Counter[str] = Counter()
         self.workers: list[Worker] = []
@@ -155,6 +157,7 @@ class World:
     async def _everything(self) -> None:
         model = ModelInfo("simulated", CONTEXT, self._vocabulary, 2, EOS)
         await self.engine.ready(model, language()[0].table)
+        self.began = self.loop.now
         others = [self.loop.create_task(self._jump()) for _ in range(self.plan.faults.jumps)]
         if self.plan.front.drain_at is not None:
             others.append(self.loop.create_task(self._stop(self.plan.front.drain_at)))

@@ -10,6 +10,8 @@ from collections import Counter
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from starlette.types import Message, Receive, Scope, Send
+
 from penstock.core.config import EngineConfig
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
 from penstock.server.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, Admission
@@ -68,6 +70,7 @@ class Server:
         self.draining = False
         self._rng = random.Random(f"server {plan.seed}")
         self._running: dict[Exchange, Job] = {}
+        self._under_way: Counter[bytes] = Counter()
         made = make_admission(self.front.bounds, config)
         self.blocks_for = made._blocks_for
         self.admission = WatchedAdmission(self.front.bounds, self.blocks_for, self._rng.random)
@@ -100,7 +103,7 @@ class Server:
             body = json.dumps(body_of(job)).encode()
             jumps = self.world.jumps
             exchange = Exchange(
-                self.drain, "POST", manner.path, body, headers=headers, parts=manner.parts, room=manner.room
+                self._enter, "POST", manner.path, body, headers=headers, parts=manner.parts, room=manner.room
             )
             self._running[exchange] = job
             exchange.task.add_done_callback(lambda _, sent=exchange: self._running.pop(sent))
@@ -109,6 +112,7 @@ class Server:
             finally:
                 await self._leave(job, exchange)
             answer = Answer(exchange)
+            self.world.note(repr((job.name, outcome, exchange.status, answer.texts, answer.error)).encode())
             self._check_times(job, exchange, outcome, jumped=jumps != self.world.jumps)
             _keep(job, answer, whole=outcome == "finished")
             if outcome == "again":
@@ -118,6 +122,25 @@ class Server:
             if outcome != "overloaded" or tries == manner.tries:
                 return outcome
             await asyncio.sleep(float(exchange.headers["retry-after"]) if manner.heeds else self._rng.random())
+
+    async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, with a look at whether its tenant may have one more under way."""
+        key = dict(scope["headers"]).get(b"authorization", b"")
+        full = self.front.keyed and self.front.most is not None and self._under_way[key] >= self.front.most
+        answered = False
+
+        async def checked(message: Message) -> None:
+            nonlocal answered
+            if not answered and not self.draining:
+                assert (message["status"] == 429) == full, f"{self._under_way[key]} under way, and {message['status']}"
+            answered = True
+            await send(message)
+
+        self._under_way[key] += not full
+        try:
+            await self.drain(scope, receive, checked)
+        finally:
+            self._under_way[key] -= not full
 
     async def _read(self, job: Job, exchange: Exchange) -> str:
         manner = job.manner

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,9 @@ class ResponseStore:
         """
         row = (owner, response["id"], response["previous_response_id"])
         contents = (msgspec.json.encode(items), msgspec.json.encode(response))
-        task = asyncio.get_running_loop().create_task(self._keep(row, contents))
+        # Asked for at once: whoever looks for it in this moment must find it.
+        stored = self._database.run(lambda connection: self._insert(connection, row, contents))
+        task = asyncio.get_running_loop().create_task(self._finish(row[1], stored))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
@@ -124,11 +126,11 @@ class ResponseStore:
         """
         return await self._database.run(lambda connection: self._conversation(connection, response_id, owner))
 
-    async def _keep(self, row: tuple[str, str, str | None], contents: tuple[bytes, bytes]) -> None:
+    async def _finish(self, response_id: str, stored: Awaitable[None]) -> None:
         try:
-            await self._database.run(lambda connection: self._insert(connection, row, contents))
+            await stored
         except PenstockError as error:
-            logger.error("response %s could not be stored: %s", row[1], error.message)
+            logger.error("response %s could not be stored: %s", response_id, error.message)
             # What the failed transaction had counted was undone.
             with contextlib.suppress(PenstockError):
                 await self._database.run(self._measure)
