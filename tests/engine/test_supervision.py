@@ -189,6 +189,22 @@ def test_a_request_that_only_waited_when_engines_ended_is_served(checkpoint: Pat
     with_engine(checkpoint, use, process=ShortLived, max_num_seqs=2)
 
 
+def test_who_leaves_in_the_moment_in_which_an_engine_is_ready_is_gone() -> None:
+    async def main() -> None:
+        engine = Engine(no_process, None)  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(engine._wait_until_served())
+        await asyncio.sleep(0)
+        engine._serves.set()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    async def no_process() -> EngineProcess:
+        raise AssertionError("nothing is started")
+
+    asyncio.run(main())
+
+
 def test_an_engine_that_hangs_is_not_ready_and_then_killed(checkpoint: Path, expected: list[list[int]]) -> None:
     async def use(engine: Engine) -> None:
         first = engine.process_id

@@ -49,8 +49,9 @@ class Owners(RuleBasedStateMachine):
         folder = Path(self._ended.enter_context(tempfile.TemporaryDirectory()))
         limits = Limits(files=1000, unfinished_batches=1000)
         self.server: StoredServer = self._ended.enter_context(serving_stored(folder, _tokenizer(), limits, keyring()))
-        # The owner of each thing that exists, by id, and what responses go on from.
+        # The owner of each thing that exists, by id, which files are a batch's output, and what responses go on from.
         self.files: dict[str, str] = {}
+        self.outputs: set[str] = set()
         self.batches: dict[str, str] = {}
         self.responses: dict[str, str] = {}
         self.previous: dict[str, str] = {}
@@ -88,6 +89,9 @@ class Owners(RuleBasedStateMachine):
         if self.files.get(file) != asking:
             assert answer.status_code == 404
             return
+        if file in self.outputs:
+            assert answer.status_code == 400
+            return
         batch = answer.json()["id"]
         self.batches[batch] = asking
         self.server.http.headers["x-api-key"] = SECRETS[asking]
@@ -96,6 +100,7 @@ class Owners(RuleBasedStateMachine):
         assert ended["status"] == "completed"
         assert self.server.engine.calls[-1].standing.tenant == asking
         self.files[ended["output_file_id"]] = asking
+        self.outputs.add(ended["output_file_id"])
 
     @rule(asking=ASKING, data=st.data(), ends=st.sampled_from(["", "/content"]))
     def read_file(self, asking: str, data: st.DataObject, ends: str) -> None:
