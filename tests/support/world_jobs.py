@@ -181,7 +181,8 @@ def _send_over_http(rng: random.Random, job: Job, server: Front, prefixes: list[
     job.standing = standing(rng, server, chosen, job.standing.priority)
     if chosen.path in (CHAT, RESPONSES, MESSAGES):
         job.prompt = language()[2].encode([{"role": "user", "content": chosen.content}])
-    elif chosen.path == COMPLETIONS and job.params.prompt_logprobs is None and rng.random() < 0.2:
+    elif chosen.path == COMPLETIONS and job.params.prompt_logprobs is None and rng.random() < 0.2 and not job.poison:
+        # Several prompts are several requests of the engine, and with a poison several causes of its ends.
         job.more = [_prompt(rng, prefixes) for _ in range(rng.randint(1, 2))]
     if chosen.path in (RESPONSES, MESSAGES):
         job.tokens = None
