@@ -38,7 +38,7 @@ def copy(checkpoint: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def penstock_here(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> "Callable[..., subprocess.CompletedProcess[str]]":
     """The same without a process, which takes a second to start, for what is refused before there is an engine."""
 
@@ -46,7 +46,7 @@ def penstock_here(
         monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
         with pytest.raises(SystemExit) as ended:
             main()
-        printed = capsys.readouterr()
+        printed = capfd.readouterr()
         assert isinstance(ended.value.code, int)
         return subprocess.CompletedProcess(arguments, ended.value.code, printed.out, printed.err)
 

@@ -148,6 +148,28 @@ def test_a_response_that_is_cancelled(idle: RunningServer) -> None:
     is_idle(idle)
 
 
+def test_a_batch_that_is_cancelled(idle: RunningServer) -> None:
+    """While some of its lines are computed, and others wait."""
+    lines = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body_of("decode")}
+        for number in range(6)
+    ]
+    contents = "\n".join(map(json.dumps, lines)).encode()
+    with httpx.Client(base_url=idle.base, timeout=60) as http:
+        file = http.post("/v1/files", files={"file": ("in.jsonl", contents)}, data={"purpose": "batch"}).json()
+        body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
+        batch = http.post("/v1/batches", json=body).json()
+        idle.wait_for("penstock_requests_running", 2)
+        assert http.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
+        deadline = time.monotonic() + 20
+        while batch["status"] != "cancelled":
+            assert time.monotonic() < deadline, batch["status"]
+            batch = http.get(f"/v1/batches/{batch['id']}").json()
+        assert batch["request_counts"] == {"total": 6, "completed": 0, "failed": 0}
+        assert http.post(f"/v1/batches/{batch['id']}/cancel").status_code == 409
+    is_idle(idle)
+
+
 def test_an_answer_that_is_finished_and_not_read_holds_nothing(idle: RunningServer) -> None:
     ended = idle.metric(OUTCOMES)
     with sent(idle, "/v1/completions", body_of("decode", max_tokens=20, stream=True)):

@@ -89,6 +89,16 @@ def test_a_sample_that_has_failed_stays_so_whatever_the_next_engine_makes_of_it(
     assert output.finished and [(delta.index, delta.token_ids) for delta in output.deltas] == [(1, [9])]
 
 
+def test_a_sample_that_failed_in_an_earlier_engine_is_still_computed_by_the_next() -> None:
+    state = RequestState(make_request(0, [5], 4, n=2), None)
+    state.push(SampleOutput(0, 0, [], "error", error="It broke."))
+    assert not state.closed
+    begun_again(state).push(SampleOutput(1, 1, [8], "stop"))
+    assert state.finished and not state.closed
+    state.push(SampleOutput(1, 0, [7], "stop"))
+    assert state.closed
+
+
 def test_an_output_that_ends_earlier_than_before_has_changed() -> None:
     state = RequestState(make_request(0, [5], 4), None)
     state.push(SampleOutput(0, 0, [7, 8]))

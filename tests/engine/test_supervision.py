@@ -15,6 +15,7 @@ from penstock.assembly.prepare import engine_command, prepare
 from penstock.core.config import EngineOptions
 from penstock.core.errors import EngineError, EngineUnavailable
 from penstock.core.failpoints import POINTS, FailAction
+from penstock.core.request import Standing
 from penstock.engine.client import Engine
 from penstock.engine.interface import RequestOutput
 from penstock.engine.messages import Ready
@@ -42,12 +43,14 @@ def with_engine(
     use: Callable[[Engine], Awaitable[None]],
     patience: Patience | None = None,
     process: type[EngineProcess] = EngineProcess,
+    **options: int,
 ) -> None:
     async def main() -> None:
         command = engine_command(sys.executable)
         engine = await Engine.start(lambda: process.start(command, lambda done, total: None), patience)
         try:
-            prepared = prepare(EngineOptions(model=str(path), threads=1, max_model_len=512), api_beside=True)
+            settings = EngineOptions(model=str(path), threads=1, max_model_len=512, **options)
+            prepared = prepare(settings, api_beside=True)
             tokenizer = prepared.load_tokenizer()
             engine.configure(prepared.config)
             await engine.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
@@ -142,7 +145,7 @@ def test_an_engine_whose_loop_hangs_is_replaced(checkpoint: Path, expected: list
 class ShortLived(EngineProcess):
     """Ends in its first step, as long as `lives` lasts."""
 
-    lives = 3
+    lives = 0
 
     async def ready(self) -> Ready:
         ready = await super().ready()
@@ -155,6 +158,8 @@ class ShortLived(EngineProcess):
 def test_a_request_that_ends_every_engine_fails_and_others_do_not(
     checkpoint: Path, expected: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    ShortLived.lives = 3
+
     async def use(engine: Engine) -> None:
         with pytest.raises(EngineError, match="3 times"):
             async for _ in engine.generate(PROMPT, LONG):
@@ -165,6 +170,39 @@ def test_a_request_that_ends_every_engine_fails_and_others_do_not(
 
     with_engine(checkpoint, use, process=ShortLived)
     assert sum("exit status 70" in record.message for record in caplog.records) == 3
+
+
+def test_a_request_that_only_waited_when_engines_ended_is_served(checkpoint: Path, expected: list[list[int]]) -> None:
+    """It was there at three ends, and in none of the steps; the engine has room for one request at a time."""
+    ShortLived.lives = 3
+
+    async def collect(engine: Engine, priority: int) -> list[RequestOutput]:
+        return [output async for output in engine.generate(PROMPT, LONG, standing=Standing(priority=priority))]
+
+    async def use(engine: Engine) -> None:
+        first, second = (asyncio.ensure_future(collect(engine, priority)) for priority in (0, 1))
+        with pytest.raises(EngineError, match="3 times"):
+            await first
+        assert joined(await second)[0] == expected
+        assert engine.load.restarts == 3
+
+    with_engine(checkpoint, use, process=ShortLived, max_num_seqs=2)
+
+
+def test_who_leaves_in_the_moment_in_which_an_engine_is_ready_is_gone() -> None:
+    async def main() -> None:
+        engine = Engine(no_process, None)  # type: ignore[arg-type]
+        waiting = asyncio.ensure_future(engine._wait_until_served())
+        await asyncio.sleep(0)
+        engine._serves.set()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    async def no_process() -> EngineProcess:
+        raise AssertionError("nothing is started")
+
+    asyncio.run(main())
 
 
 def test_an_engine_that_hangs_is_not_ready_and_then_killed(checkpoint: Path, expected: list[list[int]]) -> None:

@@ -1,6 +1,8 @@
 """The simulation is worth what it finds: each bug that is planted here is found within so many seeds."""
 
+import asyncio
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -8,9 +10,18 @@ import pytest
 from penstock.cache.groups import SlidingWindow
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import PrefixIndex
+from penstock.core.errors import Overloaded
 from penstock.engine.client import Engine
 from penstock.engine.outputs import RequestState, _SampleState
+from penstock.engine.process import EngineProcess
+from penstock.engine.record import Record
 from penstock.scheduler.scheduler import Scheduler
+from penstock.server.admission import Admission, Ticket
+from penstock.server.generation import GenerationResponse
+from penstock.server.health import HealthApi
+from penstock.server.messages.writer import MessagesWriter
+from penstock.server.service import Service
+from penstock.server.writer import ResponseWriter
 from support.world import run_world
 from support.world_engine import Broken
 
@@ -122,6 +133,99 @@ def suspects_together(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engine, "__init__", unlocked)
 
 
+def refused_and_counted(patch: pytest.MonkeyPatch) -> None:
+    """A request that admission refuses is counted as one that waits, for ever."""
+    check = Admission._check_memory
+
+    def count(self: Admission, ticket: Ticket, load: Any) -> None:
+        try:
+            check(self, ticket, load)
+        except Overloaded:
+            self._count(ticket.demand.priority, len(ticket.demand.prompts), sum(ticket.demand.prompts))
+            raise
+
+    patch.setattr(Admission, "_check_memory", count)
+
+
+def promised_to_who_has_gone(patch: pytest.MonkeyPatch) -> None:
+    """Blocks that were promised to a request whose client leaves stay promised."""
+    leave = GenerationResponse._leave
+
+    def forget(self: GenerationResponse, outcome: Any) -> None:
+        if outcome == "cancelled":
+            self._admitted._ticket.promised = 0
+        leave(self, outcome)
+
+    patch.setattr(GenerationResponse, "_leave", forget)
+
+
+def deadline_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A request that another engine computes has all the time in the world."""
+    timers: ContextVar[asyncio.Timeout | None] = ContextVar("timers", default=None)
+    timeout_at, submit_again = asyncio.timeout_at, Engine._submit_again
+
+    def remember(when: float | None) -> asyncio.Timeout:
+        timer = timeout_at(when)
+        timers.set(timer)
+        return timer
+
+    async def forget(self: Engine, waiter: Any) -> Any:
+        timer = timers.get()
+        if timer is not None:
+            timer.reschedule(None)
+        return await submit_again(self, waiter)
+
+    patch.setattr(asyncio, "timeout_at", remember)
+    patch.setattr(Engine, "_submit_again", forget)
+
+
+def deadline_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Time is counted from the first byte of the server's life."""
+    deadline = Service._deadline
+    patch.setattr(Service, "_deadline", lambda self, job, arrived: deadline(self, job, 0.0))
+
+
+def two_ends(patch: pytest.MonkeyPatch) -> None:
+    """A stream that fails is ended as if it had not, too."""
+    failed = ResponseWriter.failed
+    patch.setattr(ResponseWriter, "failed", lambda self, error: failed(self, error) + self.end())
+
+
+def no_end(patch: pytest.MonkeyPatch) -> None:
+    """What has been written of a stream is its end where its time runs out."""
+    patch.setattr(MessagesWriter, "failed", lambda self, error: b"")
+    patch.setattr(ResponseWriter, "failed", lambda self, error: b"")
+
+
+def stream_left_running(patch: pytest.MonkeyPatch) -> None:
+    """The engine goes on with what a client has left."""
+
+    def stay(self: EngineProcess, waiter: Any) -> None:
+        self._waiters.pop(waiter.state.request.request_id, None)
+
+    patch.setattr(EngineProcess, "leave", stay)
+
+
+def ready_without_an_engine(patch: pytest.MonkeyPatch) -> None:
+    """The server is ready while its engine is being started again."""
+    patch.setattr(HealthApi, "ready", HealthApi.live)
+
+
+def let_in_while_it_ends(patch: pytest.MonkeyPatch) -> None:
+    """A server that ends does not tell what is left."""
+    patch.setattr(GenerationResponse, "end_with", lambda self, error: None)
+
+
+def queued_ones_blamed(patch: pytest.MonkeyPatch) -> None:
+    """Whatever an engine was given counts as what it computed when it ended."""
+    patch.setattr(Record, "suspects", lambda self: None)
+
+
+def nobody_blamed(patch: pytest.MonkeyPatch) -> None:
+    """An engine is taken to have computed nothing when it ended."""
+    patch.setattr(Record, "suspects", lambda self: frozenset())
+
+
 PLANTS = [
     leaked_block_on_abort,
     blocks_published_when_planned,
@@ -133,6 +237,17 @@ PLANTS = [
     tokens_given_twice,
     never_begun_again,
     suspects_together,
+    queued_ones_blamed,
+    nobody_blamed,
+    refused_and_counted,
+    promised_to_who_has_gone,
+    deadline_forgotten,
+    deadline_too_early,
+    two_ends,
+    no_end,
+    stream_left_running,
+    ready_without_an_engine,
+    let_in_while_it_ends,
 ]
 
 

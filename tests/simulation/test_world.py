@@ -26,7 +26,7 @@ def test_random_worlds(first_seed: int, pytestconfig: pytest.Config) -> None:
 
 
 def test_a_seed_replays_exactly() -> None:
-    for seed in range(8):
+    for seed in range(16):
         assert run_world(seed).trace() == run_world(seed).trace()
 
 
@@ -37,10 +37,12 @@ def test_different_seeds_make_different_worlds() -> None:
 def test_everything_that_can_happen_does() -> None:
     """A world in which nothing goes wrong proves nothing."""
     outcomes: Counter[str] = Counter()
+    refusals: Counter[str] = Counter()
     restarts = preemptions = hits = hung = 0
     for seed in range(60):
         world = run_world(seed)
         outcomes += world.outcomes
+        refusals += world.server.refusals
         restarts += len(world.workers) - 1
         hung += sum(worker.hung for worker in world.workers)
         for worker in world.workers:
@@ -48,12 +50,12 @@ def test_everything_that_can_happen_does() -> None:
                 load = worker.core.snapshot()
                 preemptions += load.preemptions
                 hits += load.prefix_hit_tokens
-    # Nobody is turned away but where time jumps at a bad moment.
-    assert set(outcomes) | {"unavailable"} == set(OUTCOMES)
-    assert restarts > 30 and hung > 2 and preemptions > 20 and hits > 200
+    assert set(outcomes) == set(OUTCOMES)
+    assert restarts > 30 and hung > 2 and preemptions > 10 and hits > 200
+    assert set(refusals) == {"queue_full", "memory_pressure", "slo_unreachable"}
 
 
 def test_what_ends_every_engine_is_given_up_and_nobody_else_is() -> None:
     poisoned = [seed for seed in range(200) if any(job.poison for job in scenario(seed).jobs)][:10]
     ended = Counter(job.outcome for seed in poisoned for job in run_world(seed).plan.jobs if job.poison)
-    assert set(ended) <= {"given up", "refused", "unavailable"} and ended["given up"] >= 5
+    assert set(ended) <= {"given up", "refused", "overloaded"} and ended["given up"] >= 5

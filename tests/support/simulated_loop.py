@@ -1,7 +1,7 @@
 """An event loop on a simulated clock: nobody waits for real, and what happens happens in the same order each time."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -49,6 +49,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         """The simulated time."""
         return self.now
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: object, function: Callable[..., T], *arguments: Any
+    ) -> "asyncio.Future[T]":
+        """What threads would do is done at once: there are none here."""
+        done: asyncio.Future[T] = self.create_future()
+        try:
+            done.set_result(function(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
 
     def _process_events(self, event_list: list[object]) -> None:
         assert not event_list

@@ -1,8 +1,9 @@
-"""Engine, supervision and users in one thread, on one clock, from one seed; whatever goes wrong, promises are kept.
+"""A server, its engine and its users in one thread, on one clock, from one seed; promises are kept whatever goes wrong.
 
-Everything between a user's `generate` and the executor is what a server runs: `Engine` with its watch and its restarts,
-`EngineProcess` and the messages, the worker's loop, core, scheduler and cache. Simulated are the clock, the process and
-its socket, and the executor, whose tokens are a hash of the KV that it reads.
+Everything between a user's request and the executor is what a server runs: the ASGI application with admission,
+deadlines and drain, `Engine` with its watch and its restarts, `EngineProcess` and the messages, the worker's loop,
+core, scheduler and cache. Simulated are the clock, the sockets, the process, chance, and the executor, whose tokens are
+a hash of the KV that it reads.
 """
 
 import asyncio
@@ -11,23 +12,35 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
+from unittest import mock
 
 from penstock.core.config import CacheConfig, EngineConfig, ModelConfig
 from penstock.core.errors import EngineError, EngineUnavailable, RequestError
 from penstock.core.request import Request
 from penstock.engine.client import MOST_INTERRUPTIONS, Engine
 from penstock.engine.interface import ModelInfo, RequestOutput
+from penstock.engine.messages import Abort
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineProcess
+from penstock.engine.record import Record
 from penstock.engine.watch import Patience
-from support.scripted import VOCABULARY, expected_output, expected_scores, expected_vector
+from penstock.text.detokenizer import Detokenizer
+from support.scripted import expected_output, expected_scores, expected_vector
 from support.simulated_loop import SimulatedLoop, simulate
 from support.world_engine import Broken, Death, Worker
 from support.world_jobs import CONTEXT, EOS, Job, Scenario, scenario
+from support.world_manners import language
+from support.world_server import SEED, Server
 
+# Long enough for what happens in the same moment.
+MOMENT = 0.001
 PATIENCE = Patience(hang_seconds=5.0, longest_delay=8.0)
-OUTCOMES = ("finished", "failed", "aborted", "refused", "given up", "unavailable")
+OUTCOMES = (
+    *("finished", "failed", "aborted", "refused", "given up"),
+    # Over HTTP only.
+    *("overloaded", "late", "stopped", "cancelled"),
+)
 
 
 class World:
@@ -35,6 +48,7 @@ class World:
 
     Attributes:
         deaths: ends of an engine so far.
+        began: when the first users could come, on the world's clock.
         ill: names of jobs one of whose rows was made to fail.
         outcomes: how many jobs ended how.
     """
@@ -42,20 +56,22 @@ class World:
     def __init__(self, plan: Scenario) -> None:
         self.plan = plan
         self.deaths = 0
+        self.began = 0.0
         self.ill: set[int | None] = set()
         self.outcomes: Counter[str] = Counter()
         self.workers: list[Worker] = []
-        self.jumped = False
-        # By the client's state of a request, which stays the same when another engine computes it.
-        self._runs: dict[RequestState, int] = {}
+        self.jumps = 0
+        # How many engines have ended that computed a request; by its client's state, which stays the same.
+        self._interruptions: Counter[RequestState] = Counter()
         self._trace = hashlib.blake2b()
         self._rng = random.Random(-plan.seed - 1)
         needs = [self._blocks_for(job) for job in plan.jobs]
+        self._vocabulary = language()[0].vocab_size
         self.largest_need = max([need for need in needs if need <= plan.num_blocks], default=1)
 
     def _blocks_for(self, job: Job) -> int:
         output = 0 if job.pooling is not None else job.params.max_tokens or 0
-        tokens = len(job.prompt) + max(output, 1) - 1
+        tokens = max(map(len, job.prompts)) + max(output, 1) - 1
         return self.plan.spec.blocks_for(tokens, self.plan.config.max_num_batched_tokens)
 
     # What workers ask and tell.
@@ -76,16 +92,30 @@ class World:
         return True
 
     def taken(self, worker: Worker, request: Request) -> None:
-        """An engine has taken a request, which counts; raises Death where no engine survives it."""
+        """An engine has taken a request; raises Death where no engine survives it."""
         assert worker.protocol is not None
         waiter = worker.protocol._waiters.get(request.request_id)
-        if waiter is not None:
-            self._runs[waiter.state] = self._runs.get(waiter.state, 0) + 1
-            if self._runs[waiter.state] > MOST_INTERRUPTIONS:
-                raise Broken(f"a request is computed again that {MOST_INTERRUPTIONS} engines have not survived")
-        if any(job.poison for job in self.plan.jobs if job.params.seed == request.sampling.seed):
+        if waiter is not None and self._interruptions[waiter.state] >= MOST_INTERRUPTIONS:
+            raise Broken(f"a request is computed again that {MOST_INTERRUPTIONS} engines have not survived")
+        self._poison("taken", [request])
+
+    def begun(self, requests: Collection[Request]) -> None:
+        """A step computes these; raises Death where no engine survives one of them."""
+        self._poison("computed", requests)
+
+    def _poison(self, when: str, requests: Collection[Request]) -> None:
+        seeds = {request.sampling.seed for request in requests if request.pooling is None}
+        if any(job.poison == when for job in self.plan.jobs if job.params.seed in seeds):
             self.deaths += 1
             raise Death
+
+    def interrupted(self, worker: Worker) -> None:
+        """An engine has ended, or has said that it does: what it computed, or may have computed, counts."""
+        assert worker.protocol is not None
+        computing = worker.computing
+        for request_id, waiter in worker.protocol._waiters.items():
+            if computing is None or request_id in computing:
+                self._interruptions[waiter.state] += 1
 
     def broken(self, error: BaseException) -> None:
         """A promise was not kept; the first is reported."""
@@ -97,13 +127,16 @@ class World:
 
     def run(self) -> "World":
         """From the first request to an engine that is idle again."""
-        logger = logging.getLogger("penstock.engine")
-        was = logger.disabled
-        logger.disabled = True
+        loggers = [logging.getLogger(f"penstock.{name}") for name in ("engine", "server")]
+        were = [logger.disabled for logger in loggers]
+        for logger in loggers:
+            logger.disabled = True
         try:
-            simulate(self._main())
+            with mock.patch("penstock.engine.intake.secrets.randbits", lambda bits: SEED.get()):
+                simulate(self._main())
         finally:
-            logger.disabled = was
+            for logger, was in zip(loggers, were, strict=True):
+                logger.disabled = was
         return self
 
     async def _main(self) -> None:
@@ -114,15 +147,21 @@ class World:
         loop.set_exception_handler(lambda _, context: self.broken(context.get("exception") or Broken(str(context))))
         self.engine = await Engine.start(self._launch, PATIENCE)
         cache = CacheConfig(self.plan.spec, self.plan.num_blocks)
-        self.engine.configure(EngineConfig(ModelConfig("", "", "float32"), cache, self.plan.config, 1))
+        config = EngineConfig(ModelConfig("", "", "float32"), cache, self.plan.config, 1)
+        self.engine.configure(config)
+        self.server = Server(self, self.plan, config)
         everything = loop.create_task(self._everything())
         await asyncio.wait([everything, self._broken], return_when=asyncio.FIRST_COMPLETED)
         (self._broken if self._broken.done() else everything).result()
 
     async def _everything(self) -> None:
-        await self.engine.ready(ModelInfo("simulated", CONTEXT, VOCABULARY, 1, EOS), None)
-        jumps = [self.loop.create_task(self._jump()) for _ in range(self.plan.faults.jumps)]
-        await asyncio.gather(*(self._user(job) for job in self.plan.jobs), *jumps)
+        model = ModelInfo("simulated", CONTEXT, self._vocabulary, 2, EOS)
+        await self.engine.ready(model, language()[0].table)
+        self.began = self.loop.now
+        others = [self.loop.create_task(self._jump()) for _ in range(self.plan.faults.jumps)]
+        if self.plan.front.drain_at is not None:
+            others.append(self.loop.create_task(self._stop(self.plan.front.drain_at)))
+        await asyncio.gather(*(self._user(job) for job in self.plan.jobs), *others)
         # All is well again, whatever has happened.
         await self._until_served()
         self.check_idle(self.workers[-1])
@@ -134,15 +173,34 @@ class World:
     async def _launch(self) -> EngineProcess:
         worker = Worker(self, len(self.workers))
         self.workers.append(worker)
-        process = EngineProcess(worker, lambda done, total: None)  # type: ignore[arg-type]
+        process = EngineProcess(worker, lambda done, total: None, Record(worker.memory))  # type: ignore[arg-type]
         worker.protocol = process
         process.connection_made(worker)  # type: ignore[arg-type]
         return process
 
     async def _jump(self) -> None:
         await asyncio.sleep(self._rng.random() * 5.0)
-        self.jumped = True
+        self.jumps += 1
         self.loop.now += self._rng.choice([0.5, 40.0, 4000.0, 1e7])
+
+    async def _stop(self, after: float) -> None:
+        await asyncio.sleep(after)
+        await self.server.stop(self.plan.front.drain_seconds)
+
+    def expect_ready(self, worker: Worker, ready: bool, after: float = MOMENT) -> None:
+        """Ask the server, a moment after an engine has begun or ended, whether it is ready, if nothing came between."""
+        jumps = self.jumps
+
+        async def ask() -> None:
+            await asyncio.sleep(after)
+            as_before = worker.serves == ready and worker is self.workers[-1] and jumps == self.jumps
+            if as_before and (ready or self.deaths):
+                await self.server.check_ready(ready)
+
+        task = self.loop.create_task(ask())
+        task.add_done_callback(
+            lambda done: done.cancelled() or done.exception() is None or self.broken(done.exception())
+        )
 
     async def _until_served(self) -> None:
         while True:
@@ -174,11 +232,14 @@ class World:
             job.outcome = await task
         except asyncio.CancelledError:
             job.outcome = "aborted"
+        job.ended = self.loop.now
         self.outcomes[job.outcome] += 1
         self.note(f"{job.name} {job.outcome} {self.loop.now:.6f}".encode())
 
     async def _ask(self, job: Job) -> str:
         """Send a request until an engine takes it, and read what comes; how it ended."""
+        if job.manner is not None:
+            return await self.server.ask(job)
         while True:
             try:
                 async with contextlib.aclosing(self._stream(job)) as stream:
@@ -188,13 +249,9 @@ class World:
                 assert not fits or len(job.prompt) + (job.params.max_tokens or 0) > CONTEXT, "refused without reason"
                 return "refused"
             except EngineUnavailable as error:
-                if "in time" in error.message:
-                    assert self.jumped, "nobody was served for too long"
-                    return "unavailable"
                 assert "again" in error.message or "not moved" in error.message, error.message
                 assert "go on as it had begun" not in error.message, error.message
             except EngineError:
-                assert self.deaths >= MOST_INTERRUPTIONS
                 return "given up"
             await asyncio.sleep(0.5 + self._rng.random())
 
@@ -223,12 +280,14 @@ class World:
         job.cached_tokens = output.cached_tokens
         if output.prompt_logprobs is not None:
             assert job.scores is None, "a prompt's scores are told once"
-            job.scores = list(output.prompt_logprobs)
+            job.scores = [score and (score.token, score.logprob) for score in output.prompt_logprobs]
         if output.embedding is not None:
             job.vector = output.embedding
         for delta in output.deltas:
             assert delta.index not in job.finishes, "a sample goes on after its end"
+            assert job.tokens is not None
             job.tokens.setdefault(delta.index, []).extend(delta.token_ids)
+            job.texts[delta.index] = job.texts.get(delta.index, "") + delta.text
             if delta.finish_reason is not None:
                 job.finishes[delta.index] = delta.finish_reason
         assert output.finished == (len(job.finishes) == job.params.n)
@@ -254,8 +313,20 @@ class World:
         lost = set(worker.protocol._waiters) - in_flight - coming
         lost = {each for each in lost if not worker.protocol._waiters[each].state.finished}
         assert not lost, f"somebody waits for {lost}, which nobody computes"
-        last = [waiter for waiter in worker.protocol._waiters.values() if self._runs.get(waiter.state, 0) >= 3]
+        left = in_flight - set(worker.protocol._waiters)
+        told = {message.request_id for message in worker.inbox if isinstance(message, Abort)}
+        assert left <= told, "a request is computed that nobody waits for"
+        self.server.check()
+        last = [waiter for waiter in worker.protocol._waiters.values() if self._interruptions[waiter.state] >= 2]
         assert len(last) <= 1, "requests that two engines have not survived are computed together"
+
+    def check_gone(self, job: Job) -> None:
+        """No engine computes for a user who has gone, or has an answer."""
+        for worker in self.workers[-1:]:
+            assert worker.protocol is not None
+            for waiter in worker.protocol._waiters.values():
+                request = waiter.state.request
+                assert request.pooling is not None or request.sampling.seed != job.name, "nobody waits for this"
 
     def check_idle(self, worker: Worker) -> None:
         """Nothing is left behind."""
@@ -266,6 +337,7 @@ class World:
         assert pool.num_used == pool.num_retiring == 0
         assert pool.num_free + pool.num_cached == pool.num_blocks
         assert len(cache.index) == pool.num_cached
+        self.server.check_idle()
         load = worker.core.snapshot()
         assert load.running == load.waiting == load.waiting_tokens == load.blocks_used == 0
 
@@ -273,6 +345,8 @@ class World:
         jobs = self.plan.jobs
         assert sum(self.outcomes.values()) == len(jobs) + 1 and set(self.outcomes) <= set(OUTCOMES)
         for job in jobs:
+            most = max((count for state, count in self._interruptions.items() if _is_of(state, job)), default=0)
+            assert job.outcome != "given up" or most >= MOST_INTERRUPTIONS, f"job {job.name} was given up too early"
             assert job.outcome != "failed" or job.mark in self.ill, f"job {job.name} failed without a cause"
             self._check_tokens(job)
             self._check_cached(job)
@@ -281,33 +355,55 @@ class World:
             assert all(job.poison for job in given_up), "a request was given up for what another did"
 
     def _check_tokens(self, job: Job) -> None:
-        """Every token is what the request alone determines."""
+        """Every token, and the text of all, is what the request alone determines."""
         spec = self.plan.spec
         if job.pooling is not None:
-            assert not any(job.tokens.values())
+            assert not job.tokens or not any(job.tokens.values())
             if job.outcome == "finished":
                 request = Request(request_id=0, prompt_token_ids=job.prompt, sampling=job.params, pooling=job.pooling)
                 assert job.vector == expected_vector(spec, request)
             return
-        for index in range(job.params.n):
-            expected, finish = expected_output(spec, job.prompt, job.params, index, EOS)
-            output, reason = job.tokens.get(index, []), job.finishes.get(index)
-            if reason in ("stop", "length"):
-                assert (output, reason) == (expected, finish), f"job {job.name} got another output"
-            else:
-                assert output == expected[: len(output)], f"job {job.name} got another output"
-                assert job.outcome != "finished"
+        for number, prompt in enumerate(job.prompts):
+            for sample in range(job.params.n):
+                expected = expected_output(spec, prompt, job.params, sample, EOS)
+                self._check_choice(job, number * job.params.n + sample, *expected)
         if job.scores is not None:
-            assert job.params.prompt_logprobs is not None and job.scores == [None, *expected_scores(spec, job.prompt)]
+            expected_logprobs = [(score.token, score.logprob) for score in expected_scores(spec, job.prompt)]
+            assert job.params.prompt_logprobs is not None and job.scores == [None, *expected_logprobs]
         elif job.outcome == "finished":
             assert job.params.prompt_logprobs is None
+
+    def _check_choice(self, job: Job, index: int, expected: list[int], finish: str) -> None:
+        whole = Detokenizer(language()[0].table).finish(expected, finish == "stop")
+        reason, text = job.finishes.get(index), job.texts.get(index, "")
+        output = None if job.tokens is None else job.tokens.get(index, [])
+        if reason in ("stop", "length"):
+            assert (output, reason) == (None if output is None else expected, finish), (
+                f"job {job.name} got another output"
+            )
+            assert text == whole, f"job {job.name} got another text"
+        else:
+            assert output is None or output == expected[: len(output)], f"job {job.name} got another output"
+            # Half a character is shown as such at the end of a choice that failed.
+            assert whole.startswith(text.rstrip("\ufffd")), f"job {job.name} got another text"
+            assert job.outcome != "finished"
 
     def _check_cached(self, job: Job) -> None:
         """What came from the cache, somebody of the same salt has computed."""
         count = job.cached_tokens
         others = [other for other in self.plan.jobs if other.standing.cache_salt == job.standing.cache_salt]
-        shared = [other.prompt[:count] == job.prompt[: len(other.prompt[:count])] for other in others if other != job]
-        assert not count or any(shared), f"job {job.name} was given what nobody of its salt has computed"
+        shared = [
+            prompt[:count] == job.prompt[: len(prompt[:count])]
+            for other in others
+            if other != job
+            for prompt in other.prompts
+        ]
+        # Those of several prompts may come from each other, and are told as one sum.
+        assert not count or job.more or any(shared), f"job {job.name} was given what nobody of its salt has computed"
+
+
+def _is_of(state: RequestState, job: Job) -> bool:
+    return (state.request.pooling is None) == (job.pooling is None) and job.mark == state.request.sampling.seed
 
 
 def run_world(seed: int) -> World:

@@ -31,15 +31,21 @@ from penstock.engine.messages import (
     unpack_outputs,
 )
 from penstock.engine.process import EngineProcess
+from penstock.engine.record import RECORD_BYTES, Record
 from penstock.engine.worker import _Loop
 from penstock.scheduler.scheduler import Scheduler
-from support.scripted import VOCABULARY, ScriptedExecutor
+from support.scripted import ScriptedExecutor
 from support.world_jobs import Scenario, short_key
+from support.world_manners import language
 
 if TYPE_CHECKING:
     from support.world import World
 
 HEARTBEAT = 1.0
+
+
+class Hang(BaseException):
+    """The process computes no more, without ending."""
 
 
 class TurnOver(BaseException):
@@ -83,21 +89,33 @@ class _Done:
 
 
 class WatchedExecutor:
-    """The scripted executor, with whatever it objects to made known, and failures on demand."""
+    """The scripted executor, with whatever it objects to made known, and failures on demand.
 
-    def __init__(self, scripted: ScriptedExecutor, scheduler: Scheduler, note: Callable[[bytes], None]) -> None:
+    Attributes:
+        fails: whether the next step raises. `end` is raised instead, where it is set.
+        computing: the requests of the step that is computed.
+    """
+
+    def __init__(self, scripted: ScriptedExecutor, scheduler: Scheduler, world: "World") -> None:
         self.scripted = scripted
         self.fails = False
+        self.end: BaseException | None = None
+        self.computing: frozenset[int] | None = None
         self._scheduler = scheduler
-        self._note = note
+        self._world = world
 
     def execute(self, plan: StepPlan) -> _Done:
+        requests = [self._scheduler._sequences[row.sequence].request for row in plan.rows]
+        self.computing = frozenset(request.request_id for request in requests)
+        self._world.begun(requests)
+        if self.end is not None:
+            raise self.end
         try:
             self._check_writes(plan)
             answer = self.scripted.execute(plan)
         except (AssertionError, LookupError) as error:
             raise Broken(str(error)) from error
-        self._note(msgspec.msgpack.encode(plan))
+        self._world.note(msgspec.msgpack.encode(plan))
         if self.fails:
             raise RuntimeError("the executor was made to fail")
         return _Done(answer)
@@ -132,7 +150,7 @@ def build_core(plan: Scenario, world: "World") -> tuple[ClockedCore, WatchedExec
     pool = TightPool(plan.num_blocks, index, least_recently_used, int(plan.kept_share * plan.num_blocks))
     cache.pool = pool
     scheduler = Scheduler(plan.config, cache)
-    executor = WatchedExecutor(ScriptedExecutor(plan.spec, plan.num_blocks), scheduler, world.note)
+    executor = WatchedExecutor(ScriptedExecutor(plan.spec, plan.num_blocks), scheduler, world)
     core = ClockedCore(scheduler, executor)
     core.clock = lambda: world.loop.now
     return core, executor, pool
@@ -156,6 +174,8 @@ class Worker:
         self.submitted: dict[int, int] = {}
         self.closed: set[int] = set()
         self.inbox: list[ToEngine] = []
+        self.memory = bytearray(RECORD_BYTES)
+        self._record = Record(self.memory)
         self._status: int | None = None
         self._frames = FrameBuffer()
         self._scheduled = False
@@ -195,11 +215,23 @@ class Worker:
         if self._status is None:
             self._status = status
             assert self.protocol is not None
-            self.world.loop.call_soon(self.protocol.connection_lost, None)
+            self.world.expect_ready(self, ready=False)
+            self.world.loop.call_soon(self._lost)
+
+    def _lost(self) -> None:
+        assert self.protocol is not None
+        self.world.interrupted(self)
+        self.protocol.connection_lost(None)
 
     @property
-    def alive(self) -> bool:
-        return self._status is None
+    def computing(self) -> frozenset[int] | None:
+        """Requests that were computed at its end; None where that was between two steps."""
+        return self.executor.computing if self.core is not None else None
+
+    @property
+    def serves(self) -> bool:
+        """Whether requests that come now are computed."""
+        return self._status is None and not self.hung and self.core is not None
 
     # The process's own life.
 
@@ -222,13 +254,14 @@ class Worker:
                 self.die(1)
             return
         self.core, self.executor, self.pool = build_core(plan, self.world)
-        self.send(Ready(PROTOCOL_VERSION, self.core.scheduler.limits, VOCABULARY, [], []))
+        self.send(Ready(PROTOCOL_VERSION, self.core.scheduler.limits, language()[0].vocab_size, [], []))
         self._beat()
+        self.world.expect_ready(self, ready=True)
 
     def _beat(self) -> None:
         if self._status is None and self.core is not None:
             steps = self.core.scheduler.snapshot().step
-            self.send(Heartbeat(steps, self.core.has_work))
+            self.send(Heartbeat(steps, self.hung or self.core.has_work))
             self.world.loop.call_later(HEARTBEAT, self._beat)
 
     def _soon(self) -> None:
@@ -246,11 +279,15 @@ class Worker:
             if self.hung:
                 return
             self._received = False
-            _Loop(self, self.core).run()  # type: ignore[arg-type]
+            _Loop(self, self.core, self._record).run()  # type: ignore[arg-type]
         except TurnOver:
-            pass
+            # It is still where it waits for messages, or looks for some.
+            self.memory[:] = self._left
         except Death:
             self.die(70)
+            return
+        except Hang:
+            self.hung = True
             return
         except Broken as error:
             self.world.broken(error)
@@ -260,6 +297,7 @@ class Worker:
             if not self._doomed:
                 self.world.broken(error)
                 return
+            self.world.interrupted(self)
             self.send(Failed("engine_error", str(error)))
             self.die(1)
             return
@@ -298,7 +336,9 @@ class Worker:
                 return
 
     def _die_now(self) -> None:
-        raise Death
+        if self._rng.random() < 0.3:
+            raise Death
+        self.executor.end = Death()
 
     def _die_silently(self) -> None:
         self._silenced = True
@@ -310,12 +350,16 @@ class Worker:
         self._doomed = self.pool.starved = True
 
     def _hang(self) -> None:
-        self.hung = True
+        if self._rng.random() < 0.3:
+            self.hung = True
+        else:
+            self.executor.end = Hang()
 
     # What the worker's loop does with its connection.
 
     def receive(self, *, wait: bool, seconds: float | None = None) -> list[ToEngine]:
         if self._received:
+            self._left = bytes(self.memory)
             raise TurnOver
         self._received = True
         messages, self.inbox = self.inbox, []
@@ -335,6 +379,7 @@ class Worker:
         if self._silenced and isinstance(message, StepOutputs):
             raise Death
         if isinstance(message, StepOutputs):
+            self.executor.computing = None
             for event in unpack_outputs(message):
                 self._account(event)
         frame = encode_frame(message)

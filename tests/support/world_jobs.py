@@ -2,7 +2,8 @@
 
 import hashlib
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from penstock.core.config import SchedulerConfig
 from penstock.core.kv import KVSpec
@@ -10,6 +11,18 @@ from penstock.core.plan import Pooling
 from penstock.core.request import BACKGROUND_PRIORITY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
 from support.scripted import kv_spec
+from support.world_manners import (
+    CHAT,
+    COMPLETIONS,
+    MESSAGES,
+    RESPONSES,
+    Front,
+    Manner,
+    front,
+    language,
+    manner,
+    standing,
+)
 
 CONTEXT = 96
 EOS = tuple(range(0, 997, 40))
@@ -23,9 +36,11 @@ class Job:
         arrives: when, in seconds.
         reading: pause of the reader after each output.
         patience: seconds after which the reader leaves; None for one that stays. `outputs_wanted` likewise.
-        poison: whether every engine that computes it ends.
-        outcome: how it ended for its user, once it has.
-        tokens, finishes, scores, vector: what its user got.
+        poison: when it ends every engine that it is given to: as it is taken, or computed; None where it does not.
+        manner: how it comes over HTTP; None for a direct user of the engine.
+        more: further prompts of the same request.
+        outcome, ended: how and when it ended for its user, once it has.
+        tokens, finishes, texts, scores, vector: what its user got, by choice. `tokens` is None where the API has none.
     """
 
     name: int
@@ -38,13 +53,22 @@ class Job:
     reading: float
     patience: float | None
     outputs_wanted: int | None
-    poison: bool = False
+    poison: Literal["taken", "computed"] | None = None
+    manner: Manner | None = None
+    more: list[list[int]] = field(default_factory=list)
     outcome: str | None = None
-    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ended: float | None = None
+    tokens: dict[int, list[int]] | None = field(default_factory=dict)
+    texts: dict[int, str] = field(default_factory=dict)
     finishes: dict[int, str] = field(default_factory=dict)
-    scores: list[object] | None = None
+    scores: list[tuple[int, float] | None] | None = None
     vector: bytes | None = None
     cached_tokens: int = 0
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """All of them."""
+        return [self.prompt, *self.more]
 
     @property
     def mark(self) -> int | None:
@@ -93,6 +117,7 @@ class Scenario:
     kept_share: float
     jobs: list[Job]
     faults: Faults
+    front: Front
 
 
 def short_key(parent: bytes, tokens: bytes) -> bytes:
@@ -145,6 +170,24 @@ def _job(rng: random.Random, name: int, prefixes: list[list[int]], span: float, 
     )
 
 
+def _send_over_http(rng: random.Random, job: Job, server: Front, prefixes: list[list[int]]) -> None:
+    """Have a job's user come over HTTP."""
+    stays = job.patience is None and job.outputs_wanted is None
+    salt = job.standing.cache_salt
+    chosen, job.params = manner(rng, job.params, job.pooling, salt, stays=stays and not job.poison)
+    if job.poison:
+        chosen = replace(chosen, timeout=None, tries=9)
+    job.manner = chosen
+    job.standing = standing(rng, server, chosen, job.standing.priority)
+    if chosen.path in (CHAT, RESPONSES, MESSAGES):
+        job.prompt = language()[2].encode([{"role": "user", "content": chosen.content}])
+    elif chosen.path == COMPLETIONS and job.params.prompt_logprobs is None and rng.random() < 0.2 and not job.poison:
+        # Several prompts are several requests of the engine, and with a poison several causes of its ends.
+        job.more = [_prompt(rng, prefixes) for _ in range(rng.randint(1, 2))]
+    if chosen.path in (RESPONSES, MESSAGES):
+        job.tokens = None
+
+
 def _faults(rng: random.Random, poisoned: bool) -> Faults:
     def sometimes(chance: float, rate: float) -> float:
         return rate if rng.random() < chance else 0.0
@@ -186,10 +229,17 @@ def scenario(seed: int) -> Scenario:
     poisoned = bool(outputs) and rng.random() < 0.15
     if poisoned:
         chosen = rng.choice(outputs)
-        chosen.poison, chosen.patience, chosen.outputs_wanted = True, None, None
+        chosen.poison, chosen.patience, chosen.outputs_wanted = rng.choice(["taken", "computed"]), None, None
+    # Numbers of their own, so that whoever comes over HTTP changes nothing of the rest.
+    others = random.Random(f"front {seed}")
+    server = front(others, poisoned=poisoned)
+    for job in jobs:
+        if not job.keep and others.random() < server.share:
+            _send_over_http(others, job, server, prefixes)
     needs = sorted(
-        spec.blocks_for(len(job.prompt) + (job.params.max_tokens or 1) - 1, config.max_num_batched_tokens)
+        spec.blocks_for(len(prompt) + (job.params.max_tokens or 1) - 1, config.max_num_batched_tokens)
         for job in jobs
+        for prompt in job.prompts
     )
     num_blocks = rng.choice(
         [needs[-1] - 1, needs[-1], needs[-1], needs[-1] + 1, needs[-1] + 3, needs[-1] * 2, sum(needs)]
@@ -204,4 +254,5 @@ def scenario(seed: int) -> Scenario:
         kept_share=rng.choice([0.0, 0.3, 1.0]),
         jobs=jobs,
         faults=_faults(rng, poisoned),
+        front=server,
     )

@@ -1,4 +1,4 @@
-"""The engine process: `python -m penstock.assembly DESCRIPTOR`, started by a client that holds the other end."""
+"""The engine process: `python -m penstock.assembly SOCKET RECORD`, started by a client that holds the other ends."""
 
 import time
 
@@ -14,16 +14,20 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    """Serve the socket whose descriptor is the last argument; returns the exit status."""
+    """Serve the socket whose descriptor is the last argument but one, before the record's; returns the exit status."""
+    from penstock.engine.record import Record
     from penstock.engine.worker import run_worker
 
     # The client decides when the engine ends; an interrupt that is meant for it must not reach the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
-    with socket.socket(fileno=int(sys.argv[-1])) as end:
+    descriptor, memory = map(int, sys.argv[-2:])
+    record = Record.attach(memory)
+    os.close(memory)
+    with socket.socket(fileno=descriptor) as end:
         from penstock.assembly.build import build_engine
 
-        return run_worker(end, lambda config, progress: build_engine(config, progress, STARTED))
+        return run_worker(end, record, lambda config, progress: build_engine(config, progress, STARTED))
 
 
 def _die_with_parent() -> None:

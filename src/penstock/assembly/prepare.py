@@ -125,6 +125,6 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
 
 
 def engine_command(python: str) -> list[str]:
-    """The command of an engine process, to which the descriptor of its socket is appended."""
+    """The command of an engine process, to which the descriptors of its socket and its record are appended."""
     # -P: the current directory may be a downloaded model's, and nothing in it may be imported.
     return [python, "-P", "-m", "penstock.assembly"]

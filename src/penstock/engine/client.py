@@ -156,14 +156,14 @@ class Engine:
                 while True:
                     try:
                         output = await waiter.next()
-                    except EngineLost:
-                        interruptions += 1
+                    except EngineLost as lost:
+                        interruptions += lost.computing
                         if interruptions == MOST_INTERRUPTIONS:
                             raise EngineError(
                                 f"The engine failed {interruptions} times while it computed this request, which is not "
                                 "tried again."
                             ) from None
-                        if interruptions == MOST_INTERRUPTIONS - 1:
+                        if lost.computing and interruptions == MOST_INTERRUPTIONS - 1:
                             await stack.enter_async_context(self._alone)
                         process = await self._submit_again(waiter)
                         continue
@@ -178,9 +178,7 @@ class Engine:
         # The loop may not have noticed yet.
         if self._process.failure is not None:
             self._serves.clear()
-        if not self._closing:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._serves.wait(), self._patience.hold_seconds)
+        await self._wait_until_served()
         if self._closing:
             raise EngineUnavailable("The engine stopped before this request was finished; send it again.")
         if not self._serves.is_set():
@@ -190,6 +188,16 @@ class Engine:
         state.begin_again(replace(state.request, request_id=self._intake.new_id()))
         self._process.submit(waiter)
         return self._process
+
+    async def _wait_until_served(self) -> None:
+        """Wait for an engine, or until there is no more of it to be expected; in looks, as `StallWatch` counts."""
+        held = 0.0
+        while not self._closing and not self._serves.is_set() and held < self._patience.hold_seconds:
+            # Not `wait_for`, which loses a cancellation that comes in the same moment (before Python 3.12).
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience.look_seconds):
+                    await self._serves.wait()
+            held += self._patience.look_seconds
 
     def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
         """Let something go wrong in the process that serves now, at a place in `core.failpoints.POINTS`."""

@@ -1,6 +1,7 @@
 """The engine's loop without its surroundings: requests in, one step at a time, outputs out."""
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from penstock.core.errors import EngineError, InvalidParameter
@@ -56,6 +57,7 @@ class EngineCore:
 
     Attributes:
         failure: why a step could not be computed, once that has happened. Its requests have ended with an error.
+        begin_step: called with the requests of each step before it is computed.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
@@ -64,6 +66,7 @@ class EngineCore:
         self._executor = executor
         self._grammars = grammars
         self.failure: EngineError | None = None
+        self.begin_step: Callable[[frozenset[int]], None] | None = None
 
     def needs_preparation(self, request: Request) -> bool:
         """Whether `prepare` would take a while."""
@@ -106,6 +109,8 @@ class EngineCore:
         plan = self.scheduler.plan(now)
         if plan is None:
             raise EngineError("Requests are waiting but nothing can be computed: the scheduler is stuck.")
+        if self.begin_step is not None:
+            self.begin_step(self.scheduler.requests_of(plan))
         try:
             fail_point("engine.step")
             result = self._executor.execute(plan).result()

@@ -102,6 +102,8 @@ class RequestState:
         self._kept: KeptTokens | None = None
         self._samples = [_SampleState(index, request, table) for index in range(request.sampling.n)]
         self._unfinished = len(self._samples)
+        # Samples whose last event the engine that computes now has given.
+        self._closed = 0
         self._embedding: bytes | None = None
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
         if request.sampling.prompt_logprobs is not None:
@@ -113,6 +115,7 @@ class RequestState:
         The same request gives the same tokens, whatever else is computed; where it does not, `push` raises.
         """
         self.request = request
+        self._closed = 0
         for sample in self._samples:
             sample.begin_again()
         if self._prompt_logprobs is not None:
@@ -124,6 +127,14 @@ class RequestState:
         return self._unfinished == 0
 
     @property
+    def closed(self) -> bool:
+        """Whether the engine that computes now has nothing more to compute of it.
+
+        A sample that failed in an earlier engine has ended, and is computed again with the others all the same.
+        """
+        return self._closed == len(self._samples)
+
+    @property
     def timings(self) -> RequestTimings:
         """When it arrived, had its first token, ended."""
         return RequestTimings(self.arrived, self.first_token, self.finished_at)
@@ -131,6 +142,7 @@ class RequestState:
     def push(self, event: SampleOutput) -> None:
         """Take in one event of the engine. Raises OutputChanged where it contradicts what came before."""
         sample = self._samples[event.sample_index]
+        self._closed += event.finish is not None
         # Those of an engine that began again are not what was told.
         if self._cached_tokens is None:
             self._cached_tokens = event.cached_tokens

@@ -53,6 +53,12 @@ class Preparations:
         with self._lock:
             self._waiting.pop(request_id, None)
 
+    @property
+    def request_ids(self) -> frozenset[int]:
+        """Those that are on their way."""
+        with self._lock:
+            return frozenset(self._waiting)
+
     def take(self, now: float) -> list[tuple[Request, PenstockError | None]]:
         """Requests that are ready, or have failed, in the order in which they came."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 import socket
 import subprocess
 import time
@@ -36,6 +37,7 @@ from penstock.engine.messages import (
     unpack_outputs,
 )
 from penstock.engine.outputs import OutputChanged, RequestState
+from penstock.engine.record import Record, create_record
 
 STOP_SECONDS = 5.0
 EXIT_SECONDS = 1.0
@@ -43,7 +45,15 @@ _CHANGED = "The engine failed during this answer, and the next one did not go on
 
 
 class EngineLost(Exception):
-    """The process has ended, and whatever it was computing with it; another one can compute it again."""
+    """The process has ended, and whatever it was given with it; another one can compute it.
+
+    Attributes:
+        computing: whether this was, or may have been, what it computed at its end.
+    """
+
+    def __init__(self, *, computing: bool = False) -> None:
+        super().__init__()
+        self.computing = computing
 
 
 class Waiter:
@@ -89,8 +99,11 @@ class EngineProcess(asyncio.Protocol):
         beats: how many messages have shown that it is not stuck: it did something, or has nothing to do.
     """
 
-    def __init__(self, process: "subprocess.Popen[bytes]", progress: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", progress: Callable[[int, int], None], record: Record
+    ) -> None:
         self._process = process
+        self._record = record
         self._progress = progress
         self._frames = FrameBuffer()
         self._waiters: dict[int, Waiter] = {}
@@ -108,21 +121,25 @@ class EngineProcess(asyncio.Protocol):
 
     @classmethod
     async def start(cls, command: Sequence[str], progress: Callable[[int, int], None]) -> "EngineProcess":
-        """Start `command` with the descriptor of its end of the socket as its last argument.
+        """Start `command` with the descriptors of its end of the socket and of its record as the last arguments.
 
         It begins with its imports; what to build, `configure` says.
         """
+        memory = create_record()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
-                descriptor = theirs.fileno()
-                process = subprocess.Popen([*command, str(descriptor)], pass_fds=(descriptor,), start_new_session=True)
+                passed = (theirs.fileno(), memory)
+                process = subprocess.Popen([*command, *map(str, passed)], pass_fds=passed, start_new_session=True)
+            record = Record.attach(memory)
             loop = asyncio.get_running_loop()
-            _, engine = await loop.create_unix_connection(lambda: cls(process, progress), sock=ours)
+            _, engine = await loop.create_unix_connection(lambda: cls(process, progress, record), sock=ours)
         except BaseException:
             # The process, if there is one already, ends with the socket.
             ours.close()
             raise
+        finally:
+            os.close(memory)
         return engine
 
     @property
@@ -167,9 +184,9 @@ class EngineProcess(asyncio.Protocol):
             self._send(Submit(request))
 
     def leave(self, waiter: Waiter) -> None:
-        """Nobody waits for the request any more; it is aborted unless it has ended."""
+        """Nobody waits for the request any more; it is aborted unless the engine is done with it."""
         request_id = waiter.state.request.request_id
-        if self._waiters.pop(request_id, None) is not None and not waiter.state.finished and self.failure is None:
+        if self._waiters.pop(request_id, None) is not None and not waiter.state.closed and self.failure is None:
             self._send(Abort(request_id))
 
     def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
@@ -284,8 +301,9 @@ class EngineProcess(asyncio.Protocol):
         """Nothing can be computed any more. What has not even begun waits until the cause is known."""
         if self.failure is None:
             self.failure = error
+        suspects = self._record.suspects()
         for request_id in list(self._waiters):
-            self._end(request_id, EngineLost())
+            self._end(request_id, EngineLost(computing=suspects is None or request_id in suspects))
         for answer in self._inspections.values():
             if not answer.done():
                 answer.set_exception(EngineLost())

@@ -40,6 +40,7 @@ from penstock.engine.messages import (
     to_engine_decoder,
 )
 from penstock.engine.preparation import Preparations
+from penstock.engine.record import Record
 from penstock.text.tokenizer import Tokenizer
 
 RECEIVE_BYTES = 1 << 20
@@ -116,13 +117,13 @@ class Connection:
             self._socket.sendall(frame)
 
 
-def run_worker(end: socket.socket, build: EngineBuilder) -> int:
+def run_worker(end: socket.socket, record: Record, build: EngineBuilder) -> int:
     """Build an engine from the first message and serve until the other end closes; returns an exit status."""
     connection = Connection(end)
     threading.Thread(target=_exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
     try:
         built = _start(connection, build)
-        loop = _Loop(connection, built.core)
+        loop = _Loop(connection, built.core, record)
         threading.Thread(target=_beat, args=(connection, loop, built.progress), daemon=True).start()
         loop.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -199,9 +200,10 @@ class _Loop:
         busy: whether there is anything to do.
     """
 
-    def __init__(self, connection: Connection, core: EngineCore) -> None:
+    def __init__(self, connection: Connection, core: EngineCore, record: Record) -> None:
         self._connection = connection
         self._core = core
+        self._record = record
         self._preparations = Preparations(core.prepare, connection.wake)
         self._paused = False
         self._rested = False
@@ -215,6 +217,7 @@ class _Loop:
         core, connection = self._core, self._connection
         # Before any step, the size of the pool is of interest.
         connection.send(pack_outputs([], core.snapshot()))
+        core.begin_step = self._begin_step
         while True:
             outputs = [output for message in self._receive() for output in self._take(message)]
             for request, refusal in self._preparations.take(time.monotonic()):
@@ -226,13 +229,24 @@ class _Loop:
                     raise core.failure
                 fail_point("engine.send")
             connection.send(pack_outputs(outputs, core.snapshot()))
+            self._record.any()
+
+    def _begin_step(self, request_ids: frozenset[int]) -> None:
+        """A step computes these requests; whatever ends the engine until it has told of it, they are the reason."""
+        self._record.only(request_ids | self._preparations.request_ids)
 
     def _receive(self) -> list[ToEngine]:
         seconds = self._preparations.seconds_left(time.monotonic())
         resting = not self._rested and seconds is None
         if resting:
             seconds = IDLE_SECONDS
-        messages = self._connection.receive(wait=not self.busy, seconds=seconds)
+        wait = not self.busy
+        if wait:
+            self._record.only(self._preparations.request_ids)
+        try:
+            messages = self._connection.receive(wait=wait, seconds=seconds)
+        finally:
+            self._record.any()
         if resting and not messages and not self.busy:
             self._rested = True
             self._core.use_idle_time()

@@ -96,6 +96,10 @@ class Scheduler:
         """Plans that were made and not committed."""
         return len(self._outstanding)
 
+    def requests_of(self, plan: StepPlan) -> frozenset[int]:
+        """The requests that have a row in a plan which is not committed."""
+        return frozenset(self._sequences[row.sequence].request.request_id for row in plan.rows)
+
     # Plan.
 
     def plan(self, now: float) -> StepPlan | None:

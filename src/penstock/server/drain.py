@@ -32,6 +32,8 @@ class Drain:
         self._begun = False
         self._requests = 0
         self._running: set[Ending] = set()
+        # What those are told that are left when there is no more time, and those whose bodies arrive later still.
+        self._verdict: PenstockError | None = None
         self._quiet = asyncio.Event()
 
     @property
@@ -61,8 +63,9 @@ class Drain:
         """Refuse what comes from now on, wait for what runs, and end what is left after `seconds`."""
         self._begun = True
         if self._requests and not await self._is_quiet(seconds):
+            self._verdict = ServerStopping("The server stopped before this answer was complete; send it again.")
             for response in list(self._running):
-                response.end_with(ServerStopping("The server stopped before this answer was complete; send it again."))
+                response.end_with(self._verdict)
             await self._is_quiet(_LAST_WORDS_SECONDS)
 
     async def _is_quiet(self, seconds: float) -> bool:
@@ -74,6 +77,8 @@ class Drain:
     def runs(self, response: Ending) -> Iterator[None]:
         """The response runs while the block does."""
         self._running.add(response)
+        if self._verdict is not None:
+            response.end_with(self._verdict)
         try:
             yield
         finally:

@@ -155,9 +155,9 @@ class GenerationResponse:
         return True
 
     def end_with(self, error: PenstockError) -> None:
-        """Abort the engine's work and end the response with an error, in its stream where that has begun."""
+        """Abort the engine's work, or begin none, and end with an error, in the stream where that has begun."""
+        self._cause = error
         if self._work is not None and self._taking:
-            self._cause = error
             self._work.cancel()
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,7 +187,9 @@ class GenerationResponse:
             self._log(outcome, self._meter.end(outcome))
 
     async def _take(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
-        """Take all outputs, or those that come before `stop`. Raises DeadlineExceeded."""
+        """Take all outputs, or those that come before `stop`. Raises DeadlineExceeded, or what `end_with` was told."""
+        if self._cause is not None:
+            raise self._cause
         self._taking = True
         try:
             async with asyncio.timeout_at(None if self._deadline is None else self._deadline.at) as timer:

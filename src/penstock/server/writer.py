@@ -217,9 +217,10 @@ class ResponseWriter:
             choice.prefix = self._head + b'{"index":%d' % choice.index
 
     def _count(self, output: RequestOutput) -> None:
-        self._cached[output.request_id] = output.cached_tokens
+        # By prompt, and not by request: another engine computes the same one under another id.
+        prompt = self._choices[output.deltas[0].index].prompt
+        self._cached[prompt] = output.cached_tokens
         if output.prompt_logprobs is not None:
-            prompt = self._choices[output.deltas[0].index].prompt
             self._prompt_logprobs[prompt] = output.prompt_logprobs
         for delta in output.deltas:
             if not self._choices[delta.index].ended:

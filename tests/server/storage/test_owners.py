@@ -49,7 +49,7 @@ class Owners(RuleBasedStateMachine):
         folder = Path(self._ended.enter_context(tempfile.TemporaryDirectory()))
         limits = Limits(files=1000, unfinished_batches=1000)
         self.server: StoredServer = self._ended.enter_context(serving_stored(folder, _tokenizer(), limits, keyring()))
-        # The owner of each thing that exists, by id, and what responses go on from.
+        # The owner of each thing that exists, by id, which files are a batch's output, and what responses go on from.
         self.files: dict[str, str] = {}
         self.outputs: set[str] = set()
         self.batches: dict[str, str] = {}

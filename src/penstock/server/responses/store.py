@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +147,16 @@ class ResponseStore:
         contents = StoredResponse(msgspec.json.encode(items), msgspec.json.encode(response))
         kept = _Kept(owner, response["id"], response["previous_response_id"], contents)
         self.waiting[kept.id] = kept
-        task = asyncio.get_running_loop().create_task(self._keep(kept))
+        # Asked for at once: what is asked for next finds it on the disk.
+        stored = self._database.run(lambda connection: self._insert(connection, kept))
+        task = asyncio.get_running_loop().create_task(self._keep(kept, stored))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:
         """A response; None where it is not stored (any more)."""
         found = await self._database.run(lambda connection: self._get(connection, response_id, owner))
+        # What was stored meanwhile had been asked for later, and so leaves this later.
         waiting = self.waiting.get(response_id)
         return waiting.response if found is None and waiting is not None and waiting.owner == owner else found
 
@@ -182,11 +185,11 @@ class ResponseStore:
             await self._database.run(lambda connection: self._mark_used(connection, used))
         return turns
 
-    async def _keep(self, kept: _Kept) -> None:
+    async def _keep(self, kept: _Kept, stored: Awaitable[None]) -> None:
         delays = self.condition.delays()
-        while kept.id in self.waiting:
+        while True:
             try:
-                await self._database.run(lambda connection: self._insert(connection, kept))
+                await stored
                 break
             except StorageUnavailable as error:
                 # What the failed transaction had counted was undone.
@@ -197,6 +200,9 @@ class ResponseStore:
                     logger.error("response %s could not be stored: %s", kept.id, error.message)
                     break
             await self.condition.recovery(delays.next())
+            if kept.id not in self.waiting:
+                break
+            stored = self._database.run(lambda connection: self._insert(connection, kept))
         self.waiting.pop(kept.id, None)
 
     def _measure(self, connection: sqlite3.Connection) -> None:

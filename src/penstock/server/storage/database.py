@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import os
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -58,12 +58,13 @@ class Database:
             thread.shutdown()
             raise
 
-    async def run(self, work: Work[Answer]) -> Answer:
+    def run(self, work: Work[Answer]) -> Awaitable[Answer]:
         """The answer of `work`, all of whose changes are on the disk by then, or none where it raises.
 
-        Where the caller is cancelled, `work` may be done or not. Raises StorageFull, StorageFailed.
+        What is done first is what was asked for first, whoever waits for it. Where the caller is cancelled, `work` may
+        be done or not. Raises StorageFull, StorageFailed.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work)
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work)
 
     def run_at_start(self, work: Work[Answer]) -> Answer:
         """The same before there is an event loop."""

@@ -1,0 +1,53 @@
+"""What an engine was at work on, as the other process reads it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock.engine.record import RECORD_BYTES, Record, create_record
+
+
+@pytest.fixture
+def record() -> Record:
+    return Record(bytearray(RECORD_BYTES))
+
+
+def test_it_can_be_any_until_something_is_said(record: Record) -> None:
+    assert record.suspects() is None
+
+
+def test_what_was_said_last_counts(record: Record) -> None:
+    record.only({3, 5 << 32})
+    assert record.suspects() == {3, 5 << 32}
+    record.only(())
+    assert record.suspects() == frozenset()
+    record.only([7])
+    record.any()
+    assert record.suspects() is None
+    record.only([7])
+    assert record.suspects() == {7}
+
+
+def test_of_too_many_it_can_be_any(record: Record) -> None:
+    record.only(range(RECORD_BYTES // 8 - 1))
+    assert record.suspects() == set(range(RECORD_BYTES // 8 - 1))
+    record.only(range(RECORD_BYTES // 8))
+    assert record.suspects() is None
+
+
+def test_what_makes_no_sense_says_nothing() -> None:
+    assert Record(bytearray(b"\xff" * RECORD_BYTES)).suspects() is None
+
+
+def test_it_outlives_the_process_that_wrote_it() -> None:
+    descriptor = create_record()
+    program = "import os, sys; from penstock.engine.record import Record; "
+    program += "Record.attach(int(sys.argv[1])).only([4, 2]); os.kill(os.getpid(), 9)"
+    try:
+        ended = subprocess.run([sys.executable, "-c", program, str(descriptor)], pass_fds=(descriptor,))
+        assert ended.returncode == -9
+        assert Record.attach(descriptor).suspects() == {2, 4}
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,38 @@
+"""The orderly end of a server, for requests that have only half arrived."""
+
+import asyncio
+import json
+
+import pytest
+
+from penstock.server.app import create_app
+from penstock.server.drain import Drain
+from support.scripted_engine import ScriptedEngine
+from support.simulated_loop import simulate
+from support.world_http import Exchange
+
+BODY = json.dumps({"prompt": [1, 2], "max_tokens": 4}).encode()
+
+
+@pytest.mark.parametrize("seconds", [0.1, 5.0])
+def test_a_request_whose_body_arrives_when_time_is_over_is_told(seconds: float) -> None:
+    async def main() -> None:
+        engine = ScriptedEngine(None, [5, 6, 7])
+        drain = Drain(create_app(engine, None))
+        exchange = Exchange(drain, "POST", "/v1/completions", BODY, parts=(0.0, 1.0))
+        await asyncio.sleep(0.5)
+        ending = asyncio.ensure_future(drain.finish(seconds))
+        await asyncio.sleep(0.01)
+        late = Exchange(drain, "POST", "/v1/completions", BODY)
+        await exchange.read()
+        await late.read()
+        await ending
+        assert drain.requests == 0
+        assert late.status == 503 and json.loads(late.body)["error"]["code"] == "server_stopping"
+        if seconds < 0.5:
+            assert exchange.status == 503 and json.loads(exchange.body)["error"]["code"] == "server_stopping"
+            assert not engine.calls
+        else:
+            assert exchange.status == 200
+
+    simulate(main())
