@@ -84,6 +84,7 @@ def serve(
     max_ttft: options.MaxTtft = None,
     request_timeout: options.RequestTimeout = None,
     stall_timeout: options.StallTimeout = None,
+    max_connections: options.MaxConnections = None,
     tokenizer: options.Tokenizer = None,
     dtype: options.Dtype = "auto",
     quantization: options.Quantization = "none",
@@ -138,6 +139,7 @@ def serve(
             max_ttft=max_ttft,
             request_timeout=request_timeout,
             stall_timeout=stall_timeout,
+            max_connections=max_connections,
         ),
     )
     raise typer.Exit(run_serve(engine, serving, access, explain_only=explain_config))

@@ -26,7 +26,7 @@ from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
-from penstock.server.limits import LimitOptions, make_admission, resolve_limits
+from penstock.server.limits import LimitOptions, make_admission, open_files, resolve_limits
 from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
@@ -84,7 +84,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         prepared = prepare(EngineOptions(**options), api_beside=True)
         reading = _read_output(prepared.load_tokenizer(), serving.parsers)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
-        _, bounds = resolve_limits(serving.limits, prepared.config)
+        _, bounds = resolve_limits(serving.limits, prepared.config, open_files())
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, why, access.reason, *bounds]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
@@ -105,7 +105,7 @@ async def _serve(
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
-        limits, bounds = resolve_limits(serve_options.limits, prepared.config)
+        limits, bounds = resolve_limits(serve_options.limits, prepared.config, open_files())
         await asyncio.to_thread(storage.open, serve_options.data_dir, prepared.served_names(serve_options.names)[0])
         engine.configure(prepared.config)
         with progress:
@@ -127,7 +127,13 @@ async def _serve(
                 request_timeout=limits.request_timeout,
             )
             serving = asyncio.ensure_future(
-                serve(app, listener, drain_seconds=serve_options.drain_timeout, stall_timeout=limits.stall_timeout)
+                serve(
+                    app,
+                    listener,
+                    drain_seconds=serve_options.drain_timeout,
+                    stall_timeout=limits.stall_timeout,
+                    max_connections=limits.max_connections,
+                )
             )
             table = tokenizer.table if tokenizer else None
             ready = asyncio.ensure_future(engine.ready(prepared.model_info(tokenizer, serve_options.names), table))

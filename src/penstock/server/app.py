@@ -92,7 +92,7 @@ def create_app(
     endpoints = batch_endpoints(service)
     api = _Api(service, endpoints, keyed=bool(keys))
     stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys), metrics)
-    return Starlette(
+    application = Starlette(
         lifespan=stored.lifespan,
         middleware=[Middleware(KeysRequired, keys=keys)] if keys else [],
         routes=[
@@ -118,6 +118,9 @@ def create_app(
             Exception: on_error,
         },
     )
+    # They would lead to wherever the Host header says.
+    application.router.redirect_slashes = False
+    return application
 
 
 class _Api:

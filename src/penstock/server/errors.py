@@ -34,6 +34,18 @@ class RequestTooSlow(RequestError):
     http_status = 408
 
 
+class TooManyConnections(PenstockError):
+    """All connections that the server takes are busy."""
+
+    code = "too_many_connections"
+    http_status = 503
+    retryable = True
+    retry_after = 1
+
+    def __init__(self) -> None:
+        super().__init__("All connections that this server takes are busy; try again later.")
+
+
 class UnsupportedMediaType(RequestError):
     """The body is not plain JSON."""
 
