@@ -125,6 +125,7 @@ async def _serve(
                 keys=access.keys,
                 admission=make_admission(limits.bounds, prepared.config),
                 request_timeout=limits.request_timeout,
+                local=not access.no_auth,
             )
             serving = asyncio.ensure_future(
                 serve(

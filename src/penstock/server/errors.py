@@ -143,6 +143,13 @@ class ForeignPage(RequestError):
     http_status = 403
 
 
+class ForeignHost(RequestError):
+    """The name by which the server was reached may be anybody's."""
+
+    code = "foreign_host"
+    http_status = 403
+
+
 class InvalidApiKey(RequestError):
     """The request has no API key, or none that this server knows."""
 

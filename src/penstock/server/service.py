@@ -1,6 +1,7 @@
 """What the endpoints of all dialects share: the engine, the tokenizer, and the way of a body to a running job."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
 from penstock.server.tenants import job_of, tenant_of
+from penstock.text.template_sandbox import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.server")
@@ -64,9 +66,13 @@ class Service:
         return await read_json_body(request, self._max_body_bytes)
 
     async def beside(self, size: int, function: Callable[..., Result], *arguments: Any) -> Result:
-        """The function's result. Where `size`, of what it reads, is large, it runs in a thread beside the loop."""
+        """The function's result. Where `size`, of what it reads, is large, it runs in a thread beside the loop.
+
+        So it does where a chat template takes long all the same: the function is then called again.
+        """
         if size <= INLINE_BODY_BYTES:
-            return function(*arguments)
+            with contextlib.suppress(TakesLong), in_a_moment():
+                return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def chat(self, fields: ChatFields, names: Names) -> Job:
