@@ -5,9 +5,7 @@ Memory is the most that the process had at any time, as the kernel counts it.
 
 import contextlib
 import json
-import re
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,11 +82,14 @@ def part(disposition: bytes, value: bytes = b"x", headers: bytes = b"") -> bytes
 
 
 FILE = part(b'name="file"; filename="a"')
+LIST = COMPLETION + CHUNKED
+PARTS = FORM + CHUNKED
+NESTED = part(b'name="a"', part(b'name="b"') * 1000, b"Content-Type: multipart/mixed; boundary=c\r\n")
 GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n"
 # What is sent, and the statuses with which it may be refused; 0 is a connection that is cut off.
 BOMBS = {
     "a declared gigabyte": (lambda: repeated(COMPLETION + b"Content-Length: 1000000000\r\n\r\n", b"[" * MIB, 1), {413}),
-    "a body without end": (lambda: repeated(COMPLETION + CHUNKED, chunk(b"[" * MIB), 200), {413, 0}),
+    "a body without end": (lambda: repeated(LIST, chunk(b"[" * MIB), 200), {413, 0}),
     "nesting": (lambda: whole(COMPLETION, b'{"prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}"), {400}),
     "nested objects": (lambda: whole(COMPLETION, b'{"prompt":' * 100_000 + b"1" + b"}" * 100_000), {400}),
     "a list of lists": (lambda: whole(COMPLETION, b'{"prompt":[' + b"[]," * (10 * MIB) + b"[]]}"), {400}),
@@ -99,28 +100,31 @@ BOMBS = {
     "gzip": (lambda: whole(COMPLETION + b"Content-Encoding: gzip\r\n", b"\x1f\x8b" + b"\0" * 1000), {415}),
     "deflate": (lambda: whole(COMPLETION + b"Content-Encoding: deflate\r\n", b"\0" * 1000), {415}),
     "gzip as its coding": (lambda: whole(COMPLETION + b"Content-Encoding: identity, gzip\r\n", b"\0" * 1000), {415}),
-    "chunks of one byte": (lambda: repeated(COMPLETION + CHUNKED, chunk(b"[") * 10_000, 100, b"0\r\n\r\n"), {400}),
-    "extensions without end": (lambda: repeated(COMPLETION + CHUNKED + b"1;a=", b"a" * MIB, 50), {400, 0}),
-    "extensions of each chunk": (lambda: repeated(COMPLETION + CHUNKED, b"1;" + b"a" * 999 + b"\r\nx\r\n", 9999), {400, 0}),
-    "trailers": (lambda: repeated(COMPLETION + CHUNKED + chunk(b"{}") + b"0\r\n", b"X-A: b\r\n" * 1000, 5000), {400, 0}),
-    "a trailer without end": (lambda: repeated(COMPLETION + CHUNKED + b"0\r\nX-A: ", b"a" * MIB, 50), {400, 0}),
+    "chunks of one byte": (lambda: repeated(LIST, chunk(b"[") * 10_000, 100, b"0\r\n\r\n"), {400}),
+    "extensions without end": (lambda: repeated(LIST + b"1;a=", b"a" * MIB, 50), {400, 0}),
+    "extensions of each chunk": (lambda: repeated(LIST, b"1;" + b"a" * 999 + b"\r\nx\r\n", 9999), {400, 0}),
+    "trailers": (lambda: repeated(LIST + chunk(b"{}") + b"0\r\n", b"X-A: b\r\n" * 1000, 5000), {400, 0}),
+    "a trailer without end": (lambda: repeated(LIST + b"0\r\nX-A: ", b"a" * MIB, 50), {400, 0}),
     "a huge header": (lambda: repeated(GET + b"X-A: ", b"a" * MIB, 20, b"\r\n\r\n"), {431, 0}),
     "a header name without end": (lambda: repeated(GET, b"a" * MIB, 20), {431, 400, 0}),
     "many headers": (lambda: repeated(GET, b"X-A: b\r\n" * 1000, 100, b"\r\n"), {431, 0}),
     "a target without end": (lambda: repeated(b"GET /", b"a" * MIB, 20), {431, 0}),
     "a method without end": (lambda: repeated(b"G", b"G" * MIB, 5), {400, 0}),
     "empty lines": (lambda: repeated(b"\r\n", b"\r\n" * MIB, 5), {431, 0}),
-    "many parts": (lambda: repeated(FORM + CHUNKED, chunk(part(b'name="purpose"') * 1000), 50), {400, 0}),
-    "many files": (lambda: repeated(FORM + CHUNKED, chunk(FILE * 1000), 50), {400, 0}),
-    "a part's huge header": (lambda: repeated(FORM + CHUNKED + chunk(b"--b\r\nX-A: "), chunk(b"a" * MIB), 50), {400, 0}),
-    "a part's header name": (lambda: repeated(FORM + CHUNKED + chunk(b"--b\r\n"), chunk(b"a" * MIB), 50), {400, 0}),
-    "a part's many headers": (lambda: repeated(FORM + CHUNKED + chunk(b"--b\r\n"), chunk(b"A: b\r\n" * 9999), 50), {400, 0}),
-    "a form's huge field": (lambda: repeated(FORM + CHUNKED + chunk(part(b'name="purpose"')[:-2]), chunk(b"a" * MIB), 50), {400, 0}),
-    "nested forms": (lambda: whole(FORM, part(b'name="a"', part(b'name="b"') * 1000, b"Content-Type: multipart/mixed; boundary=c\r\n")), {400}),
-    "before a form": (lambda: repeated(FORM + CHUNKED, chunk(b"\r\n" * MIB), 50), {400, 0}),
+    "many parts": (lambda: repeated(PARTS, chunk(part(b'name="purpose"') * 1000), 50), {400, 0}),
+    "many files": (lambda: repeated(PARTS, chunk(FILE * 1000), 50), {400, 0}),
+    "a part's huge header": (lambda: repeated(PARTS + chunk(b"--b\r\nX-A: "), chunk(b"a" * MIB), 50), {400, 0}),
+    "a part's header name": (lambda: repeated(PARTS + chunk(b"--b\r\n"), chunk(b"a" * MIB), 50), {400, 0}),
+    "a part's many headers": (lambda: repeated(PARTS + chunk(b"--b\r\n"), chunk(b"A: b\r\n" * 9999), 50), {400, 0}),
+    "a form's huge field": (
+        lambda: repeated(PARTS + chunk(part(b'name="purpose"')[:-2]), chunk(b"a" * MIB), 50),
+        {400, 0},
+    ),
+    "nested forms": (lambda: whole(FORM, NESTED), {400}),
+    "before a form": (lambda: repeated(PARTS, chunk(b"\r\n" * MIB), 50), {400, 0}),
     "a file's declared gigabyte": (lambda: repeated(FORM + b"Content-Length: 1000000000\r\n\r\n", FILE, 1), {413}),
     "a compressed form": (lambda: whole(FORM + b"Content-Encoding: gzip\r\n", b"\0" * 1000), {415}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -166,11 +170,12 @@ def test_a_body_that_ends_too_early_or_too_late(server: RunningServer) -> None:
     assert came.count(b"HTTP/1.1 ") == 1 and came.startswith(b"HTTP/1.1 200 ")
 
 
-def test_readers_that_stop_reading(server: RunningServer) -> None:
+def test_readers_that_stop_reading(server: RunningServer, folder: Path) -> None:
     """They are cut off, and what their requests held is free; others are served meanwhile."""
     body = {"messages": [{"role": "user", "content": "rain"}], "stream": True, "max_tokens": 400, "ignore_eos": True}
     content = json.dumps({**body, "logprobs": True, "top_logprobs": 20}).encode()
     head = HEAD % (b"/v1/chat/completions", b"application/json") + b"Content-Length: %d\r\n\r\n" % len(content)
+    cancelled = 'penstock_requests_total{endpoint="chat",outcome="cancelled"}'
     with contextlib.ExitStack() as stack, server.growth() as grown:
         for _ in range(STALLED):
             connection = stack.enter_context(connect(server, receive_buffer=4096))
@@ -180,8 +185,9 @@ def test_readers_that_stop_reading(server: RunningServer) -> None:
         assert answered["usage"]["completion_tokens"] == 4
         server.wait_for("penstock_requests_in_flight", 0)
         server.wait_for("penstock_kv_blocks_used", 0)
+        assert f"{cancelled} {STALLED:.1f}" in httpx.get(f"{server.base}/metrics").text
     assert grown[0] < STALLED * 2 * MIB + MOST_GROWTH
-    check_engine(server, stack_folder(server))
+    check_engine(folder / "admin")
 
 
 def test_heads_and_bodies_that_drip(server: RunningServer) -> None:
@@ -202,12 +208,12 @@ def test_heads_and_bodies_that_drip(server: RunningServer) -> None:
 def test_names_of_strangers_make_no_metrics(server: RunningServer) -> None:
     with httpx.Client(base_url=server.base) as http:
         before = http.get("/metrics").text.count("\n")
-        for number in range(300):
+        for number in range(100):
             http.post("/v1/completions", json={"model": f"m{number}", "prompt": "x", "user": f"u{number}"})
             http.get(f"/v1/models/m{number}")
             http.request(f"M{number}", f"/p{number}")
         text = http.get("/metrics").text
-    assert text.count("\n") == before and "m299" not in text
+    assert text.count("\n") == before and "m99" not in text
 
 
 def test_keys_are_in_no_log_or_answer(server: RunningServer, folder: Path) -> None:
@@ -222,24 +228,19 @@ def test_keys_are_in_no_log_or_answer(server: RunningServer, folder: Path) -> No
                 )
                 assert not any(secret in each.text for secret in SECRETS for each in (answered, typed))
     # Neither are those of requests that are no HTTP.
-    answer(server, iter([b"GET /x?api_key=%s HTTP/1.1\r\nAuthorization: Bearer %s\r\nbroken\r\n\r\n" % (b"sk-in-the-query-0123456789", b"sk-in-the-header-0123456789")]))  # fmt: skip
+    broken = f"GET /x?api_key={in_query} HTTP/1.1\r\nAuthorization: Bearer {in_header}\r\nbroken\r\n\r\n"
+    assert in_query.encode() not in answer(server, iter([broken.encode()]))
     log = (folder / "log").read_text()
     assert "penstock" in log.lower() or "Serving" in log
     assert not any(secret in log for secret in SECRETS)
     assert "Traceback" not in log
 
 
-def stack_folder(server: RunningServer) -> Path:
-    arguments = Path(f"/proc/{server.process.pid}/cmdline").read_bytes().split(b"\0")
-    return Path(arguments[arguments.index(b"--admin-socket") + 1].decode())
-
-
-def check_engine(server: RunningServer, admin: Path) -> None:
+def check_engine(admin: Path) -> None:
     """The engine's books agree."""
-    told = subprocess.run(
-        ["curl", "-s", "--unix-socket", str(admin), "http://admin/invariants"], capture_output=True, check=False
-    )
-    assert re.search(rb'"sound":\s*true', told.stdout), told.stdout
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(admin))) as http:
+        told = http.get("http://admin/invariants").json()
+    assert told["sound"] and told["load"]["running"] == told["load"]["blocks_used"] == 0, told
 
 
 def wait_until(condition: object, seconds: float = 20.0) -> None:

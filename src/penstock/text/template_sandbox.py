@@ -46,7 +46,7 @@ MAX_INDENT = 16
 _REWRITES = 4
 _SHORT_LITERAL = 32
 # Looking at one value of many takes less time than a step.
-_VISITS_A_STEP = 16
+_VISITS_A_STEP = 4
 
 # Filters and methods that pad, repeat or split to a length which the template names.
 _REMOVED_FILTERS = ("batch", "center", "filesizeformat", "pprint", "slice", "urlize", "wordwrap", "xmlattr")
@@ -405,6 +405,7 @@ def _size(value: Any, indent: int = 0, *, text: bool = True) -> int:
         elif text and isinstance(item, jinja2.utils.Namespace):
             raise jinja2.exceptions.SecurityError("a namespace cannot become text")
         _check_size(size)
+        _check_items(visits)
     budget = _budget.get(None)
     if budget is not None:
         budget.step(visits // _VISITS_A_STEP)
