@@ -46,6 +46,12 @@ class TooManyConnections(PenstockError):
         super().__init__("All connections that this server takes are busy; try again later.")
 
 
+class BodiesFull(Overloaded):
+    """All bodies that are being received have no room for more."""
+
+    code = "bodies_full"
+
+
 class UnsupportedMediaType(RequestError):
     """The body is not plain JSON."""
 
@@ -257,7 +263,7 @@ def error_response(error: PenstockError, form: ErrorForm = OPENAI) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
-    if isinstance(error, BodyTooLarge | ServerStopping):
+    if isinstance(error, BodyTooLarge | BodiesFull | ServerStopping):
         # The rest of the body is not read, so the connection cannot carry another request.
         headers["connection"] = "close"
     return Response(error_body(error, form), form.status(error), headers, "application/json")

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
 from penstock.observability.metrics import Endpoint, Metrics
-from penstock.server.body import read_json_body
+from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
 from penstock.server.gate import Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer
@@ -56,6 +56,7 @@ class Service:
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._gate = gate
+        self._room = BodyRoom()
         self._request_timeout = request_timeout
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
@@ -63,7 +64,7 @@ class Service:
         """A request's body. Raises EngineUnavailable before there is an engine, RequestError for what is no JSON."""
         # Before it is ready, an engine knows nothing of its model that a request could be checked against.
         self.engine.check_ready()
-        return await read_json_body(request, self._max_body_bytes)
+        return await read_json_body(request, self._max_body_bytes, self._room)
 
     async def beside(self, size: int, function: Callable[..., Result], *arguments: Any) -> Result:
         """The function's result. Where `size`, of what it reads, is large, it runs in a thread beside the loop.
