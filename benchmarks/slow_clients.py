@@ -220,9 +220,9 @@ def main() -> None:
     parser.add_argument("--good", type=int, default=4, help="good streams, or requests, at a time (default 4)")
     parser.add_argument("--good-tokens", type=int, default=200, help="of each good stream (default 200)")
     parser.add_argument("--stalled", type=int, default=200, help="readers (default 200)")
-    parser.add_argument("--tokens", type=int, default=400, help="of each of their streams (default 400)")
+    parser.add_argument("--tokens", type=int, default=250, help="of each of their streams (default 250)")
     parser.add_argument("--dripping", type=int, default=500, help="connections (default 500)")
-    parser.add_argument("--stall-timeout", type=float, default=5.0)
+    parser.add_argument("--stall-timeout", type=float, default=20.0, help="seconds (default 20)")
     parser.add_argument("--seconds", type=float, default=20.0, help="of phases that nothing else ends (default 20)")
     arguments = parser.parse_args()
     options = ["--data-dir", "off", "--log-level", "warning", "--stall-timeout", str(arguments.stall_timeout)]

@@ -247,6 +247,14 @@ def test_each_has_one_reading(address: tuple[str, int], case: Case, bytewise: bo
         assert b'"code":"invalid_request"' in came and b"connection: close" in came.lower()
 
 
+@pytest.mark.parametrize("wrong", [b"X", NEXT.replace(b"/version", b"http://x"), GET + b"X: " + b"a" * 70_000])
+def test_what_follows_a_request_does_not_take_its_answer(address: tuple[str, int], wrong: bytes) -> None:
+    whole = POST + LENGTH + b"\r\n" + BODY
+    for pieces in ([whole + wrong + NEXT], [whole, wrong + NEXT]):
+        came = answers(address, pieces, last=False)
+        assert came.startswith(b"HTTP/1.1 200 ") and came.count(b"HTTP/1.1 200 ") == 1
+
+
 def test_heads_that_tell_where_the_request_belongs() -> None:
     sound = [(b"host", b"[::1]:8000")]
     check_head(b"GET", b"/x", "1.1", sound)

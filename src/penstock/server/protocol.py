@@ -144,11 +144,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.begin(self)
         if not self._connections.allow(httptools.parse_url(self.url).path):
             raise TooManyConnections()
+        super().on_headers_complete()
         self._in_body, self._body_bytes, self._content_bytes, self._framing_bytes = True, 0, 0, 0
         if not self.flow.write_paused:
             self._stall.end()
         self._wait(BODY_SPAN_SECONDS)
-        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
