@@ -113,7 +113,8 @@ async def good_streams(server: Server, count: int, tokens: int, ended: asyncio.E
 
 async def beside_readers(server: Server, arguments: argparse.Namespace, kind: str, found: dict[str, Measured]) -> None:
     """The good streams beside readers that read, that do not, or for a while beside none."""
-    ended, gone, measured, computed = asyncio.Event(), asyncio.Event(), found[kind], math.inf
+    ended, gone, measured = asyncio.Event(), asyncio.Event(), found[kind]
+    begun, computed, over = False, math.inf, math.inf
     async with watched(server, measured):
         readers = [
             asyncio.create_task(reader(server, arguments.tokens, kind == "read", gone))
@@ -126,7 +127,9 @@ async def beside_readers(server: Server, arguments: argparse.Namespace, kind: st
             while await in_flight(server) > arguments.good:
                 await asyncio.sleep(0.1)
                 running = await asyncio.to_thread(server.metric, "penstock_requests_running")
-                if computed == math.inf and running <= arguments.good:
+                # The first snapshots come from before the readers did.
+                begun = begun or running > arguments.good
+                if begun and computed == math.inf and running <= arguments.good:
                     computed = time.monotonic()
             over = time.monotonic()
         else:

@@ -18,6 +18,12 @@ HTTP = httpx.Client(timeout=20)
 PROMPT = {"prompt": [5], "max_tokens": 1}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _closed() -> Iterator[None]:
+    with HTTP:
+        yield
+
+
 @pytest.fixture(scope="module")
 def local(tokenizer: Tokenizer) -> Iterator[str]:
     with running(create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer, local=True)) as url:
