@@ -180,7 +180,7 @@ ODD = (
     *("/health/live/", "//health/live", "/health//live", "/health/live/.", "/health/./live", "/health/live/..", "/"),
     *("/Health/live", "/HEALTH/LIVE", "/health/live;", "/health/live%00", "/health/live%20", "/health/live%2f", "/x"),
     *("/health/live/../../v1/models", "/health/live%2f..%2f..%2fv1/models", "/health/live/%2e%2e/%2e%2e/v1/models"),
-    *("/health", "/health/", "/health/x", "/health/live/v1/models", "/v1/models#/health/live", "/docs/", "/metrics/"),
+    *("/health", "/health/", "/health/x", "/health/live/v1/models", "/v1/models%23/health/live", "/docs/", "/metrics/"),
     *(
         "http://x/v1/models",
         "http://x/health/live/../../v1/models",
@@ -205,10 +205,10 @@ def test_spellings_that_are_the_open_paths_lead_there(keyed: StoredServer) -> No
 
 @pytest.mark.parametrize("host", ["x/health/live?", "x/health/live#", "health/live", "/health/live", "x@y/health/live"])
 def test_the_host_header_changes_nothing(keyed: StoredServer, host: str) -> None:
-    assert ask(keyed, "GET", "/v1/models", host=host).status == 401
-    assert ask(keyed, "GET", "/v1/models", host=host, authorization=f"Bearer {ALICE}").status == 200
-    answer = httpx.post(f"{keyed.url}/v1/chat/completions", headers={"host": "x/v1/messages?"})
-    assert "type" not in answer.json(), "the form of an error follows from the path"
+    # They are no hosts, so nothing comes of them, with a key or without.
+    assert ask(keyed, "GET", "/v1/models", host=host).status == 400
+    assert ask(keyed, "GET", "/v1/models", host=host, authorization=f"Bearer {ALICE}").status == 400
+    assert ask(keyed, "GET", "/v1/models", host="health").status == 401
 
 
 @pytest.mark.parametrize(
@@ -469,6 +469,6 @@ def test_other_connections_are_refused() -> None:
 
 
 def test_an_app_without_keys_has_no_such_layer(keyed: StoredServer) -> None:
-    assert create_app(keyed.engine, None).user_middleware == []
+    assert all(each.cls is not KeysRequired for each in create_app(keyed.engine, None).user_middleware)
     with running(create_app(keyed.engine, None, keys=Keyring())) as url:
         assert httpx.get(f"{url}/v1/models").status_code == 200

@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from penstock.core.errors import PenstockError, TokenizerError
-from penstock.server import serve
 from penstock.server.app import create_app
 from penstock.server.errors import on_error
 from penstock.server.health import HealthApi
@@ -160,15 +159,6 @@ def test_headers_are_bounded(served: Any, line: bytes) -> None:
     for _ in range(3):
         assert served.http.get("/health/live", headers={"x-a": "a" * 30_000}).status_code == 200
     assert served.complete(prompt=[5], user="x" * 500, stop=["a"] * 9, logit_bias={"5": 1}).status_code == 200
-
-
-def test_connections_are_bounded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 2)
-    with running(create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer)) as url:
-        with described_client(url) as first:
-            assert first.get("/health/live").status_code == 200
-            assert httpx.get(f"{url}/health/live").status_code == 503
-        assert wait_for(lambda: httpx.get(f"{url}/health/live").status_code == 200)
 
 
 def test_a_head_that_does_not_end_is_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ def test_what_is_chosen_follows_from_what_can_run() -> None:
         ("max ttft", "none"),
         ("request timeout", "none"),
         ("stall timeout", "30 s"),
+        ("max connections", "4096"),
     ]
     assert all(reason.why for reason in reasons)
     few, _ = resolve_limits(LimitOptions(), config(max_num_seqs=2, groups=2))
@@ -38,11 +39,25 @@ def test_what_is_chosen_follows_from_what_can_run() -> None:
 
 def test_what_is_asked_for_is_taken() -> None:
     asked = LimitOptions(
-        max_queued_requests=1, max_queued_tokens=5, max_ttft=0.5, request_timeout=60.0, stall_timeout=2.0
+        max_queued_requests=1,
+        max_queued_tokens=5,
+        max_ttft=0.5,
+        request_timeout=60.0,
+        stall_timeout=2.0,
+        max_connections=100,
     )
-    limits, reasons = resolve_limits(asked, config())
-    assert limits == Limits(bounds=Bounds(requests=1, tokens=5, ttft=0.5), request_timeout=60.0, stall_timeout=2.0)
+    limits, reasons = resolve_limits(asked, config(), descriptors=200)
+    bounds = Bounds(requests=1, tokens=5, ttft=0.5)
+    assert limits == Limits(bounds=bounds, request_timeout=60.0, stall_timeout=2.0, max_connections=100)
     assert {reason.why for reason in reasons} == {"as asked"}
+
+
+def test_connections_follow_from_the_files_that_may_be_open() -> None:
+    for descriptors, most in ((None, 4096), (1 << 20, 4096), (1024, 512), (10, 32)):
+        limits, reasons = resolve_limits(LimitOptions(), config(), descriptors)
+        assert limits.max_connections == most and reasons[-1].setting == "max connections"
+    with pytest.raises(ConfigurationError, match="ask for at most 512"):
+        resolve_limits(LimitOptions(max_connections=513), config(), 1024)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +69,7 @@ def test_what_is_asked_for_is_taken() -> None:
         ("request_timeout", float("inf")),
         ("request_timeout", float("nan")),
         ("stall_timeout", -1.0),
+        ("max_connections", 31),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(field: str, value: Any) -> None:

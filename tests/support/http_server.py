@@ -10,16 +10,21 @@ from collections.abc import Iterator
 import uvloop
 from starlette.types import ASGIApp
 
-from penstock.server.limits import STALL_SECONDS
+from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.server.serve import Server, bind
 
 
 @contextlib.contextmanager
-def running(app: ASGIApp, stall_timeout: float = STALL_SECONDS, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def running(
+    app: ASGIApp,
+    stall_timeout: float = STALL_SECONDS,
+    max_connections: int = MAX_CONNECTIONS,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[str]:
     """Serve `app` over HTTP; yields the base address."""
     listener = bind("127.0.0.1", 0)
     started = threading.Event()
-    server = Server(app, on_started=started.set, stall_timeout=stall_timeout, tls=tls)
+    server = Server(app, on_started=started.set, stall_timeout=stall_timeout, max_connections=max_connections, tls=tls)
 
     def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

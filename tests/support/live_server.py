@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -41,6 +42,20 @@ class RunningServer:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
+    def resident(self) -> int:
+        """Bytes of memory that its process has."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
+
+    @contextlib.contextmanager
+    def growth(self) -> Iterator[list[int]]:
+        """How much more memory its process had at most than before the block, in a list that has it afterwards."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        before, grown = self.resident(), list[int]()
+        yield grown
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        grown.append(int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024 - before)  # type: ignore[index]
+
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
         with urllib.request.urlopen(self.base + "/metrics", timeout=10) as answer:
@@ -58,12 +73,16 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def serving(model: Path | None, *options: str) -> Iterator[RunningServer]:
-    """Serve `model`, or what is served without one, until the block ends, and see that the server ends in order."""
+def serving(model: Path | None, *options: str, log: Path | None = None) -> Iterator[RunningServer]:
+    """Serve `model`, or what is served without one, until the block ends, and see that the server ends in order.
+
+    What it writes goes to `log`.
+    """
     port = free_port()
     models = () if model is None else (str(model),)
     command = [sys.executable, "-m", "penstock.cli.main", "serve", *models, "--port", str(port), *options]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    with open(log or os.devnull, "wb") as out:
+        process = subprocess.Popen(command, stdout=None if log is None else out, stderr=out)
     running = RunningServer(f"http://127.0.0.1:{port}", process)
     running.wait_until_ready()
     try:

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
 from penstock.text import template_sandbox
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
+from penstock.text.template_sandbox import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.tokenizers_made import add_bos, make_raw, save
 
@@ -243,6 +244,10 @@ def test_a_failing_template_refuses_the_request(source: str, message: str) -> No
 DOUBLING = "{% set x = namespace(v=[1]) %}{% for i in range(60) %}{% set x.v = [x.v, x.v] %}{% endfor %}"
 
 
+# Values that nobody forgets.
+KEEPING = "{% set x = namespace(v=[]) %}{% for i in range(1000) %}"
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -295,12 +300,31 @@ DOUBLING = "{% set x = namespace(v=[1]) %}{% for i in range(60) %}{% set x.v = [
         DOUBLING + "{% set y = '{}'.format(x.v) %}",
         DOUBLING + "{{ {'a': x.v}.values() }}",
         DOUBLING + "{{ x }}",
+        DOUBLING + "{{ x.v == [x.v] }}",
+        DOUBLING + "{{ x.v in [[x.v]] }}",
+        DOUBLING + "{{ x.v is eq([x.v]) }}",
+        DOUBLING + "{{ [x.v, x.v] | sort | length }}",
+        DOUBLING + "{% set y = {'a': x.v} %}",
+        "{{ (1,) + (1,) }}",
+        "{{ (1,) * 2 }}",
+        "{{ range(99999) | map('string') | list | length }}",
+        "{{ ([range(99999)] * 20) | map('list') | list | length }}",
+        "{{ [1] * 20000 }}",
+        "{{ ('a ' * 30000).split() | length }}",
+        "{{ ('a ' * 30000) | wordcount }}",
+        KEEPING + "{% set x.v = x.v + ['a' * 100000] %}{% endfor %}",
+        KEEPING + "{% set x.v = x.v + ['a' * 50000 ~ i] %}{% endfor %}",
+        KEEPING + "{% set x.v = x.v + [('a' * 50000)[:40000]] %}{% endfor %}",
+        KEEPING + "{% set x.v = x.v + [('a' * 50000).upper()] %}{% endfor %}",
+        KEEPING + "{% set x.v = dict(a=x.v, b='a' * 50000 ~ i) %}{% endfor %}",
         "{% set x %}{% for i in range(19000) %}" + "x" * 1000 + "{% endfor %}{% endset %}",
     ],
 )
 def test_bombs_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_STEPS", 20_000)
     monkeypatch.setattr(template_sandbox, "MAX_OUTPUT", 1 << 20)
+    monkeypatch.setattr(template_sandbox, "MAX_ITEMS", 10_000)
+    monkeypatch.setattr(template_sandbox, "MAX_MADE", 10 << 20)
     with pytest.raises((RequestError, TokenizerError)):
         ChatTemplate(source).render([{"role": "user", "content": "x"}], special_tokens={})
 
@@ -309,6 +333,13 @@ def test_a_slow_template_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.0)
     with pytest.raises(RequestError, match="longer than 0 seconds"):
         ChatTemplate("{% for i in range(1000) %}{% endfor %}").render([], special_tokens={})
+
+
+def test_where_others_wait_a_rendering_has_a_moment() -> None:
+    template = ChatTemplate("{% for i in range(99999) %}{% for j in range(10) %}{% endfor %}{% endfor %}done")
+    with pytest.raises(TakesLong), in_a_moment():
+        template.render([], special_tokens={})
+    assert template.render([], special_tokens={}) == "done"
 
 
 @pytest.mark.parametrize("source", ["{% for %}", "{{ unknown | nofilter }}", "{% for x in y recursive %}{% endfor %}"])

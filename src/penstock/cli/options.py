@@ -62,6 +62,9 @@ RequestTimeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="T
 StallTimeout = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="Cut off clients that read nothing of an answer for so long.")
 ]
+MaxConnections = Annotated[
+    int | None, typer.Option(help="Connections at a time; idle ones give way to new ones, more are refused with 503.")
+]
 
 ApiKey = Annotated[
     str | None,
@@ -207,3 +210,4 @@ class BoundOptions:
     max_ttft: MaxTtft = None
     request_timeout: RequestTimeout = None
     stall_timeout: StallTimeout = None
+    max_connections: MaxConnections = None

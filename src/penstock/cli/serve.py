@@ -29,7 +29,7 @@ from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.errors import StorageUnavailable
 from penstock.server.limits import LimitOptions, make_admission, resolve_limits
-from penstock.server.serve import MAX_CONNECTIONS, beside, bind, run_loop, serve
+from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
@@ -90,12 +90,13 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         prepared = prepare(EngineOptions(**options), api_beside=True)
         reading = _read_output(prepared.load_tokenizer(), serving.parsers)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
-        _, bounds = resolve_limits(serving.limits, prepared.config)
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
-        kept = (why, access.reason, encrypted, descriptors.raise_limit(MAX_CONNECTIONS), *bounds)
+        files = descriptors.raise_limit()
+        _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
+        kept = (why, access.reason, encrypted, files, *bounds)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
-    described = descriptors.raise_limit(MAX_CONNECTIONS)
+    described = descriptors.raise_limit()
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(serving.host, serving.port)
     with contextlib.closing(listener):
@@ -119,7 +120,7 @@ async def _serve(
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
-        limits, bounds = resolve_limits(serve_options.limits, prepared.config)
+        limits, bounds = resolve_limits(serve_options.limits, prepared.config, descriptors.limit())
         name = prepared.served_names(serve_options.names)[0]
         await asyncio.to_thread(storage.open, serve_options.data_dir, name, access.keys.tenants)
         engine.configure(prepared.config)
@@ -140,6 +141,7 @@ async def _serve(
                 keys=access.keys,
                 admission=make_admission(limits.bounds, prepared.config),
                 request_timeout=limits.request_timeout,
+                local=not access.no_auth,
             )
             serving = asyncio.ensure_future(
                 serve(
@@ -147,6 +149,7 @@ async def _serve(
                     listener,
                     drain_seconds=serve_options.drain_timeout,
                     stall_timeout=limits.stall_timeout,
+                    max_connections=limits.max_connections,
                     tls=None if tls is None else tls.context,
                 )
             )

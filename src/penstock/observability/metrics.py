@@ -18,11 +18,11 @@ from penstock.core.plan import FinishReason
 
 Endpoint = Literal["completions", "chat", "embeddings", "messages", "responses"]
 Outcome = Literal["completed", "rejected", "failed", "cancelled", "refused", "timed_out"]
-Refusal = Literal["queue_full", "memory_pressure", "slo_unreachable"]
+Refusal = Literal["queue_full", "memory_pressure", "slo_unreachable", "bodies_full"]
 
 ENDPOINTS: tuple[Endpoint, ...] = ("completions", "chat", "embeddings", "messages", "responses")
 OUTCOMES: tuple[Outcome, ...] = ("completed", "rejected", "failed", "cancelled", "refused", "timed_out")
-REFUSALS: tuple[Refusal, ...] = ("queue_full", "memory_pressure", "slo_unreachable")
+REFUSALS: tuple[Refusal, ...] = ("queue_full", "memory_pressure", "slo_unreachable", "bodies_full")
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
 
 # Seconds, from a millisecond to ten minutes.

@@ -34,6 +34,7 @@ from penstock.server.keys import Keyring
 from penstock.server.limits import default_admission
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
+from penstock.server.pages import ForeignPagesRefused
 from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.responses.endpoints import ResponsesApi
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
@@ -62,6 +63,7 @@ def create_app(
     keys: Keyring | None = None,
     admission: Admission | None = None,
     request_timeout: float | None = None,
+    local: bool = False,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -77,6 +79,7 @@ def create_app(
         keys: who may ask; everybody where there are none.
         admission: which requests are taken on; as the default options have it by default.
         request_timeout: seconds that any request has at most; None where it has the time that it asks for.
+        local: whether a server without keys is meant for its own machine only, and needs no name of the public DNS.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -93,9 +96,9 @@ def create_app(
     endpoints = batch_endpoints(service)
     api = _Api(service, endpoints, keyed=bool(keys))
     stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys), metrics)
-    return Starlette(
+    application = Starlette(
         lifespan=stored.lifespan,
-        middleware=[Middleware(KeysRequired, keys=keys)] if keys else [],
+        middleware=[Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local)],
         routes=[
             *stored.routes(),
             Route("/v1/completions", api.completions, methods=["POST"]),
@@ -119,6 +122,9 @@ def create_app(
             Exception: on_error,
         },
     )
+    # They would lead to wherever the Host header says.
+    application.router.redirect_slashes = False
+    return application
 
 
 class _Api:

@@ -1,16 +1,52 @@
 """Reading a request's body: only JSON, and never more than the limit."""
 
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import cast
+
 from starlette.requests import ClientDisconnect, Request
 
 from penstock.core.errors import RequestError
-from penstock.server.errors import BodyTooLarge, UnsupportedMediaType
+from penstock.server.errors import BodiesFull, BodyTooLarge, UnsupportedMediaType
 
 # So much of a body that is too long is read all the same: whoever is cut off while writing does not get to read why.
 _DISCARDED_BYTES = 4 * 1024 * 1024
+# Of all bodies that are being received, so much is held beside the first part of each, for which there is always room.
+MAX_HELD_BYTES = 512 * 1024 * 1024
+_FIRST_PART_BYTES = 64 * 1024
 
 
-async def read_json_body(request: Request, limit: int) -> bytes:
-    """The body's bytes. Raises BodyTooLarge where there are more than `limit`, at once where there are far more."""
+class BodyRoom:
+    """What bodies may take that are being received, all together."""
+
+    def __init__(self, most: int = MAX_HELD_BYTES) -> None:
+        self._most = most
+        self._held = 0
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[Callable[[int], None]]:
+        """Room for one body, until the block ends; to be told how long the body is by now. Raises BodiesFull."""
+        taken = 0
+
+        def grow(size: int) -> None:
+            nonlocal taken
+            more = max(0, size - _FIRST_PART_BYTES) - taken
+            if self._held + more > self._most:
+                raise BodiesFull("The server receives as many long requests as it has room for; try again later.")
+            self._held += more
+            taken += more
+
+        try:
+            yield grow
+        finally:
+            self._held -= taken
+
+
+async def read_json_body(request: Request, limit: int, room: BodyRoom | None = None) -> bytes:
+    """The body's bytes, which take `room` while they come.
+
+    Raises BodyTooLarge where there are more than `limit`, at once where there are far more, and BodiesFull.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Browsers send other types to any local server without asking; requiring this one keeps foreign pages out.
     if kind != "application/json":
@@ -21,19 +57,22 @@ async def read_json_body(request: Request, limit: int) -> bytes:
     most = limit + _DISCARDED_BYTES
     if declared.isdigit() and len(declared) < 20 and int(declared) > most:
         raise _too_large(limit)
-    parts, size = [], 0
+    # One growing buffer: pieces that are put together in the end would take twice the room.
+    body, size = bytearray(), 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                break
-            if size <= limit:
-                parts.append(part)
+        with (room or BodyRoom()).hold() as grow:
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    break
+                if size <= limit:
+                    grow(size)
+                    body += part
     except ClientDisconnect:
         raise RequestError("The connection was closed before the whole body had arrived.") from None
     if size > limit:
         raise _too_large(limit)
-    return b"".join(parts)
+    return cast(bytes, body)  # nobody changes it any more, and a copy would take the room again
 
 
 def _too_large(limit: int) -> BodyTooLarge:

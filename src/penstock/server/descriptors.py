@@ -17,8 +17,8 @@ def limit() -> int:
     return MOST if soft == resource.RLIM_INFINITY else soft
 
 
-def raise_limit(connections: int) -> Reason:
-    """Take what the hard limit allows, and say what that is enough for."""
+def raise_limit() -> Reason:
+    """Take what the hard limit allows."""
     before = limit()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
@@ -30,8 +30,6 @@ def raise_limit(connections: int) -> Reason:
             wanted = before
     now = limit()
     why = f"raised from {before}, as the hard limit allows" if now > before else "the limit of this process"
-    if now < connections + RESERVE:
-        why += f"; {connections} connections at a time would need {connections + RESERVE}: raise it with ulimit -n"
     return Reason("file descriptors", str(now), why)
 
 

@@ -34,6 +34,24 @@ class RequestTooSlow(RequestError):
     http_status = 408
 
 
+class TooManyConnections(PenstockError):
+    """All connections that the server takes are busy."""
+
+    code = "too_many_connections"
+    http_status = 503
+    retryable = True
+    retry_after = 1
+
+    def __init__(self) -> None:
+        super().__init__("All connections that this server takes are busy; try again later.")
+
+
+class BodiesFull(Overloaded):
+    """All bodies that are being received have no room for more."""
+
+    code = "bodies_full"
+
+
 class UnsupportedMediaType(RequestError):
     """The body is not plain JSON."""
 
@@ -155,6 +173,13 @@ class ForeignPage(RequestError):
     http_status = 403
 
 
+class ForeignHost(RequestError):
+    """The name by which the server was reached may be anybody's."""
+
+    code = "foreign_host"
+    http_status = 403
+
+
 class InvalidApiKey(RequestError):
     """The request has no API key, or none that this server knows."""
 
@@ -262,7 +287,7 @@ def error_response(error: PenstockError, form: ErrorForm = OPENAI) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(error.retry_after)
-    if isinstance(error, BodyTooLarge | ServerStopping):
+    if isinstance(error, BodyTooLarge | BodiesFull | ServerStopping):
         # The rest of the body is not read, so the connection cannot carry another request.
         headers["connection"] = "close"
     return Response(error_body(error, form), form.status(error), headers, "application/json")

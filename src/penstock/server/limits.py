@@ -14,6 +14,11 @@ from penstock.server.admission import Admission, Bounds
 QUEUED_TIMES = 4
 SHORTEST_QUEUE = 128
 STALL_SECONDS = 30.0
+# Each takes some memory, and a file descriptor.
+MAX_CONNECTIONS = 4096
+# So many of the file descriptors that the process may open are for each connection: its own, and one for a file.
+_DESCRIPTORS_EACH = 2
+LEAST_CONNECTIONS = 32
 LARGEST_SECONDS = 86400.0 * 365
 
 
@@ -26,6 +31,7 @@ class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
         max_ttft: seconds; requests whose first token is expected later are refused.
         request_timeout: seconds that any request has.
         stall_timeout: seconds for which a connection stays open whose client takes nothing of an answer.
+        max_connections: connections at a time.
     """
 
     max_queued_requests: int | None = None
@@ -33,6 +39,7 @@ class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_ttft: float | None = None
     request_timeout: float | None = None
     stall_timeout: float | None = None
+    max_connections: int | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +48,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     bounds: Bounds
     request_timeout: float | None = None
     stall_timeout: float = STALL_SECONDS
+    max_connections: int = MAX_CONNECTIONS
 
 
-def resolve_limits(options: LimitOptions, config: EngineConfig) -> tuple[Limits, list[Reason]]:
-    """The limits of a server with this engine. Pure. Raises ConfigurationError."""
+def resolve_limits(
+    options: LimitOptions, config: EngineConfig, descriptors: int | None = None
+) -> tuple[Limits, list[Reason]]:
+    """The limits of a server with this engine. Pure. Raises ConfigurationError.
+
+    `descriptors` is how many files the process may open, where that is limited.
+    """
     for name in LimitOptions.__struct_fields__:
-        _check(f"--{name.replace('_', '-')}", getattr(options, name), whole=name.startswith("max_queued"))
+        if name != "max_connections":
+            _check(f"--{name.replace('_', '-')}", getattr(options, name), whole=name.startswith("max_queued"))
     reasons: list[Reason] = []
     running = config.scheduler.max_num_seqs
     requests, why = options.max_queued_requests, "as asked"
@@ -68,8 +82,34 @@ def resolve_limits(options: LimitOptions, config: EngineConfig) -> tuple[Limits,
     if stall is None:
         stall, why = STALL_SECONDS, "a client that takes nothing of an answer for so long is cut off"
     reasons.append(Reason("stall timeout", f"{stall:g} s", why))
+    connections, why = _connections(options.max_connections, descriptors)
+    reasons.append(Reason("max connections", str(connections), why))
     bounds = Bounds(requests=requests, tokens=tokens, ttft=options.max_ttft)
-    return Limits(bounds=bounds, request_timeout=options.request_timeout, stall_timeout=stall), reasons
+    return (
+        Limits(
+            bounds=bounds,
+            request_timeout=options.request_timeout,
+            stall_timeout=stall,
+            max_connections=connections,
+        ),
+        reasons,
+    )
+
+
+def _connections(asked: int | None, descriptors: int | None) -> tuple[int, str]:
+    most = 2**31 if descriptors is None else max(LEAST_CONNECTIONS, descriptors // _DESCRIPTORS_EACH)
+    if asked is None:
+        if most >= MAX_CONNECTIONS:
+            return MAX_CONNECTIONS, "each takes memory; idle ones give way to new ones, more are refused with 503"
+        return most, f"half of the {descriptors} files that the process may open (ulimit -n); more are refused with 503"
+    if asked < LEAST_CONNECTIONS:
+        raise ConfigurationError(f"--max-connections is {asked}; it must be at least {LEAST_CONNECTIONS}.")
+    if asked > most:
+        raise ConfigurationError(
+            f"--max-connections is {asked}, but this process may open {descriptors} files (ulimit -n), two for each "
+            f"connection; ask for at most {most}, or raise that limit."
+        )
+    return asked, "as asked"
 
 
 def make_admission(bounds: Bounds, config: EngineConfig) -> Admission:

@@ -18,6 +18,9 @@ Neutral = dict[str, tuple[tuple[Any, ...], str]]
 # Of one conversation.
 MAX_MESSAGES = 16384
 MAX_METADATA = 16
+# Of one body: every value, and lists and objects, which take more memory.
+MAX_VALUES = 1024 * 1024
+MAX_NESTED = 128 * 1024
 # Entries of what any request has, wherever it is checked further. More are refused before anything looks at each.
 _MOST_ENTRIES = {"metadata": MAX_METADATA, "logit_bias": MAX_LOGIT_BIAS}
 
@@ -29,6 +32,7 @@ _NOT_FINITE = re.compile(rb'"(\w{1,40})"\s*:\s*(-?(?:NaN|Infinity|inf|nan))\b')
 
 def decode_object(body: bytes) -> dict[str, Any]:
     """The JSON object that a body is; raises RequestError where it is none."""
+    _check_values(body)
     try:
         fields = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -40,6 +44,15 @@ def decode_object(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise RequestError("The body must be a JSON object.")
     return fields
+
+
+def _check_values(body: bytes) -> None:
+    """Refuse a body of so many values that decoding makes many times its size of it; marks in texts count too."""
+    for marks, most in ((b",", MAX_VALUES), (b"[{", MAX_NESTED)):
+        if sum(map(body.count, marks)) > most:
+            raise RequestError(
+                f"The body has more than {MAX_VALUES} values, or more than {MAX_NESTED} lists and objects; send less."
+            )
 
 
 def _why_invalid(error: Exception) -> str:

@@ -1,12 +1,16 @@
 """HTTP/1.1 as uvicorn speaks it, with bounds on what a client can hold without finishing its request."""
 
 import asyncio
+import logging
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from penstock.core.errors import PenstockError, RequestError
-from penstock.server.errors import HeadersTooLarge, RequestTooSlow, error_body
+from penstock.server.connections import Connections
+from penstock.server.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections, error_body
+from penstock.server.heads import check_head
 from penstock.server.limits import STALL_SECONDS
 from penstock.server.stall import StallWatch
 
@@ -16,62 +20,146 @@ HEAD_SECONDS = 15.0
 # Of a body, at least so much arrives in each of these spans, while it is being read.
 BODY_SPAN_SECONDS = 30.0
 LEAST_BODY_BYTES = 16 * 1024
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+# Of a body that nobody wants, since its request is answered already, so much is passed over.
+MAX_UNWANTED_BYTES = 4 * 1024 * 1024
+# What chunks have beside their contents: so much, and so many bytes for each of their contents (the smallest have 5).
+MAX_FRAMING_BYTES = 64 * 1024
+_FRAMING_TIMES = 8
+# Requests that one connection has sent ahead of their answers.
+MAX_PIPELINED = 64
+_REASONS = {
+    400: b"Bad Request",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+    503: b"Service Unavailable",
+}
+
+logger = logging.getLogger("penstock.server")
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """One connection.
 
     Bytes of a head are counted as they arrive, so that the parser never collects more of one name or value either.
+    What has no meaning, or two, is refused, and ends the connection behind the answers to what came before it.
 
     Args:
+        connections: all of the server's.
         stall_timeout: seconds for which a client may take nothing of an answer.
     """
 
     _head_bytes = 0
     _in_body = False
-    _body_bytes = 0
+    # Of the body: since the last look; its contents; and what came around them.
+    _body_bytes = _content_bytes = _framing_bytes = 0
     _timer: asyncio.TimerHandle | None = None
+    _upgrading = False
+    _refused = False
 
-    def __init__(self, *arguments: Any, stall_timeout: float = STALL_SECONDS, **others: Any) -> None:
+    def __init__(
+        self, *arguments: Any, connections: Connections, stall_timeout: float = STALL_SECONDS, **others: Any
+    ) -> None:
         super().__init__(*arguments, **others)
+        self._connections = connections
         self._stall = StallWatch(stall_timeout)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect the first request."""
+        """Expect the first request, or refuse the connection."""
         super().connection_made(transport)
-        self._wait(HEAD_SECONDS)
+        if self._connections.add(self):
+            self._wait(HEAD_SECONDS)
+        else:
+            self._refuse(TooManyConnections())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Either side has closed the connection."""
+        self._connections.remove(self)
         self._stop_waiting()
         self._stall.end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse what the connection has received."""
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
         if self._in_body:
             self._body_bytes += len(data)
+            self._framing_bytes += len(data)
         else:
             self._head_bytes += len(data)
             if self._timer is None:
                 self._wait(HEAD_SECONDS)
-        super().data_received(data)
-        if not self._in_body and self._head_bytes > MAX_HEADER_BYTES:
-            self._refuse(
-                HeadersTooLarge(f"The request's headers are longer than {MAX_HEADER_BYTES} bytes; send fewer.")
-            )
+        try:
+            self._parse(data)
+            self._check_bounds()
+        except PenstockError as error:
+            self._refuse(error)
+        except httptools.HttpParserError as error:
+            # What a callback raises comes as the context of the parser's own error.
+            cause = error.__context__
+            known = isinstance(cause, PenstockError)
+            self._refuse(cause if known else RequestError("The request is not valid HTTP/1.1."))  # type: ignore[arg-type]
+
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # No other protocol is spoken here, and whoever offers one has to be served without it. The parser can't
+                # be told so; hence another one reads the request without the offer.
+                self._upgrading = False
+                head = [
+                    b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+                ]
+                head += [b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"]
+                data = b"\r\n".join([*head, b"", data[upgrade.args[0] :]])
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _check_bounds(self) -> None:
+        if not self._in_body:
+            if self._head_bytes > MAX_HEADER_BYTES:
+                raise HeadersTooLarge(f"The request's headers are longer than {MAX_HEADER_BYTES} bytes; send fewer.")
+        elif self._framing_bytes > MAX_FRAMING_BYTES + _FRAMING_TIMES * self._content_bytes:
+            raise RequestError("The body's chunks are mostly extensions or trailers; leave them out.")
+        elif self.cycle.response_complete and self._content_bytes > MAX_UNWANTED_BYTES:
+            self.transport.close()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; what comes behind a body is no part of the head, and of no use."""
+        if not self._in_body:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """Begin the request."""
-        self._in_body, self._body_bytes = True, 0
+        method = self.parser.get_method()
+        check_head(method, self.url, self.parser.get_http_version(), self.headers)
+        if self.parser.should_upgrade():
+            self._upgrading = True
+            return
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise RequestError(f"More than {MAX_PIPELINED} requests wait on one connection; read their answers first.")
+        self._connections.begin(self)
+        if not self._connections.allow(httptools.parse_url(self.url).path):
+            raise TooManyConnections()
+        super().on_headers_complete()
+        self._in_body, self._body_bytes, self._content_bytes, self._framing_bytes = True, 0, 0, 0
         if not self.flow.write_paused:
             self._stall.end()
         self._wait(BODY_SPAN_SECONDS)
-        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        self._content_bytes += len(body)
+        self._framing_bytes -= len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Expect the head of the next request."""
+        if self._upgrading:
+            return
         super().on_message_complete()
         self._in_body, self._head_bytes = False, 0
         self._stop_waiting()
@@ -91,12 +179,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer was written, of which not all may have been read."""
         super().on_response_complete()
+        if self.cycle.response_complete:
+            self._connections.end(self)
         if self.transport.get_write_buffer_size():
             self._stall.begin(self.transport)
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser does not understand."""
-        self._refuse(RequestError("The request is not valid HTTP/1.1."))
 
     def _wait(self, seconds: float) -> None:
         self._stop_waiting()
@@ -123,12 +209,30 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: PenstockError) -> None:
-        """Say why, unless an answer to an earlier request is under way, and end the connection."""
-        if self.transport.is_closing():
+        """Say why, and end the connection, behind the answers to whole requests that came before."""
+        if self._refused or self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:
-            body = error_body(error)
-            head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\n"
-            head += b"connection: close\r\ncontent-length: %d\r\n\r\n"
-            self.transport.write(head % (error.http_status, _REASONS[error.http_status], len(body)) + body)
+        self._refused = True
+        self._stop_waiting()
+        logger.info("refused what a connection sent: %d %s", error.http_status, error.message)
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._end_with(error)
+        elif not self._in_body:
+            cycle.keep_alive = False
+        elif cycle.response_started or self.pipeline:
+            self.transport.close()
+        else:
+            # It is the body of this request that is wrong. Whoever reads it is told that it does not end.
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self._end_with(error)
+
+    def _end_with(self, error: PenstockError) -> None:
+        body = error_body(error)
+        head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
+        if error.retry_after is not None:
+            head += b"retry-after: %d\r\n" % error.retry_after
+        head += b"content-length: %d\r\n\r\n"
+        self.transport.write(head % (error.http_status, _REASONS[error.http_status], len(body)) + body)
         self.transport.close()

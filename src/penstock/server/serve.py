@@ -19,8 +19,9 @@ from starlette.types import ASGIApp
 
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.server.accept import Acceptor
+from penstock.server.connections import Connections
 from penstock.server.drain import Drain
-from penstock.server.limits import STALL_SECONDS
+from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.server.protocol import BoundedProtocol
 
 logger = logging.getLogger("penstock.server")
@@ -31,8 +32,6 @@ DRAIN_SECONDS = 30.0
 # Connections may be closed after that.
 CLOSE_SECONDS = 5
 KEEP_ALIVE_SECONDS = 30
-# More connections, or requests, at a time are answered by 503. Each takes some memory, and a file descriptor.
-MAX_CONNECTIONS = 4096
 # What the kernel keeps of an answer that is not read, which would be megabytes; it takes twice as much. Less of it also
 # shows earlier whether a slow client reads at all.
 SEND_BUFFER_BYTES = 128 * 1024
@@ -83,20 +82,25 @@ class Server(uvicorn.Server):
         on_started: Callable[[], None] | None = None,
         drain_seconds: float = DRAIN_SECONDS,
         stall_timeout: float = STALL_SECONDS,
+        max_connections: int = MAX_CONNECTIONS,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`stall_timeout`: seconds for which a connection stays open whose client takes nothing of an answer.
+        """Serve `app`.
 
-        `tls` is what connections are encrypted with, None where they are not.
+        Args:
+            stall_timeout: seconds for which a connection stays open whose client takes nothing of an answer.
+            max_connections: at a time.
+            tls: what connections are encrypted with, None where they are not.
         """
         self._tls = tls
         self._drain = Drain(app)
+        protocol = partial(BoundedProtocol, connections=Connections(max_connections), stall_timeout=stall_timeout)
         super().__init__(
             uvicorn.Config(
                 self._drain,
                 loop="none",
                 # uvicorn calls it like a class.
-                http=cast(type[asyncio.Protocol], partial(BoundedProtocol, stall_timeout=stall_timeout)),
+                http=cast(type[asyncio.Protocol], protocol),
                 ws="none",
                 lifespan="on",
                 access_log=access_log,
@@ -104,7 +108,6 @@ class Server(uvicorn.Server):
                 log_level=logging.INFO if access_log else logging.WARNING,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=MAX_CONNECTIONS,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             )
@@ -211,6 +214,7 @@ async def serve(
     on_started: Callable[[], None] | None = None,
     drain_seconds: float = DRAIN_SECONDS,
     stall_timeout: float = STALL_SECONDS,
+    max_connections: int = MAX_CONNECTIONS,
     tls: ssl.SSLContext | None = None,
 ) -> None:
     """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
@@ -221,6 +225,7 @@ async def serve(
             on_started=on_started,
             drain_seconds=drain_seconds,
             stall_timeout=stall_timeout,
+            max_connections=max_connections,
             tls=tls,
         )
         try:

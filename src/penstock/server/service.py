@@ -1,6 +1,7 @@
 """What the endpoints of all dialects share: the engine, the tokenizer, and the way of a body to a running job."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
 from penstock.observability.metrics import Endpoint, Metrics
-from penstock.server.body import read_json_body
+from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
 from penstock.server.gate import Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer
@@ -22,6 +23,7 @@ from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
 from penstock.server.tenants import job_of, tenant_of
+from penstock.text.template_sandbox import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.server")
@@ -54,6 +56,7 @@ class Service:
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._gate = gate
+        self._room = BodyRoom()
         self._request_timeout = request_timeout
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
@@ -61,12 +64,16 @@ class Service:
         """A request's body. Raises EngineUnavailable before there is an engine, RequestError for what is no JSON."""
         # Before it is ready, an engine knows nothing of its model that a request could be checked against.
         self.engine.check_ready()
-        return await read_json_body(request, self._max_body_bytes)
+        return await read_json_body(request, self._max_body_bytes, self._room)
 
     async def beside(self, size: int, function: Callable[..., Result], *arguments: Any) -> Result:
-        """The function's result. Where `size`, of what it reads, is large, it runs in a thread beside the loop."""
+        """The function's result. Where `size`, of what it reads, is large, it runs in a thread beside the loop.
+
+        So it does where a chat template takes long all the same: the function is then called again.
+        """
         if size <= INLINE_BODY_BYTES:
-            return function(*arguments)
+            with contextlib.suppress(TakesLong), in_a_moment():
+                return function(*arguments)
         return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     def chat(self, fields: ChatFields, names: Names) -> Job:

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import InvalidParameter, RequestError
-from penstock.server.errors import BodyTooLarge, ForeignPage, UnsupportedMediaType
+from penstock.server.errors import BodyTooLarge, UnsupportedMediaType
 from penstock.server.storage.batches import INPUT_PURPOSE
 from penstock.server.storage.files import FileStore, Incoming, StoredFile
 
@@ -62,9 +62,6 @@ async def _read(request: Request, parser: "_FormParser", incoming: Incoming, lim
 
 
 def _boundary(request: Request) -> bytes:
-    # Browsers send forms to any local server without asking; a page from elsewhere must not fill the disk.
-    if request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-        raise ForeignPage("Files are not taken from pages of other sites.")
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise UnsupportedMediaType(

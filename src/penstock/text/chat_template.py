@@ -12,7 +12,7 @@ import jinja2
 import jinja2.meta
 
 from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
-from penstock.text.template_sandbox import Sandbox, rendered
+from penstock.text.template_sandbox import Sandbox, TakesLong, rendered
 from penstock.text.tokenizer import Tokenizer, read_json, unused_marker
 
 # In characters, several times any model's. Compiling one of this length takes seconds.
@@ -87,6 +87,7 @@ class ChatTemplate:
     ) -> str:
         """The conversation's text; raises RequestError with the template's own message where it refuses.
 
+        Within `in_a_moment` it raises TakesLong where it takes longer.
         `variables` are further values for the template, such as `enable_thinking`.
         """
         template = self._template if not tools or self._tool_use is None else self._tool_use._template
@@ -102,7 +103,7 @@ class ChatTemplate:
     def _render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
         try:
             return rendered(template, values)
-        except RequestError:
+        except (RequestError, TakesLong):
             raise
         except Exception as error:
             # A template is a program: it can fail in any way, and only ever because of these messages or itself.

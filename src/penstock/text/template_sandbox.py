@@ -2,18 +2,21 @@
 
 What multiplies is checked before it is made: operators, formats, and the filters and methods that repeat or pad their
 text. What no chat template needs for its work is left out instead. A value that refers to others many times over is
-measured before it becomes text.
+measured where it is made, compared, or becomes text. What is made counts, although it may be forgotten again: so no
+template holds more than that.
 """
 
+import contextlib
 import contextvars
 import functools
 import json
 import re
 import string
+import sys
 import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import jinja2.exceptions
@@ -21,19 +24,29 @@ import jinja2.ext
 import jinja2.filters
 import jinja2.nodes
 import jinja2.parser
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 import jinja2.visitor
 
 MAX_STEPS = 2_000_000
 MAX_SECONDS = 10.0
-MAX_OUTPUT = 32 * 1024 * 1024
+# Characters of any text.
+MAX_OUTPUT = 8 * 1024 * 1024
+# Of any list.
+MAX_ITEMS = 1024 * 1024
+# Bytes of all values that are made.
+MAX_MADE = 256 * 1024 * 1024
+# What a rendering that others wait for has.
+MOMENT_SECONDS = 0.02
 MAX_INTEGER_BITS = 4096
 MAX_INDENT = 16
 
 # Text can be written to a block, a macro's result, and from there again.
 _REWRITES = 4
 _SHORT_LITERAL = 32
+# Looking at one value of many takes less time than a step.
+_VISITS_A_STEP = 4
 
 # Filters and methods that pad, repeat or split to a length which the template names.
 _REMOVED_FILTERS = ("batch", "center", "filesizeformat", "pprint", "slice", "urlize", "wordwrap", "xmlattr")
@@ -45,23 +58,66 @@ _TEXT_FILTERS = frozenset(
     {"capitalize", "e", "escape", "forceescape", "indent", "lower", "replace", "safe", "string", "striptags", "title"}
     | {"trim", "truncate", "upper", "urlencode", "wordcount"}
 )
+# Filters that do not look at each of their values.
+_QUICK_FILTERS = frozenset({"abs", "count", "d", "default", "first", "float", "int", "last", "length", "round"})
+# Filters and methods that make a list of a text's pieces.
+_SPLITTING = frozenset({"indent", "list", "split", "rsplit", "splitlines", "title", "wordcount"})
+_COMPARING_FILTERS = frozenset({"dictsort", "groupby", "max", "min", "sort", "sum", "unique"})
+_COMPARING_TESTS = (
+    "==",
+    "eq",
+    "equalto",
+    "!=",
+    "ne",
+    "in",
+    ">",
+    "gt",
+    "greaterthan",
+    ">=",
+    "ge",
+    "<",
+    "lt",
+    "lessthan",
+)
 _MEASURED = (list, tuple, set, frozenset, Mapping, KeysView, ValuesView, ItemsView)
 
 
+class TakesLong(Exception):
+    """A rendering that has a moment only takes longer; nothing is wrong with it."""
+
+
 class _Budget:
-    """Steps, time and output that one rendering may still use."""
+    """Steps, time and memory that one rendering may still use."""
 
     def __init__(self) -> None:
         self.steps = 0
         self.written = 0
-        self.deadline = time.monotonic() + MAX_SECONDS
+        self.made_bytes = 0
+        self.brief = _brief.get()
+        self.deadline = time.monotonic() + (MOMENT_SECONDS if self.brief else MAX_SECONDS)
+        self._next_look = 64
 
-    def step(self) -> None:
-        self.steps += 1
+    def step(self, count: int = 1) -> None:
+        self.steps += count
         if self.steps > MAX_STEPS:
             raise jinja2.TemplateRuntimeError(f"it takes more than {MAX_STEPS} steps")
-        if self.steps % 256 == 0 and time.monotonic() > self.deadline:
+        if self.steps >= self._next_look:
+            self._next_look = self.steps + 64
+            self.look()
+
+    def look(self) -> None:
+        if time.monotonic() > self.deadline:
+            if self.brief:
+                raise TakesLong
             raise jinja2.TemplateRuntimeError(f"it takes longer than {MAX_SECONDS:g} seconds")
+
+    def made(self, value: Any) -> None:
+        size = sys.getsizeof(value)
+        self.made_bytes += size
+        if self.made_bytes > MAX_MADE:
+            raise jinja2.TemplateRuntimeError(f"it makes more than {MAX_MADE} bytes of values")
+        if size > _LARGE:
+            self.look()
 
     def write(self, size: int) -> None:
         self.written += size
@@ -69,7 +125,19 @@ class _Budget:
             raise jinja2.TemplateRuntimeError(f"it writes more than {_REWRITES * MAX_OUTPUT} characters")
 
 
+_LARGE = 64 * 1024
+_brief: contextvars.ContextVar[bool] = contextvars.ContextVar("chat_template_brief", default=False)
 _budget: contextvars.ContextVar[_Budget] = contextvars.ContextVar("chat_template_budget")
+
+
+@contextlib.contextmanager
+def in_a_moment() -> Iterator[None]:
+    """Let renderings in the block raise TakesLong after a moment, for whoever can do them elsewhere then."""
+    token = _brief.set(True)
+    try:
+        yield
+    finally:
+        _brief.reset(token)
 
 
 def rendered(template: jinja2.Template, values: Mapping[str, Any]) -> str:
@@ -94,13 +162,41 @@ class _Bound(jinja2.visitor.NodeTransformer):
         if node.recursive:
             raise jinja2.TemplateSyntaxError("recursive loops are not supported", node.lineno)
         self.generic_visit(node)
-        node.iter = jinja2.nodes.Filter(node.iter, "__counted", [], [], None, None, lineno=node.lineno)
+        node.iter = _filtered(node.iter, "__counted")
         return node
 
     def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802 (the name is Jinja's)
         self.generic_visit(node)
         parts = jinja2.nodes.List(node.nodes, lineno=node.lineno)
-        return jinja2.nodes.Filter(parts, "__concatenated", [], [], None, None, lineno=node.lineno)
+        return _filtered(parts, "__concatenated")
+
+    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:  # noqa: N802 (the name is Jinja's)
+        return self._wrapped(node, "__made")
+
+    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:  # noqa: N802 (the name is Jinja's)
+        return self._wrapped(node, "__made")
+
+    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:  # noqa: N802 (the name is Jinja's)
+        if node.ctx != "load":
+            return self.generic_visit(node)
+        return self._wrapped(node, "__made")
+
+    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:  # noqa: N802 (the name is Jinja's)
+        if isinstance(node.arg, jinja2.nodes.Slice):
+            return self._wrapped(node, "__cut")
+        return self.generic_visit(node)
+
+    def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:  # noqa: N802 (the name is Jinja's)
+        self.generic_visit(node)
+        operands: list[jinja2.nodes.Compare | jinja2.nodes.Operand] = [node, *node.ops]
+        for operand in operands:
+            if not isinstance(operand.expr, jinja2.nodes.Const):
+                operand.expr = _filtered(operand.expr, "__compared")
+        return node
+
+    def _wrapped(self, node: jinja2.nodes.Expr, name: str) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        return _filtered(node, name)
 
     def visit_Output(self, node: jinja2.nodes.Output) -> jinja2.nodes.Node:  # noqa: N802 (the name is Jinja's)
         self.generic_visit(node)
@@ -108,12 +204,16 @@ class _Bound(jinja2.visitor.NodeTransformer):
         return node
 
 
+def _filtered(node: jinja2.nodes.Node, name: str) -> jinja2.nodes.Filter:
+    return jinja2.nodes.Filter(cast(jinja2.nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
+
+
 def _counted_literal(node: jinja2.nodes.Expr) -> jinja2.nodes.Expr:
     """Text of the template itself, as an expression that counts as written each time; short text stays as it is."""
     if not isinstance(node, jinja2.nodes.TemplateData) or len(node.data) < _SHORT_LITERAL:
         return node
     text = jinja2.nodes.Const(node.data, lineno=node.lineno)
-    return jinja2.nodes.Filter(text, "__literal", [], [], None, None, lineno=node.lineno)
+    return _filtered(text, "__literal")
 
 
 @jinja2.pass_context
@@ -148,10 +248,11 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.filters.pop(name, None)
         self.filters |= {"format": _format, "indent": _indent, "join": _join, "replace": _replace, "tojson": _to_json}
         for name, function in self.filters.items():
-            self.filters[name] = _checked(function, measured=name in _TEXT_FILTERS)
-        self.filters["__counted"] = _counted
-        self.filters["__literal"] = _literal
-        self.filters["__concatenated"] = _concatenated
+            self.filters[name] = _checked(function, name)
+        for name in _COMPARING_TESTS:
+            self.tests[name] = _comparing(cast(Callable[..., Any], self.tests[name]))
+        self.filters |= {"__counted": _counted, "__literal": _literal, "__concatenated": _concatenated}
+        self.filters |= {"__made": _made, "__cut": _bounded, "__compared": _compared}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         # Jinja's own makes random text of any length.
@@ -193,10 +294,16 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             _check_size(sum(map(_text_size, args[0])) + len(owner) * len(args[0]))
         elif isinstance(owner, str) and name == "replace":
             _check_replacement(owner, *args[:2])
-        return _bounded(super().call(__context, __obj, *args, **kwargs))
+        elif isinstance(owner, str) and name in _SPLITTING:
+            _check_pieces(owner)
+        result = super().call(__context, __obj, *args, **kwargs)
+        return _made(result) if isinstance(result, _MEASURED) else _bounded(result)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Apply an operator whose result is bounded."""
+        _budget.get().step()
+        if isinstance(left, tuple) and operator in "+*":
+            raise jinja2.exceptions.SecurityError("tuples cannot be added or repeated; use lists")
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
             if bits > MAX_INTEGER_BITS:
@@ -205,10 +312,11 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             sizes = [len(value) for value in (left, right) if hasattr(value, "__len__")]
             times = [value for value in (left, right) if isinstance(value, int)]
             _check_size(max(sizes, default=0) * max(times, default=0))
+            if isinstance(left, list | tuple) or isinstance(right, list | tuple):
+                _check_items(max(sizes, default=0) * max(times, default=0))
         elif operator == "%" and isinstance(left, str):
             _check_percent(left, right)
-        result = super().call_binop(context, operator, left, right)
-        return _bounded(result) if operator == "+" else result
+        return _bounded(super().call_binop(context, operator, left, right))
 
 
 def _counted(values: Iterable[Any]) -> Iterator[Any]:
@@ -223,10 +331,52 @@ def _check_size(size: int) -> None:
         raise jinja2.exceptions.SecurityError(f"it makes a value longer than {MAX_OUTPUT}")
 
 
+def _check_items(count: int) -> None:
+    if count > MAX_ITEMS:
+        raise jinja2.exceptions.SecurityError(f"it makes a list of more than {MAX_ITEMS} values")
+
+
+def _check_pieces(text: str) -> None:
+    """Each piece of a split text takes many times the memory of its characters."""
+    if len(text) > 2 * MAX_ITEMS:
+        raise jinja2.exceptions.SecurityError(f"it splits a text of more than {2 * MAX_ITEMS} characters")
+
+
 def _bounded(value: Any) -> Any:
     if isinstance(value, str | list | tuple):
         _check_size(len(value))
+        if not isinstance(value, str):
+            _check_items(len(value))
+        budget = _budget.get(None)
+        # Constants are made while the template is compiled.
+        if budget is not None:
+            budget.made(value)
     return value
+
+
+def _made(value: Any) -> Any:
+    """A new list, tuple or dictionary. However often it holds the same values, looking at all is bounded."""
+    _size(value, text=False)
+    return _bounded(value)
+
+
+def _compared(value: Any) -> Any:
+    if isinstance(value, _MEASURED):
+        _size(value, text=False)
+    elif isinstance(value, str) and len(value) > _LARGE:
+        _budget.get().step()
+        _budget.get().look()
+    return value
+
+
+def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(test)
+    def checked(*args: Any) -> Any:
+        for value in args:
+            _compared(value)
+        return test(*args)
+
+    return checked
 
 
 def _text_size(value: Any, indent: int = 0) -> int:
@@ -234,11 +384,15 @@ def _text_size(value: Any, indent: int = 0) -> int:
 
     Lists may hold the same list twice, and so forth, so that little memory stands for very much text.
     """
-    if isinstance(value, str):
-        return len(value)
-    size, waiting = 0, [(value, 0)]
+    return len(value) if isinstance(value, str) else _size(value, indent)
+
+
+def _size(value: Any, indent: int = 0, *, text: bool = True) -> int:
+    """The same, `text` or not: a namespace can be within what does not become text."""
+    size, visits, waiting = 0, 0, [(value, 0)]
     while waiting:
         item, depth = waiting.pop()
+        visits += 1
         size += 4 + indent * depth
         if isinstance(item, str):
             size += len(item)
@@ -248,9 +402,13 @@ def _text_size(value: Any, indent: int = 0) -> int:
                 waiting.append((inner, depth + 1))
                 if isinstance(item, Mapping):
                     waiting.append((item[inner], depth + 1))
-        elif isinstance(item, jinja2.utils.Namespace):
+        elif text and isinstance(item, jinja2.utils.Namespace):
             raise jinja2.exceptions.SecurityError("a namespace cannot become text")
         _check_size(size)
+        _check_items(visits)
+    budget = _budget.get(None)
+    if budget is not None:
+        budget.step(visits // _VISITS_A_STEP)
     return size
 
 
@@ -264,22 +422,43 @@ def _written(value: Any) -> Any:
     return value
 
 
-def _concatenated(values: list[Any]) -> str:
+def _concatenated(values: list[Any]) -> Any:
     _check_size(sum(map(_text_size, values)))
-    return "".join(map(str, values))
+    return _bounded("".join(map(str, values)))
 
 
-def _checked(function: Callable[..., Any], *, measured: bool) -> Callable[..., Any]:
-    """A filter whose result is bounded, and if `measured`, its operands before that."""
+def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A filter whose result is bounded, and where its work follows from all of its values, those before that."""
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
-        if measured:
-            for value in (*args, *kwargs.values()):
+        if name in _QUICK_FILTERS:
+            return function(*args, **kwargs)
+        budget = _budget.get()
+        budget.step()
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, str):
+                if name in _SPLITTING:
+                    _check_pieces(value)
+            elif name in _TEXT_FILTERS:
                 _text_size(value)
-        return _bounded(function(*args, **kwargs))
+            elif name in _COMPARING_FILTERS:
+                _compared(value)
+            elif isinstance(value, _MEASURED) and not isinstance(value, jinja2.runtime.Context):
+                budget.step(len(value) // _VISITS_A_STEP)
+        result = function(*args, **kwargs)
+        return _spent(result) if isinstance(result, Iterator) else _bounded(result)
 
     return checked
+
+
+def _spent(values: Iterator[Any]) -> Iterator[Any]:
+    """What a filter yields one by one."""
+    budget = _budget.get()
+    for number, value in enumerate(values):
+        if number % _VISITS_A_STEP == 0:
+            budget.step()
+        yield _bounded(value)
 
 
 def _check_percent(layout: str, values: Any) -> None:

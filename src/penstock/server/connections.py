@@ -1,0 +1,63 @@
+"""How many connections a server has at a time, and who has to go for whom."""
+
+import asyncio
+from typing import Protocol
+
+# So many of all are left to those who watch the server, and to take a request in and say that there is no room.
+SPARE_CONNECTIONS = 16
+# What is answered although there is no room for requests.
+WATCHED_PATHS = frozenset({b"/health/live", b"/health/ready", b"/metrics"})
+
+
+class Idle(Protocol):
+    """A connection on which no request is being answered."""
+
+    transport: asyncio.Transport
+
+
+class Connections:
+    """Those of one server. Each is either idle (nothing came, or not yet a whole head) or busy with requests.
+
+    At the limit the connection that has been idle for longest gives way to a new one, so that who keeps connections
+    open, or sends heads byte by byte, keeps nobody out. Only where all are busy, a new one is refused.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._idle: dict[Idle, None] = {}
+        self._busy: set[Idle] = set()
+
+    def __len__(self) -> int:
+        return len(self._idle) + len(self._busy)
+
+    def add(self, connection: Idle) -> bool:
+        """Take a new connection in; False where there is no room."""
+        if len(self) >= self.limit:
+            # Who still reads an answer is spared.
+            longest = next((each for each in self._idle if not each.transport.get_write_buffer_size()), None)
+            if longest is None:
+                return False
+            self.remove(longest)
+            longest.transport.abort()
+        self._idle[connection] = None
+        return True
+
+    def begin(self, connection: Idle) -> None:
+        """A request has come."""
+        if self._idle.pop(connection, connection) is None:
+            self._busy.add(connection)
+
+    def end(self, connection: Idle) -> None:
+        """All its requests are answered."""
+        if connection in self._busy:
+            self._busy.remove(connection)
+            self._idle[connection] = None
+
+    def remove(self, connection: Idle) -> None:
+        """It is closed."""
+        self._idle.pop(connection, None)
+        self._busy.discard(connection)
+
+    def allow(self, path: bytes | None) -> bool:
+        """Whether the request that has begun may be answered, with so many others under way."""
+        return path in WATCHED_PATHS or len(self._busy) <= max(1, self.limit - SPARE_CONNECTIONS)

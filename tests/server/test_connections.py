@@ -1,0 +1,127 @@
+"""Which connections give way, to whom, and what is left to those who watch the server."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from penstock.server.app import create_app
+from penstock.server.connections import SPARE_CONNECTIONS, Connections
+from penstock.text.tokenizer import Tokenizer
+from support.http_server import running
+from support.scripted_engine import ScriptedEngine
+
+LIMIT = SPARE_CONNECTIONS + 4
+
+
+@dataclass(eq=False)
+class Line:
+    """A connection, and its transport."""
+
+    unread: int = 0
+    aborted: bool = False
+    transport: asyncio.Transport = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.transport = cast(asyncio.Transport, self)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_the_one_that_is_idle_for_longest_gives_way() -> None:
+    connections = Connections(3)
+    first, second, third = lines = [Line() for _ in range(3)]
+    assert all(map(connections.add, lines))
+    connections.begin(first)
+    connections.begin(second)
+    connections.end(second)
+    # The third has not said anything yet; the second has just been served.
+    assert connections.add(Line()) and (first.aborted, second.aborted, third.aborted) == (False, False, True)
+    second.unread = 1
+    latest = Line()
+    assert connections.add(latest) and not second.aborted, "who still reads an answer is spared"
+    connections.begin(latest)
+    connections.begin(second)
+    assert not connections.add(Line()) and len(connections) == 3
+    connections.remove(third)
+    connections.remove(second)
+    connections.remove(second)
+    assert connections.add(Line()) and len(connections) == 3
+
+
+@pytest.fixture
+def served(tokenizer: Tokenizer) -> Iterator[tuple[str, ScriptedEngine, threading.Event]]:
+    engine, release = ScriptedEngine(tokenizer.table, [5, 6]), threading.Event()
+
+    async def wait(call: Any) -> None:
+        while not release.is_set():
+            await asyncio.sleep(0.01)
+
+    engine.before = wait
+    with running(create_app(engine, tokenizer), max_connections=LIMIT) as url:
+        yield url, engine, release
+        release.set()
+
+
+def connect(url: str, stack: contextlib.ExitStack, sent: bytes = b"") -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+    connection.sendall(sent)
+    return connection
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 14\r\n\r\n"
+REQUEST = HEAD + b'{"prompt":[5]}'
+
+
+def test_heads_that_do_not_end_keep_nobody_out(served: Any) -> None:
+    url, _, release = served
+    release.set()
+    with contextlib.ExitStack() as stack:
+        dripping = [connect(url, stack, b"GET /version HT") for _ in range(3 * LIMIT)]
+        for _ in range(20):
+            assert httpx.get(f"{url}/version").status_code == 200
+        # Those that came first have been closed.
+        for connection in dripping[:LIMIT]:
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(100) == b""
+
+
+def test_at_the_limit_requests_are_refused_and_the_server_can_be_watched(served: Any) -> None:
+    url, engine, release = served
+    with contextlib.ExitStack() as stack:
+        # Some wait for their answers, and some do not send their bodies.
+        busy = [connect(url, stack, REQUEST if number % 2 else HEAD) for number in range(LIMIT - SPARE_CONNECTIONS)]
+        wait_for(lambda: len(engine.calls) == len(busy) // 2)
+        for _ in range(2 * SPARE_CONNECTIONS):
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": [5]})
+            assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
+            assert answer.json()["error"]["code"] == "too_many_connections"
+        for path in ("/health/live", "/health/ready", "/metrics"):
+            assert httpx.get(url + path).status_code == 200
+        # Whoever keeps even these busy is answered by closed connections, or the same refusal.
+        more = [
+            connect(url, stack, HEAD.replace(b"/v1/completions", b"/health/live")) for _ in range(SPARE_CONNECTIONS)
+        ]
+        assert all(connection.recv(1000).startswith(b"HTTP/1.1 405") for connection in more)
+        release.set()
+        assert all(connection.recv(1000).startswith(b"HTTP/1.1 200") for connection in busy[1::2])
+    wait_for(lambda: httpx.post(f"{url}/v1/completions", json={"prompt": [5]}).status_code == 200)
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
