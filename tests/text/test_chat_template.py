@@ -9,9 +9,9 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
-from penstock.text import template_sandbox
+from penstock.text import template_budget
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
-from penstock.text.template_sandbox import TakesLong, in_a_moment
+from penstock.text.template_budget import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.tokenizers_made import add_bos, make_raw, save
 
@@ -321,16 +321,16 @@ KEEPING = "{% set x = namespace(v=[]) %}{% for i in range(1000) %}"
     ],
 )
 def test_bombs_are_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_STEPS", 20_000)
-    monkeypatch.setattr(template_sandbox, "MAX_OUTPUT", 1 << 20)
-    monkeypatch.setattr(template_sandbox, "MAX_ITEMS", 10_000)
-    monkeypatch.setattr(template_sandbox, "MAX_MADE", 10 << 20)
+    monkeypatch.setattr(template_budget, "MAX_STEPS", 20_000)
+    monkeypatch.setattr(template_budget, "MAX_OUTPUT", 1 << 20)
+    monkeypatch.setattr(template_budget, "MAX_ITEMS", 10_000)
+    monkeypatch.setattr(template_budget, "MAX_MADE", 10 << 20)
     with pytest.raises((RequestError, TokenizerError)):
         ChatTemplate(source).render([{"role": "user", "content": "x"}], special_tokens={})
 
 
 def test_a_slow_template_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(template_budget, "MAX_SECONDS", 0.0)
     with pytest.raises(RequestError, match="longer than 0 seconds"):
         ChatTemplate("{% for i in range(1000) %}{% endfor %}").render([], special_tokens={})
 

@@ -95,7 +95,7 @@ def _mean(sums: tuple[float, float], prior: float) -> float:
     return (total + _PRIOR_WEIGHT * prior) / (weight + _PRIOR_WEIGHT)
 
 
-class Drain:
+class DrainRate:
     """How fast the queue empties, measured while there is a backlog: at other times nothing is learnt of the limits."""
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ class Admission:
         self._blocks_for = blocks_for
         self._chance = chance
         self._lengths = Lengths()
-        self._drain = Drain()
+        self._drain = DrainRate()
         # By priority: prompts that wait, and their tokens.
         self._waiting: dict[int, tuple[int, int]] = {}
         # Blocks that those who were admitted are expected to need besides those that they have.

@@ -23,7 +23,7 @@ from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
 from penstock.server.tenants import job_of, tenant_of
-from penstock.text.template_sandbox import TakesLong, in_a_moment
+from penstock.text.template_budget import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("penstock.server")

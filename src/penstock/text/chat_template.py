@@ -12,7 +12,8 @@ import jinja2
 import jinja2.meta
 
 from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
-from penstock.text.template_sandbox import Sandbox, TakesLong, rendered
+from penstock.text.template_budget import TakesLong
+from penstock.text.template_sandbox import Sandbox, rendered
 from penstock.text.tokenizer import Tokenizer, read_json, unused_marker
 
 # In characters, several times any model's. Compiling one of this length takes seconds.

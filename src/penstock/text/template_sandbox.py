@@ -6,15 +6,11 @@ measured where it is made, compared, or becomes text. What is made counts, altho
 template holds more than that.
 """
 
-import contextlib
-import contextvars
 import functools
 import json
 import re
 import string
-import sys
-import time
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, cast
 
@@ -29,25 +25,27 @@ import jinja2.sandbox
 import jinja2.utils
 import jinja2.visitor
 
-MAX_STEPS = 2_000_000
-MAX_SECONDS = 10.0
-# Characters of any text.
-MAX_OUTPUT = 8 * 1024 * 1024
-# Of any list.
-MAX_ITEMS = 1024 * 1024
-# Bytes of all values that are made.
-MAX_MADE = 256 * 1024 * 1024
-# What a rendering that others wait for has.
-MOMENT_SECONDS = 0.02
+from penstock.text.template_budget import (
+    MAX_OUTPUT,
+    MEASURED,
+    VISITS_A_STEP,
+    Budget,
+    bounded,
+    check_items,
+    check_pieces,
+    check_size,
+    compared,
+    counted,
+    current,
+    made,
+    spent,
+    text_size,
+)
+
 MAX_INTEGER_BITS = 4096
 MAX_INDENT = 16
 
-# Text can be written to a block, a macro's result, and from there again.
-_REWRITES = 4
 _SHORT_LITERAL = 32
-# Looking at one value of many takes less time than a step.
-_VISITS_A_STEP = 4
-
 # Filters and methods that pad, repeat or split to a length which the template names.
 _REMOVED_FILTERS = ("batch", "center", "filesizeformat", "pprint", "slice", "urlize", "wordwrap", "xmlattr")
 _REMOVED_METHODS = frozenset(
@@ -79,70 +77,11 @@ _COMPARING_TESTS = (
     "lt",
     "lessthan",
 )
-_MEASURED = (list, tuple, set, frozenset, Mapping, KeysView, ValuesView, ItemsView)
-
-
-class TakesLong(Exception):
-    """A rendering that has a moment only takes longer; nothing is wrong with it."""
-
-
-class _Budget:
-    """Steps, time and memory that one rendering may still use."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.written = 0
-        self.made_bytes = 0
-        self.brief = _brief.get()
-        self.deadline = time.monotonic() + (MOMENT_SECONDS if self.brief else MAX_SECONDS)
-        self._next_look = 64
-
-    def step(self, count: int = 1) -> None:
-        self.steps += count
-        if self.steps > MAX_STEPS:
-            raise jinja2.TemplateRuntimeError(f"it takes more than {MAX_STEPS} steps")
-        if self.steps >= self._next_look:
-            self._next_look = self.steps + 64
-            self.look()
-
-    def look(self) -> None:
-        if time.monotonic() > self.deadline:
-            if self.brief:
-                raise TakesLong
-            raise jinja2.TemplateRuntimeError(f"it takes longer than {MAX_SECONDS:g} seconds")
-
-    def made(self, value: Any) -> None:
-        size = sys.getsizeof(value)
-        self.made_bytes += size
-        if self.made_bytes > MAX_MADE:
-            raise jinja2.TemplateRuntimeError(f"it makes more than {MAX_MADE} bytes of values")
-        if size > _LARGE:
-            self.look()
-
-    def write(self, size: int) -> None:
-        self.written += size
-        if self.written > _REWRITES * MAX_OUTPUT:
-            raise jinja2.TemplateRuntimeError(f"it writes more than {_REWRITES * MAX_OUTPUT} characters")
-
-
-_LARGE = 64 * 1024
-_brief: contextvars.ContextVar[bool] = contextvars.ContextVar("chat_template_brief", default=False)
-_budget: contextvars.ContextVar[_Budget] = contextvars.ContextVar("chat_template_budget")
-
-
-@contextlib.contextmanager
-def in_a_moment() -> Iterator[None]:
-    """Let renderings in the block raise TakesLong after a moment, for whoever can do them elsewhere then."""
-    token = _brief.set(True)
-    try:
-        yield
-    finally:
-        _brief.reset(token)
 
 
 def rendered(template: jinja2.Template, values: Mapping[str, Any]) -> str:
     """The output of a template that a `Sandbox` has made. Raises whatever the template does."""
-    token = _budget.set(_Budget())
+    token = current.set(Budget())
     try:
         parts, size = [], 0
         for part in template.generate(values):
@@ -152,7 +91,7 @@ def rendered(template: jinja2.Template, values: Mapping[str, Any]) -> str:
             parts.append(part)
         return "".join(parts)
     finally:
-        _budget.reset(token)
+        current.reset(token)
 
 
 class _Bound(jinja2.visitor.NodeTransformer):
@@ -251,8 +190,8 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.filters[name] = _checked(function, name)
         for name in _COMPARING_TESTS:
             self.tests[name] = _comparing(cast(Callable[..., Any], self.tests[name]))
-        self.filters |= {"__counted": _counted, "__literal": _literal, "__concatenated": _concatenated}
-        self.filters |= {"__made": _made, "__cut": _bounded, "__compared": _compared}
+        self.filters |= {"__counted": counted, "__literal": _literal, "__concatenated": _concatenated}
+        self.filters |= {"__made": made, "__cut": bounded, "__compared": compared}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
         # Jinja's own makes random text of any length.
@@ -281,27 +220,27 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             # A width is given by digits, or by a field inside of a field.
             if any(mark.isdigit() or mark == "{" for spec in specs for mark in spec):
                 raise jinja2.exceptions.SecurityError("widths in a text format are not available")
-            _check_size(len(value.__self__) + len(specs) * _text_size([*args, kwargs]))
+            check_size(len(value.__self__) + len(specs) * text_size([*args, kwargs]))
             return inner(*args, **kwargs)
 
         return checked
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805 (as in Jinja)
-        _budget.get().step()
+        current.get().step()
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str) and name == "join" and len(args) == 1:
-            args = (list(_counted(args[0])),)
-            _check_size(sum(map(_text_size, args[0])) + len(owner) * len(args[0]))
+            args = (list(counted(args[0])),)
+            check_size(sum(map(text_size, args[0])) + len(owner) * len(args[0]))
         elif isinstance(owner, str) and name == "replace":
             _check_replacement(owner, *args[:2])
         elif isinstance(owner, str) and name in _SPLITTING:
-            _check_pieces(owner)
+            check_pieces(owner)
         result = super().call(__context, __obj, *args, **kwargs)
-        return _made(result) if isinstance(result, _MEASURED) else _bounded(result)
+        return made(result) if isinstance(result, MEASURED) else bounded(result)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Apply an operator whose result is bounded."""
-        _budget.get().step()
+        current.get().step()
         if isinstance(left, tuple) and operator in "+*":
             raise jinja2.exceptions.SecurityError("tuples cannot be added or repeated; use lists")
         if isinstance(left, int) and isinstance(right, int):
@@ -311,111 +250,28 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         elif operator == "*":
             sizes = [len(value) for value in (left, right) if hasattr(value, "__len__")]
             times = [value for value in (left, right) if isinstance(value, int)]
-            _check_size(max(sizes, default=0) * max(times, default=0))
+            check_size(max(sizes, default=0) * max(times, default=0))
             if isinstance(left, list | tuple) or isinstance(right, list | tuple):
-                _check_items(max(sizes, default=0) * max(times, default=0))
+                check_items(max(sizes, default=0) * max(times, default=0))
         elif operator == "%" and isinstance(left, str):
             _check_percent(left, right)
-        return _bounded(super().call_binop(context, operator, left, right))
-
-
-def _counted(values: Iterable[Any]) -> Iterator[Any]:
-    budget = _budget.get()
-    for value in values:
-        budget.step()
-        yield value
-
-
-def _check_size(size: int) -> None:
-    if size > MAX_OUTPUT:
-        raise jinja2.exceptions.SecurityError(f"it makes a value longer than {MAX_OUTPUT}")
-
-
-def _check_items(count: int) -> None:
-    if count > MAX_ITEMS:
-        raise jinja2.exceptions.SecurityError(f"it makes a list of more than {MAX_ITEMS} values")
-
-
-def _check_pieces(text: str) -> None:
-    """Each piece of a split text takes many times the memory of its characters."""
-    if len(text) > 2 * MAX_ITEMS:
-        raise jinja2.exceptions.SecurityError(f"it splits a text of more than {2 * MAX_ITEMS} characters")
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, str | list | tuple):
-        _check_size(len(value))
-        if not isinstance(value, str):
-            _check_items(len(value))
-        budget = _budget.get(None)
-        # Constants are made while the template is compiled.
-        if budget is not None:
-            budget.made(value)
-    return value
-
-
-def _made(value: Any) -> Any:
-    """A new list, tuple or dictionary. However often it holds the same values, looking at all is bounded."""
-    _size(value, text=False)
-    return _bounded(value)
-
-
-def _compared(value: Any) -> Any:
-    if isinstance(value, _MEASURED):
-        _size(value, text=False)
-    elif isinstance(value, str) and len(value) > _LARGE:
-        _budget.get().step()
-        _budget.get().look()
-    return value
+        return bounded(super().call_binop(context, operator, left, right))
 
 
 def _comparing(test: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(test)
     def checked(*args: Any) -> Any:
         for value in args:
-            _compared(value)
+            compared(value)
         return test(*args)
 
     return checked
 
 
-def _text_size(value: Any, indent: int = 0) -> int:
-    """At least about how long a value's text is. Raises SecurityError as soon as that is more than MAX_OUTPUT.
-
-    Lists may hold the same list twice, and so forth, so that little memory stands for very much text.
-    """
-    return len(value) if isinstance(value, str) else _size(value, indent)
-
-
-def _size(value: Any, indent: int = 0, *, text: bool = True) -> int:
-    """The same, `text` or not: a namespace can be within what does not become text."""
-    size, visits, waiting = 0, 0, [(value, 0)]
-    while waiting:
-        item, depth = waiting.pop()
-        visits += 1
-        size += 4 + indent * depth
-        if isinstance(item, str):
-            size += len(item)
-        elif isinstance(item, _MEASURED):
-            _check_size(size + len(item))
-            for inner in item:
-                waiting.append((inner, depth + 1))
-                if isinstance(item, Mapping):
-                    waiting.append((item[inner], depth + 1))
-        elif text and isinstance(item, jinja2.utils.Namespace):
-            raise jinja2.exceptions.SecurityError("a namespace cannot become text")
-        _check_size(size)
-        _check_items(visits)
-    budget = _budget.get(None)
-    if budget is not None:
-        budget.step(visits // _VISITS_A_STEP)
-    return size
-
-
 def _written(value: Any) -> Any:
     """What an expression writes; Jinja calls this for each."""
-    size = _text_size(value)
-    budget = _budget.get(None)
+    size = text_size(value)
+    budget = current.get(None)
     # Constants are written while the template is compiled.
     if budget is not None:
         budget.write(size)
@@ -423,8 +279,8 @@ def _written(value: Any) -> Any:
 
 
 def _concatenated(values: list[Any]) -> Any:
-    _check_size(sum(map(_text_size, values)))
-    return _bounded("".join(map(str, values)))
+    check_size(sum(map(text_size, values)))
+    return bounded("".join(map(str, values)))
 
 
 def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -434,31 +290,22 @@ def _checked(function: Callable[..., Any], name: str) -> Callable[..., Any]:
     def checked(*args: Any, **kwargs: Any) -> Any:
         if name in _QUICK_FILTERS:
             return function(*args, **kwargs)
-        budget = _budget.get()
+        budget = current.get()
         budget.step()
         for value in (*args, *kwargs.values()):
             if isinstance(value, str):
                 if name in _SPLITTING:
-                    _check_pieces(value)
+                    check_pieces(value)
             elif name in _TEXT_FILTERS:
-                _text_size(value)
+                text_size(value)
             elif name in _COMPARING_FILTERS:
-                _compared(value)
-            elif isinstance(value, _MEASURED) and not isinstance(value, jinja2.runtime.Context):
-                budget.step(len(value) // _VISITS_A_STEP)
+                compared(value)
+            elif isinstance(value, MEASURED) and not isinstance(value, jinja2.runtime.Context):
+                budget.step(len(value) // VISITS_A_STEP)
         result = function(*args, **kwargs)
-        return _spent(result) if isinstance(result, Iterator) else _bounded(result)
+        return spent(result) if isinstance(result, Iterator) else bounded(result)
 
     return checked
-
-
-def _spent(values: Iterator[Any]) -> Iterator[Any]:
-    """What a filter yields one by one."""
-    budget = _budget.get()
-    for number, value in enumerate(values):
-        if number % _VISITS_A_STEP == 0:
-            budget.step()
-        yield _bounded(value)
 
 
 def _check_percent(layout: str, values: Any) -> None:
@@ -466,7 +313,7 @@ def _check_percent(layout: str, values: Any) -> None:
         raise jinja2.exceptions.SecurityError("widths in a text format are not available")
     # A tuple's values are used once each, others perhaps by every mark.
     times = 1 if isinstance(values, tuple) else layout.count("%")
-    _check_size(len(layout) + times * _text_size(values))
+    check_size(len(layout) + times * text_size(values))
 
 
 def _format(layout: Any, *args: Any, **kwargs: Any) -> str:
@@ -477,16 +324,16 @@ def _format(layout: Any, *args: Any, **kwargs: Any) -> str:
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     text = str(s)
-    _check_size(len(text) + (len(text.splitlines()) + 1) * (len(width) if isinstance(width, str) else width))
+    check_size(len(text) + (len(text.splitlines()) + 1) * (len(width) if isinstance(width, str) else width))
     return jinja2.filters.do_indent(text, width, first, blank)
 
 
 @jinja2.pass_environment
 def _join(environment: Any, value: Iterable[Any], d: Any = "", attribute: str | int | None = None) -> str:
-    items = list(_counted(value))
+    items = list(counted(value))
     if attribute is not None:
         items = list(map(jinja2.filters.make_attrgetter(environment, attribute), items))
-    _check_size(sum(map(_text_size, items)) + _text_size(d) * len(items))
+    check_size(sum(map(text_size, items)) + text_size(d) * len(items))
     return str(d).join(map(str, items))
 
 
@@ -498,7 +345,7 @@ def _replace(s: Any, old: Any, new: Any, count: int | None = None) -> str:
 
 def _check_replacement(text: str, old: Any = None, new: Any = None) -> None:
     if isinstance(old, str) and isinstance(new, str):
-        _check_size(len(text) + text.count(old) * len(new))
+        check_size(len(text) + text.count(old) * len(new))
 
 
 def _to_json(
@@ -512,7 +359,7 @@ def _to_json(
     width = len(indent) if isinstance(indent, str) else indent or 0
     if width > MAX_INDENT or any(len(separator) > MAX_INDENT for separator in separators or ()):
         raise jinja2.exceptions.SecurityError(f"indents and separators of more than {MAX_INDENT} are not available")
-    _text_size(value, width)
+    text_size(value, width)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
