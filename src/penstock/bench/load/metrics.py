@@ -124,7 +124,7 @@ def summarize(run: Run, slo: Slo | None) -> Summary:
     figures = {name: figure_values(served, name) for name in ("ttft", "tpot", "e2e", "e2e_per_token")}
     gaps = np.frombuffer(run.gaps, dtype=np.float32) if run.gaps else np.empty(0, np.float32)
     flight = in_flight(outcomes)
-    kept_up = _kept_up(outcomes, figures["e2e"]) if isinstance(run.arrivals, Open) else None
+    kept_up = _kept_up(outcomes) if isinstance(run.arrivals, Open) else None
     return Summary(
         arrivals=run.arrivals,
         seconds=seconds,
@@ -193,11 +193,8 @@ def count_errors(outcomes: Sequence[Outcome]) -> list[ErrorCount]:
     return [ErrorCount(kind or "", n, first[kind].message or "", is_violation(first[kind])) for kind, n in counts]
 
 
-def _kept_up(outcomes: Sequence[Outcome], latencies: Sequence[float]) -> bool | None:
-    if not latencies:
-        return None
-    usual = percentile(sorted(latencies), 0.5)
-    return keeps_up([outcome.scheduled for outcome in outcomes], [outcome.ended for outcome in outcomes], usual)
+def _kept_up(outcomes: Sequence[Outcome]) -> bool | None:
+    return keeps_up([outcome.scheduled for outcome in outcomes], [outcome.ended for outcome in outcomes])
 
 
 def _total(values: Sequence[int | None]) -> int | None:

@@ -24,16 +24,20 @@ class Sample(msgspec.Struct, frozen=True):
     waiting: int
 
 
-def keeps_up(arrivals: Sequence[float], ends: Sequence[float], latency: float) -> bool | None:
-    """Whether a server kept up with requests that came at these times and ended at those, in any order.
+def keeps_up(arrivals: Sequence[float], ends: Sequence[float]) -> bool | None:
+    """Whether a server kept up with requests that came at these times and ended at those.
 
     It did not where clearly more of them were in flight in the last quarter of the time in which they came than in the
-    second. None where that time was less than twice their usual latency: until then more are in flight in any case.
+    second. None where that time was less than twice what the first of them took: until then more are in flight in any
+    case.
     """
-    if len(arrivals) < ARRIVALS or max(arrivals) < 2 * latency:
+    if len(arrivals) < ARRIVALS:
         return None
     end = max(arrivals)
     begun, ended = np.asarray(arrivals), np.asarray(ends)
+    early = begun <= end / 4
+    if not early.any() or end < 2 * float(np.median((ended - begun)[early])):
+        return None
 
     def mean(first: float, last: float) -> float:
         spent = np.minimum(ended, last * end) - np.maximum(begun, first * end)
