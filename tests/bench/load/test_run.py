@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from penstock.bench.load import saturation
 from penstock.bench.load.address import parse_address
 from penstock.bench.load.arrivals import Arrivals, Closed, Open, Replay
 from penstock.bench.load.bodies import Bodies
@@ -225,15 +226,16 @@ def test_a_kept_connection_that_was_closed_is_replaced() -> None:
     assert server.connections == 4
 
 
-def test_a_rate_beyond_the_server_is_left_early() -> None:
+def test_a_rate_beyond_the_server_is_left_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saturation, "SECONDS", 1.5)
     plan = random_conversations(SHAPE, 0)
     with scripted(lambda request: [60.0, *whole_answer(request)]) as server:
         run = load(server, Open(40.0), Limits(seconds=60.0, stop_early=True), plan)
     assert run.oversaturated
-    assert run.seconds < 20.0
+    assert run.seconds < 10.0
     assert {outcome.end for outcome in run.outcomes} == {End.ABANDONED}
     found = summarize(run, None)
-    assert found.abandoned == found.sent > 100
+    assert found.abandoned == found.sent >= 40
 
 
 def test_a_fault_of_the_workload_ends_the_run() -> None:

@@ -12,6 +12,7 @@ from penstock.bench.load.plan import describe, load_of
 from penstock.bench.load.session import Measurement, Stage
 from penstock.core.errors import ConfigurationError
 
+_POINTS = 1000
 _PANELS = {
     "ttft": "time to first token",
     "tpot": "time per output token",
@@ -68,8 +69,11 @@ def _latencies(stages: Sequence[Stage]) -> Any:
             served = [outcome for outcome in stage.run.outcomes if outcome.end is End.OK]
             values = sorted(stage.run.gaps if name == "itl" else figure_values(served, name))
             if values:
-                shares = [(rank + 1) / len(values) for rank in range(len(values))]
-                axes.step([1000 * v for v in values], shares, where="post", label=describe(stage.summary.arrivals))
+                # More points than can be seen would only make the file larger.
+                ranks = sorted({round(n * (len(values) - 1) / _POINTS) for n in range(_POINTS + 1)})
+                shares = [(rank + 1) / len(values) for rank in ranks]
+                label = describe(stage.summary.arrivals)
+                axes.step([1000 * values[rank] for rank in ranks], shares, where="post", label=label)
         axes.set(title=title, xlabel="ms", ylabel="share of all", ylim=(0, 1))
         axes.grid(alpha=0.3)
         if axes.lines:

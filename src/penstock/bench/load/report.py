@@ -73,7 +73,7 @@ def figure_table(summary: Summary, plan: Plan) -> Table:
 def sweep_table(summaries: Sequence[Summary], plan: Plan) -> Table:
     """A line for each stage."""
     table = Table("load", title="all stages; latencies: p99, ms")
-    headings = ["req/s", "tokens/s", "TTFT", "TPOT", "E2E", "failed"]
+    headings = ["req/s", "tok/s", "TTFT", "TPOT", "E2E", "failed"]
     if plan.slo is not None:
         headings += ["goodput", "met"]
     for heading in headings:
@@ -83,7 +83,7 @@ def sweep_table(summaries: Sequence[Summary], plan: Plan) -> Table:
         row = [_number(summary.request_rate), _number(summary.output_token_rate), *latest, f"{summary.failed:,}"]
         if plan.slo is not None:
             grew = summary.oversaturated or summary.kept_up is False
-            row += [_number(summary.goodput), "yes" if summary.meets_slo else "no, grew" if grew else "no"]
+            row += [_number(summary.goodput), "yes" if summary.meets_slo else "grew" if grew else "no"]
         table.add_row(describe(summary.arrivals), *(value or _NONE for value in row))
     return table
 
