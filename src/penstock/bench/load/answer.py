@@ -169,7 +169,7 @@ class Answer:
             self._previous[index] = self.last = now
             if self._texts is not None and index == 0:
                 self._texts.append(content if isinstance(content, str) else "")
-        if choice.finish_reason is not None:
+        if choice.finish_reason:
             if index in self._finished:
                 self._blame("several finish_reasons", f"choice {index} has more than one")
             self._finished.add(index)

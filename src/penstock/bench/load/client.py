@@ -14,6 +14,8 @@ import httptools
 
 from penstock.bench.load.address import Address
 
+_STALE_SECONDS = 0.25
+
 # Takes a piece of the answer's body and its time; whether the client is to leave.
 Take = Callable[[bytes, float], bool]
 
@@ -64,6 +66,11 @@ class Exchange:
             return self._take(data, now)
         self.body = (self.body + data)[: 1 << 16]
         return False
+
+    @property
+    def was_stale(self) -> bool:
+        """Whether the connection had been closed before the request: that is noticed at once."""
+        return not self.status and self.sent is not None and self.ended - self.sent < _STALE_SECONDS
 
     def finish(self, error: TransferError | None = None) -> None:
         """Wake who waits."""
@@ -183,7 +190,7 @@ class Client:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     await exchange.done
             except TransferError as error:
-                if connection.used and error.kind == "connection lost" and not exchange.status:
+                if connection.used and error.kind == "connection lost" and exchange.was_stale:
                     continue
                 raise
             except TimeoutError:
@@ -197,7 +204,8 @@ class Client:
     def close(self) -> None:
         """Close the connections that are kept."""
         for connection in list(self._idle):
-            connection.transport.close()
+            # Not after a farewell in TLS, which nobody would wait for.
+            connection.transport.abort()
         self._idle.clear()
 
     async def _connection(self, deadline: float) -> _Connection:

@@ -137,10 +137,12 @@ class _Runner:
     async def _closed(self, conversations: Iterator[tuple[int, Conversation]], concurrency: int) -> None:
         async def stream() -> None:
             for number, conversation in conversations:
-                if self._is_over(self._now()):
-                    return
                 ready = self._prepare(number, conversation, 0.0)
-                await self._converse(msgspec.structs.replace(ready, due=self._now()))
+                # What it takes to write a request is over before it is due.
+                due = self._now()
+                if self._is_over(due):
+                    return
+                await self._converse(msgspec.structs.replace(ready, due=due))
 
         for _ in range(concurrency):
             self._begin(stream())
