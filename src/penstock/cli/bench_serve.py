@@ -37,7 +37,7 @@ from penstock.core.errors import ConfigurationError
 
 _REQUESTS = 200
 _SEARCH_SECONDS = 20.0
-# Several streams would share a connection's port otherwise: each needs a file of its own.
+# As many streams as one address of a server can have, since each needs a port of this machine.
 _FILES = 65536
 
 

@@ -167,8 +167,8 @@ def meets(slo: Slo, run: Run, figures: dict[str, list[float]], gaps: NDArray[np.
     if run.oversaturated or not served or failed > (1 - MET_AT) * (served + failed):
         return False
     for name, limit in slo.limits().items():
-        values = list(gaps) if name == "itl" else [*figures[name], *[math.inf] * failed]
-        if values and percentile(sorted(values), MET_AT) > limit:
+        values = gaps if name == "itl" else np.array([*figures[name], *[math.inf] * failed])
+        if len(values) and percentile(np.sort(values), MET_AT) > limit:
             return False
     return True
 

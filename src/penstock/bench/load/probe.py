@@ -7,7 +7,7 @@ import msgspec
 from penstock.bench.load.answer import Answer
 from penstock.bench.load.bodies import Bodies
 from penstock.bench.load.client import Client, Exchange, TransferError
-from penstock.bench.load.content import Content, Words
+from penstock.bench.load.content import Content, TokenIds, Words
 from penstock.bench.load.workload import Block, Turn
 from penstock.core.errors import ConfigurationError
 
@@ -69,9 +69,9 @@ async def ask_once(client: Client, bodies: Bodies, blocks: tuple[Block, ...]) ->
     if exchange.status in (401, 403):
         raise _unauthorized(url, exchange)
     if exchange.status != 200:
-        raise ConfigurationError(
-            f"{url}{bodies.path} refuses a first request with HTTP {exchange.status}: {error_message(exchange.body)}"
-        )
+        hint = " (--prompts text is for servers that take no token ids)" if isinstance(bodies.content, TokenIds) else ""
+        said = f"HTTP {exchange.status}: {error_message(exchange.body)}"
+        raise ConfigurationError(f"{url}{bodies.path} refuses a first request with {said}{hint}")
     answer.end()
     if answer.error is not None:
         raise ConfigurationError(f"{url}{bodies.path} could not serve a first request: {answer.error[1]}")

@@ -91,6 +91,8 @@ class _Runner:
         self._outcomes: list[Outcome] = []
         self._gaps = array("f")
         self._tasks: set[asyncio.Task[None]] = set()
+        # A request that fails is an outcome; a workload or a program that fails ends the run.
+        self._fault: BaseException | None = None
         self._due = 0
         self._in_flight = 0
         self._waiting = 0
@@ -154,7 +156,7 @@ class _Runner:
         planned = self._prepared(conversations, arrivals, seed)
         ahead: deque[_Prepared] = deque(itertools.islice(planned, _AHEAD))
         self._start = time.monotonic()
-        while ahead:
+        while ahead and self._fault is None:
             ready = ahead.popleft()
             # What takes time is done before requests are due, while there is time.
             while len(ahead) < _AHEAD and self._now() < ready.due and (following := next(planned, None)) is not None:
@@ -187,13 +189,18 @@ class _Runner:
     def _begin(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            self._fault = self._fault or task.exception()
 
     async def _all_tasks(self) -> None:
-        while self._tasks:
-            # One that fails ends the run: a request's failure is an outcome, this is another.
-            for task in (await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION))[0]:
-                task.result()
+        while self._tasks and self._fault is None:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_EXCEPTION)
+        if self._fault is not None:
+            raise self._fault
 
     def _is_over(self, due: float) -> bool:
         return self._limits.seconds is not None and due >= self._limits.seconds
