@@ -14,10 +14,10 @@ from support.live_server import RunningServer
 def test_a_server_under_load_keeps_to_the_protocol(server: RunningServer, endpoint: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     before = server.metric("penstock_generation_tokens_total")
-    turns = 2 if endpoint == "chat" else 1
+    turns, only = (2, ("--turns", "2")) if endpoint == "chat" else (1, ("--token-ids", "10-200"))
     options = (
-        "--endpoint", endpoint, "--turns", str(turns), "--rate", "40", "--burstiness", "0.5", "--requests", "40",
-        "--input-len", "8-64", "--output-len", "4-24", "--ignore-eos", "--token-ids", "10-200", "--warmup", "2",
+        "--endpoint", endpoint, *only, "--rate", "40", "--burstiness", "0.5", "--requests", "40",
+        "--input-len", "8-64", "--output-len", "4-24", "--ignore-eos", "--warmup", "2",
         "--slo", "ttft=20s,tpot=2s", "--extra-body", '{"return_token_ids": true}', "--json", str(file),
     )  # fmt: skip
     command = [sys.executable, "-m", "penstock.cli.main", "bench", "serve", server.base, *options]

@@ -36,6 +36,8 @@ from penstock.cli.options import parse_batch_sizes, parse_seconds
 from penstock.core.errors import ConfigurationError
 
 _REQUESTS = 200
+_LENGTH = "128"
+_TOKEN_IDS = "100-999"
 _SEARCH_SECONDS = 20.0
 # As many streams as one address of a server can have, since each needs a port of this machine.
 _FILES = 65536
@@ -76,6 +78,7 @@ def make_plan(url: str, requests: RequestOptions, workload: WorkloadOptions, loa
     """What the options say. Raises ConfigurationError where one has no meaning."""
     chat, trace, dataset = requests.endpoint is Endpoint.CHAT, workload.trace, workload.dataset
     prompts = workload.prompts or (Prompts.TEXT if chat or workload.turns > 1 else Prompts.IDS)
+    _refuse_without_effect(workload, prompts)
     seconds = None if load.duration is None else parse_seconds(load.duration, "--duration", 0.1)
     count = load.requests
     if count is None and seconds is None:
@@ -84,8 +87,8 @@ def make_plan(url: str, requests: RequestOptions, workload: WorkloadOptions, loa
         elif trace is None and dataset is None:
             count = _REQUESTS
     shape = Shape(
-        input=parse_lengths(workload.input_len, "--input-len"),
-        output=parse_lengths(workload.output_len, "--output-len"),
+        input=parse_lengths(workload.input_len or _LENGTH, "--input-len"),
+        output=parse_lengths(workload.output_len or _LENGTH, "--output-len"),
         prefix=workload.prefix_len,
         prefixes=workload.prefixes,
         turns=workload.turns,
@@ -95,7 +98,7 @@ def make_plan(url: str, requests: RequestOptions, workload: WorkloadOptions, loa
         model=requests.model,
         endpoint=requests.endpoint.value,
         prompts=prompts.value,
-        token_ids=_parse_ids(workload.token_ids),
+        token_ids=_parse_ids(workload.token_ids or _TOKEN_IDS),
         stages=_parse_stages(load, replay=trace is not None),
         find_rate=load.find_rate,
         shape=shape,
@@ -114,6 +117,25 @@ def make_plan(url: str, requests: RequestOptions, workload: WorkloadOptions, loa
         extra=parse_extra(requests.extra_body),
         seed=workload.seed,
     )
+
+
+def _refuse_without_effect(workload: WorkloadOptions, prompts: Prompts) -> None:
+    """Raise ConfigurationError for an option that would change nothing."""
+    dataset, trace = workload.dataset is not None, workload.trace is not None
+    refusals = {
+        "--input-len is of random prompts; a --dataset or a --trace has its own.": workload.input_len is not None
+        and (dataset or trace),
+        "--output-len does not go with a --trace, which has its own; --length-scale changes them.": trace
+        and workload.output_len is not None,
+        "--prompts is about random prompts, and a --dataset has its own.": dataset and workload.prompts is not None,
+        "--token-ids is for random prompts of token ids; these are text.": workload.token_ids is not None
+        and (dataset or prompts is Prompts.TEXT),
+        "--prefixes says how many different ones there are; say how long with --prefix-len.": workload.prefixes > 1
+        and not workload.prefix_len,
+    }
+    for sentence, refused in refusals.items():
+        if refused:
+            raise ConfigurationError(sentence)
 
 
 def read_key(option: str | None) -> str | None:

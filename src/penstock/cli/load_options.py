@@ -52,13 +52,20 @@ class WorkloadOptions:
     """What is asked."""
 
     input_len: Annotated[
-        str, typer.Option(metavar="TOKENS", help="Of random prompts: 128, 64-256, normal:128,32 or lognormal:128,32.")
-    ] = "128"
-    output_len: Annotated[str, typer.Option(metavar="TOKENS", help="Most of each answer, in the same forms.")] = "128"
+        str | None,
+        typer.Option(
+            metavar="TOKENS", help="Of random prompts: 64, 64-256, normal:128,32 or lognormal:128,32; 128 without."
+        ),
+    ] = None
+    output_len: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="Most of each answer, in the same forms; 128 without.")
+    ] = None
     prompts: Annotated[
         Prompts | None, typer.Option(help="Random token ids, or words; ids where the endpoint takes them.")
     ] = None
-    token_ids: Annotated[str, typer.Option(metavar="FIRST-LAST", help="Which ids are drawn.")] = "100-999"
+    token_ids: Annotated[
+        str | None, typer.Option(metavar="FIRST-LAST", help="Which ids are drawn; 100-999 without.")
+    ] = None
     prefix_len: Annotated[int, typer.Option(help="Tokens of a prefix that prompts share, on top.", min=0)] = 0
     prefixes: Annotated[int, typer.Option(help="How many different prefixes there are.", min=1)] = 1
     turns: Annotated[int, typer.Option(help="Of each conversation; a later one contains those before it.", min=1)] = 1
