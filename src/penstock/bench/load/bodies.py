@@ -59,12 +59,11 @@ class Bodies(msgspec.Struct, frozen=True):
     def next(self, before: Prompt, answer: str, turn: Turn) -> Prompt:
         """The prompt of a later turn: all that was said, and what is said now."""
         added = self._prompt(turn)
-        if self.endpoint == "chat":
-            assert not isinstance(before, str) and not isinstance(added, str)
-            # A message needs some content, even where an answer had none.
-            return [*before, {"role": "assistant", "content": answer or " "}, *added]
-        assert isinstance(before, str) and isinstance(added, str)
-        return f"{before}{answer} {added}"
+        if isinstance(before, str):
+            return f"{before}{answer} {added}"
+        # A message needs some content, even where an answer had none.
+        said: list[Any] = [*before, {"role": "assistant", "content": answer or " "}, *added]
+        return said
 
     def body(self, prompt: Prompt, output: int) -> bytes:
         """The body of a streamed request."""
