@@ -6,14 +6,16 @@ The same pool cut into slots of the longest request's length, as without paging,
 """
 
 import argparse
+import itertools
 import random
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import reporting
-from traces import SAMPLE, Lengths, read_lengths
 
+from penstock.bench.load.traces import read_trace
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
 from penstock.core.kv import LayerKV, build_kv_spec
@@ -23,6 +25,26 @@ from penstock.core.sampling import SamplingParams
 from penstock.scheduler.scheduler import Scheduler
 
 VOCABULARY = 32000
+SAMPLE = Path(__file__).with_name("sample_trace.csv")
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of one request."""
+
+    prompt: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        """Prompt and output together."""
+        return self.prompt + self.output
+
+
+def read_lengths(path: Path, count: int, divisor: int) -> list[Lengths]:
+    """The first `count` requests of the trace, both lengths divided by `divisor`, at least 1 each."""
+    requests = itertools.islice(read_trace(path), count)
+    return [Lengths(max(1, request.prompt // divisor), max(1, request.output // divisor)) for request in requests]
 
 
 def answer(plan: StepPlan) -> StepResult:
@@ -72,7 +94,7 @@ def fitting(requests: Sequence[Lengths], blocks: int, block_size: int) -> float:
 
 def main() -> None:
     parser = reporting.parser(__doc__)
-    parser.add_argument("--trace", type=Path, default=SAMPLE, help="CSV with ContextTokens and GeneratedTokens")
+    parser.add_argument("--trace", type=Path, default=SAMPLE, help="lengths, as Azure or Mooncake write them")
     parser.add_argument("--requests", type=int, default=200, help="how many of its first requests (default 200)")
     parser.add_argument("--divisor", type=int, default=4, help="what lengths are divided by (default 4)")
     parser.add_argument("--pool-tokens", type=int, default=32768, help="slots in the pool (default 32768)")

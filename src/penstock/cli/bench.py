@@ -1,7 +1,6 @@
 """`penstock bench`: measurements in this process."""
 
 import itertools
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.bench.engine import EngineFigures, measure_engine
+from penstock.cli.files import check_writable
 from penstock.core.errors import ConfigurationError
 from penstock.llm import LLM
 from penstock.runtime.machine import machine_facts
@@ -31,7 +31,7 @@ def run_bench_engine(
     Raises ConfigurationError where a batch would not run together: its figures would be those of another batch size.
     """
     if json_file is not None:
-        _check_writable(json_file)
+        check_writable(json_file)
     largest, limit = max(batch_sizes), engine["max_num_seqs"]
     if limit is not None and largest > limit:
         raise ConfigurationError(
@@ -86,7 +86,7 @@ def run_bench_kernels(
     if len(chosen) != len(asked):
         raise ConfigurationError(f"--format {formats!r} is not a list of {', '.join(FORMATS)}.")
     if json_file is not None:
-        _check_writable(json_file)
+        check_writable(json_file)
     if threads is not None and threads < 1:
         raise ConfigurationError(f"--threads is {threads}; it must be at least 1.")
     native.set_threads(threads or machine_facts(api_beside=False).cores)
@@ -127,13 +127,3 @@ def _kernel_table(operation: str, results: "list[Figures]") -> Table:
             f"{figures.of_ceiling:.0%}",
         )
     return table
-
-
-def _check_writable(file: Path) -> None:
-    """Raise ConfigurationError where the figures could not be written after a long measurement."""
-    if not file.parent.is_dir():
-        raise ConfigurationError(f"--json {file}: there is no directory {file.parent}.")
-    if file.is_dir():
-        raise ConfigurationError(f"--json {file} is a directory; give the name of a file.")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise ConfigurationError(f"--json {file} cannot be written to; give a file that can.")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import options
+from penstock.cli import load_options, options
 from penstock.cli.groups import with_groups
 from penstock.core.errors import PenstockError
 
@@ -30,7 +30,9 @@ app = typer.Typer(
     # Plain help and plain errors: names of options are never cut, and can be copied.
     rich_markup_mode=None,
 )
-bench = typer.Typer(help="Measure what this machine reaches.", no_args_is_help=True, rich_markup_mode=None)
+bench = typer.Typer(
+    help="Measure what this machine, or a server, reaches.", no_args_is_help=True, rich_markup_mode=None
+)
 app.add_typer(bench, name="bench")
 
 
@@ -184,6 +186,22 @@ def bench_engine(
         model, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching, static_batching=static
     )
     run_bench_engine(engine, input_len, output_len, options.parse_batch_sizes(batch_size), repeat, json_file)
+
+
+@bench.command("serve")
+@with_groups
+def bench_serve(
+    url: Annotated[str, typer.Argument(help="Of the server, any that speaks OpenAI's API.")] = "http://127.0.0.1:8000",
+    *,
+    load: load_options.LoadOptions,
+    workload: load_options.WorkloadOptions,
+    requests: load_options.RequestOptions,
+    output: load_options.OutputOptions,
+) -> None:
+    """What clients notice of a server under load: latencies, throughput, and goodput within service levels."""
+    from penstock.cli.bench_serve import run_bench_serve
+
+    raise typer.Exit(run_bench_serve(url, requests, workload, load, output))
 
 
 @bench.command("kernels")

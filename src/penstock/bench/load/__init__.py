@@ -1,0 +1,1 @@
+"""Load on any OpenAI-compatible server over HTTP, and what its clients notice."""

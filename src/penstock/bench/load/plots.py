@@ -1,0 +1,130 @@
+"""Plots of a measurement, with matplotlib, which nothing else needs."""
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.load.arrivals import Closed
+from penstock.bench.load.metrics import Distribution, Summary, figure_values, in_flight
+from penstock.bench.load.outcome import End
+from penstock.bench.load.plan import describe, load_of
+from penstock.bench.load.session import Measurement, Stage
+from penstock.core.errors import ConfigurationError
+
+_POINTS = 1000
+_PANELS = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "e2e": "end to end",
+}
+
+
+def check_plots(folder: Path) -> None:
+    """Raise ConfigurationError where there could be no plots after a long measurement."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigurationError("--plots needs matplotlib, which is not installed: pip install 'penstock[bench]'.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--plots {folder} is no folder that can be made: {error.strerror}.") from None
+
+
+def draw_plots(measurement: Measurement, folder: Path) -> list[Path]:
+    """Write the plots as SVG files, and return them."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    # The same figures give the same file; text stays text.
+    matplotlib.rcParams.update({"svg.hashsalt": "penstock", "svg.fonttype": "none", "font.family": "sans-serif"})
+    drawn = {"latencies": _latencies(measurement.stages), "in-flight": _timeline(measurement.stages)}
+    summaries = [stage.summary for stage in measurement.stages]
+    if len(summaries) > 1:
+        drawn["throughput-latency"] = _throughput(summaries)
+        if measurement.plan.slo is not None:
+            drawn["goodput"] = _goodput(summaries, str(measurement.plan.slo))
+    written = []
+    for name, figure in drawn.items():
+        path = folder / f"{name}.svg"
+        # Without a date, and for the same reason.
+        figure.savefig(path, metadata={"Date": None})
+        written.append(path)
+    return written
+
+
+def _new(rows: int = 1, columns: int = 1, size: tuple[float, float] = (7, 4.2)) -> tuple[Any, Any]:
+    # Figures of their own: pyplot would keep them, and look for a display.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns)
+
+
+def _latencies(stages: Sequence[Stage]) -> Any:
+    """Cumulative distributions of each latency, a line for each stage."""
+    figure, panels = _new(2, 2, (10, 7))
+    for axes, (name, title) in zip(panels.flat, _PANELS.items(), strict=True):
+        for stage in stages:
+            served = [outcome for outcome in stage.run.outcomes if outcome.end is End.OK]
+            values = sorted(stage.run.gaps if name == "itl" else figure_values(served, name))
+            if values:
+                # More points than can be seen would only make the file larger.
+                ranks = sorted({round(n * (len(values) - 1) / _POINTS) for n in range(_POINTS + 1)})
+                shares = [(rank + 1) / len(values) for rank in ranks]
+                label = describe(stage.summary.arrivals)
+                axes.step([1000 * values[rank] for rank in ranks], shares, where="post", label=label)
+        axes.set(title=title, xlabel="ms", ylabel="share of all", ylim=(0, 1))
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize="small")
+    return figure
+
+
+def _timeline(stages: Sequence[Stage]) -> Any:
+    """Requests in flight over time, a line for each stage."""
+    figure, axes = _new()
+    for stage in stages:
+        changes = in_flight(stage.run.outcomes)
+        axes.step(
+            [time for time, _ in changes], [n for _, n in changes], where="post", label=describe(stage.summary.arrivals)
+        )
+    axes.set(xlabel="seconds", ylabel="requests in flight", ylim=(0, None))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return figure
+
+
+def _throughput(summaries: Sequence[Summary]) -> Any:
+    """Latency over throughput: where the curve turns upwards, the server is full."""
+    figure, panels = _new(1, 2, (10, 4.2))
+    ordered = sorted(summaries, key=lambda summary: load_of(summary.arrivals))
+    for axes, name in zip(panels, ("ttft", "tpot"), strict=True):
+        for share in ("median", "p99"):
+            points = [(s.output_token_rate, getattr(s, name)) for s in ordered]
+            known = [(rate, latency) for rate, latency in points if rate is not None and latency is not None]
+            heights = [1000 * _share(latency, share) for _, latency in known]
+            axes.plot([rate for rate, _ in known], heights, marker="o", label=share)
+        axes.set(title=_PANELS[name], xlabel="output tokens a second", ylabel="ms", ylim=(0, None))
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    return figure
+
+
+def _share(latency: Distribution, share: str) -> float:
+    return float(getattr(latency, share))
+
+
+def _goodput(summaries: Sequence[Summary], slo: str) -> Any:
+    """Requests within the service levels, and all that succeeded, over the load."""
+    figure, axes = _new()
+    ordered = sorted(summaries, key=lambda summary: load_of(summary.arrivals))
+    loads = [load_of(summary.arrivals) for summary in ordered]
+    for name, label in (("request_rate", "succeeded"), ("goodput", f"within {slo}")):
+        axes.plot(loads, [getattr(summary, name) or 0.0 for summary in ordered], marker="o", label=label)
+    closed = isinstance(ordered[0].arrivals, Closed)
+    axes.set(xlabel="requests at a time" if closed else "requests a second that come", ylabel="requests a second")
+    axes.set_ylim(0, None)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    return figure

@@ -1,0 +1,166 @@
+"""A server over real sockets that answers exactly as a test says, right or wrong."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request as it came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+    connection: int
+
+
+# Bytes to send, or seconds to wait.
+Step = bytes | float
+Script = Callable[[Received], Sequence[Step]]
+
+CLOSE = b"\0close"
+
+
+@dataclass
+class ScriptedServer:
+    """What it got, and where it listens."""
+
+    base: str = ""
+    requests: list[Received] = field(default_factory=list)
+    connections: int = 0
+    left: int = 0
+
+    @property
+    def asked(self) -> list[Received]:
+        """Requests for answers, in the order in which they came."""
+        return [request for request in self.requests if request.method == "POST"]
+
+
+def answer(body: bytes, status: int = 200, kind: str = "application/json") -> list[Step]:
+    """A whole answer with its length."""
+    head = f"HTTP/1.1 {status} OK\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return [head.encode() + body]
+
+
+def models(*names: str) -> list[Step]:
+    """The list of models."""
+    return answer(json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode())
+
+
+def stream(*steps: Step | dict[str, Any] | str, kind: str = "text/event-stream") -> list[Step]:
+    """A streamed answer: objects and strings are events, bytes are sent as they are, numbers are pauses."""
+    sent: list[Step] = [f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n".encode()]
+    for step in steps:
+        match step:
+            case dict() | str():
+                text = step if isinstance(step, str) else json.dumps(step)
+                sent.append(_framed(f"data: {text}\n\n".encode()))
+            case bytes() if step != CLOSE:
+                sent.append(_framed(step))
+            case _:
+                sent.append(step)
+    return [*sent, b"0\r\n\r\n"]
+
+
+def text_chunk(text: str, finish: str | None = None, index: int = 0, **more: Any) -> dict[str, Any]:
+    """A chunk of a completion."""
+    return {"choices": [{"index": index, "text": text, "finish_reason": finish, **more}]}
+
+
+def usage_chunk(prompt: int, output: int, cached: int = 0) -> dict[str, Any]:
+    """The chunk with the usage."""
+    details = {"cached_tokens": cached}
+    usage = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
+    return {"choices": [], "usage": usage}
+
+
+def whole_answer(request: Received, pause: float = 0.0) -> list[Step]:
+    """A right answer of as many tokens as were asked for, each in a chunk."""
+    count, chat = request.body["max_tokens"], "messages" in request.body
+    prompt = request.body.get("prompt")
+    asked = len(prompt) if isinstance(prompt, list) else len(json.dumps(request.body).split())
+    steps: list[Any] = []
+    for number in range(count):
+        finish = "length" if number == count - 1 else None
+        delta = {"choices": [{"index": 0, "delta": {"content": "w "}, "finish_reason": finish}]}
+        steps += [delta if chat else text_chunk("w ", finish), pause]
+    return stream(*steps, usage_chunk(asked, count), "[DONE]")
+
+
+@contextlib.contextmanager
+def scripted(script: Script, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
+    """Serve `script` from a thread of the test's process; a GET gets the model "scripted"."""
+    state, started, loop = ScriptedServer(), threading.Event(), asyncio.new_event_loop()
+    stopping, talks = asyncio.Event(), set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        state.connections += 1
+        connection = state.connections
+        talks.add(asyncio.current_task())
+        try:
+            while True:
+                request = await _read(reader, connection)
+                state.requests.append(request)
+                for step in models("scripted") if request.method == "GET" else script(request):
+                    if step == CLOSE:
+                        return
+                    if isinstance(step, bytes):
+                        writer.write(step)
+                        await writer.drain()
+                    else:
+                        await asyncio.sleep(step)
+                    if reader.at_eof() or writer.is_closing():
+                        state.left += 1
+                        return
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            # The client has left, or the test has ended.
+            pass
+        finally:
+            talks.discard(asyncio.current_task())
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(talk, host, 0, ssl=tls)
+        port = server.sockets[0].getsockname()[1]
+        state.base = f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        started.set()
+        await stopping.wait()
+        server.close()
+        for task in list(talks):
+            task.cancel()
+        await asyncio.gather(*talks, return_exceptions=True)
+        # Transports are closed in a later turn of the loop.
+        await asyncio.sleep(0.01)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    try:
+        assert started.wait(10)
+        yield state
+    finally:
+        loop.call_soon_threadsafe(stopping.set)
+        thread.join(10)
+        assert not thread.is_alive()
+        loop.close()
+
+
+def _framed(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def _read(reader: asyncio.StreamReader, connection: int) -> Received:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *lines = head.split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines if line)}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    method, path, _ = first.split()
+    return Received(method, path, headers, json.loads(body) if body else None, connection)
