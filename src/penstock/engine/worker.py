@@ -1,6 +1,7 @@
 """The engine process: a loop over one unix socket and one engine core."""
 
 import contextlib
+import gc
 import os
 import select
 import socket
@@ -125,6 +126,8 @@ def run_worker(end: socket.socket, record: Record, build: EngineBuilder) -> int:
         built = _start(connection, build)
         loop = _Loop(connection, built.core, record)
         threading.Thread(target=_beat, args=(connection, loop, built.progress), daemon=True).start()
+        # What is there now stays, torch's modules among it, and takes long to look through.
+        gc.freeze()
         loop.run()
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 0
