@@ -1,13 +1,14 @@
 """Standard error that never fails and never makes anybody wait."""
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.log_stream import MOST_WAITING, LogStream
+from penstock.cli.log_stream import MOST_WAITING, LogStream, unfailing_stderr
 
 
 def test_what_is_written_comes_in_order(tmp_path: Path) -> None:
@@ -67,3 +68,10 @@ def test_a_full_disk_costs_what_is_written_only() -> None:
         print("there is no room for this", file=stream)
     stream.end()
     os.close(descriptor)
+
+
+def test_without_standard_error_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who starts a server with it closed (`2>&-`) has none."""
+    monkeypatch.setattr(sys, "stderr", None)
+    with unfailing_stderr():
+        assert sys.stderr is None

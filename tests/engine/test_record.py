@@ -1,11 +1,15 @@
 """What an engine was at work on, as the other process reads it."""
 
+import asyncio
+import errno
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
 
+from penstock.engine.process import EngineProcess
 from penstock.engine.record import RECORD_BYTES, Record, create_record
 
 
@@ -51,3 +55,18 @@ def test_it_outlives_the_process_that_wrote_it() -> None:
         assert Record.attach(descriptor).suspects() == {2, 4}
     finally:
         os.close(descriptor)
+
+
+def test_a_start_without_descriptors_leaves_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    async def main() -> None:
+        before = sorted(os.listdir("/proc/self/fd"))
+        monkeypatch.setattr(socket, "socketpair", refuse)
+        with pytest.raises(OSError, match="too many"):
+            await EngineProcess.start(["true"], lambda done, total: None)
+        monkeypatch.undo()
+        assert sorted(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())

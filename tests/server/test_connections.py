@@ -5,7 +5,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -122,6 +122,50 @@ def test_at_the_limit_requests_are_refused_and_the_server_can_be_watched(served:
 
 def wait_for(condition: Any) -> None:
     deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+PIPELINED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+def test_who_leaves_leaves_all_requests(served: tuple[str, ScriptedEngine, threading.Event]) -> None:
+    """Also the one that is being answered, behind which others were sent ahead."""
+    url, engine, _ = served
+    body = b'{"prompt": [5], "max_tokens": 2}'
+    with contextlib.ExitStack() as stack:
+        # What is no chunk ends the connection.
+        second = PIPELINED + b"Transfer-Encoding: chunked\r\n\r\nno chunk\r\n"
+        connect(url, stack, PIPELINED + b"Content-Length: %d\r\n\r\n%s" % (len(body), body) + second)
+        until(lambda: bool(engine.calls) and engine.calls[0].closed.is_set())
+
+
+def test_who_does_not_read_a_refusal_is_cut_off(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = Connections(LIMIT)
+    monkeypatch.setattr("penstock.server.serve.Connections", lambda limit: connections)
+    app = create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer)
+    with running(app, stall_timeout=0.5) as url, contextlib.ExitStack() as stack:
+        host, port = url.removeprefix("http://").split(":")
+        reader = stack.enter_context(contextlib.closing(socket.socket()))
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.connect((host, int(port)))
+        until(lambda: len(connections) == 1)
+        (connection,) = connections._idle
+        # One large answer, and then small ones until the kernel takes no more: too little to pause who writes.
+        reader.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        deadline = time.monotonic() + 10
+        while not connection.transport.get_write_buffer_size():
+            assert time.monotonic() < deadline
+            time.sleep(0.003)
+            reader.sendall(b"GET /%s HTTP/1.1\r\nHost: localhost\r\n\r\n" % (b"x" * 150))
+        reader.sendall(PIPELINED + b"Transfer-Encoding: chunked\r\n\r\n")
+        reader.sendall(b"no chunk\r\n")
+        until(lambda: not len(connections))
+
+
+def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

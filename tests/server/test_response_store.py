@@ -1,6 +1,7 @@
 """Stored responses: found again, bounded in number, size and age."""
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.errors import PreviousResponseNotFound
+from penstock.server.errors import PreviousResponseNotFound, StorageFull
 from penstock.server.responses.store import Limits, ResponseStore
 
 Clock = list[float]
@@ -149,3 +150,47 @@ def test_a_conversation_is_read_up_to_a_bound(tmp_path: Path) -> None:
             await store.conversation("b", "")
 
     run(tmp_path, test, Limits(conversation_bytes=400))
+
+
+class _Full:
+    """A connection to a database on a disk that takes nothing, which is found out in the end."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, query: str, *values: Any) -> Any:
+        if query == "COMMIT":
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+        return self._connection.execute(query, *values)
+
+
+def test_what_was_undone_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk: neither what was not deleted in the end, nor what was not stored."""
+
+    async def test(store: ResponseStore) -> None:
+        database = store._database
+        keep(store, "a")
+        keep(store, "b")
+        assert await has(store, "b")
+        with monkeypatch.context() as full:
+            full.setattr(database, "_connection", _Full(database._connection))
+            for _ in range(5):
+                with pytest.raises(StorageFull):
+                    await store.delete("a", "")
+            # These two have no room beside each other.
+            for name in ("c", "d"):
+                keep(store, name, text="x" * 600, owner="other")
+            await asyncio.sleep(0.1)
+        async with asyncio.timeout(10):
+            while store.waiting:
+                await asyncio.sleep(0.05)
+        assert await store.get("d", "other") is not None and await store.get("c", "other") is None
+        keep(store, "e")
+        assert not await has(store, "a") and await has(store, "b") and await has(store, "e")
+
+    run(tmp_path, test, Limits(responses=4, tenant_share=0.5, tenant_bytes={"other": 1000}))

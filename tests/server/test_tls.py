@@ -131,3 +131,21 @@ def test_the_start_tells_until_when(files: tuple[Path, Path], tmp_path: Path) ->
     assert load_tls(*files).reason.why.endswith("valid until Jan  1 00:00:00 2099 GMT")
     soon = time.strftime("%Y%m%d%H%M%SZ", time.gmtime(time.time() + 86400))
     assert load_tls(*make_certificate(tmp_path / "soon", ends=soon)).reason.why.endswith("which is soon")
+
+
+def test_of_many_handshakes_the_oldest_gives_way(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accept, "MOST_BEGINNING", 8)
+    with (
+        running(create_app(ScriptedEngine(None, [5]), None), tls=load_tls(*files).context) as url,
+        contextlib.ExitStack() as stack,
+    ):
+        silent = [stack.enter_context(connect(url)) for _ in range(40)]
+        # Long before its time is up.
+        silent[0].settimeout(5)
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[0].recv(100) == b""
+        with httpx.Client(verify=trusting(files)) as http:
+            assert http.get(f"{url}/health/live").status_code == 200
+        silent[-1].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            silent[-1].recv(100)

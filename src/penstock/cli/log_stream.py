@@ -80,8 +80,12 @@ class LogStream(io.TextIOBase):
 
 @contextlib.contextmanager
 def unfailing_stderr() -> Iterator[None]:
-    """While the block runs, `sys.stderr` is such a stream."""
+    """While the block runs, `sys.stderr` is such a stream, where there is one."""
     before = sys.stderr
+    if before is None:
+        # Whoever started this process has closed it; nothing is written then.
+        yield
+        return
     stream = LogStream(before.fileno())
     sys.stderr = stream
     try:

@@ -126,18 +126,19 @@ class EngineProcess(asyncio.Protocol):
         It begins with its imports; what to build, `configure` says.
         """
         memory = create_record()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            with theirs:
-                passed = (theirs.fileno(), memory)
-                process = subprocess.Popen([*command, *map(str, passed)], pass_fds=passed, start_new_session=True)
-            record = Record.attach(memory)
-            loop = asyncio.get_running_loop()
-            _, engine = await loop.create_unix_connection(lambda: cls(process, progress, record), sock=ours)
-        except BaseException:
-            # The process, if there is one already, ends with the socket.
-            ours.close()
-            raise
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                with theirs:
+                    passed = (theirs.fileno(), memory)
+                    process = subprocess.Popen([*command, *map(str, passed)], pass_fds=passed, start_new_session=True)
+                record = Record.attach(memory)
+                loop = asyncio.get_running_loop()
+                _, engine = await loop.create_unix_connection(lambda: cls(process, progress, record), sock=ours)
+            except BaseException:
+                # The process, if there is one already, ends with the socket.
+                ours.close()
+                raise
         finally:
             os.close(memory)
         return engine

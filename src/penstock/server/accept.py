@@ -6,6 +6,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from penstock.server import descriptors
@@ -15,6 +16,8 @@ logger = logging.getLogger("penstock.server")
 
 # Connections that are taken before others get their turn.
 AT_A_TIME = 64
+# Connections in the midst of a handshake, each of which takes some 60 kB; of more, the oldest one gives way.
+MOST_BEGINNING = 1024
 # Between two looks for a descriptor, while there is none.
 _LOOK_SECONDS = 0.1
 # Between two lines of the log that say the same.
@@ -44,7 +47,7 @@ class Acceptor:
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._beginning: set[asyncio.Task[None]] = set()
+        self._beginning: dict[asyncio.Task[None], None] = {}
         self._told = -_QUIET_SECONDS
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._take)
@@ -73,9 +76,18 @@ class Acceptor:
                 return None
             connection.setblocking(False)
             task = self._loop.create_task(self._begin(connection))
-            self._beginning.add(task)
-            task.add_done_callback(self._beginning.discard)
+            self._beginning[task] = None
+            task.add_done_callback(partial(self._begun, connection))
+            if len(self._beginning) > MOST_BEGINNING:
+                oldest = next(iter(self._beginning))
+                del self._beginning[oldest]
+                oldest.cancel()
         return None
+
+    def _begun(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._beginning.pop(task, None)
+        if task.cancelled():
+            connection.close()
 
     async def _begin(self, connection: socket.socket) -> None:
         try:

@@ -5,7 +5,8 @@ import logging
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.core.errors import PenstockError, RequestError
 from penstock.server.connections import Connections
@@ -55,6 +56,8 @@ class BoundedProtocol(HttpToolsProtocol):
     _timer: asyncio.TimerHandle | None = None
     _upgrading = False
     _refused = False
+    # The request that is being answered, which is not the newest where more were sent ahead.
+    _answering: RequestResponseCycle | None = None
 
     def __init__(
         self, *arguments: Any, connections: Connections, stall_timeout: float = STALL_SECONDS, **others: Any
@@ -76,6 +79,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.remove(self)
         self._stop_waiting()
         self._stall.end()
+        if self._answering is not None and not self._answering.response_complete:
+            # uvicorn tells the newest request only.
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -125,7 +132,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._framing_bytes > MAX_FRAMING_BYTES + _FRAMING_TIMES * self._content_bytes:
             raise RequestError("The body's chunks are mostly extensions or trailers; leave them out.")
         elif self.cycle.response_complete and self._content_bytes > MAX_UNWANTED_BYTES:
-            self.transport.close()
+            self._close()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; what comes behind a body is no part of the head, and of no use."""
@@ -206,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._wait(BODY_SPAN_SECONDS)
         else:
             # Whoever reads the body learns that it does not end.
-            self.transport.close()
+            self._close()
 
     def _refuse(self, error: PenstockError) -> None:
         """Say why, and end the connection, behind the answers to whole requests that came before."""
@@ -221,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif not self._in_body:
             cycle.keep_alive = False
         elif cycle.response_started or self.pipeline:
-            self.transport.close()
+            self._close()
         else:
             # It is the body of this request that is wrong. Whoever reads it is told that it does not end.
             cycle.disconnected = True
@@ -235,4 +242,14 @@ class BoundedProtocol(HttpToolsProtocol):
             head += b"retry-after: %d\r\n" % error.retry_after
         head += b"content-length: %d\r\n\r\n"
         self.transport.write(head % (error.http_status, _REASONS[error.http_status], len(body)) + body)
+        self._close()
+
+    def _close(self) -> None:
+        """Close the connection once its client has read what waits for it, which it has to."""
         self.transport.close()
+        if self.transport.get_write_buffer_size():
+            self._stall.begin(self.transport)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)

@@ -112,7 +112,8 @@ class ResponseStore:
         self._clock = clock
         self._writes: set[asyncio.Task[None]] = set()
         self.waiting: dict[str, _Kept] = {}
-        # Known to the database's thread only.
+        # Known to the database's thread only; not right any more once a transaction that changed them was undone.
+        self._measured = False
         self._counts: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         database.run_at_start(self._measure)
@@ -148,7 +149,7 @@ class ResponseStore:
         kept = _Kept(owner, response["id"], response["previous_response_id"], contents)
         self.waiting[kept.id] = kept
         # Asked for at once: what is asked for next finds it on the disk.
-        stored = self._database.run(lambda connection: self._insert(connection, kept))
+        stored = self._database.run(lambda connection: self._insert(connection, kept), self._forget_measure)
         task = asyncio.get_running_loop().create_task(self._keep(kept, stored))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
@@ -167,9 +168,9 @@ class ResponseStore:
             del self.waiting[response_id]
             # It may be on the disk already.
             with contextlib.suppress(StorageUnavailable):
-                await self._database.run(lambda connection: self._delete(connection, response_id, owner))
+                await self._delete_stored(response_id, owner)
             return True
-        return await self._database.run(lambda connection: self._delete(connection, response_id, owner))
+        return await self._delete_stored(response_id, owner)
 
     async def conversation(self, response_id: str, owner: str) -> list[StoredResponse]:
         """A response and all that it went on from, the oldest first.
@@ -185,6 +186,11 @@ class ResponseStore:
             await self._database.run(lambda connection: self._mark_used(connection, used))
         return turns
 
+    async def _delete_stored(self, response_id: str, owner: str) -> bool:
+        return await self._database.run(
+            lambda connection: self._delete(connection, response_id, owner), self._forget_measure
+        )
+
     async def _keep(self, kept: _Kept, stored: Awaitable[None]) -> None:
         delays = self.condition.delays()
         while True:
@@ -192,9 +198,6 @@ class ResponseStore:
                 await stored
                 break
             except StorageUnavailable as error:
-                # What the failed transaction had counted was undone.
-                with contextlib.suppress(StorageUnavailable):
-                    await self._database.run(self._measure)
                 size = sum(each.response.size for each in self.waiting.values())
                 if self.condition.failure is None or size > self._limits.waiting_bytes:
                     logger.error("response %s could not be stored: %s", kept.id, error.message)
@@ -202,7 +205,7 @@ class ResponseStore:
             await self.condition.recovery(delays.next())
             if kept.id not in self.waiting:
                 break
-            stored = self._database.run(lambda connection: self._insert(connection, kept))
+            stored = self._database.run(lambda connection: self._insert(connection, kept), self._forget_measure)
         self.waiting.pop(kept.id, None)
 
     def _measure(self, connection: sqlite3.Connection) -> None:
@@ -211,8 +214,14 @@ class ResponseStore:
         query = "SELECT owner, COUNT(*), SUM(bytes) FROM responses GROUP BY owner"
         for owner, count, size in connection.execute(query):
             self._counts[owner], self._bytes[owner] = count, size
+        self._measured = True
+
+    def _forget_measure(self) -> None:
+        self._measured = False
 
     def _insert(self, connection: sqlite3.Connection, kept: _Kept) -> None:
+        if not self._measured:
+            self._measure(connection)
         now, size = int(self._clock()), kept.response.size
         old = "SELECT sequence, owner, bytes FROM responses WHERE used_at <= ? ORDER BY used_at, sequence"
         for row in connection.execute(old, (now - self._limits.seconds_kept,)).fetchall():

@@ -58,19 +58,20 @@ class Database:
             thread.shutdown()
             raise
 
-    def run(self, work: Work[Answer]) -> Awaitable[Answer]:
+    def run(self, work: Work[Answer], undone: Callable[[], None] | None = None) -> Awaitable[Answer]:
         """The answer of `work`, all of whose changes are on the disk by then, or none where it raises.
 
         What is done first is what was asked for first, whoever waits for it. Where the caller is cancelled, `work` may
-        be done or not. Raises StorageFull, StorageFailed.
+        be done or not. Where its changes are undone, `undone` is called on the thread, before anything else is done.
+        Raises StorageFull, StorageFailed.
         """
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work)
+        return asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work, undone)
 
     def run_at_start(self, work: Work[Answer]) -> Answer:
         """The same before there is an event loop."""
         return self._thread.submit(self._transaction, work).result()
 
-    def _transaction(self, work: Work[Answer]) -> Answer:
+    def _transaction(self, work: Work[Answer], undone: Callable[[], None] | None = None) -> Answer:
         connection = self._connection
         try:
             if connection.in_transaction:
@@ -80,6 +81,8 @@ class Database:
                 answer = work(connection)
                 connection.execute("COMMIT")
             except BaseException:
+                if undone is not None:
+                    undone()
                 # Some errors, such as a full disk, have ended the transaction already.
                 if connection.in_transaction:
                     # On a disk that fails this can fail too, and the next transaction begins with it.
