@@ -161,8 +161,8 @@ async def drip(server: Server, number: int, ended: asyncio.Event, closed: list[i
                     writer.write(b" " if number % 2 else b"a")
                     await writer.drain()
                     await asyncio.sleep(0.5)
-                closed[0] += stream.at_eof()
             finally:
+                closed[0] += not ended.is_set()
                 writer.close()
         await asyncio.sleep(0.01)
 

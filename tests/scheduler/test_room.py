@@ -46,6 +46,22 @@ def test_where_another_may_come_some_rows_are_left_to_it() -> None:
     assert simulation.scheduler.snapshot().preemptions == 0
 
 
+def test_rows_that_are_left_serve_a_tenant_of_little_weight() -> None:
+    simulation = Simulation(800, config=config(16, 512))
+    seen_before(simulation)
+    simulation.submit(*(make_request(n, prompt(4, 10 * n), 120, tenant="noisy", weight=100.0) for n in range(30)))
+    for _ in range(6):
+        simulation.step()
+    for n in range(100, 103):
+        # It was served more by its weight than the other one, whose turn it is, and which may not have the row.
+        simulation.submit(make_request(n, prompt(4, 10 * n), 4, tenant="quiet"))
+        simulation.step()
+        assert rows_by_tenant(simulation) == {"noisy": 14, "quiet": 1}
+        while rows_by_tenant(simulation)["quiet"]:
+            simulation.step()
+    simulation.run()
+
+
 def test_who_has_less_than_its_part_may_have_rows_that_are_left() -> None:
     simulation = Simulation(800, config=config(32, 512))
     seen_before(simulation)

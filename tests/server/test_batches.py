@@ -331,6 +331,22 @@ def test_expiry_says_which_lines_were_not_run(stored: StoredServer, monkeypatch:
     assert all(each["response"] is None and each["error"]["code"] == "batch_expired" for each in rest)
 
 
+def test_an_expired_batch_whose_input_is_lost_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving_stored(tmp_path) as stored:
+        stored.engine.unavailable = "The engine is starting."
+        file_id = stored.upload(line("a"))["id"]
+        batch_id = stored.create(file_id)["id"]
+        stored.wait(batch_id, ["in_progress"])
+    (tmp_path / "files" / file_id).unlink()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 24 * 3600 + 1)
+    with serving_stored(tmp_path) as stored:
+        assert stored.wait(batch_id)["status"] == "expired"
+        assert stored.wait(stored.create(stored.upload(line("a"))["id"])["id"])["status"] == "completed"
+
+
 def test_no_more_lines_run_than_a_step_can_use(stored: StoredServer) -> None:
     running = most = 0
     full = asyncio.Event()

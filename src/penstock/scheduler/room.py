@@ -70,6 +70,21 @@ class Room:
             return False
         return sequence.waits < self._config.max_prefix_waits and self._cache.next_is_pending(sequence.blocks, hit)
 
+    def turns(self) -> Iterator[Sequence]:
+        """Who waits, in turn, up to somebody for whom there is no place; behind that only the first of each tenant.
+
+        What is left to others than the tenant whose turn it is, they can so have.
+        """
+        for sequence in self._waiting.turns():
+            if sequence.last_plan is None and not self.has_place_for(sequence):
+                break
+            yield sequence
+        else:
+            return
+        for other in self._waiting.firsts(sequence.order[0]):
+            if not other.admitted and self.has_place_for(other):
+                yield other
+
     def coming(self, background: bool, tokens: int) -> Iterator[tuple[Sequence, int]]:
         """Who could be admitted now, and about how many positions it has to compute, up to `tokens` or more in all.
 
@@ -86,8 +101,15 @@ class Room:
         blocks = self.blocks(running) - running * len(self._cache.spec.groups)
         firsts = self._waiting.firsts(priority)
         for turn, sequence in enumerate(chain(firsts, self._waiting.seconds(priority))):
+            first = turn < len(firsts)
+            if rows <= 0 or not (first or tokens > 0):
+                return
+            if not self.has_place_for(sequence):
+                if first:
+                    continue
+                return
             blocks -= self.blocks_to_admit(sequence, 0)
-            if rows <= 0 or blocks < 0 or (turn >= len(firsts) and tokens <= 0) or not self.has_place_for(sequence):
+            if blocks < 0:
                 return
             hit = self._cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
             if sequence.last_plan is None and not self.would_stand_back(sequence, hit):

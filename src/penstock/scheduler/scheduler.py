@@ -263,15 +263,12 @@ class Scheduler:
             return
         if not self._waiting or self._waiting.first().background != background or not self._make_row(background):
             return
-        for sequence in self._waiting.turns():
+        for sequence in self._room.turns():
             if draft.budget <= 0 or sequence.background != background or not self._make_row(background):
                 return
             # One that was preempted while a plan was outstanding still has to receive its token.
             if sequence.last_plan is not None:
                 continue
-            # Turns don't change for the sake of room: whoever comes next waits too, but mostly it is its turn.
-            if not self._room.has_place_for(sequence):
-                return
             # Those of the running that score come first, and end.
             if not draft.scores and sequence.unscored:
                 self._waiting.pass_over(sequence)

@@ -32,6 +32,8 @@ _IDLE_SECONDS = 3600.0
 _GLANCE_SECONDS = 30.0
 _ENGINE_POLL_SECONDS = 0.2
 _RETRY_SECONDS = 10.0
+# Between two looks for room, where there is none for results.
+_FULL_SECONDS = 1.0
 Answer = TypeVar("Answer")
 
 
@@ -96,16 +98,15 @@ class BatchRunner:
     async def _when_stored(self, work: Callable[[], Awaitable[Answer]]) -> Answer:
         """The answer of `work`, which is done again, later and later, as long as the disk fails it."""
         delays = self._condition.delays()
-        try:
-            while True:
+        while True:
+            try:
+                return await work()
+            except StorageUnavailable as error:
+                self.waiting = error.message
                 try:
-                    return await work()
-                except StorageUnavailable as error:
-                    self.waiting = error.message
                     await self._condition.recovery(delays.next())
+                finally:
                     self.waiting = None
-        finally:
-            self.waiting = None
 
     async def _attend(self, running: str | None = None) -> Batch | None:
         """Check and end batches other than the running one; the first that has lines to run."""
@@ -157,18 +158,31 @@ class BatchRunner:
                         now = await self._when_stored(lambda: self._batches.get(batch.id, batch.owner))
                         if now.status != "in_progress":
                             return
-                    if work.has_more:
-                        # What was computed is kept, whatever there is room for.
-                        await self._when_stored(lambda: self._batches.check_room(batch.owner))
-                    if not await work.fill():
+                    room = not work.has_more or await self._has_room(batch)
+                    if room and not await work.fill():
                         ended: dict[str, Any] = {"status": "finalizing", "finalizing_at": int(time.time())}
                         await self._batches.change(batch, "in_progress", **ended)
                         return
                     self._metrics.batch_lines_running = len(work)
-                    await self._keep(batch, await work.results(self._woken))
+                    if len(work):
+                        await self._keep(batch, await work.results(self._woken))
+                    elif not room:
+                        with contextlib.suppress(TimeoutError):
+                            await asyncio.wait_for(self._woken.wait(), _FULL_SECONDS)
             finally:
+                self.waiting = None
                 self._metrics.batch_lines_running = 0
                 await work.stop()
+
+    async def _has_room(self, batch: Batch) -> bool:
+        """Whether more lines may be begun. What was computed is kept, whatever there is room for."""
+        try:
+            await self._batches.check_room(batch.owner)
+        except StorageUnavailable as error:
+            self.waiting = error.message
+            return False
+        self.waiting = None
+        return True
 
     async def _keep(self, batch: Batch, results: list[Result]) -> None:
         if results:
@@ -222,7 +236,11 @@ class BatchRunner:
         """Lines of the error file for requests that were not run in time."""
         message = "This request was not run before the completion window ended."
         done = await self._batches.lines_done(batch.id)
-        _, contents = await self._files.open(batch.input_file_id, batch.owner)
+        try:
+            _, contents = await self._files.open(batch.input_file_id, batch.owner)
+        except StoredFileNotFound:
+            logger.warning("%s has expired, and its input has gone: its other requests are not listed.", batch.id)
+            return
         with contents:
             source = pending_lines(contents, batch.endpoint, self._limits, done)
             while (line := await asyncio.to_thread(next, source, None)) is not None:

@@ -1,5 +1,6 @@
 """File descriptors: how many this process may have, and some that connections never take."""
 
+import errno
 import os
 import resource
 
@@ -39,7 +40,8 @@ def is_short() -> bool:
     try:
         # The system gives the lowest number that is free.
         lowest = os.dup(0)
-    except OSError:
-        return True
+    except OSError as error:
+        # Else there is none with the number 0, which says nothing of how many there are.
+        return error.errno in (errno.EMFILE, errno.ENFILE)
     os.close(lowest)
     return lowest >= most - min(RESERVE, most // 4)

@@ -13,7 +13,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case, and their values."""
 
 _HOST = re.compile(rb"(?:[\w.~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(?::\d{0,5})?", re.ASCII)
-_ABSOLUTE = re.compile(rb"https?://([^/?#]+)(?=[/?]|$)", re.IGNORECASE)
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)(?=/)", re.IGNORECASE)
 
 
 def check_head(method: bytes, target: bytes, version: str, headers: Headers) -> None:
@@ -51,4 +51,4 @@ def _check_target(target: bytes, host: bytes) -> None:
         return
     absolute = _ABSOLUTE.match(target)
     if absolute is None or absolute[1].lower() != host.lower():
-        raise RequestError("The request's target must be a path, or a URL with the host of the Host header.")
+        raise RequestError("The request's target must be a path, or a URL with a path and the host of the Host header.")

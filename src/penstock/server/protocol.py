@@ -203,14 +203,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def _look(self) -> None:
         """So long has passed without the end of what is awaited."""
         self._timer = None
-        if not self._in_body:
+        # What nobody has read yet is not the client's fault.
+        if self.flow.read_paused or (self._in_body and self._body_bytes >= LEAST_BODY_BYTES):
+            self._body_bytes = 0
+            self._wait(BODY_SPAN_SECONDS if self._in_body else HEAD_SECONDS)
+        elif not self._in_body:
             self._refuse(
                 RequestTooSlow(f"The request's head did not arrive within {HEAD_SECONDS:g} s; send it at once.")
             )
-        elif self._body_bytes >= LEAST_BODY_BYTES or self.flow.read_paused:
-            # What nobody has read yet is not the client's fault.
-            self._body_bytes = 0
-            self._wait(BODY_SPAN_SECONDS)
         else:
             # Whoever reads the body learns that it does not end.
             self._close()

@@ -140,6 +140,43 @@ def test_a_batch_whose_last_results_pass_the_limit_is_complete(server: StoredSer
     check_refused(upload(server, b"x"), 413, "storage_limit_reached")
 
 
+def test_a_batch_that_waits_for_room_can_be_cancelled(server: StoredServer) -> None:
+    for name, size in (("alice", 5_000), ("carol", 25_000), ("dave", 25_000), ("erin", 25_000)):
+        be(server, name)
+        assert upload(server, b"x" * size).status_code == 200
+    be(server, "bob")
+    batch = create(server, upload(server, line("a").ljust(20_000)).json()["id"]).json()["id"]
+    deadline = time.monotonic() + 10
+    while "100000 bytes" not in str(server.batch(batch)["status_details"]):
+        assert time.monotonic() < deadline, server.batch(batch)
+        time.sleep(0.01)
+    assert server.http.post(f"/v1/batches/{batch}/cancel").status_code == 200
+    assert server.wait(batch)["status"] == "cancelled"
+    assert not server.engine.calls
+
+
+def test_stored_responses_may_have_the_bytes_that_the_key_says(tmp_path: Path) -> None:
+    async def main() -> None:
+        limits = ResponseLimits(responses=100, total_bytes=12_000, tenant_share=0.25, tenant_bytes={"large": 9_000})
+        store = ResponseStore.open(tmp_path / "responses.sqlite", limits, time.time)
+        try:
+            for owner in ("large", "other"):
+                for number in range(10):
+                    store.keep(
+                        {"id": f"{owner}{number}", "previous_response_id": None, "output": ["x" * 700]}, [], owner
+                    )
+            kept = {}
+            for owner in ("large", "other"):
+                kept[owner] = [await store.get(f"{owner}{number}", owner) is not None for number in range(10)].count(
+                    True
+                )
+            assert kept == {"large": 10, "other": 3}
+        finally:
+            store.close()
+
+    asyncio.run(main())
+
+
 def test_stored_responses_of_one_tenant_do_not_push_out_those_of_another(tmp_path: Path) -> None:
     async def main() -> None:
         limits = ResponseLimits(responses=12, total_bytes=12_000, tenant_share=0.25, tenant_bytes={"small": 700})

@@ -239,7 +239,7 @@ class ResponseStore:
     def _too_much(self, owner: str, size: int) -> str | None:
         """Whose oldest response goes, so that the owner may have one more of this size; None where there is room."""
         limits, count, used = self._limits, self._counts, self._bytes
-        most = min(limits.total_bytes * limits.tenant_share, limits.tenant_bytes.get(owner, limits.total_bytes))
+        most = limits.tenant_bytes.get(owner, limits.total_bytes * limits.tenant_share)
         if count[owner] and (
             count[owner] >= max(1, limits.responses * limits.tenant_share) or used[owner] + size > most
         ):
