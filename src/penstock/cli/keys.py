@@ -44,11 +44,6 @@ class Access:
         why = "as asked with --no-auth: whoever reaches the server may ask" if self.no_auth else _WHY_NONE
         return Reason(_SETTING, "none", why)
 
-    @property
-    def note(self) -> str:
-        """The setting as the start tells it."""
-        return f"{self.reason.setting}: {self.reason.value} ({self.reason.why})"
-
     def check_exposed(self, listener: socket.socket) -> None:
         """Raise ConfigurationError where others could reach a server without keys, and nobody has said so."""
         host = listener.getsockname()[0]

@@ -85,6 +85,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
     """Serve until a signal ends it; returns the exit status. `options` are the engine's."""
     check_parsers(*serving.parsers)
     started = time.monotonic()
+    files = descriptors.raise_limit()
     if explain_only:
         # Where nobody watches, nothing is cut to the width of a screen.
         wide = None if sys.stdout.isatty() else 1000
@@ -92,17 +93,15 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         reading = _read_output(prepared.load_tokenizer(), serving.parsers)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
-        files = descriptors.raise_limit()
         _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
         kept = (why, access.reason, encrypted, files, *bounds)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
-    described = descriptors.raise_limit()
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
     listener = bind(serving.host, serving.port)
     with contextlib.closing(listener):
         access.check_exposed(listener)
-        return run_loop(_serve(EngineOptions(**options), serving, access, listener, started, described))
+        return run_loop(_serve(EngineOptions(**options), serving, access, listener, started, files))
 
 
 async def _serve(
@@ -111,7 +110,7 @@ async def _serve(
     access: Access,
     listener: socket.socket,
     started: float,
-    described: Reason,
+    files: Reason,
 ) -> int:
     progress = _LoadProgress()
     # The engine imports torch while this process finds out what to load.
@@ -169,8 +168,8 @@ async def _serve(
         _print_notes(prepared, tokenizer, reading, message)
         for note in (
             storage.note,
-            _note(described),
-            access.note,
+            _note(files),
+            _note(access.reason),
             *access.warnings,
             *([_note(tls.reason)] if tls else []),
         ):
@@ -320,5 +319,5 @@ def _print_notes(prepared: Prepared, tokenizer: Tokenizer | None, reading: "_Rea
         console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
     for reason in (*prepared.reasons, *reading.reasons):
         if reason.setting in SHOWN_AT_START:
-            console.print(f"{escape(reason.setting)}: {escape(reason.value)} ({escape(reason.why)})", soft_wrap=True)
+            console.print(escape(_note(reason)), soft_wrap=True)
     console.print("--explain-config shows every setting with its reason.")

@@ -149,8 +149,7 @@ class ResponseStore:
         kept = _Kept(owner, response["id"], response["previous_response_id"], contents)
         self.waiting[kept.id] = kept
         # Asked for at once: what is asked for next finds it on the disk.
-        stored = self._database.run(lambda connection: self._insert(connection, kept), self._forget_measure)
-        task = asyncio.get_running_loop().create_task(self._keep(kept, stored))
+        task = asyncio.get_running_loop().create_task(self._keep(kept, self._store(kept)))
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
 
@@ -191,6 +190,9 @@ class ResponseStore:
             lambda connection: self._delete(connection, response_id, owner), self._forget_measure
         )
 
+    def _store(self, kept: _Kept) -> Awaitable[None]:
+        return self._database.run(lambda connection: self._insert(connection, kept), self._forget_measure)
+
     async def _keep(self, kept: _Kept, stored: Awaitable[None]) -> None:
         delays = self.condition.delays()
         while True:
@@ -205,7 +207,7 @@ class ResponseStore:
             await self.condition.recovery(delays.next())
             if kept.id not in self.waiting:
                 break
-            stored = self._database.run(lambda connection: self._insert(connection, kept), self._forget_measure)
+            stored = self._store(kept)
         self.waiting.pop(kept.id, None)
 
     def _measure(self, connection: sqlite3.Connection) -> None:
