@@ -1,0 +1,180 @@
+"""Facts: what an engine did in each step, and their sums. All that is told of an engine is derived from these.
+
+An engine says once a step what it did, and what happened to which request besides the tokens that it got. Whoever keeps
+the sums (`StepTotals`) at two moments has what an engine did in between as their difference, so that a request's
+account, a server's metrics and a diagnosis are different views of the same figures.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec.structs import astuple
+
+Wait = Literal["rows", "blocks", "budget", "share", "place", "prefix", "scores", "background"]
+"""What keeps the first of the waiting sequences waiting.
+
+rows: the batch is full (`max_num_seqs`). blocks: its prompt does not fit beside those that run (KV memory). budget: the
+step has no token left for it (`max_num_batched_tokens`, `target_itl`). share: its tenant has had its share of the step.
+place: what is free is left to tenants that have nothing. prefix: another request is computing what it can then take
+from the cache. scores: others' scores of prompts come first. background: it runs where nobody else wants to.
+"""
+
+WAITS: tuple[Wait, ...] = ("rows", "blocks", "budget", "share", "place", "prefix", "scores", "background")
+
+Missing = Literal["unseen", "different", "evicted", "other_tenant", "off"]
+"""Why the prefix cache had no more of a prompt.
+
+unseen: nobody's tokens went on behind what was found. different: what is cached there goes on with another token.
+evicted: it was there, and its block was taken for something else. other_tenant: it is there, for another tenant only.
+off: there is no prefix cache, or the request does not want it.
+"""
+
+
+class PrefixFound(msgspec.Struct, frozen=True, array_like=True):
+    """What the prefix cache had of a sequence's tokens when it was admitted.
+
+    Attributes:
+        looked_up: tokens that could have been there: those of whole blocks, but for the last token.
+        found: those that were.
+        missing: why not more; None where all were.
+        position: of the first token that is not as what was cached, where `missing` is "different"; what was cached
+            was the same tenant's.
+        cached_token: the token that was cached there.
+        evicted_seconds: how long before it had been evicted, where it was.
+    """
+
+    looked_up: int
+    found: int
+    missing: Missing | None = None
+    position: int | None = None
+    cached_token: int | None = None
+    evicted_seconds: float | None = None
+
+
+class Admission(msgspec.Struct, frozen=True, array_like=True):
+    """A sequence came into the batch: for the first time, or, where `again`, after it was preempted."""
+
+    request_id: int
+    sample_index: int
+    again: bool
+    prefix: PrefixFound
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A row of a step that computed positions `start` to `start + count - 1` of a prompt, or again what was lost."""
+
+    request_id: int
+    sample_index: int
+    start: int
+    count: int
+
+
+class StepFacts(msgspec.Struct, frozen=True, array_like=True):
+    """What one step did. Rows that only decode are not named: each has a token in the same message.
+
+    Attributes:
+        began: when, in seconds on the monotonic clock that all processes of a machine share.
+        schedule, execute, sample, send: seconds in which it was planned and committed, the model was run, tokens were
+            chosen, and outputs were sent; the last is of the step before, since it is not known any sooner.
+        budget: tokens it could have had.
+        rows, decodes: sequences in it, and those of them that computed the newest token of their output only.
+        chunk_tokens: tokens of all others.
+        bytes, operations: what it must have moved through memory and multiplied and added at least; 0 where unknown.
+        cpu_wait: seconds in which the threads that compute were ready to run and had no processor, on average.
+        held: what keeps the first of those who still wait; None where nobody does.
+        admissions, chunks, preempted: what happened to which request; `preempted` has ids.
+    """
+
+    began: float = 0.0
+    schedule: float = 0.0
+    execute: float = 0.0
+    sample: float = 0.0
+    send: float = 0.0
+    budget: int = 0
+    rows: int = 0
+    decodes: int = 0
+    chunk_tokens: int = 0
+    bytes: int = 0
+    operations: int = 0
+    cpu_wait: float = 0.0
+    held: Wait | None = None
+    admissions: list[Admission] = []
+    chunks: list[Chunk] = []
+    preempted: list[int] = []
+
+    @property
+    def seconds(self) -> float:
+        """How long it took, but for what is known only later."""
+        return self.schedule + self.execute + self.sample
+
+
+class StepTotals(msgspec.Struct, frozen=True):
+    """Sums over steps; those at two moments differ by what happened in between.
+
+    Attributes:
+        steps: how many.
+        schedule, execute, sample, send, cpu_wait, budget, rows, decodes, chunk_tokens, bytes, operations: sums of what
+            steps say under the same names.
+        chunk_steps, chunk_seconds: steps in which a prompt was computed, and how long they took.
+        preemptions: sequences that lost their blocks.
+        held: seconds in which somebody waited, by what for, in the order of `WAITS`.
+    """
+
+    steps: int = 0
+    schedule: float = 0.0
+    execute: float = 0.0
+    sample: float = 0.0
+    send: float = 0.0
+    cpu_wait: float = 0.0
+    budget: int = 0
+    rows: int = 0
+    decodes: int = 0
+    chunk_tokens: int = 0
+    bytes: int = 0
+    operations: int = 0
+    chunk_steps: int = 0
+    chunk_seconds: float = 0.0
+    preemptions: int = 0
+    held: tuple[float, ...] = (0.0,) * len(WAITS)
+
+    @property
+    def seconds(self) -> float:
+        """How long the steps took."""
+        return self.schedule + self.execute + self.sample + self.send
+
+    def add(self, step: StepFacts) -> "StepTotals":
+        """With one step more."""
+        seconds = step.seconds + step.send
+        held = self.held
+        if step.held is not None:
+            place = WAITS.index(step.held)
+            held = (*held[:place], held[place] + seconds, *held[place + 1 :])
+        return StepTotals(
+            self.steps + 1,
+            self.schedule + step.schedule,
+            self.execute + step.execute,
+            self.sample + step.sample,
+            self.send + step.send,
+            self.cpu_wait + step.cpu_wait,
+            self.budget + step.budget,
+            self.rows + step.rows,
+            self.decodes + step.decodes,
+            self.chunk_tokens + step.chunk_tokens,
+            self.bytes + step.bytes,
+            self.operations + step.operations,
+            self.chunk_steps + (step.chunk_tokens > 0),
+            self.chunk_seconds + (seconds if step.chunk_tokens else 0.0),
+            self.preemptions + len(step.preempted),
+            held,
+        )
+
+    def since(self, earlier: "StepTotals") -> "StepTotals":
+        """What has happened since `earlier`."""
+        *ours, held = astuple(self)
+        *theirs, held_before = astuple(earlier)
+        sums = (new - old for new, old in zip(ours, theirs, strict=True))
+        return StepTotals(*sums, tuple(new - old for new, old in zip(held, held_before, strict=True)))
+
+    def waited_for(self) -> dict[Wait, float]:
+        """Seconds in which somebody waited, by what for; what nobody waited for is left out."""
+        return {wait: seconds for wait, seconds in zip(WAITS, self.held, strict=True) if seconds > 0}
