@@ -31,12 +31,13 @@ KEYS = {name: f"a-key-of-{name}-for-this-run-only" for name in ("many", "one")}
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked, with which key, and the status that it gets."""
+    """What is asked, with which key, and the status that it gets; `new` where each request is another one."""
 
     name: str
     status: int
     key: str
     path: str = "/v1/chat/completions"
+    new: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,23 +61,31 @@ QUEUES = (
         ),
     ),
     # Less than four fifths, from which on chance refuses requests that are not yet read.
-    Queue(150, ("--max-queued-tokens", "400"), (Case("no room for its tokens", 503, KEYS["many"]),)),
+    Queue(
+        150,
+        ("--max-queued-tokens", "400"),
+        (
+            Case("no room for its tokens", 503, KEYS["many"], new=True),
+            Case("no room for its tokens, again", 503, KEYS["many"]),
+        ),
+    ),
 )
 
 
-def chat(words: int) -> bytes:
+def chat(words: int, user: str) -> bytes:
     """A request with a prompt of about so many tokens."""
-    return msgspec.json.encode({"messages": [{"role": "user", "content": "snow " * words}], "max_tokens": 64})
+    message = {"role": "user", "content": "snow " * words}
+    return msgspec.json.encode({"messages": [message], "max_tokens": 64, "user": user})
 
 
 async def ask(server: Server, case: Case, arguments: argparse.Namespace, *, kept: bool) -> None:
     """Send all requests of one kind."""
-    body = None if case.path == "/version" else chat(arguments.words)
     left = iter(range(arguments.requests))
 
     async def some() -> None:
         client = Client(Address(HOST, server.port), case.key)
-        for _ in left:
+        for number in left:
+            body = None if case.path == "/version" else chat(arguments.words, f"{case.new and number}{kept}")
             exchange = await client.fetch("GET" if body is None else "POST", case.path, body, lambda data, now: False)
             if exchange.status != case.status:
                 raise SystemExit(f"{case.name}: got {exchange.status}, not {case.status}: {exchange.body!r}")

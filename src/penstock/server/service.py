@@ -16,7 +16,7 @@ from penstock.engine.interface import EngineClient
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
-from penstock.server.gate import Gate
+from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer
 from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.refusals import RefusalLog
@@ -95,11 +95,13 @@ class Service:
             # What is refused costs little: at best it is not even read, which the HTTP layer does, and forgets.
             self._gate.check()
             body = await self.read(request)
-            checked = self._gate.check_body(body)
+            tenant = tenant_of(request)
+            asked = Asked(tenant.name, endpoint, body)
+            checked = self._gate.check_asked(asked)
             job, writer = await prepare(body)
-            job = job_of(tenant_of(request), job)
+            job = job_of(tenant, job)
             deadline = self._deadline(job, arrived)
-            admitted = self._gate.admit(job, checked=checked)
+            admitted = self._gate.admit(asked, job, checked=checked)
         except asyncio.CancelledError:
             meter.end("cancelled")
             raise
