@@ -32,6 +32,7 @@ WORLDS ?= 10000
 FILES ?= 3000
 ABORTS ?= 10000
 soak: $(VENV)/.test
+	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest --optimized $(ARGS)
 	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_fuzz.py tests/server/test_schemathesis.py --workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)
 	$(BIN)/python -m pytest tests/simulation --worlds $(WORLDS) --first-seed $(FIRST_SEED) $(ARGS)

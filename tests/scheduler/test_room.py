@@ -120,7 +120,7 @@ def test_rows_of_those_who_make_way_do_not_count() -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "seed" in metafunc.fixturenames:
-        metafunc.parametrize("seed", range(metafunc.config.getoption("workloads") // 20))
+        metafunc.parametrize("seed", range(max(10, metafunc.config.getoption("workloads") // 100)))
 
 
 def test_a_quiet_tenant_is_in_the_next_steps_whatever_others_hold(seed: int) -> None:
