@@ -22,9 +22,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The random tests, for far longer than `make test` gives them: WORKLOADS seeded workloads from FIRST_SEED on, and
-# SCHEMAS random JSON schemas that a model's answers are held to. WORLDS, FILES and ABORTS are in
-# docs/reliability.md.
+# All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them:
+# WORKLOADS seeded workloads from FIRST_SEED on, and SCHEMAS random JSON schemas that a model's answers are held to.
+# WORLDS, FILES and ABORTS, and how long each part takes, are in docs/reliability.md.
 WORKLOADS ?= 20000
 FIRST_SEED ?= 1000
 SCHEMAS ?= 500
