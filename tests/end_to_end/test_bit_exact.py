@@ -24,8 +24,7 @@ MODES: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
 }
 VOCABULARY = 4096
-# Past the ends of blocks, for each prompt.
-OUTPUT = 24
+OUTPUT = 40
 POOLINGS = ("last", "mean")
 # Of 16 tokens in 8 layers: keys and values of 2 heads of 64 in bfloat16.
 BLOCK_BYTES = 16 * 8 * 2 * 2 * 64 * 2
