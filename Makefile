@@ -22,9 +22,9 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The random tests, for far longer than `make test` gives them: WORKLOADS seeded workloads from FIRST_SEED on, and
-# SCHEMAS random JSON schemas that a model's answers are held to. WORLDS, FILES, ABORTS and NAMES are in
-# docs/reliability.md.
+# All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them:
+# WORKLOADS seeded workloads from FIRST_SEED on, and SCHEMAS random JSON schemas that a model's answers are held to.
+# WORLDS, FILES, ABORTS and NAMES, and how long each part takes, are in docs/reliability.md.
 WORKLOADS ?= 20000
 FIRST_SEED ?= 1000
 SCHEMAS ?= 500
@@ -33,7 +33,9 @@ FILES ?= 3000
 ABORTS ?= 10000
 NAMES ?= 100000
 soak: $(VENV)/.test
-	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_schemathesis.py --workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
+	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest --optimized $(ARGS)
+	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_fuzz.py tests/server/test_schemathesis.py \
+		--workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)
 	$(BIN)/python -m pytest tests/simulation --worlds $(WORLDS) --first-seed $(FIRST_SEED) $(ARGS)
 	$(BIN)/python -m pytest tests/loading/test_file_fuzz.py --files $(FILES) $(ARGS)
