@@ -12,7 +12,7 @@ enough that a client's own work is little beside a step: `make_checkpoints.py OU
 import json
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ IN_CLOSED_LOOP = 64
 def main() -> None:
     arguments = parse()
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    tools = [tool for tool in TOOLS if tool.name.split()[0].lower() in arguments.tools.split(",")]
-    commands = {tool.name: tool.install(arguments.environments / tool.name.split()[0].lower()) for tool in tools}
+    tools = [tool for tool in TOOLS if tool.key in arguments.tools]
+    commands = {tool.key: tool.install(arguments.environments / tool.key) for tool in tools}
     directory = resolve_model(arguments.model)
     server_cores, client_cores = share_out(sorted(os.sched_getaffinity(0)))
     # Children run where their parent did when they began.
@@ -45,19 +45,25 @@ def main() -> None:
         rate = arguments.share * saturation
         lengths = (arguments.input_len, arguments.output_len)
         load = Load(url, directory.name, directory, rate, round(rate * arguments.seconds), *lengths)
-        runs: dict[str, list[tuple[TheirRun, OurRun]]] = {tool.name: [] for tool in tools}
+        runs: dict[str, list[tuple[TheirRun, OurRun]]] = {tool.key: [] for tool in tools}
         for number in range(arguments.rounds):
             for place, tool in enumerate(tools):
                 # No run has the prompts of another, which the server's prefix cache would know.
                 seed = 1 + place + number * len(tools)
-                runs[tool.name].append(run_pair(tool, commands[tool.name], load, seed, arguments.runs))
+                runs[tool.key].append(run_pair(tool, commands[tool.key], load, seed, arguments.runs))
                 print(f"round {number + 1}: {tool.name} done", file=sys.stderr)
     cpu = f"{reporting.cpu_model()}, Python {sys.version.split()[0]}"
-    setting = Setting(cpu, server_cores, client_cores, saturation, arguments.share, arguments.rounds, sys.argv[1:])
-    sections = [section(tool, load, runs[tool.name]) for tool in tools]
+    setting = Setting(cpu, server_cores, client_cores, saturation, arguments.share, arguments.rounds, shown(arguments))
+    # Nobody else's server and tokenizer are where these were.
+    load = replace(load, url="http://127.0.0.1:8000", tokenizer=Path("TOKENIZER"))
+    sections = [section(tool, load, runs[tool.key]) for tool in tools]
     text = page(setting, load, sections)
     arguments.write.write_text(text, encoding="utf-8")
-    record = {"setting": asdict(setting), "load": asdict(load), "tools": {tool.name: raw(tool, runs) for tool in tools}}
+    record = {
+        "setting": asdict(setting),
+        "load": asdict(load),
+        "tools": {tool.key: raw(tool, runs[tool.key]) for tool in tools},
+    }
     arguments.write.with_suffix(".json").write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
     print(text)
     if not agree(sections):
@@ -68,7 +74,8 @@ def parse() -> Any:
     """The command line."""
     parser = reporting.parser(__doc__)
     parser.add_argument("model", help="what to serve: a checkpoint with its tokenizer")
-    parser.add_argument("--tools", default="vllm,guidellm", help="default: vllm,guidellm")
+    keys = [tool.key for tool in TOOLS]
+    parser.add_argument("--tools", nargs="+", choices=keys, default=keys, help=f"default: {' '.join(keys)}")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each tool (default 5)")
     parser.add_argument("--seconds", type=float, default=20, help="of arrivals in each run (default 20)")
     parser.add_argument("--share", type=float, default=0.6, help="load as a share of saturation (default 0.6)")
@@ -80,6 +87,14 @@ def parse() -> Any:
         "--write", type=Path, default=Path("build/load-tools.md"), help="page (default build/load-tools.md)"
     )
     return parser.parse_args()
+
+
+def shown(arguments: Any) -> list[str]:
+    """The options that say what was measured, without where things were."""
+    model = f"OUT/{Path(arguments.model).name}" if Path(arguments.model).is_dir() else arguments.model
+    lengths = ["--input-len", str(arguments.input_len), "--output-len", str(arguments.output_len)]
+    load = ["--rounds", str(arguments.rounds), "--seconds", f"{arguments.seconds:g}", "--share", f"{arguments.share:g}"]
+    return [model, *load, *lengths]
 
 
 def share_out(cores: list[int]) -> tuple[list[int], list[int]]:
@@ -100,7 +115,7 @@ def find_saturation(url: str, arguments: Any) -> float:
 
 def run_pair(tool: Tool, command: Path, load: Load, seed: int, folder: Path) -> tuple[TheirRun, OurRun]:
     """Another tool's run, and ours with its arrivals."""
-    name = f"{tool.name.split()[0].lower()}-{seed}"
+    name = f"{tool.key}-{seed}"
     theirs = run_tool(tool, command, load, seed, folder / f"{name}.json")
     trace, results = folder / f"{name}-arrivals.jsonl", folder / f"{name}-ours.json"
     lengths = {"input_length": load.input_tokens, "output_length": load.output_tokens}
@@ -126,7 +141,7 @@ def section(tool: Tool, load: Load, pairs: list[tuple[TheirRun, OurRun]]) -> Sec
     return Section(
         name=tool.name,
         version=tool.version,
-        command=[tool.name.split()[0].lower(), *tool.command(load, 1, results)],
+        command=[tool.key, *tool.command(load, 1, results)],
         own_command=["penstock", *own_command(load, 1, Path("ARRIVALS.jsonl"), results)[len(PENSTOCK) :]],
         input_tokens=sum(run.input_tokens for run in theirs) / len(theirs),
         own_input_tokens=sum(run.input_tokens for run in ours) / len(ours),
@@ -134,9 +149,9 @@ def section(tool: Tool, load: Load, pairs: list[tuple[TheirRun, OurRun]]) -> Sec
     )
 
 
-def raw(tool: Tool, runs: dict[str, list[tuple[TheirRun, OurRun]]]) -> list[dict[str, Any]]:
+def raw(tool: Tool, pairs: list[tuple[TheirRun, OurRun]]) -> list[dict[str, Any]]:
     """A tool's figures run by run."""
-    return [{"theirs": their.figures, "ours": tool.convert(our, their.lead)} for their, our in runs[tool.name]]
+    return [{"theirs": their.figures, "ours": tool.convert(our, their.lead)} for their, our in pairs]
 
 
 if __name__ == "__main__":

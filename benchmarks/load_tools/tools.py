@@ -52,6 +52,11 @@ class Tool:
     convert: Callable[[OurRun, float], Figures]
     settings: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def key(self) -> str:
+        """Its name in options, and of its files."""
+        return self.name.split()[0].lower()
+
 
 def vllm_command(load: Load, seed: int, results: Path) -> list[str]:
     """`vllm bench serve`."""
