@@ -134,7 +134,7 @@ def read_guidellm(report: dict[str, Any], expected: int, output_tokens: int) -> 
     metrics, requests = benchmark["metrics"], benchmark["requests"]["successful"]
     _check(len(requests), expected)
     _check_lengths([request["output_tokens"] for request in requests], output_tokens)
-    figures = {}
+    figures: Figures = {}
     for name, metric in (("TTFT", "time_to_first_token_ms"), ("ITL", "inter_token_latency_ms")):
         figures |= {f"{name} {kind}, ms": metrics[metric]["successful"][kind] for kind in ("median", "mean")}
     figures["TPOT mean, ms"] = metrics["time_per_output_token_ms"]["successful"]["mean"]
