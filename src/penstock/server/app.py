@@ -20,6 +20,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics
+from penstock.server.accounts import Accounts
 from penstock.server.admission import Admission
 from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
@@ -27,6 +28,7 @@ from penstock.server.docs_page import page
 from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.server.explain import ExplainApi
 from penstock.server.gate import Gate
 from penstock.server.generation import GenerationResponse, Writer
 from penstock.server.health import HealthApi
@@ -35,6 +37,7 @@ from penstock.server.limits import default_admission
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
 from penstock.server.pages import ForeignPagesRefused
+from penstock.server.request_ids import Identified
 from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.responses.endpoints import ResponsesApi
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
@@ -64,6 +67,7 @@ def create_app(
     admission: Admission | None = None,
     request_timeout: float | None = None,
     local: bool = False,
+    accounts: Accounts | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -80,6 +84,7 @@ def create_app(
         admission: which requests are taken on; as the default options have it by default.
         request_timeout: seconds that any request has at most; None where it has the time that it asks for.
         local: whether a server without keys is meant for its own machine only, and needs no name of the public DNS.
+        accounts: of requests; kept for this application alone by default.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -92,13 +97,17 @@ def create_app(
     condition = None if store is None else store.condition
     metrics, keys = Metrics(lambda: engine.load, condition), keys or Keyring()
     gate = Gate(engine, admission or default_admission())
-    service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, request_timeout)
+    accounts = accounts or Accounts(engine)
+    service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, accounts, request_timeout)
     endpoints = batch_endpoints(service)
     api = _Api(service, endpoints, keyed=bool(keys))
-    stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys), metrics)
+    stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys, accounts), metrics)
     application = Starlette(
         lifespan=stored.lifespan,
-        middleware=[Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local)],
+        middleware=[
+            Middleware(Identified),
+            Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local),
+        ],
         routes=[
             *stored.routes(),
             Route("/v1/completions", api.completions, methods=["POST"]),
@@ -106,6 +115,7 @@ def create_app(
             Route("/v1/embeddings", api.embeddings, methods=["POST"]),
             *MessagesApi(service).routes(),
             *ResponsesApi(service, None if store is None else store.responses).routes(),
+            *ExplainApi(accounts).routes(),
             Route("/v1/models", api.models, methods=["GET"]),
             Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
             *TokensApi(service).routes(),
@@ -197,14 +207,17 @@ def batch_endpoints(service: Service) -> dict[str, BatchEndpoint]:
     table = None if service.tokenizer is None else service.tokenizer.table
     return {
         "/v1/completions": BatchEndpoint(
+            "completions",
             lambda body: resolver.completion(parse_completion(body), engine.model),
             lambda job: ResponseWriter(COMPLETION, job, engine.model.name, table),
         ),
         "/v1/chat/completions": BatchEndpoint(
+            "chat",
             lambda body: resolver.chat(parse_chat(body), engine.model),
             lambda job: ResponseWriter(CHAT, job, engine.model.name, table),
         ),
         "/v1/embeddings": BatchEndpoint(
+            "embeddings",
             lambda body: resolver.embedding(parse_embedding(body), engine.model),
             lambda job: EmbeddingWriter(job, engine.model.name),
         ),
