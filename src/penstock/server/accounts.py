@@ -23,17 +23,17 @@ class Accounts:
     Args:
         engine: what engines have done.
         recent: where accounts are kept.
-        figures: of the model and the machine.
         text: makes text of tokens; None where nothing does.
+
+    Attributes:
+        figures: of the model and the machine, once they are known.
     """
 
-    def __init__(
-        self, engine: EngineClient, recent: Recent | None = None, figures: Figures | None = None, text: Decode | None = None
-    ) -> None:
+    def __init__(self, engine: EngineClient, recent: Recent | None = None, text: Decode | None = None) -> None:
         self._engine = engine
         self._recent = recent or Recent()
-        self._figures = figures or Figures()
         self._text = text
+        self.figures = Figures()
 
     def begin(self, endpoint: Endpoint, tenant: str, client_id: str | None = None) -> Account:
         """The account of the request that the running task serves."""
@@ -60,21 +60,21 @@ class Accounts:
         self._recent.end(account)
         # Of a batch, one line tells.
         if not account.line and logger.isEnabledFor(logging.INFO):
-            _log(account, cause_of(account, self._now(), self._figures))
+            _log(account, cause_of(account, self._now(), self.figures))
 
     def explain(self, request_id: str, tenant: str | None) -> Explanation | None:
         """Why a tenant's request took as long as it did, or anybody's, for the operator, where `tenant` is None."""
         account = self._recent.find(request_id, tenant)
         if account is None:
             return None
-        return explain(account, self._now(), self._figures, self._text, operator=tenant is None)
+        return explain(account, self._now(), self.figures, self._text, operator=tenant is None)
 
     def list(self, tenant: str | None, limit: int, *, slowest: bool) -> list[RequestSummary]:
         """The newest requests of a tenant, or of all, or those that took longest."""
         accounts, now = self._recent.all(tenant), self._now()
         if slowest:
             accounts.sort(key=lambda account: account.arrived - (account.ended or now.at))
-        return [summarize(each, now, self._figures, operator=tenant is None) for each in accounts[:limit]]
+        return [summarize(each, now, self.figures, operator=tenant is None) for each in accounts[:limit]]
 
     def _now(self) -> Mark:
         return Mark(time.monotonic(), self._engine.totals)

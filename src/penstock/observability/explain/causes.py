@@ -5,10 +5,11 @@ it was. Phases follow one another, so each second of the request lies in one pha
 only; `docs/explain.md` says how, and with what in mind.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 
 from penstock.core.facts import StepTotals, Wait
+from penstock.core.work import ModelWork
 from penstock.engine.journal import ComputedChunk, Journal
 from penstock.observability.explain.explanation import CauseCode
 from penstock.observability.explain.phases import Course, Span
@@ -25,32 +26,35 @@ _QUEUED: dict[Wait, CauseCode] = {
     "background": "queue_background",
 }
 
-Seconds = Counter[CauseCode]
+NO_WORK = ModelWork()
+
+Seconds = defaultdict[CauseCode, float]
 
 
-def attribute(course: Course, context_bytes: float = 0.0) -> dict[CauseCode, float]:
+def attribute(course: Course, work: ModelWork = NO_WORK) -> dict[CauseCode, float]:
     """Seconds by cause, of the whole request, without those that have none.
 
-    `context_bytes` is what a step reads for each position that it attends to; 0 where that is not known.
+    `work` is what the model's steps cost, as far as it is known.
     """
-    total: Seconds = Counter()
+    total = _none()
     for name, phase in course.phases.items():
         match name:
             case "receive":
-                found: Seconds = Counter(slow_upload=phase.seconds)
+                found: Mapping[CauseCode, float] = {"slow_upload": phase.seconds}
             case "prepare":
-                found = _preparing(course, phase)
+                found = _preparing(course)
             case "grammar":
-                found = Counter(grammar_compile=phase.seconds)
+                found = {"grammar_compile": phase.seconds}
             case "queue":
                 found = _queued(course, phase)
             case "prefill":
                 found = _prefilled(course, phase)
             case "decode":
-                found = _decoded(course, phase, context_bytes)
+                found = _decoded(course, phase, work)
             case "deliver":
-                found = Counter(slow_reader=sum(phase.within(each.began, each.ended) for each in stalls(course)))
-        total.update(_fitted(found, phase.seconds))
+                found = {"slow_reader": sum(phase.within(each.began, each.ended) for each in stalls(course))}
+        for code, seconds in _fitted(found, phase.seconds).items():
+            total[code] += seconds
     return {code: seconds for code, seconds in total.items() if seconds > 0}
 
 
@@ -92,9 +96,13 @@ def computed_again(journal: Journal) -> list[bool]:
     return again
 
 
+def _none() -> Seconds:
+    return defaultdict(float)
+
+
 def _fitted(found: Mapping[CauseCode, float], seconds: float) -> Seconds:
     """No more than the phase has; what is left of it is nobody's."""
-    kept: Seconds = Counter({code: max(0.0, each) for code, each in found.items()})
+    kept = defaultdict(float, {code: max(0.0, each) for code, each in found.items()})
     total = sum(kept.values())
     if total > seconds:
         for code in kept:
@@ -104,19 +112,20 @@ def _fitted(found: Mapping[CauseCode, float], seconds: float) -> Seconds:
     return kept
 
 
-def _preparing(course: Course, phase: Span) -> Seconds:
+def _preparing(course: Course) -> Mapping[CauseCode, float]:
     done = course.account.preparation
     starved = max(0.0, done.worked - done.computed)
-    return Counter(tokenizer_busy=done.waited, cpu_contention=starved, tokenisation=done.worked - starved)
+    return {"tokenizer_busy": done.waited, "cpu_contention": starved, "tokenisation": done.worked - starved}
 
 
 def _queued(course: Course, phase: Span) -> Seconds:
     assert course.journal is not None
     first = min((at for at in course.journal.interrupted if at <= phase.ended), default=phase.ended)
-    found: Seconds = Counter(engine_restart=phase.ended - max(first, phase.began))
+    found = _none()
+    found["engine_restart"] = phase.ended - max(first, phase.began)
     seconds = phase.seconds - found["engine_restart"]
     did = course.between(course.journal.submitted, course.journal.admitted)
-    waits: Seconds = Counter()
+    waits = _none()
     for wait, held in did.waited_for().items():
         waits[_QUEUED[wait]] += held
     named = min(seconds, sum(waits.values()))
@@ -135,7 +144,8 @@ def _prefilled(course: Course, phase: Span) -> Seconds:
     ends = [span.ended for span in interruptions(journal, phase.ended) if phase.began <= span.began <= phase.ended]
     resumed = min(max(ends, default=phase.began), phase.ended)
     rest = Span(resumed, phase.ended)
-    found: Seconds = Counter(engine_restart=resumed - phase.began)
+    found = _none()
+    found["engine_restart"] = resumed - phase.began
     lost = sum(rest.within(each.began, each.ended) for each in preemptions(journal, phase.ended))
     did = course.between(journal.admitted, course.generated)
     computed = recomputed = beside = steps = 0.0
@@ -177,11 +187,11 @@ def _why_computed(journal: Journal) -> CauseCode:
     return "long_prompt" if prefix.found else "cold_prefix"
 
 
-def _decoded(course: Course, phase: Span, context_bytes: float) -> Seconds:
+def _decoded(course: Course, phase: Span, work: ModelWork) -> Seconds:
     journal = course.journal
     assert journal is not None and journal.first_token is not None
     did = course.between(journal.first_token, journal.finished)
-    found: Seconds = Counter()
+    found = _none()
     for span in interruptions(journal, phase.ended):
         down = phase.clipped(span.began, span.ended)
         if down.seconds:
@@ -198,7 +208,7 @@ def _decoded(course: Course, phase: Span, context_bytes: float) -> Seconds:
         return found
     neighbours = min(active, _stretched_by_prompts(did, redone) * active / phase.seconds)
     found["neighbour_prefill"] = neighbours
-    reading = _context_share(journal, course.account.samples, did, context_bytes)
+    reading = _context_share(journal, course.account.samples, did, work)
     found["long_context"] = (active - neighbours) * reading
     found["decode"] = active - neighbours - found["long_context"]
     return _with_starvation(found, did, untouched=("engine_restart", "preemption"))
@@ -215,15 +225,17 @@ def _stretched_by_prompts(did: StepTotals, redone: list[ComputedChunk]) -> float
     return seconds * did.chunk_tokens / max(1, did.chunk_tokens + did.decodes)
 
 
-def _context_share(journal: Journal, samples: int, did: StepTotals, context_bytes: float) -> float:
+def _context_share(journal: Journal, samples: int, did: StepTotals, work: ModelWork) -> float:
     """The part of the steps' time in which they read what is known of its own context, as bytes go."""
     if not did.bytes or not did.seconds:
         return 0.0
-    each = max(1, samples)
     # A sample has a token more at each step, so that it attends to half of its output on average.
-    tokens = journal.output_tokens / each
-    positions = journal.output_tokens * (journal.prompt_tokens + tokens / 2)
-    return min(1.0, positions * context_bytes / did.bytes) * min(1.0, did.execute / did.seconds)
+    length = journal.prompt_tokens + journal.output_tokens // (2 * max(1, samples))
+    read = journal.output_tokens * sum(
+        each.layers * each.kv_bytes * (length if each.window is None else min(length, each.window))
+        for each in work.attention
+    )
+    return min(1.0, read / did.bytes) * min(1.0, did.execute / did.seconds)
 
 
 def _with_starvation(found: Seconds, did: StepTotals, untouched: tuple[CauseCode, ...] = ()) -> Seconds:

@@ -1,11 +1,12 @@
 """From an account to its explanation. Pure: who asks says what time it is and what engines have done."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.core.work import ModelWork
 from penstock.engine.journal import Mark
 from penstock.observability.account import Account
-from penstock.observability.explain.causes import attribute
+from penstock.observability.explain.causes import NO_WORK, attribute
 from penstock.observability.explain.explanation import (
     CauseCode,
     DecodeAccount,
@@ -19,7 +20,7 @@ from penstock.observability.explain.phases import Course, course_of
 from penstock.observability.explain.timeline import WAITING, state_of, timeline_of
 from penstock.observability.explain.verdict import causes_of, verdict_of
 
-Decode = Callable[[Sequence[int]], str]
+Decode = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True)
@@ -27,17 +28,17 @@ class Figures:
     """What is known of the model and the machine.
 
     Attributes:
-        context_bytes: that a step reads for each position that it attends to; 0 where that is not known.
+        work: what the model's steps cost, as far as it is known.
         memory_bandwidth: bytes a second that this machine's memory was measured to move; None where it was not.
     """
 
-    context_bytes: float = 0.0
+    work: ModelWork = NO_WORK
     memory_bandwidth: float | None = None
 
 
 def cause_of(account: Account, now: Mark, figures: Figures) -> CauseCode:
     """The largest cause alone, as log lines have it."""
-    seconds = attribute(course_of(account, now), figures.context_bytes)
+    seconds = attribute(course_of(account, now), figures.work)
     return max(seconds, key=seconds.__getitem__, default="other")
 
 
@@ -51,7 +52,7 @@ def explain(
         operator: whether it is told whose it is, and of other tenants; of prompts an operator sees what is kept only.
     """
     course = course_of(account, now)
-    causes = causes_of(course, attribute(course, figures.context_bytes))
+    causes = causes_of(course, attribute(course, figures.work))
     state = state_of(course)
     prompts = account.prompts if account.ended is not None else []
     kept = prompts[course.prompt] if course.prompt < len(prompts) else None
@@ -87,7 +88,7 @@ def explain(
 def summarize(account: Account, now: Mark, figures: Figures, *, operator: bool = False) -> RequestSummary:
     """The same in short."""
     course = course_of(account, now)
-    causes = causes_of(course, attribute(course, figures.context_bytes))
+    causes = causes_of(course, attribute(course, figures.work))
     return RequestSummary(
         object="request",
         id=account.id,

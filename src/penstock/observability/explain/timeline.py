@@ -27,7 +27,9 @@ def timeline_of(course: Course) -> list[Phase]:
     for name, span in course.phases.items():
         inside = [part for where, part in parts if where == name]
         start = span.began - course.account.arrived
-        told.append(Phase(name, start, span.seconds, _detail(name, course), sorted(inside, key=lambda part: part.start)))
+        told.append(
+            Phase(name, start, span.seconds, _detail(name, course), sorted(inside, key=lambda part: part.start))
+        )
     return told
 
 

@@ -27,7 +27,9 @@ def verdict_of(course: Course, causes: list[Cause]) -> Verdict:
         return Verdict("other", 0.0, None, "It took no time worth speaking of.")
     first = causes[0]
     whole = course.whole.seconds
-    sentence = f"{duration(first.seconds)} of its {duration(whole)} ({first.share:.0%}) {_SENTENCES[first.code](course)}"
+    sentence = (
+        f"{duration(first.seconds)} of its {duration(whole)} ({first.share:.0%}) {_SENTENCES[first.code](course)}"
+    )
     others = [cause for cause in causes[1:] if cause.code != "other" and cause.share >= _WORTH_TELLING]
     if first.code == "decode" and others:
         more = others[0]
