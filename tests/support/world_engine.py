@@ -1,7 +1,6 @@
 """The engine's process in a simulated world: the worker's own loop, one turn at a time, until it is made to fail."""
 
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +12,7 @@ from penstock.cache.prefix import PrefixIndex
 from penstock.core.errors import PenstockError
 from penstock.core.events import SampleOutput
 from penstock.core.plan import StepPlan, StepResult
+from penstock.engine.contention import CpuWait
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
@@ -128,16 +128,14 @@ class WatchedExecutor:
                     assert cache.pool.is_writable(block), f"block {block} is written but shared or published"
 
 
-class ClockedCore(EngineCore):
-    """The engine's core on the world's clock."""
+class NoWait(CpuWait):
+    """In the world, nobody waits for a processor."""
 
-    clock: Callable[[], float]
-
-    def step(self, now: float) -> list[SampleOutput]:
-        return super().step(self.clock())
+    def since_last(self, now: float) -> float:
+        return 0.0
 
 
-def build_core(plan: Scenario, world: "World") -> tuple[ClockedCore, WatchedExecutor, TightPool]:
+def build_core(plan: Scenario, world: "World") -> tuple[EngineCore, WatchedExecutor, TightPool]:
     """A core with nothing in it."""
     cache = KVCache(
         plan.spec,
@@ -151,7 +149,7 @@ def build_core(plan: Scenario, world: "World") -> tuple[ClockedCore, WatchedExec
     cache.pool = pool
     scheduler = Scheduler(plan.config, cache)
     executor = WatchedExecutor(ScriptedExecutor(plan.spec, plan.num_blocks), scheduler, world)
-    core = ClockedCore(scheduler, executor)
+    core = EngineCore(scheduler, executor)
     core.clock = lambda: world.loop.now
     return core, executor, pool
 
@@ -169,7 +167,7 @@ class Worker:
         self.pid = number
         self.world = world
         self.protocol: EngineProcess | None = None
-        self.core: ClockedCore | None = None
+        self.core: EngineCore | None = None
         self.hung = False
         self.submitted: dict[int, int] = {}
         self.closed: set[int] = set()
@@ -185,6 +183,7 @@ class Worker:
         self._doomed = False
         self._ended: dict[int, set[int]] = {}
         self._rng = random.Random(world.plan.seed * 1000 + number)
+        self._cutting = random.Random(f"cuts {world.plan.seed} {number}")
 
     # What the engine's client does with the process and its socket.
 
@@ -267,7 +266,7 @@ class Worker:
     def _soon(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self.world.loop.call_later(self._rng.choice([0.001, 0.01, 0.2]), self._turn)
+            self.world.loop.call_later(self._rng.choice(self.world.plan.turns), self._turn)
 
     def _turn(self) -> None:
         """Once round the worker's loop."""
@@ -279,7 +278,7 @@ class Worker:
             if self.hung:
                 return
             self._received = False
-            _Loop(self, self.core, self._record).run()  # type: ignore[arg-type]
+            _Loop(self, self.core, self._record, NoWait()).run()  # type: ignore[arg-type]
         except TurnOver:
             # It is still where it waits for messages, or looks for some.
             self.memory[:] = self._left
@@ -311,7 +310,7 @@ class Worker:
         if self.core.has_work or self.inbox:
             self._soon()
 
-    def _misfortune(self, core: ClockedCore) -> None:
+    def _misfortune(self, core: EngineCore) -> None:
         """What goes wrong in the coming step, if anything does."""
         faults, rng = self.world.plan.faults, self._rng
         if rng.random() < faults.withheld:
@@ -384,7 +383,8 @@ class Worker:
                 self._account(event)
         frame = encode_frame(message)
         self.world.note(frame)
-        cuts = sorted(self._rng.randrange(len(frame) + 1) for _ in range(self._rng.choice([0, 0, 1, 2])))
+        # A generator of their own: what else happens should not depend on how long a message is.
+        cuts = sorted(self._cutting.randrange(len(frame) + 1) for _ in range(self._cutting.choice([0, 0, 1, 2])))
         assert self.protocol is not None
         for first, last in zip([0, *cuts], [*cuts, len(frame)], strict=True):
             self.protocol.data_received(frame[first:last])
