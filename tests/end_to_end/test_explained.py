@@ -176,7 +176,9 @@ def test_the_compilation_of_a_grammar(roomy: Client) -> None:
     schema: dict[str, Any] = {"type": "string"}
     for level in range(25):
         names = [f"{level}_{number}" for number in range(80)]
-        words = {name: {"type": "string", "pattern": f"^[a-z]{{{number % 7},50}}x$"} for number, name in enumerate(names)}
+        words = {
+            name: {"type": "string", "pattern": f"^[a-z]{{{number % 7},50}}x$"} for number, name in enumerate(names)
+        }
         schema = {"type": "object", "properties": {"inner": schema, **words}, "required": ["inner"]}
     asked = {"type": "json_schema", "json_schema": {"name": "words", "schema": schema}}
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1, "response_format": asked}
