@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from support.checkpoints import make
@@ -107,9 +108,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def roomy(checkpoint: Path) -> Iterator[Client]:
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The operator's socket of the server in which nothing is short."""
+    return tmp_path_factory.mktemp("admin") / "socket"
+
+
+@pytest.fixture(scope="module")
+def roomy(checkpoint: Path, operator: Path) -> Iterator[Client]:
     """A server in which nothing is short."""
-    with serving(checkpoint, "--threads", "1", "--kv-cache-memory", "512MiB") as server, Client(server) as client:
+    options = ("--threads", "1", "--kv-cache-memory", "512MiB", "--admin-socket", str(operator))
+    with serving(checkpoint, *options) as server, Client(server) as client:
         yield client
 
 
@@ -212,3 +220,13 @@ def test_contention_for_processors(roomy: Client) -> None:
             stack.callback(burner.kill)
         told = roomy.explain(roomy.complete(ids(8, 21), 500))
     assert told["verdict"]["cause"] == "cpu_contention"
+
+
+def test_an_engine_that_fails(roomy: Client, operator: Path) -> None:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(operator)), base_url="http://admin") as admin:
+        armed = admin.post("/fail-points", json={"point": "engine.step", "action": "exit", "passes": 20})
+        assert armed.status_code == 200
+        request_id = roomy.complete(ids(8, 22), 40)
+        assert roomy.cause(request_id) == "engine_restart"
+        # The operator's socket tells of the same request.
+        assert admin.get(f"/v1/requests/{request_id}/explain").json()["verdict"]["cause"] == "engine_restart"

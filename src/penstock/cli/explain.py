@@ -128,7 +128,7 @@ def _notes(told: Explanation) -> list[str]:
     if told.time_to_first_token is not None:
         queue = "" if told.queue_seconds is None else f", {duration(told.queue_seconds)} of it in the queue"
         lines.append(f"first token after {duration(told.time_to_first_token)}{queue}")
-    if told.prefix is not None:
+    if told.prefix is not None and told.prefix.looked_up:
         lines.append(_prefix(told.prefix))
     if told.decode is not None:
         batch = "" if told.decode.mean_batch is None else f", {told.decode.mean_batch:.1f} sequences at a time"
