@@ -3,12 +3,12 @@
 from typing import Any
 
 from penstock.observability.account import MOST_STALLS, STALL_SECONDS, Account
-from penstock.observability.recent import MOST_LINES, MOST_NOTED, MOST_RECENT, Recent
+from penstock.observability.recent import MOST_LINES, MOST_NOTED, MOST_RECENT, MOST_REFUSED, Recent
 
 
 def ended(recent: Recent, name: str, tenant: str = "", outcome: Any = "completed", **fields: Any) -> Account:
     """An account that has been through its life."""
-    account = Account(name, "chat", tenant, **fields)
+    account = Account(name, "chat", tenant, **{"taken_on": 0.0, **fields})
     recent.begin(account)
     account.end(outcome)
     recent.end(account)
@@ -17,7 +17,7 @@ def ended(recent: Recent, name: str, tenant: str = "", outcome: Any = "completed
 
 def test_the_newest_are_remembered_by_all_their_names() -> None:
     recent = Recent()
-    first = Account("req_first", "chat", "", client_id="mine")
+    first = Account("req_first", "chat", "", client_id="mine", taken_on=0.0)
     recent.begin(first)
     recent.answered_as(first, "chatcmpl-1")
     for name in ("req_first", "chatcmpl-1", "mine"):
@@ -37,23 +37,25 @@ def test_the_newest_are_remembered_by_all_their_names() -> None:
 def test_what_failed_or_was_slow_is_remembered_longer() -> None:
     recent = Recent(lambda account: account.id == "req_slow")
     failed, slow = ended(recent, "req_failed", outcome="failed"), ended(recent, "req_slow")
-    refused = ended(recent, "req_refused", outcome="refused")
     for number in range(MOST_RECENT):
         ended(recent, f"req_{number}")
     assert recent.find("req_failed", "") is failed and recent.find("req_slow", "") is slow
-    assert recent.find(refused.id, "") is None
     for number in range(MOST_NOTED):
         ended(recent, f"bad_{number}", outcome="timed_out")
     assert recent.find("req_failed", "") is None
 
 
-def test_lines_of_batches_crowd_out_nobody() -> None:
+def test_lines_of_batches_and_refusals_crowd_out_nobody() -> None:
     recent = Recent()
     mine = ended(recent, "req_mine")
+    for number in range(MOST_RECENT + MOST_REFUSED):
+        ended(recent, f"no_{number}", outcome="failed", taken_on=None)
+    assert recent.find("req_mine", "") is mine
+    assert len(recent.all("")) == 1 + MOST_REFUSED
     for number in range(MOST_RECENT + MOST_LINES):
         ended(recent, f"line_{number}", line=True)
     assert recent.find("req_mine", "") is mine
-    assert len(recent.all("")) == 1 + MOST_LINES
+    assert len(recent.all("")) == 1 + MOST_REFUSED + MOST_LINES
 
 
 def test_a_tenant_finds_its_own_only() -> None:

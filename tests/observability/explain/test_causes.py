@@ -1,5 +1,7 @@
 """Seconds by cause, of accounts that were made up; and what holds for any account."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,10 @@ from penstock.engine.journal import Journal, Mark
 from penstock.observability.account import Account, Preparation, Stall
 from penstock.observability.explain.causes import attribute
 from penstock.observability.explain.explain import Figures, explain
+from penstock.observability.explain.explanation import CauseCode
 from penstock.observability.explain.phases import course_of
+from penstock.observability.explain.timeline import WAITING
+from penstock.observability.explain.verdict import NAMES, SENTENCES
 from support.accounts_made import ARRIVED, chunk, make_account, make_journal, mark, totals, waited
 
 NOTHING = Mark(ARRIVED + 10.0, StepTotals())
@@ -42,6 +47,7 @@ def test_a_request_that_never_got_to_an_engine() -> None:
     ("wait", "code"),
     [
         ("rows", "queue_rows"),
+        ("pace", "queue_pace"),
         ("blocks", "queue_memory"),
         ("budget", "neighbour_prefill"),
         ("share", "queue_share"),
@@ -55,6 +61,16 @@ def test_the_queue_is_told_by_what_was_short(wait: str, code: str) -> None:
     did = waited(wait, 6.0)  # type: ignore[arg-type]
     journal = make_journal(0.0, mark(6.0, did), mark(6.0, did), mark(10.0, did))
     assert seconds(make_account([journal])) == {code: 6.0, "decode": 4.0}
+
+
+def test_every_wait_and_every_cause_has_its_words() -> None:
+    for wait in WAITS:
+        did = waited(wait, 6.0)
+        journal = make_journal(0.0, mark(6.0, did), mark(6.0, did), mark(6.0, did))
+        told = explain(make_account([journal], ended=6.0), NOTHING, Figures())
+        assert [phase.detail for phase in told.timeline if phase.name == "queue"] == [f"for {WAITING[wait]}"]
+    for code in get_args(CauseCode):
+        assert code in SENTENCES and (code in NAMES or code in ("decode", "other"))
 
 
 def test_waits_in_turn_share_the_queue() -> None:

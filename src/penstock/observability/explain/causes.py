@@ -17,6 +17,7 @@ from penstock.observability.explain.phases import Course, Span
 # What waiting for something means; a step without a token left has others' prompts in it.
 _QUEUED: dict[Wait, CauseCode] = {
     "rows": "queue_rows",
+    "pace": "queue_pace",
     "blocks": "queue_memory",
     "budget": "neighbour_prefill",
     "share": "queue_share",

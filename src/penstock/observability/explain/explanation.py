@@ -15,6 +15,7 @@ CauseCode = Literal[
     "tokenisation",
     "grammar_compile",
     "queue_rows",
+    "queue_pace",
     "queue_memory",
     "queue_share",
     "queue_place",

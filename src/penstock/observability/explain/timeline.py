@@ -13,6 +13,7 @@ _LEAST_WAIT = 0.0005
 # What the first of those who wait needs, in words.
 WAITING: dict[Wait, str] = {
     "rows": "a place in the batch (--max-num-seqs)",
+    "pace": "a place in the batch, which the time between tokens keeps small (--target-itl)",
     "blocks": "KV memory (--kv-cache-memory)",
     "budget": "tokens of a step, which others' prompts have (--max-num-batched-tokens)",
     "share": "its key's next share of a step",
