@@ -1,7 +1,7 @@
 """What `GET /v1/stats` answers: the state of a server now, and its figures of two periods.
 
-Everything that adds up is in a `Period`: once since the start, once over the last minute. Times are in seconds. What was
-not measured is null, never 0.
+Everything that adds up is in a `Period`: once since the start, once over the last minute. Times are in seconds. What
+was not measured is null, never 0.
 """
 
 import msgspec
