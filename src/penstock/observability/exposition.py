@@ -143,15 +143,15 @@ def _family(definition: Definition, value: Value) -> Iterator[str]:
     if isinstance(value, Histogram):
         count = 0
         for bound, count in value.cumulative():
-            yield f'{name}_bucket{{le="{bound}"}} {count}'
-        yield f"{name}_sum {value.sum!r}"
-        yield f"{name}_count {count}"
+            yield f'{name}_bucket{{le="{bound}"}} {float(count)!r}'
+        yield f"{name}_sum {float(value.sum)!r}"
+        yield f"{name}_count {float(count)!r}"
     elif isinstance(value, Mapping):
         for labels, each in value.items():
             pairs = ",".join(f'{label}="{text}"' for label, text in zip(definition.labels, labels, strict=True))
-            yield f"{name}{{{pairs}}} {each!r}"
+            yield f"{name}{{{pairs}}} {float(each)!r}"
     else:
-        yield f"{name} {value!r}"
+        yield f"{name} {float(value)!r}"
 
 
 def _labelled(values: Mapping[Any, float]) -> dict[tuple[str, ...], float]:
