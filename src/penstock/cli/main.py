@@ -22,6 +22,14 @@ class LogLevel(enum.Enum):
     WARNING = "warning"
 
 
+class MetricsFile(enum.Enum):
+    """What can be made of the metrics' definitions."""
+
+    DASHBOARD = "dashboard"
+    ALERTS = "alerts"
+    TABLE = "table"
+
+
 app = typer.Typer(
     help="Serve large language models.",
     no_args_is_help=True,
@@ -92,6 +100,7 @@ def serve(
     access: options.AccessOptions,
     tls: options.TlsOptions,
     bounds: options.BoundOptions,
+    judging: options.JudgeOptions,
     computing: options.ModelOptions,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
@@ -99,11 +108,15 @@ def serve(
     from penstock.cli.log_format import set_up_logging
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.cli.serve import ServeOptions, run_serve
+    from penstock.core.slo import parse_slo
+    from penstock.observability.settings import FigureOptions
     from penstock.server.limits import LimitOptions
     from penstock.server.tls import choose_tls
 
     keys = read_access(**vars(access))
+    figures = FigureOptions(parse_slo(judging.slo), judging.cost_per_hour).check()
     engine = computing.engine(model, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching)
+    engine["target_itl"] = figures.target_itl(computing.target_itl)
     serving = ServeOptions(
         host=host,
         port=port,
@@ -114,6 +127,7 @@ def serve(
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
         admin_socket=admin_socket,
         limits=LimitOptions(**vars(bounds)),
+        figures=figures,
         tls=choose_tls(**vars(tls)),
         explain_prompts=explain_prompts,
     )
@@ -194,6 +208,21 @@ def models(
     from penstock.cli.models import run_models
 
     run_models(as_json=as_json)
+
+
+@app.command()
+def metrics(
+    what: Annotated[
+        MetricsFile, typer.Argument(help="dashboard: JSON for Grafana. alerts: rules for Prometheus. table: Markdown.")
+    ],
+) -> None:
+    """Print what is made of the definitions of a server's metrics."""
+    from penstock.observability.alerts import alerts_yaml
+    from penstock.observability.dashboard import dashboard_json
+    from penstock.observability.definitions import as_markdown
+
+    makers = {MetricsFile.DASHBOARD: dashboard_json, MetricsFile.ALERTS: alerts_yaml, MetricsFile.TABLE: as_markdown}
+    typer.echo(makers[what](), nl=False)
 
 
 @bench.command("engine")

@@ -29,6 +29,7 @@ from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from penstock.observability.explain.explain import Figures
 from penstock.observability.recent import Recent
+from penstock.observability.settings import FigureOptions
 from penstock.server import descriptors
 from penstock.server.accounts import Accounts
 from penstock.server.admin import admin_socket, create_admin_app
@@ -70,6 +71,7 @@ class ServeOptions:
         drain_timeout: seconds for running requests to finish in.
         admin_socket: path of the operator's socket.
         limits: as they were asked for.
+        figures: what requests are judged by, and what the machine costs.
         watchdog: seconds without progress after which the engine is started again.
         tls: what connections are encrypted with, None where they are not.
         explain_prompts: whether prompts are kept with the accounts of recent requests.
@@ -84,6 +86,7 @@ class ServeOptions:
     watchdog: float
     admin_socket: str | None
     limits: LimitOptions
+    figures: FigureOptions
     tls: Tls | None
     explain_prompts: bool
 
@@ -101,7 +104,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
         _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
-        kept = (why, access.reason, encrypted, files, *bounds)
+        kept = (why, access.reason, encrypted, files, *bounds, *serving.figures.reasons)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
@@ -140,7 +143,9 @@ async def _serve(
             accounts = Accounts(engine, Recent(keep_prompts=serve_options.explain_prompts), text)
             serving = asyncio.ensure_future(
                 serve(
-                    _make_app(engine, prepared, tokenizer, reading, storage, access, limits, accounts),
+                    _make_app(
+                        engine, prepared, tokenizer, reading, storage, access, limits, serve_options.figures, accounts
+                    ),
                     listener,
                     drain_seconds=serve_options.drain_timeout,
                     stall_timeout=limits.stall_timeout,
@@ -186,6 +191,7 @@ def _make_app(
     storage: "_Storage",
     access: Access,
     limits: Limits,
+    figures: FigureOptions,
     accounts: Accounts,
 ) -> Starlette:
     return create_app(
@@ -200,6 +206,7 @@ def _make_app(
         admission=make_admission(limits.bounds, prepared.config),
         request_timeout=limits.request_timeout,
         local=not access.no_auth,
+        settings=figures.settings(prepared.config, limits.bounds.requests),
         accounts=accounts,
     )
 

@@ -98,7 +98,7 @@ class LineRunner:
         writer = endpoint.writer(job)
         begun(account, job)
         self._accounts.answered_as(account, writer.id)
-        async with contextlib.aclosing(outputs_of(self._engine, job, account)) as outputs:
+        async with contextlib.aclosing(outputs_of(self._engine, job, account.follow)) as outputs:
             async for output in outputs:
                 writer.add(output)
                 if writer.enough:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.engine.interface import EngineClient, RequestOutput
+from penstock.engine.journal import Journal
 from penstock.observability.account import Account
 from penstock.observability.metrics import Outcome, RequestMeter
 from penstock.server.accounts import Accounts, failed
@@ -170,7 +171,7 @@ class GenerationResponse:
         try:
             # Whatever the reason to leave, closing the generator frees what the engine holds for this request: before
             # anything more is sent, for which a slow reader can let us wait.
-            async with contextlib.aclosing(outputs_of(self._engine, self._job, self._account)) as outputs:
+            async with contextlib.aclosing(outputs_of(self._engine, self._job, self._follow)) as outputs:
                 await self._take(outputs, send)
             self._admitted.leave()
             await (self._send_body(send) if self._stream is None else self._end_stream(self._stream, send))
@@ -184,12 +185,17 @@ class GenerationResponse:
         finally:
             self._leave(outcome)
 
+    def _follow(self, journal: Journal) -> None:
+        self._meter.follow(journal)
+        self._account.follow(journal)
+
     def _leave(self, outcome: Outcome) -> None:
         """The response has ended; only the first call counts."""
         self._admitted.leave()
         if not self._ended:
             self._ended = True
             self._meter.end(outcome)
+            self._account.judged(self._meter.ttft, self._meter.missed)
             self._accounts.end(self._account, outcome)
 
     async def _take(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
@@ -203,8 +209,13 @@ class GenerationResponse:
                     self._measure(output)
                     if self._stream is None:
                         self._writer.add(output)
+                        self._meter.passed_on(output.deltas, ids=True)
                     else:
-                        await self._send_events(send, self._stream.chunk(output))
+                        events = self._stream.chunk(output)
+                        await self._send_events(send, events)
+                        # Now that it is written: a slow reader makes that wait, and sees it then.
+                        if events:
+                            self._meter.passed_on(output.deltas, ids=self._job.return_token_ids)
                     if self._writer.enough:
                         break
             self._measure_cut()
@@ -280,20 +291,20 @@ def begun(account: Account, job: Job) -> None:
     account.user, account.metadata = job.user, job.metadata
 
 
-def outputs_of(engine: EngineClient, job: Job, account: Account) -> AsyncGenerator[RequestOutput]:
+def outputs_of(
+    engine: EngineClient, job: Job, follow: Callable[[Journal], None] | None = None
+) -> AsyncGenerator[RequestOutput]:
     """The outputs of all prompts as they come; those of prompt p have sample indices from p·n on.
 
-    The account gets a journal of each.
+    `follow` is given the journal of each.
     """
     if job.pooling is not None:
         samples = 1
-        sources = [
-            engine.embed(prompt, job.pooling, standing=job.standing, follow=account.follow) for prompt in job.prompts
-        ]
+        sources = [engine.embed(prompt, job.pooling, standing=job.standing, follow=follow) for prompt in job.prompts]
     else:
         samples = job.params[0].n
         sources = [
-            engine.generate(prompt, params, standing=job.standing, keep=job.keep, follow=account.follow)
+            engine.generate(prompt, params, standing=job.standing, keep=job.keep, follow=follow)
             for prompt, params in zip(job.prompts, job.params, strict=True)
         ]
     return sources[0] if len(sources) == 1 else _merged(sources, samples)
