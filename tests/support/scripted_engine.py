@@ -61,6 +61,7 @@ class ScriptedEngine:
         self.before: Callable[[Call], object] | None = None
         self._table = table
         self.totals = StepTotals()
+        self.process_id: int | None = None
         self.observers: list[Callable[[StepFacts], None]] = []
 
     def observe(self, observer: Callable[[StepFacts], None]) -> None:

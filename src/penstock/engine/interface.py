@@ -100,6 +100,10 @@ class EngineClient(Protocol):
     def observe(self, observer: Callable[[StepFacts], None]) -> None:
         """Have the facts of each step from now on given to `observer`, which must be quick and never raise."""
 
+    @property
+    def process_id(self) -> int | None:
+        """Of the process that computes; None where there is none of its own."""
+
     def check_ready(self) -> None:
         """Raise EngineUnavailable with the cause unless requests can be served now."""
 

@@ -4,11 +4,11 @@ It is Starlette, with bodies parsed by msgspec: strict types, unknown fields ref
 between a token and its socket.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -18,8 +18,12 @@ from starlette.routing import Route
 from penstock import __version__
 from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
+from penstock.core.slo import Slo
 from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics
+from penstock.observability.monitor import Monitor
+from penstock.observability.stats import Settings
+from penstock.server.accounts import Accounts
 from penstock.server.admission import Admission
 from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
@@ -27,6 +31,8 @@ from penstock.server.docs_page import page
 from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.server.explain import ExplainApi
+from penstock.server.figures import FiguresApi
 from penstock.server.gate import Gate
 from penstock.server.generation import GenerationResponse, Writer
 from penstock.server.health import HealthApi
@@ -35,6 +41,7 @@ from penstock.server.limits import default_admission
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
 from penstock.server.pages import ForeignPagesRefused
+from penstock.server.request_ids import Identified
 from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.responses.endpoints import ResponsesApi
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
@@ -64,6 +71,8 @@ def create_app(
     admission: Admission | None = None,
     request_timeout: float | None = None,
     local: bool = False,
+    settings: Settings | None = None,
+    accounts: Accounts | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -80,6 +89,8 @@ def create_app(
         admission: which requests are taken on; as the default options have it by default.
         request_timeout: seconds that any request has at most; None where it has the time that it asks for.
         local: whether a server without keys is meant for its own machine only, and needs no name of the public DNS.
+        settings: what figures are to be read with; they have the service levels that requests are judged by.
+        accounts: of requests; kept for this application alone by default.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -90,28 +101,36 @@ def create_app(
         output_format = output_format or choose_format(template, tokenizer)[0]
     resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format)
     condition = None if store is None else store.condition
-    metrics, keys = Metrics(lambda: engine.load, condition), keys or Keyring()
+    keys, settings = keys or Keyring(), settings or Settings()
+    slo = None if settings.slo is None else Slo(**settings.slo)
+    metrics = Metrics(lambda: engine.load, lambda: engine.totals, slo=slo, soon=_soon)
+    engine.observe(metrics.step)
     gate = Gate(engine, admission or default_admission())
-    service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, request_timeout)
+    accounts = accounts or Accounts(engine)
+    service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, accounts, request_timeout)
     endpoints = batch_endpoints(service)
     api = _Api(service, endpoints, keyed=bool(keys))
-    stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys), metrics)
+    stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys, accounts), metrics)
     application = Starlette(
         lifespan=stored.lifespan,
-        middleware=[Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local)],
+        middleware=[
+            Middleware(Identified),
+            Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local),
+        ],
         routes=[
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
             Route("/v1/embeddings", api.embeddings, methods=["POST"]),
             *MessagesApi(service).routes(),
             *ResponsesApi(service, None if store is None else store.responses).routes(),
+            *ExplainApi(accounts).routes(),
             *stored.routes(),
             Route("/v1/models", api.models, methods=["GET"]),
             Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
             *TokensApi(service).routes(),
             Route("/version", api.version, methods=["GET"]),
             *HealthApi(engine, condition).routes(),
-            Route("/metrics", api.metrics, methods=["GET"]),
+            *FiguresApi(Monitor(engine, metrics, settings, condition)).routes(),
             Route("/openapi.json", api.description, methods=["GET"]),
             Route("/docs", api.page, methods=["GET"]),
         ],
@@ -181,9 +200,10 @@ class _Api:
         """`GET /docs`"""
         return Response(page(_description(self._keyed)), media_type="text/html")
 
-    async def metrics(self, request: Request) -> Response:
-        """`GET /metrics`, in Prometheus' text format."""
-        return Response(self._service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+def _soon(function: Callable[[], None]) -> None:
+    """Call it in the loop's next turn, before which it writes what it was given in this one."""
+    asyncio.get_running_loop().call_soon(function)
 
 
 @cache
@@ -197,14 +217,17 @@ def batch_endpoints(service: Service) -> dict[str, BatchEndpoint]:
     table = None if service.tokenizer is None else service.tokenizer.table
     return {
         "/v1/completions": BatchEndpoint(
+            "completions",
             lambda body: resolver.completion(parse_completion(body), engine.model),
             lambda job: ResponseWriter(COMPLETION, job, engine.model.name, table),
         ),
         "/v1/chat/completions": BatchEndpoint(
+            "chat",
             lambda body: resolver.chat(parse_chat(body), engine.model),
             lambda job: ResponseWriter(CHAT, job, engine.model.name, table),
         ),
         "/v1/embeddings": BatchEndpoint(
+            "embeddings",
             lambda body: resolver.embedding(parse_embedding(body), engine.model),
             lambda job: EmbeddingWriter(job, engine.model.name),
         ),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import httptools
@@ -9,9 +10,10 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.core.errors import PenstockError, RequestError
+from penstock.observability.request_ids import REQUEST_ID, new_request_id
 from penstock.server.connections import Connections
 from penstock.server.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections, error_body
-from penstock.server.heads import check_head
+from penstock.server.heads import ARRIVED, check_head
 from penstock.server.limits import STALL_SECONDS
 from penstock.server.stall import StallWatch
 
@@ -153,6 +155,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.begin(self)
         if not self._connections.allow(httptools.parse_url(self.url).path):
             raise TooManyConnections()
+        # Whatever else the loop has to do comes before the request is looked at.
+        self.scope["state"][ARRIVED] = time.monotonic()
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= _READ_PIPELINED:
             self.flow.resume_reading()
@@ -225,7 +229,16 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._refused = True
         self._stop_waiting()
-        logger.info("refused what a connection sent: %d %s", error.http_status, error.message)
+        # What is no request has an id all the same, by which its line in the log is found.
+        token = REQUEST_ID.set(new_request_id())
+        try:
+            logger.info("refused what a connection sent: %d %s", error.http_status, error.message)
+            self._tell(error)
+        finally:
+            REQUEST_ID.reset(token)
+
+    def _tell(self, error: PenstockError) -> None:
+        """Answer with the error, unless an answer has begun."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             self._end_with(error)
@@ -244,6 +257,7 @@ class BoundedProtocol(HttpToolsProtocol):
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
         if error.retry_after is not None:
             head += b"retry-after: %d\r\n" % error.retry_after
+        head += b"x-request-id: %s\r\n" % REQUEST_ID.get().encode("ascii")
         head += b"content-length: %d\r\n\r\n"
         self.transport.write(head % (error.http_status, _REASONS[error.http_status], len(body)) + body)
         self._close()
