@@ -180,7 +180,15 @@ ODD = (
     *("/health/live/", "//health/live", "/health//live", "/health/live/.", "/health/./live", "/health/live/..", "/"),
     *("/Health/live", "/HEALTH/LIVE", "/health/live;", "/health/live%00", "/health/live%20", "/health/live%2f", "/x"),
     *("/health/live/../../v1/models", "/health/live%2f..%2f..%2fv1/models", "/health/live/%2e%2e/%2e%2e/v1/models"),
-    *("/health", "/health/", "/health/x", "/health/live/v1/models", "/v1/models%23/health/live", "/docs/", "/metrics/"),
+    *(
+        "/health/",
+        "//health",
+        "/health/x",
+        "/health/live/v1/models",
+        "/v1/models%23/health/live",
+        "/docs/",
+        "/metrics/",
+    ),
     *(
         "http://x/v1/models",
         "http://x/health/live/../../v1/models",

@@ -109,7 +109,7 @@ def test_at_the_limit_requests_are_refused_and_the_server_can_be_watched(served:
             answer = httpx.post(f"{url}/v1/completions", json={"prompt": [5]})
             assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
             assert answer.json()["error"]["code"] == "too_many_connections"
-        for path in ("/health/live", "/health/ready", "/metrics"):
+        for path in ("/health", "/health/live", "/health/ready", "/metrics"):
             assert httpx.get(url + path).status_code == 200
         # Whoever keeps even these busy is answered by closed connections, or the same refusal.
         more = [

@@ -237,10 +237,12 @@ def test_deep_health_tells_what_is_wrong(tokenizer: Tokenizer) -> None:
 
 def test_health_and_readiness(served: Any) -> None:
     assert served.http.get("/health/live").status_code == 200
-    assert served.http.get("/health/ready").status_code == 200
+    for path in ("/health", "/health/ready"):
+        assert served.http.get(path).json()["status"] == "ready"
     served.engine.unavailable = "The engine has died; it is being restarted."
     assert served.http.get("/health/live").status_code == 200
-    for response in (served.http.get("/health/ready"), served.complete(), served.chat(stream=True)):
+    ready = [served.http.get(path) for path in ("/health", "/health/ready")]
+    for response in (*ready, served.complete(), served.chat(stream=True)):
         assert response.status_code == 503 and response.headers["retry-after"] == "1"
         assert response.json()["error"] == {
             "message": "The engine has died; it is being restarted.",

@@ -13,7 +13,7 @@ from penstock.server.tenants import STATE, Tenant
 logger = logging.getLogger("penstock.server")
 
 # What answers without a key, for those who watch the server. They say nothing of what is served, or to whom.
-OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 _POLICY_VIOLATION = 1008
 
 

@@ -113,6 +113,7 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/models", "What is served", answers.ModelList),
     Endpoint("GET", "/v1/models/{name}", "A model", answers.ModelCard),
     Endpoint("GET", "/version", "The release", answers.Version),
+    Endpoint("GET", "/health", "The same as /health/ready", answers.Readiness, open=True),
     Endpoint("GET", "/health/live", "Whether this process answers", answers.Status, open=True),
     Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Readiness, open=True),
     Endpoint("GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", answers.Probe),
