@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_what_cannot_be_shown_is_said_in_a_sentence(url: str, arguments: dict[st
 def test_the_operator_is_told_of_everybody(tmp_path: Path) -> None:
     engine = ScriptedEngine(None, [5])
     accounts = Accounts(engine)
-    accounts.end(accounts.begin("chat", "alice"), "cancelled")
+    accounts.end(accounts.begin("chat", "alice", time.monotonic()), "cancelled")
     path = tmp_path / "socket"
     with admin_socket(path) as listener:
         server = uvicorn.Server(uvicorn.Config(create_admin_app(engine, [], accounts), log_config=None, lifespan="off"))  # type: ignore[arg-type]

@@ -123,8 +123,8 @@ def roomy(checkpoint: Path, operator: Path) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def tight(checkpoint: Path) -> Iterator[Client]:
-    """A server with a small batch and a small KV pool, of 1,024 tokens."""
-    options = ("--max-num-seqs", "2", "--kv-cache-memory", "8MiB", "--max-model-len", "1024")
+    """A server with a small batch and a small KV pool, of 2,048 tokens."""
+    options = ("--max-num-seqs", "2", "--kv-cache-memory", "16MiB", "--max-model-len", "2048")
     with serving(checkpoint, "--threads", "1", *options) as server, Client(server) as client:
         yield client
 
@@ -138,22 +138,22 @@ def test_a_long_queue(tight: Client) -> None:
 
 
 def test_an_evicted_prefix(tight: Client) -> None:
-    prompt = ids(700, 3)
+    prompt = ids(1900, 3)
     tight.complete(prompt)
-    tight.complete(ids(900, 4))
+    tight.complete(ids(1900, 4))
     assert tight.cause(tight.complete(prompt)) == "evicted_prefix"
 
 
 def test_a_preemption(tight: Client) -> None:
     with ThreadPoolExecutor() as pool:
-        older = pool.submit(tight.complete, ids(200, 5), 800)
+        older = pool.submit(tight.complete, ids(900, 5), 900)
         tight.wait_for_states(decoding=1)
-        assert tight.cause(tight.complete(ids(600, 6), 200)) == "preemption"
+        assert tight.cause(tight.complete(ids(900, 6), 200)) == "preemption"
         assert older.result()
 
 
 def test_a_cold_prefix(roomy: Client) -> None:
-    assert roomy.cause(roomy.complete(ids(1500, 10))) == "cold_prefix"
+    assert roomy.cause(roomy.complete(ids(3000, 10))) == "cold_prefix"
 
 
 def test_a_long_context(roomy: Client) -> None:

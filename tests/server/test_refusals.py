@@ -1,6 +1,7 @@
 """Of requests that nothing is wrong with the log has one line a second."""
 
 import logging
+import time
 
 import pytest
 
@@ -30,7 +31,7 @@ def test_lines_say_why(caplog: pytest.LogCaptureFixture) -> None:
     accounts = Accounts(ScriptedEngine(None, []))
 
     def refuse(error: PenstockError) -> None:
-        accounts.refuse(accounts.begin("chat", ""), outcome_of(error), error, error.http_status)
+        accounts.refuse(accounts.begin("chat", "", time.monotonic()), outcome_of(error), error, error.http_status)
 
     for _ in range(30):
         refuse(QueueFull("full."))

@@ -121,6 +121,8 @@ def _notes(told: Explanation) -> list[str]:
     known = [f"{name} {value}" for name, value in names.items() if value]
     if known:
         lines.append(", ".join(known))
+    if told.missed:
+        lines.append(f"missed its service level of {', '.join(told.missed)}")
     if told.error is not None:
         lines.append(f"error {told.error.code}: {told.error.message}")
     if told.waits_for is not None:

@@ -1,7 +1,6 @@
 """The accounts of requests that run, and of those that have ended lately: bounded, and each tenant's for itself."""
 
 from collections import deque
-from collections.abc import Callable
 
 from penstock.observability.account import Account
 
@@ -22,13 +21,11 @@ class Recent:
     batches, of which there may be very many, do not crowd out what people wait for.
 
     Args:
-        missed: whether a request that has ended missed a service level.
         keep_prompts: whether prompts' tokens are kept behind their requests' ends.
     """
 
-    def __init__(self, missed: Callable[[Account], bool] | None = None, *, keep_prompts: bool = False) -> None:
+    def __init__(self, *, keep_prompts: bool = False) -> None:
         self.keep_prompts = keep_prompts
-        self._missed = missed
         self._running: dict[str, Account] = {}
         self._recent: deque[Account] = deque()
         self._noted: deque[Account] = deque()
@@ -59,7 +56,7 @@ class Recent:
             self._keep(self._lines, account, MOST_LINES)
         elif account.taken_on is None:
             self._keep(self._refused, account, MOST_REFUSED)
-        elif account.outcome in _NOTED or (self._missed is not None and self._missed(account)):
+        elif account.outcome in _NOTED or account.missed:
             self._keep(self._noted, account, MOST_NOTED)
         else:
             self._keep(self._recent, account, MOST_RECENT)

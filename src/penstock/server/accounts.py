@@ -37,9 +37,10 @@ class Accounts:
         self._refusals = RefusalLog()
         self.figures = Figures()
 
-    def begin(self, endpoint: Endpoint, tenant: str, client_id: str | None = None) -> Account:
-        """The account of the request that the running task serves."""
-        account = Account(REQUEST_ID.get() or new_request_id(), endpoint, tenant, client_id=client_id)
+    def begin(self, endpoint: Endpoint, tenant: str, arrived: float, client_id: str | None = None) -> Account:
+        """The account of the request that the running task serves, whose head was read at `arrived`."""
+        created = time.time() - (time.monotonic() - arrived)
+        account = Account(REQUEST_ID.get() or new_request_id(), endpoint, tenant, arrived, created, client_id=client_id)
         self._recent.begin(account)
         return account
 
@@ -119,6 +120,7 @@ def _log(account: Account, cause: str, others: str) -> None:
         "seconds": _rounded(seconds),
         "queue_seconds": _rounded(account.queue_seconds),
         "time_to_first_token": _rounded(account.time_to_first_token),
+        "missed": list(account.missed),
         "cause": cause,
         "error": account.code,
     }

@@ -195,6 +195,7 @@ class GenerationResponse:
         if not self._ended:
             self._ended = True
             self._meter.end(outcome)
+            self._account.judged(self._meter.ttft, self._meter.missed)
             self._accounts.end(self._account, outcome)
 
     async def _take(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:

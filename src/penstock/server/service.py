@@ -101,7 +101,7 @@ class Service:
     async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
         """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
         meter = self.metrics.begin(endpoint, request.scope.get("state", {}).get(ARRIVED))
-        account = self._accounts.begin(endpoint, tenant_of(request).name, client_id_of(request))
+        account = self._accounts.begin(endpoint, tenant_of(request).name, meter.arrived, client_id_of(request))
         arrived = asyncio.get_running_loop().time()
         PREPARED.set(account.preparation)
         try:
@@ -128,6 +128,7 @@ class Service:
                 self.metrics.refused[error.code] += 1
             meter.end(outcome)
             form = form_of(request.scope["path"])
+            account.judged(meter.ttft, meter.missed)
             self._accounts.refuse(account, outcome, error, form.status(error))
             return error_response(error, form)
         meter.accepted(job.prompt_tokens)
