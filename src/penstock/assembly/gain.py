@@ -1,19 +1,17 @@
 """What rounding the weights would gain on this machine, from how fast it reads them."""
 
-import time
 from collections.abc import Mapping
 
 from penstock.core.config import QUANTIZED_BYTES, ModelConfig
 from penstock.core.kv import DTYPE_BYTES
-from penstock.kernels.cpu.native import native
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.models.declaration import ModelDeclaration
+from penstock.runtime.ceilings import measure_reads
 
 # A smaller weight may lie in the processor's caches, and says nothing of memory.
 _LEAST_BYTES = 64 << 20
 _READ_BYTES = 256 << 20
-_READS = 3
 
 
 def describe_gain(model: ModelConfig, declaration: ModelDeclaration, weights: Mapping[str, Weight]) -> str | None:
@@ -26,7 +24,7 @@ def describe_gain(model: ModelConfig, declaration: ModelDeclaration, weights: Ma
     largest = max(packed, key=lambda weight: len(weight.memory), default=None)
     if model.quantization != "none" or largest is None or len(largest.memory) < _LEAST_BYTES:
         return None
-    read = _measure_reads(largest)
+    read = measure_reads(largest.memory[:_READ_BYTES])
     step = declaration.parameters_in("linear") + declaration.decoder.output.weight.size
 
     def rate(bytes_each: float) -> str:
@@ -37,14 +35,3 @@ def describe_gain(model: ModelConfig, declaration: ModelDeclaration, weights: Ma
         f"This machine reads weights at {read / 1e9:.3g} GB/s, so a sequence alone gets at most "
         f"{rate(DTYPE_BYTES[model.dtype])} tokens per second; it could get {gains}."
     )
-
-
-def _measure_reads(weight: NativeLinear) -> float:
-    """Bytes per second, the best of a few."""
-    memory = weight.memory[:_READ_BYTES]
-    seconds = []
-    for _ in range(_READS):
-        start = time.perf_counter()
-        native.read_memory(memory)
-        seconds.append(time.perf_counter() - start)
-    return len(memory) / min(seconds)

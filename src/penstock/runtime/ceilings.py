@@ -1,0 +1,48 @@
+"""Measures what this machine reaches at most, with the native kernels' own threads and instructions."""
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from penstock.core.ceilings import TYPES, Ceilings
+from penstock.kernels.cpu.native import native
+
+# More than the caches of most processors hold.
+_READ_BYTES = 256 << 20
+# Of each figure; all together take less than half a second, most of it for memory to read.
+_SECONDS = 0.03
+_ROUNDS = 100_000
+
+
+def measure_ceilings(seconds: float = _SECONDS, size: int = _READ_BYTES) -> Ceilings:
+    """Reads of `size` bytes and arithmetic in registers on all of the kernels' threads, each for so many seconds.
+
+    `native.set_threads` says on how many. Needs the native kernels.
+    """
+    memory = torch.zeros(size, dtype=torch.uint8).fill_(1)
+    arithmetic = {}
+    for name in TYPES:
+        operations = native.compute(name, _ROUNDS)
+        arithmetic[name] = operations / _best_seconds(lambda: native.compute(name, _ROUNDS), seconds) / 1e9  # noqa: B023
+    return Ceilings(measure_reads(memory, seconds) / 1e9, arithmetic)
+
+
+def measure_reads(memory: Tensor, seconds: float = _SECONDS) -> float:
+    """Bytes per second at which `memory`, uint8 of whole MiB, is read."""
+    return len(memory) / _best_seconds(lambda: native.read_memory(memory), seconds)
+
+
+def _best_seconds(call: Callable[[], object], seconds: float) -> float:
+    """The shortest time of a call over at least so many seconds and three calls, after one that warms up.
+
+    A ceiling is what is reached undisturbed; whatever else runs on the machine only takes away from it.
+    """
+    call()
+    best, end, calls = float("inf"), time.perf_counter() + seconds, 0
+    while calls < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        best, calls = min(best, time.perf_counter() - start), calls + 1
+    return best
