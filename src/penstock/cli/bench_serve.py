@@ -27,13 +27,13 @@ from penstock.bench.load.report import (
     verdict,
 )
 from penstock.bench.load.session import Measurement, Stage, measure
-from penstock.bench.load.slo import parse_slo
 from penstock.bench.load.workload import Shape
 from penstock.cli.files import check_writable
 from penstock.cli.keys import VARIABLE
 from penstock.cli.load_options import Endpoint, LoadOptions, OutputOptions, Prompts, RequestOptions, WorkloadOptions
 from penstock.cli.options import parse_batch_sizes, parse_seconds
 from penstock.core.errors import ConfigurationError
+from penstock.core.slo import parse_slo
 
 _REQUESTS = 200
 _LENGTH = "128"

@@ -13,7 +13,7 @@ from penstock.bench.load.arrivals import Arrivals, Open
 from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.run import Run, is_violation
 from penstock.bench.load.saturation import keeps_up
-from penstock.bench.load.slo import Slo
+from penstock.core.slo import Figure, Slo
 
 # Share of the requests that have to be within the limits for a rate to meet them.
 MET_AT = 0.99
@@ -118,7 +118,7 @@ def summarize(run: Run, slo: Slo | None) -> Summary:
     outcomes, seconds = run.outcomes, run.seconds
     served = [outcome for outcome in outcomes if outcome.end is End.OK]
     ends = Counter(outcome.end for outcome in outcomes)
-    good = None if slo is None else [outcome for outcome in served if slo.met_by(outcome)]
+    good = None if slo is None else [outcome for outcome in served if is_good(slo, outcome)]
     output = _total([outcome.output_tokens for outcome in served])
     tokens = _total([outcome.input_tokens for outcome in served])
     figures = {name: figure_values(served, name) for name in ("ttft", "tpot", "e2e", "e2e_per_token")}
@@ -158,6 +158,17 @@ def summarize(run: Run, slo: Slo | None) -> Summary:
         send_lag=distribution([outcome.lag for outcome in outcomes]),
         cpu=_rate(run.cpu_seconds, seconds),
     )
+
+
+def is_good(slo: Slo, outcome: Outcome) -> bool:
+    """Whether a request succeeded within all limits; every gap between its chunks must be within that of `itl`."""
+    figures: dict[Figure, float | None] = {
+        "ttft": outcome.ttft,
+        "tpot": outcome.tpot,
+        "itl": outcome.longest_gap,
+        "e2e": outcome.e2e,
+    }
+    return outcome.end is End.OK and not slo.misses(figures)
 
 
 def meets(slo: Slo, run: Run, figures: dict[str, list[float]], gaps: NDArray[np.floating]) -> bool:

@@ -5,9 +5,9 @@ from typing import Any
 import msgspec
 
 from penstock.bench.load.arrivals import Arrivals, Closed, Open, Replay, check_arrivals
-from penstock.bench.load.slo import Slo
 from penstock.bench.load.workload import Shape
 from penstock.core.errors import ConfigurationError
+from penstock.core.slo import Slo
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
