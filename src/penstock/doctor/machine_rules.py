@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from penstock.core.config import QUANTIZED_BYTES
-from penstock.doctor.finding import Evidence, Finding, in_bytes, in_number
+from penstock.doctor.finding import Evidence, Finding, Level, in_bytes, in_number
 from penstock.doctor.machine import Machine
 
 # Below this much memory hardly any model and its KV fit.
@@ -53,7 +53,7 @@ def _processors(machine: Machine) -> Iterator[Finding]:
     elif few:
         advice = "Allow it more processors (taskset, cpuset, --cpuset-cpus) if it is to be faster."
     evidence = Evidence(f"{own.usable} of {own.machine}", "sched_getaffinity and /proc/cpuinfo")
-    level = "warning" if own.usable == 1 else "note" if few else "ok"
+    level: Level = "warning" if own.usable == 1 else "note" if few else "ok"
     yield Finding(
         subject="processors",
         layer="L0",
@@ -108,14 +108,16 @@ def _instructions(machine: Machine) -> Iterator[Finding]:
             evidence=(Evidence("no native module", "penstock.kernels.cpu._native"),),
         )
         return
-    chosen, unused = kernels.chosen or "portable", [name for name in machine.processor.extensions if "amx" in name]
+    chosen = kernels.chosen or "portable"
+    level: Level = {"avx512": "ok", "avx2": "note"}.get(chosen, "warning")  # type: ignore[assignment]
+    unused = [name for name in machine.processor.extensions if "amx" in name]
     meaning = f"{chosen}: {_SETS.get(chosen, 'kernels by hand')}."
     if unused:
         meaning += f" The processor also has {', '.join(unused)}, which this release has no kernels for."
     yield Finding(
         subject="kernels",
         layer="L3",
-        level={"avx512": "ok", "avx2": "note"}.get(chosen, "warning"),  # type: ignore[arg-type]
+        level=level,
         figure=f"{chosen}, of {', '.join(kernels.instruction_sets)}",
         meaning=meaning,
         advice=None
@@ -135,7 +137,8 @@ def _memory(machine: Machine) -> Iterator[Finding]:
     total = "" if memory.total is None else f" of {in_bytes(memory.total)}"
     evidence = [Evidence(f"{in_bytes(memory.usable)} usable", "/proc/meminfo and cgroups")]
     meaning = "Weights, half a GiB of working space and the KV pool must fit into that; the pool takes 80% of the rest."
-    level, advice = "ok", None
+    level: Level = "ok"
+    advice = None
     if memory.limit is not None and memory.limit_source is not None:
         evidence.append(Evidence(f"limit {in_bytes(memory.limit)}", memory.limit_source))
         meaning += f" A container's limit of {in_bytes(memory.limit)} counts; whoever goes beyond is killed."
@@ -145,7 +148,7 @@ def _memory(machine: Machine) -> Iterator[Finding]:
     yield Finding(
         subject="memory",
         layer="L0",
-        level=level,  # type: ignore[arg-type]
+        level=level,
         figure=f"{in_bytes(memory.usable)}{total} can be taken",
         meaning=meaning,
         advice=advice,
@@ -172,16 +175,16 @@ def _ceilings(machine: Machine) -> Iterator[Finding]:
         evidence=(Evidence(f"{ceilings.read:.1f} GB/s", source),),
     )
     peaks = {name: peak for name, peak in ceilings.arithmetic.items() if peak}
-    prompts = {name: in_number(peak * 1e9 / (2 * _EXAMPLE)) for name, peak in peaks.items()}
+    prompts = [f"{in_number(peak * 1e9 / (2 * _EXAMPLE))} in {name}" for name, peak in peaks.items()]
     rows = QUANTIZED_BYTES["int4"] * ceilings.peak("int4") / (2 * ceilings.read)
     yield Finding(
         subject="arithmetic",
         layer="L0",
         level="note" if disturbed else "ok",
         figure=", ".join(f"{name} {peak:,.0f} GOP/s" for name, peak in peaks.items()),
-        meaning="It bounds prompts and large batches: a billion parameters read at most "
-        + ", ".join(f"{rate} tokens/s of prompts in {name}" for name, rate in prompts.items())
-        + f"; an int4 batch of more than about {max(1, round(rows))} sequences is bound by it, not by memory.",
+        meaning="It bounds prompts and large batches: of prompts, a model of a billion parameters computes at most so "
+        f"many tokens/s: {', '.join(prompts)}; an int4 batch of more than about {max(1, round(rows))} sequences is "
+        "bound by it, not by memory.",
         evidence=tuple(
             Evidence(f"{name} {peak:,.0f} GOP/s", f"native.compute on {threads} threads")
             for name, peak in peaks.items()
@@ -198,7 +201,10 @@ def _graphics(machine: Machine) -> Iterator[Finding]:
         first, count = gpus.found[0], len(gpus.found)
         figure = f"{count} × {first.name}, driver {first.driver}"
         source = "nvidia-smi"
-        meaning = f"This release does not use it: models are computed on the processor, whose memory counts, not the {first.memory} of the card."
+        meaning = (
+            "This release does not use it: models are computed on the processor, and it is the machine's memory that "
+            f"counts, not the {first.memory} of the card."
+        )
     else:
         figure, source = "none", "nvidia-smi"
         meaning = "None is needed: models are computed on the processor."
@@ -243,8 +249,9 @@ def _huge_pages(machine: Machine) -> Iterator[Finding]:
 
 def _swap(machine: Machine) -> Iterator[Finding]:
     memory = machine.memory
+    level: Level = "ok"
     if not memory.swap_total:
-        figure, level = "none", "ok"
+        figure = "none"
         meaning, advice = "Memory that is taken stays where it is; what does not fit ends a process.", None
     else:
         figure = f"{in_bytes(memory.swap_used)} of {in_bytes(memory.swap_total)} used"
@@ -254,7 +261,7 @@ def _swap(machine: Machine) -> Iterator[Finding]:
     yield Finding(
         subject="swap",
         layer="L1",
-        level=level,  # type: ignore[arg-type]
+        level=level,
         figure=figure,
         meaning=meaning,
         advice=advice,
@@ -303,6 +310,7 @@ def _disk(machine: Machine) -> Iterator[Finding]:
     if disk is None:
         return
     source, kept = "statvfs", f"{in_bytes(disk.kept)} kept now"
+    level: Level
     if disk.room is None:
         figure, level = f"{disk.folder} cannot be written", "warning"
         meaning = "Every start packs the weights again, which takes seconds to minutes."
@@ -317,7 +325,7 @@ def _disk(machine: Machine) -> Iterator[Finding]:
     yield Finding(
         subject="packed weights",
         layer="L1",
-        level=level,  # type: ignore[arg-type]
+        level=level,
         figure=figure,
         meaning=meaning,
         advice=advice,
@@ -365,7 +373,7 @@ def _packaging(machine: Machine) -> Iterator[Finding]:
     where, own = machine.container, machine.processor
     figure = ("a container" if where else "no container") + (", in a virtual machine" if own.virtual else "")
     versions = ", ".join(f"{name} {version}" for name, version in machine.software.items())
-    evidence = (where,) if where else (Evidence("nothing tells of one", "/.dockerenv, /run/.containerenv and variables"),)
+    evidence = (where,) if where else (Evidence("no sign of one", "/.dockerenv, /run/.containerenv, variables"),)
     yield Finding(
         subject="packaging",
         layer="L2",

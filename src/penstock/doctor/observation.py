@@ -4,7 +4,7 @@ import msgspec
 
 from penstock.core.errors import ConfigurationError
 from penstock.core.facts import WAITS, StepTotals, Wait
-from penstock.observability.stats import Latencies, Now, Period, Second, Settings, SloFigures, Stats
+from penstock.observability.stats import Latencies, Now, Second, Settings, SloFigures, Stats
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +53,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     engine_cpu: float | None = None
 
     @property
+    def obstacle(self) -> str:
+        """Why the engine is not ready, to stand at the end of a sentence."""
+        return (self.why_not or "it does not say why").rstrip(".")
+
+    @property
     def busy(self) -> float:
         """Share of the window in which the engine was in a step."""
         return min(1.0, self.steps.seconds / self.seconds)
@@ -83,7 +88,9 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     def arithmetic(self) -> float | None:
         """Share of possible arithmetic that steps made; None where that is not known."""
         ceiling = self.settings.operations_per_second
-        return _share(self.steps.operations, ceiling * self.steps.seconds) if ceiling and self.steps.operations else None
+        return (
+            _share(self.steps.operations, ceiling * self.steps.seconds) if ceiling and self.steps.operations else None
+        )
 
     @property
     def contention(self) -> float:
@@ -138,7 +145,6 @@ def observe(first: Stats, second: Stats) -> Observation:
     seconds = second.uptime - first.uptime
     if first.model != second.model or seconds <= 0 or after.steps.steps < before.steps.steps:
         raise ConfigurationError("The server was started again while it was looked at; ask once more.")
-    period = _between(before, after)
     return Observation(
         model=second.model,
         version=second.version,
@@ -155,23 +161,17 @@ def observe(first: Stats, second: Stats) -> Observation:
         timeline=tuple(each for each in second.timeline if first.at < each.at <= second.at),
         api_cpu=_processors(first, second, "api", seconds),
         engine_cpu=_processors(first, second, "engine", seconds),
-        **period,
+        requests=_counts(before.requests, after.requests),
+        refused=_counts(before.refused, after.refused),
+        prompt_tokens=after.prompt_tokens - before.prompt_tokens,
+        output_tokens=after.output_tokens - before.output_tokens,
+        prefill_tokens=after.prefill_tokens - before.prefill_tokens,
+        decode_tokens=after.decode_tokens - before.decode_tokens,
+        recomputed_tokens=after.recomputed_tokens - before.recomputed_tokens,
+        queried_tokens=after.prefix_queried_tokens - before.prefix_queried_tokens,
+        hit_tokens=after.prefix_hit_tokens - before.prefix_hit_tokens,
+        steps=after.steps.since(before.steps),
     )
-
-
-_COUNTS = ("prompt_tokens", "output_tokens", "prefill_tokens", "decode_tokens", "recomputed_tokens")
-
-
-def _between(before: Period, after: Period) -> dict[str, object]:
-    """What adds up, as differences."""
-    return {
-        "requests": _counts(before.requests, after.requests),
-        "refused": _counts(before.refused, after.refused),
-        **{name: getattr(after, name) - getattr(before, name) for name in _COUNTS},
-        "queried_tokens": after.prefix_queried_tokens - before.prefix_queried_tokens,
-        "hit_tokens": after.prefix_hit_tokens - before.prefix_hit_tokens,
-        "steps": after.steps.since(before.steps),
-    }
 
 
 def _counts(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:

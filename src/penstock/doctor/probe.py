@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -33,14 +33,19 @@ _DRIVER_SECONDS = 20.0
 _NO_LIMIT = 1 << 60
 
 
-def read_machine(kernels: Kernels, threads: int | None, packed: Path | None, root: Path = ROOT) -> Machine:
-    """Everything; it sleeps for a second to see what others do. `packed` is the folder of packed weights."""
-    others = read_others(root)
+def read_machine(
+    measure: Callable[[int], Kernels], threads: int | None, packed: Path | None, root: Path = ROOT
+) -> Machine:
+    """Everything; it sleeps for a second to see what others do, and only then has the kernels measured.
+
+    `measure` gets the number of threads to do that with; `packed` is the folder of packed weights.
+    """
+    others, processor = read_others(_SECONDS, root), read_processor(threads, root)
     return Machine(
-        processor=read_processor(threads, root),
+        processor=processor,
         memory=read_memory(root),
         others=others,
-        kernels=kernels,
+        kernels=measure(processor.threads),
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE),
         disk=None if packed is None else read_disk(packed),
         gpus=read_gpus(root),
@@ -81,9 +86,7 @@ def _read_quota() -> Quota:
             continue
         counts = read_statistics(folder / "cpu.stat")
         file = next((name for name in ("cpu.max", "cpu.cfs_quota_us") if (folder / name).exists()), "cpu.max")
-        tightest = Quota(
-            quota / period, counts.get("nr_periods", 0), counts.get("nr_throttled", 0), str(folder / file)
-        )
+        tightest = Quota(quota / period, counts.get("nr_periods", 0), counts.get("nr_throttled", 0), str(folder / file))
     return tightest
 
 
@@ -115,7 +118,7 @@ def read_memory(root: Path = ROOT) -> Memory:
     )
 
 
-def read_others(root: Path = ROOT, seconds: float = _SECONDS) -> Others:
+def read_others(seconds: float, root: Path = ROOT) -> Others:
     """What others do while this process sleeps."""
     before, began = _processor_times(root), time.monotonic()
     time.sleep(seconds)

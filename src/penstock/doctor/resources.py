@@ -171,7 +171,9 @@ def _limit(seen: Observation, name: Literal["rows", "token budget"]) -> Resource
     waited = seen.held(wait)
     share = (seen.batch / most if most else None) if rows else seen.budget
     used = f"{seen.batch:.1f} sequences in a step" if rows else f"{seen.budget:.0%} of the tokens that steps could have"
-    setting = f"max_num_seqs {most}" if rows else f"max_num_batched_tokens {most}, target_itl {seen.settings.target_itl}"
+    setting = (
+        f"max_num_seqs {most}" if rows else f"max_num_batched_tokens {most}, target_itl {seen.settings.target_itl}"
+    )
     return Resource(
         name=name,
         layer="L4b",
@@ -215,7 +217,10 @@ _NEXT: dict[Name, tuple[str, tuple[int, ...]]] = {
     "KV memory": ("Sequences wait for blocks, or lose them.", (4,)),
     "rows": ("Requests wait for a place in the batch, and the machine could compute more at a time.", (1,)),
     "token budget": ("Prompts wait since steps are kept short.", (2,)),
-    "memory reads": ("Each step reads all weights for few sequences; more at a time, or fewer bytes, would help.", (6, 1)),
+    "memory reads": (
+        "Each step reads all weights for few sequences; more at a time, or fewer bytes, would help.",
+        (6, 1),
+    ),
     "bookkeeping": ("Steps are so short that Python between them counts.", (9,)),
 }
 
@@ -223,7 +228,7 @@ _NEXT: dict[Name, tuple[str, tuple[int, ...]]] = {
 def bottleneck(seen: Observation, found: tuple[Resource, ...]) -> Bottleneck:
     """What bounds the server: of the resources that are saturated, the one that hides the others."""
     if not seen.ready:
-        return Bottleneck("engine", "L3", f"The engine is not ready: {seen.why_not or 'it does not say why'}.")
+        return Bottleneck("engine", "L3", f"The engine is not ready: {seen.obstacle}.")
     for resource in found:
         if resource.state == "saturated":
             words, rows = _NEXT[resource.name]
@@ -232,6 +237,4 @@ def bottleneck(seen: Observation, found: tuple[Resource, ...]) -> Bottleneck:
         return Bottleneck(None, None, "The engine computed nothing: there was no load to judge it by.")
     if seen.busy < BUSY:
         return Bottleneck(None, None, f"Nothing is saturated: the engine computed in {seen.busy:.0%} of the time.")
-    return Bottleneck(
-        None, None, f"Nothing is saturated, although the engine computed in {seen.busy:.0%} of the time."
-    )
+    return Bottleneck(None, None, f"Nothing is saturated, although the engine computed in {seen.busy:.0%} of the time.")

@@ -1,7 +1,7 @@
-"""The cheat sheet: eleven problems, the technique against each, and the setting that asks for it. Pure rules.
+"""The cheat sheet: eleven problems, the technique against each, and its setting. Pure.
 
-A row says whether its problem is there, by the figures of an observation, and, where this release has no such technique,
-what is lacking.
+A row says whether its problem is there, by the figures of an observation, and, where this release has no such
+technique, what is lacking.
 """
 
 from collections.abc import Callable
@@ -9,9 +9,9 @@ from typing import Literal
 
 import msgspec
 
-from penstock.doctor.finding import Evidence, Layer, in_number
+from penstock.doctor.finding import Evidence, in_number
 from penstock.doctor.observation import Observation
-from penstock.doctor.resources import BUSY, HELD, Bottleneck
+from penstock.doctor.resources import BUSY, HELD
 
 Verdict = Literal["applies", "does not apply", "cannot be told"]
 
@@ -106,8 +106,8 @@ def _prefill(seen: Observation) -> Answer:
         why = f"Steps with prompts in them take {_ms(chunk)} and others {_ms(plain)}: running streams wait for prompts."
         target = max(plain * _STALL, 0.01)
         advice = (
-            f"Start with --target-itl {target:.2g}, which cuts prompts into steps of about that length, or with a lower "
-            "--max-num-batched-tokens; first tokens of long prompts come later then."
+            f"Start with --target-itl {target:.2g}, which cuts prompts into steps of about that length, or with a "
+            "lower --max-num-batched-tokens; first tokens of long prompts come later then."
         )
         return Answer("applies", why, advice, evidence)
     if waited >= HELD:
@@ -129,13 +129,15 @@ def _prefixes(seen: Observation) -> Answer:
         why = f"Prefix caching is off, and prompts take {weigh:.0%} of the steps' time: repetitions are computed again."
         return Answer("applies", why, "Leave out --no-enable-prefix-caching.", evidence)
     if caching is False:
-        return Answer("does not apply", f"It is off, and prompts take {weigh:.0%} of the steps' time only.", None, evidence)
+        return Answer(
+            "does not apply", f"It is off, and prompts take {weigh:.0%} of the steps' time only.", None, evidence
+        )
     if hits is None:
         return Answer("does not apply", "No prompt was looked up in the prefix cache.", None, evidence)
     if hits >= _ENOUGH_HITS or weigh < _PROMPTS_WEIGH:
         why = f"{hits:.0%} of the prompts' tokens came from the cache, and prompts take {weigh:.0%} of the steps' time."
         return Answer("does not apply", why, None, evidence)
-    why = f"The cache is on and had {hits:.0%} of the prompts' tokens: they do not repeat, or what they share was evicted."
+    why = f"The cache had {hits:.0%} of the prompts' tokens: they do not repeat, or what they share was evicted."
     advice = "The account of a slow request says which (GET /v1/requests/ID/explain)."
     return Answer("cannot be told", why, advice, evidence)
 
@@ -221,15 +223,11 @@ def _decode(seen: Observation) -> Answer:
 
 def _one_device(seen: Observation) -> Answer:
     if not seen.ready:
-        why = f"The engine is not ready: {seen.why_not or 'it does not say why'}."
-        return Answer("cannot be told", why, "The server's log says whether memory was the cause.")
-    return Answer(
-        "does not apply", "The model is loaded and served here, so it fits.", None, (Evidence("ready", "ready"),)
-    )
-
-
-def _several_nodes(seen: Observation) -> Answer:
-    return _one_device(seen)
+        why = f"The engine is not ready: {seen.obstacle}."
+        advice = "The server's log says whether memory was the cause."
+        return Answer("cannot be told", why, advice, (Evidence("false", "ready"),))
+    why = "The model is loaded and served here, so it fits."
+    return Answer("does not apply", why, None, (Evidence("true", "ready"),))
 
 
 def _small_model(seen: Observation) -> Answer:
@@ -282,8 +280,8 @@ def _bursts(seen: Observation) -> Answer:
     ]
     steady = [second.waiting for second in seen.timeline]
     if steady and min(steady) > 0:
-        advice = "The queue was never empty: this is more than the server does at all, and a longer queue only makes it wait."
-        advice += " Take on less, or remove what bounds it."
+        advice = "The queue was never empty: this is more than the server does at all, and a longer queue would only "
+        advice += "wait longer. Take on less, or remove what bounds it."
     else:
         advice = "Raise --max-queued-requests for bursts that may wait, and --request-timeout for those that do."
     return Answer("applies", f"Of the requests, {', '.join(parts)}.", advice, evidence)
@@ -312,7 +310,7 @@ _ROWS = (
     _Row("random latency spikes", "preemption, iteration-level scheduling", "L4b", "priority, --target-itl", _spikes),
     _Row("slow decode", "speculative decoding", "L3", "--quantization", _decode, "speculative decoding"),
     _Row("model too large for one device", "tensor parallelism", "L0 + L3", "–", _one_device, "tensor parallelism"),
-    _Row("model over several nodes", "pipeline parallelism", "L0 + L3", "–", _several_nodes, "pipeline parallelism"),
+    _Row("model over several nodes", "pipeline parallelism", "L0 + L3", "–", _one_device, "pipeline parallelism"),
     _Row("small model, low throughput", "data parallelism", "L3 + L4a", "–", _small_model, "replicas behind a router"),
     _Row("one instance full, others idle", "load balancing by queue", "L4a", "–", _balance, "a router"),
     _Row(
