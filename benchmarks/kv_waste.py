@@ -75,7 +75,7 @@ def run(requests: Sequence[Lengths], blocks: int, arguments: argparse.Namespace)
         # A running sequence without a row in this step counts as unused, which only makes the figure worse.
         used = sum(row.start + row.count for row in plan.rows)
         waste.append(1 - used / (load.blocks_used * spec.block_size))
-        scheduler.commit(plan, answer(plan), 0.0)
+        scheduler.commit(plan, answer(plan))
     return waste, scheduler.snapshot().preemptions
 
 

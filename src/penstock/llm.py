@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import sys
-import time
 from array import array
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
@@ -242,7 +241,7 @@ class LLM:
             for request in requests:
                 self._core.add(request)
             while self._core.has_work:
-                for event in self._core.step(time.monotonic()):
+                for event in self._core.step():
                     states[event.request_id].push(event)
         except BaseException:
             # An interrupted call must not leave its requests to the next one.

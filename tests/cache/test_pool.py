@@ -4,9 +4,10 @@ import random
 
 import pytest
 
+from penstock.cache.chain import PrefixChain, keyed_hash
 from penstock.cache.eviction import BlockUse, least_recently_used
 from penstock.cache.pool import BlockPool
-from penstock.cache.prefix import PrefixChain, PrefixIndex, keyed_hash
+from penstock.cache.prefix import PrefixIndex
 
 
 def make_pool(num_blocks: int) -> tuple[BlockPool, PrefixIndex]:

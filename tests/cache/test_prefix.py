@@ -2,8 +2,9 @@
 
 import pytest
 
+from penstock.cache.chain import KeyFunction, PrefixChain, keyed_hash, token_bytes
 from penstock.cache.groups import FullAttention, SlidingWindow
-from penstock.cache.prefix import KeyFunction, PrefixChain, PrefixIndex, keyed_hash, token_bytes
+from penstock.cache.prefix import PrefixIndex
 
 
 def constant_key(parent: bytes, tokens: bytes) -> bytes:

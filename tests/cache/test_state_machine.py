@@ -13,8 +13,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
+from penstock.cache.chain import PrefixNode
 from penstock.cache.manager import KVCache, SequenceBlocks
-from penstock.cache.prefix import PrefixNode
 from support.scripted import RELEASED, History, first_visible, kv_spec
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)

@@ -41,7 +41,7 @@ def run(core: EngineCore) -> dict[int, list[int]]:
     """Step to the end; the tokens of each request."""
     tokens: dict[int, list[int]] = {}
     while core.has_work:
-        for output in core.step(0.0):
+        for output in core.step():
             assert output.error is None
             tokens.setdefault(output.request_id, []).extend(output.tokens)
     return tokens
@@ -56,7 +56,7 @@ def test_an_error_ends_the_requests_of_the_step_and_the_next_are_served() -> Non
     core = core_with({0: RuntimeError("out of memory at 0x1234")})
     core.add(make_request(0, prompt(20), 3, n=2))
     core.add(make_request(1, prompt(9, 50), 3))
-    outputs = core.step(0.0)
+    outputs = core.step()
     assert {(output.request_id, output.sample_index, output.finish) for output in outputs} == {
         (0, 0, "error"),
         (0, 1, "error"),
@@ -71,7 +71,7 @@ def test_an_interrupt_is_raised_and_leaves_a_core_that_works() -> None:
     core = core_with({0: KeyboardInterrupt()})
     core.add(make_request(0, prompt(5), 3))
     with pytest.raises(KeyboardInterrupt):
-        core.step(0.0)
+        core.step()
     assert not core.has_work
     core.scheduler.check()
     core.add(make_request(1, prompt(9, 50), 3))

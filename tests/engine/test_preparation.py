@@ -44,7 +44,7 @@ def test_requests_come_back_in_their_order() -> None:
         desk.preparations.begin(request(number), now=0.0)
     assert desk.preparations.take(1.0) == []
     desk.wait(5)
-    assert desk.preparations.take(1.0) == [(request(number), None) for number in range(5)]
+    assert desk.preparations.take(1.0) == [(request(number), None, 1.0) for number in range(5)]
     assert desk.preparations.take(1.0) == []
     assert desk.preparations.seconds_left(1.0) is None
 
@@ -56,7 +56,7 @@ def test_one_that_nobody_waits_for_is_not_prepared() -> None:
     desk.preparations.drop(3)
     desk.preparations.drop(7)
     desk.wait(4)
-    assert [ready.request_id for ready, _ in desk.preparations.take(1.0)] == [0, 1, 2]
+    assert [ready.request_id for ready, _, _ in desk.preparations.take(1.0)] == [0, 1, 2]
     assert sorted(desk.prepared) == [0, 1, 2]
 
 
@@ -67,7 +67,7 @@ def test_an_error_is_the_requests(error: Exception, kind: type[PenstockError]) -
     desk = Desk(error)
     desk.preparations.begin(request(0), now=0.0)
     desk.wait(1)
-    ((_, found),) = desk.preparations.take(1.0)
+    ((_, found, _),) = desk.preparations.take(1.0)
     assert type(found) is kind
     assert "0x1234" not in found.message
 
@@ -77,7 +77,7 @@ def test_one_that_takes_too_long_is_refused() -> None:
     desk.preparations.begin(request(0), now=5.0)
     assert desk.preparations.seconds_left(6.0) == MAX_SECONDS - 1
     assert desk.preparations.take(5.0 + MAX_SECONDS / 2) == []
-    ((_, error),) = desk.preparations.take(5.0 + MAX_SECONDS)
+    ((_, error, _),) = desk.preparations.take(5.0 + MAX_SECONDS)
     assert isinstance(error, InvalidParameter)
     assert error.param == "field0"
     desk.wait(1)

@@ -64,7 +64,7 @@ def quiet_p99(machine: Machine, quiet_rate: float, noisy_rate: float, seconds: f
         took = machine.seconds(plan)
         now += took
         samples = tuple(SampleResult(sample, [1]) for row in plan.rows for sample in row.samples)
-        for output in scheduler.commit(plan, StepResult(plan.number, samples, took), now):
+        for output in scheduler.commit(plan, StepResult(plan.number, samples, took)):
             first.setdefault(output.request_id, now)
     # Who came last was perhaps not served in the time.
     times = sorted(first[request.request_id] - due for due, request in quiet[:-5])

@@ -257,7 +257,7 @@ class TestRefusal:
         with pytest.raises(RuntimeError, match="outstanding"):
             simulation.scheduler.plan(0.0)
         with pytest.raises(RuntimeError, match="order"):
-            simulation.scheduler.commit(plan, StepResult(plan.number + 1, ()), 0.0)
+            simulation.scheduler.commit(plan, StepResult(plan.number + 1, ()))
         with pytest.raises(ValueError, match="max_num_batched_tokens"):
             Simulation(10, config=config(8, 7))
 

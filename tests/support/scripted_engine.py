@@ -2,16 +2,19 @@
 
 import asyncio
 import math
+import time
 from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
 from penstock.core.errors import EngineUnavailable
 from penstock.core.events import KeptTokens, LoadSnapshot
+from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import ModelInfo, RequestOutput, SampleDelta
+from penstock.engine.journal import Journal, Mark
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.table import TokenTable
 
@@ -57,6 +60,12 @@ class ScriptedEngine:
         self.kept: KeptTokens | None = None
         self.before: Callable[[Call], object] | None = None
         self._table = table
+        self.totals = StepTotals()
+        self.process_id: int | None = None
+        self.observers: list[Callable[[StepFacts], None]] = []
+
+    def observe(self, observer: Callable[[StepFacts], None]) -> None:
+        self.observers.append(observer)
 
     def check_ready(self) -> None:
         if self.unavailable is not None:
@@ -69,10 +78,14 @@ class ScriptedEngine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         call = Call(prompt_token_ids, params, standing, keep)
         self.calls.append(call)
         number = len(self.calls)
+        journal = Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals))
+        if follow is not None:
+            follow(journal)
         texts = [
             None
             if self._table is None
@@ -111,19 +124,28 @@ class ScriptedEngine:
                     if last:
                         deltas[-1].error, deltas[-1].stop_reason = self.error, self.stop_reason
                 call.outputs += 1
+                journal.tokens(len(deltas), self.totals)
                 told = None if position else scores
                 yield RequestOutput(
                     number, deltas, len(prompt_token_ids), cached, seed, last, prompt_logprobs=told, kept=self.kept
                 )
         finally:
+            journal.end(self.totals)
             call.closed.set()
 
     async def embed(
-        self, prompt_token_ids: list[int], pooling: Pooling, *, standing: Standing = EVERYBODY
+        self,
+        prompt_token_ids: list[int],
+        pooling: Pooling,
+        *,
+        standing: Standing = EVERYBODY,
+        follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """The vector of a prompt is (its length, 4, 0, 12) / norm, doubled in the second place for a mean."""
         call = Call(prompt_token_ids, SamplingParams(), standing, pooling=pooling)
         self.calls.append(call)
+        if follow is not None:
+            follow(Journal(len(prompt_token_ids), Mark(time.monotonic(), self.totals)))
         try:
             await asyncio.sleep(0)
             if self.before is not None:

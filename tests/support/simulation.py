@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import msgspec
 
+from penstock.cache.chain import KeyFunction
 from penstock.cache.manager import KVCache
-from penstock.cache.prefix import KeyFunction
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import KeptTokens, SampleOutput
+from penstock.core.facts import StepFacts
 from penstock.core.plan import FinishReason, Pooling, StepPlan, TokenLogprobs
 from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
@@ -67,7 +68,7 @@ class Simulation:
         scores: what came of scored prompts, by request id.
         vectors: those of requests that ask for one, by request id.
         finishes: how each sample ended.
-        plans: every plan so far.
+        plans, facts: every plan so far, and the facts of those that were committed.
         seconds: what the scheduler is told of how long a step took.
     """
 
@@ -98,6 +99,7 @@ class Simulation:
         self.finishes: dict[Sample, FinishReason] = {}
         self.cached_tokens: dict[int, int] = {}
         self.plans: list[StepPlan] = []
+        self.facts: list[StepFacts] = []
         self._outstanding: deque[StepPlan] = deque()
         self._trace = hashlib.blake2b()
         self._encoder = msgspec.msgpack.Encoder()
@@ -135,10 +137,20 @@ class Simulation:
         """Execute and commit the oldest outstanding plan."""
         plan = self._outstanding.popleft()
         answer = msgspec.structs.replace(self.executor.execute(plan), seconds=self.seconds(plan))
-        events = self.scheduler.commit(plan, answer, 0.0)
+        events = self.scheduler.commit(plan, answer)
+        self._check_facts(plan, self.scheduler.facts)
+        self.facts.append(self.scheduler.facts)
         self._absorb(events)
         self.check()
         return events
+
+    def _check_facts(self, plan: StepPlan, facts: StepFacts) -> None:
+        """What is told of a plan is what it was."""
+        assert facts.rows == len(plan.rows) == facts.decodes + len(facts.chunks)
+        assert facts.decodes + facts.chunk_tokens == plan.num_tokens <= facts.budget
+        assert facts.chunk_tokens == sum(chunk.count for chunk in facts.chunks)
+        assert facts.sampled == sum(len(row.samples) for row in plan.rows)
+        assert facts.context >= facts.decodes
 
     def step(self) -> bool:
         """Plan as far ahead as allowed and commit one plan. False: there is nothing to do."""

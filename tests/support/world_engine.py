@@ -1,7 +1,6 @@
 """The engine's process in a simulated world: the worker's own loop, one turn at a time, until it is made to fail."""
 
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +12,7 @@ from penstock.cache.prefix import PrefixIndex
 from penstock.core.errors import PenstockError
 from penstock.core.events import SampleOutput
 from penstock.core.plan import StepPlan, StepResult
+from penstock.engine.contention import CpuWait
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
@@ -128,16 +128,14 @@ class WatchedExecutor:
                     assert cache.pool.is_writable(block), f"block {block} is written but shared or published"
 
 
-class ClockedCore(EngineCore):
-    """The engine's core on the world's clock."""
+class NoWait(CpuWait):
+    """In the world, nobody waits for a processor."""
 
-    clock: Callable[[], float]
-
-    def step(self, now: float) -> list[SampleOutput]:
-        return super().step(self.clock())
+    def since_last(self, now: float) -> float:
+        return 0.0
 
 
-def build_core(plan: Scenario, world: "World") -> tuple[ClockedCore, WatchedExecutor, TightPool]:
+def build_core(plan: Scenario, world: "World") -> tuple[EngineCore, WatchedExecutor, TightPool]:
     """A core with nothing in it."""
     cache = KVCache(
         plan.spec,
@@ -151,7 +149,7 @@ def build_core(plan: Scenario, world: "World") -> tuple[ClockedCore, WatchedExec
     cache.pool = pool
     scheduler = Scheduler(plan.config, cache)
     executor = WatchedExecutor(ScriptedExecutor(plan.spec, plan.num_blocks), scheduler, world)
-    core = ClockedCore(scheduler, executor)
+    core = EngineCore(scheduler, executor)
     core.clock = lambda: world.loop.now
     return core, executor, pool
 
@@ -169,7 +167,7 @@ class Worker:
         self.pid = number
         self.world = world
         self.protocol: EngineProcess | None = None
-        self.core: ClockedCore | None = None
+        self.core: EngineCore | None = None
         self.hung = False
         self.submitted: dict[int, int] = {}
         self.closed: set[int] = set()
@@ -279,7 +277,7 @@ class Worker:
             if self.hung:
                 return
             self._received = False
-            _Loop(self, self.core, self._record).run()  # type: ignore[arg-type]
+            _Loop(self, self.core, self._record, NoWait()).run()  # type: ignore[arg-type]
         except TurnOver:
             # It is still where it waits for messages, or looks for some.
             self.memory[:] = self._left
@@ -311,7 +309,7 @@ class Worker:
         if self.core.has_work or self.inbox:
             self._soon()
 
-    def _misfortune(self, core: ClockedCore) -> None:
+    def _misfortune(self, core: EngineCore) -> None:
         """What goes wrong in the coming step, if anything does."""
         faults, rng = self.world.plan.faults, self._rng
         if rng.random() < faults.withheld:

@@ -10,8 +10,9 @@ import torch
 
 from penstock.assembly.gain import describe_gain
 from penstock.assembly.prepare import eos_token_ids
+from penstock.assembly.work import model_work
+from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
-from penstock.cache.prefix import keyed_hash
 from penstock.core.config import EngineConfig, ModelConfig
 from penstock.core.errors import ConfigurationError
 from penstock.engine.core import EngineCore
@@ -113,7 +114,8 @@ def build_engine(
     slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
     gain = describe_gain(model, declaration, loaded.weights)
     notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program)]
-    return BuiltEngine(core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes)
+    work = model_work(declaration, loaded.weights, spec)
+    return BuiltEngine(core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work)
 
 
 def _load(

@@ -2,7 +2,8 @@
 
 from typing import Protocol
 
-from penstock.cache.prefix import PrefixChain, PrefixIndex
+from penstock.cache.chain import PrefixChain
+from penstock.cache.prefix import PrefixIndex
 from penstock.core.kv import GroupSpec
 
 

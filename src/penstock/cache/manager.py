@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.cache.chain import KeyFunction, PrefixChain, keyed_hash
 from penstock.cache.eviction import EvictionKey, least_recently_used
 from penstock.cache.groups import group_policy
 from penstock.cache.pool import BlockPool
-from penstock.cache.prefix import KeyFunction, PrefixChain, PrefixIndex, keyed_hash
+from penstock.cache.prefix import PrefixIndex
+from penstock.core.facts import PrefixFound
 from penstock.core.kv import KVSpec
 from penstock.core.plan import BlockCopy, BlockUpdate
 
@@ -97,6 +99,17 @@ class KVCache:
                 break
             limit = accepted
         return limit
+
+    def explain_hit(self, blocks: SequenceBlocks, known: list[int], most: int, found: int) -> PrefixFound:
+        """What the cache had of `known`, of which it may give the first `most`: `found` tokens, and why not more."""
+        size = self.spec.block_size
+        if not self.prefix_caching or most < size <= len(known):
+            return PrefixFound(0, 0, "off")
+        looked_up = min(most, len(known) - 1) // size * size
+        if looked_up <= found:
+            return PrefixFound(max(looked_up, found), found)
+        miss = self.index.explain(blocks.chain, found // size, self.pool.now)
+        return PrefixFound(looked_up, found, miss.missing, miss.position, miss.cached_token, miss.evicted_seconds)
 
     def attach_prefix(self, blocks: SequenceBlocks, hit: int, known: int) -> int:
         """Give an empty sequence its first `hit` blocks from the cache; returns the tokens that need no work.

@@ -24,6 +24,9 @@ class BlockPool:
     - *free*: the rest.
 
     Published blocks can be *kept* for a time, at most `max_kept` of them: they are evicted behind all others.
+
+    Attributes:
+        now: when the pool was told the time last.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class BlockPool:
         self._kept_and_cached = 0
         # What has passed here may be out of date: a use of the block has moved its deadline.
         self._deadlines: list[tuple[float, int]] = []
-        self._now = 0.0
+        self.now = 0.0
 
     @property
     def num_free(self) -> int:
@@ -91,7 +94,7 @@ class BlockPool:
 
     def tick(self, now: float) -> None:
         """It is `now`, in seconds, on a clock that never goes back: what was to be kept until now no longer is."""
-        self._now = now
+        self.now = now
         while self._deadlines and self._deadlines[0][0] <= now:
             _, block = heapq.heappop(self._deadlines)
             keep = self._kept.get(block)
@@ -104,7 +107,7 @@ class BlockPool:
         if keep is None:
             if len(self._kept) >= self._max_kept:
                 return False
-            keep = self._kept[block] = _Keep(self._now, seconds)
+            keep = self._kept[block] = _Keep(self.now, seconds)
             if block in self._cached:
                 self._cache(block)
                 self._kept_and_cached += 1
@@ -117,7 +120,7 @@ class BlockPool:
         return block in self._kept
 
     def _refresh(self, block: int, keep: _Keep) -> None:
-        keep.until = max(keep.until, self._now + keep.seconds)
+        keep.until = max(keep.until, self.now + keep.seconds)
         heapq.heappush(self._deadlines, (keep.until, block))
         if len(self._deadlines) > 2 * len(self._kept) + 64:
             self._deadlines = [(keep.until, block) for block, keep in self._kept.items()]
@@ -155,7 +158,7 @@ class BlockPool:
             if self._cached.get(block) == key:
                 self._uncache(block)
                 self._kept.pop(block, None)
-                self._index.withdraw(block)
+                self._index.withdraw(block, self.now)
                 return block
 
     def share(self, block: int) -> None:

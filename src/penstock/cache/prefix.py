@@ -1,97 +1,13 @@
 """The prefix index: which published block holds the KV of which tokens after which prefix.
 
-A block's key is a keyed BLAKE2b hash of its parent's key and its tokens, so equal keys mean equal whole prefixes. The
-first parent is derived from a namespace: everything that changes KV (weights, quantization, adapter, KV format, rotary
-configuration) and the tenant's salt. A hit compares the tokens of the whole prefix besides, so that a colliding hash is
-a miss; since sequences adopt the nodes they hit, that ends after one step for all but the first block.
+A hit compares the tokens of the whole prefix besides its key, so that a colliding hash is a miss; since sequences adopt
+the nodes they hit, that ends after one step for all but the first block.
 """
 
-import hashlib
-from array import array
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-KeyFunction = Callable[[bytes, bytes], bytes]
-
-
-def keyed_hash(secret: bytes) -> KeyFunction:
-    """A 16-byte hash of (parent key, tokens) under `secret` (at most 64 bytes), unpredictable to clients."""
-
-    def key_of(parent: bytes, tokens: bytes) -> bytes:
-        return hashlib.blake2b(parent + tokens, digest_size=16, key=secret).digest()
-
-    return key_of
-
-
-def token_bytes(tokens: Sequence[int]) -> bytes:
-    """The tokens of a block as bytes, four per id."""
-    return array("I", tokens).tobytes()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PrefixNode:
-    """A block of one prefix: its key, its tokens, and the block before it (None for the root, the namespace)."""
-
-    key: bytes
-    tokens: bytes
-    parent: "PrefixNode | None" = None
-
-
-def same_prefix(one: PrefixNode | None, other: PrefixNode | None) -> bool:
-    """Whether two nodes stand for the same tokens from the root on, whatever their keys; stops where they join."""
-    while one is not other:
-        if one is None or other is None or one.tokens != other.tokens:
-            return False
-        one, other = one.parent, other.parent
-    return True
-
-
-class PrefixChain:
-    """The nodes of one sequence's full blocks, extended as tokens become known.
-
-    Args:
-        namespace: what the sequence shares blocks within, beside what all sequences of a cache have in common.
-        root: its key.
-        block_size: tokens in a block.
-        key_of: key of a block from its parent's key and its tokens.
-    """
-
-    __slots__ = ("_key_of", "block_size", "nodes")
-
-    def __init__(self, namespace: bytes, root: bytes, block_size: int, key_of: KeyFunction) -> None:
-        self.block_size = block_size
-        self._key_of = key_of
-        self.nodes = [PrefixNode(root, namespace)]
-
-    def extend(self, known: list[int]) -> None:
-        """Add keys for the blocks that `known`, the sequence's tokens so far, has filled."""
-        size = self.block_size
-        for index in range(len(self), len(known) // size):
-            content = token_bytes(known[index * size : (index + 1) * size])
-            parent = self.nodes[index]
-            self.nodes.append(PrefixNode(self._key_of(parent.key, content), content, parent))
-
-    def __len__(self) -> int:
-        return len(self.nodes) - 1
-
-    def node(self, index: int) -> PrefixNode:
-        """The block at `index`."""
-        return self.nodes[index + 1]
-
-    def adopt(self, index: int, node: PrefixNode) -> None:
-        """Take `node`, which stands for the same prefix, so that later comparisons end where it joins."""
-        self.nodes[index + 1] = node
-
-    def key(self, index: int) -> bytes:
-        """Key of the block at `index`."""
-        return self.nodes[index + 1].key
-
-    def copy(self) -> "PrefixChain":
-        """A chain for a fork, which may go on differently."""
-        root = self.nodes[0]
-        other = PrefixChain(root.tokens, root.key, self.block_size, self._key_of)
-        other.nodes = self.nodes.copy()
-        return other
+from penstock.cache.chain import PrefixChain, PrefixNode, same_prefix
+from penstock.cache.misses import Miss, Misses
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +24,7 @@ class PrefixIndex:
         self._published: dict[int, tuple[int, bytes]] = {}
         self._pending: dict[bytes, int] = {}
         self._announced: dict[int, list[bytes]] = {}
+        self._misses = Misses()
 
     def lookup(self, group: int, chain: PrefixChain, index: int) -> int | None:
         """The block that holds the KV of `chain`'s block `index` in `group`; None if it is not published."""
@@ -136,11 +53,19 @@ class PrefixIndex:
         elif block not in self._published:
             self._entries[group][key] = _Entry(block, chain.node(index))
             self._published[block] = (group, key)
+            if group == 0:
+                self._misses.published(chain.node(index))
 
-    def withdraw(self, block: int) -> None:
+    def withdraw(self, block: int, now: float = 0.0) -> None:
         """Forget `block`, whose content is about to be lost."""
         group, key = self._published.pop(block)
-        del self._entries[group][key]
+        entry = self._entries[group].pop(key)
+        if group == 0:
+            self._misses.withdrawn(entry.node, now)
+
+    def explain(self, chain: PrefixChain, depth: int, now: float) -> Miss:
+        """Why block `depth` of a chain cannot be hit although those before it can."""
+        return self._misses.explain(chain, depth, now)
 
     def is_published(self, block: int) -> bool:
         """Whether the content of `block` may be hit."""

@@ -22,6 +22,14 @@ class LogLevel(enum.Enum):
     WARNING = "warning"
 
 
+class MetricsFile(enum.Enum):
+    """What can be made of the metrics' definitions."""
+
+    DASHBOARD = "dashboard"
+    ALERTS = "alerts"
+    TABLE = "table"
+
+
 app = typer.Typer(
     help="Serve large language models.",
     no_args_is_help=True,
@@ -86,12 +94,15 @@ def serve(
     access: options.AccessOptions,
     tls: options.TlsOptions,
     bounds: options.BoundOptions,
+    judging: options.JudgeOptions,
     computing: options.ModelOptions,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.keys import read_access
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.cli.serve import ServeOptions, run_serve
+    from penstock.core.slo import parse_slo
+    from penstock.observability.settings import FigureOptions
     from penstock.server.limits import LimitOptions
     from penstock.server.tls import choose_tls
 
@@ -107,6 +118,7 @@ def serve(
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
         admin_socket=admin_socket,
         limits=LimitOptions(**vars(bounds)),
+        figures=FigureOptions(parse_slo(judging.slo), judging.cost_per_hour).check(),
         tls=choose_tls(**vars(tls)),
     )
     with unfailing_stderr():
@@ -189,6 +201,21 @@ def doctor(
 
     server = ServerOptions(url=url, seconds=seconds, before=compare, api_key=api_key)
     raise typer.Exit(run_doctor(model, server, computing, max_num_seqs, as_json=as_json))
+
+
+@app.command()
+def metrics(
+    what: Annotated[
+        MetricsFile, typer.Argument(help="dashboard: JSON for Grafana. alerts: rules for Prometheus. table: Markdown.")
+    ],
+) -> None:
+    """Print what is made of the definitions of a server's metrics."""
+    from penstock.observability.alerts import alerts_yaml
+    from penstock.observability.dashboard import dashboard_json
+    from penstock.observability.definitions import as_markdown
+
+    makers = {MetricsFile.DASHBOARD: dashboard_json, MetricsFile.ALERTS: alerts_yaml, MetricsFile.TABLE: as_markdown}
+    typer.echo(makers[what](), nl=False)
 
 
 @bench.command("engine")

@@ -65,6 +65,13 @@ StallTimeout = Annotated[
 MaxConnections = Annotated[
     int | None, typer.Option(help="Connections at a time; idle ones give way to new ones, more are refused with 503.")
 ]
+Slo = Annotated[
+    str | None,
+    typer.Option(metavar="LIMITS", help="Service levels, such as ttft=500ms,itl=50ms, that requests are judged by."),
+]
+CostPerHour = Annotated[
+    float | None, typer.Option(metavar="AMOUNT", help="What the machine costs, for the cost of a million tokens.")
+]
 
 ApiKey = Annotated[
     str | None,
@@ -211,3 +218,11 @@ class BoundOptions:
     request_timeout: RequestTimeout = None
     stall_timeout: StallTimeout = None
     max_connections: MaxConnections = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """What a server's figures are held against."""
+
+    slo: Slo = None
+    cost_per_hour: CostPerHour = None

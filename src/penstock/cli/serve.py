@@ -25,6 +25,7 @@ from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
+from penstock.observability.settings import FigureOptions
 from penstock.server import descriptors
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
@@ -65,6 +66,7 @@ class ServeOptions:
         drain_timeout: seconds for running requests to finish in.
         admin_socket: path of the operator's socket.
         limits: as they were asked for.
+        figures: what requests are judged by, and what the machine costs.
         watchdog: seconds without progress after which the engine is started again.
         tls: what connections are encrypted with, None where they are not.
     """
@@ -78,6 +80,7 @@ class ServeOptions:
     watchdog: float
     admin_socket: str | None
     limits: LimitOptions
+    figures: FigureOptions
     tls: Tls | None
 
 
@@ -94,7 +97,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
         _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
-        kept = (why, access.reason, encrypted, files, *bounds)
+        kept = (why, access.reason, encrypted, files, *bounds, *serving.figures.reasons)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
@@ -142,6 +145,7 @@ async def _serve(
                 admission=make_admission(limits.bounds, prepared.config),
                 request_timeout=limits.request_timeout,
                 local=not access.no_auth,
+                settings=serve_options.figures.settings(prepared.config, limits.bounds.requests),
             )
             serving = asyncio.ensure_future(
                 serve(

@@ -8,7 +8,6 @@ account, a server's metrics and a diagnosis are different views of the same figu
 from typing import Literal
 
 import msgspec
-from msgspec.structs import astuple
 
 Wait = Literal["rows", "blocks", "budget", "share", "place", "prefix", "scores", "background"]
 """What keeps the first of the waiting sequences waiting.
@@ -34,7 +33,7 @@ class PrefixFound(msgspec.Struct, frozen=True, array_like=True):
     """What the prefix cache had of a sequence's tokens when it was admitted.
 
     Attributes:
-        looked_up: tokens that could have been there: those of whole blocks, but for the last token.
+        looked_up: tokens that could have been there: those of whole blocks before the last token, or what was found.
         found: those that were.
         missing: why not more; None where all were.
         position: of the first token that is not as what was cached, where `missing` is "different"; what was cached
@@ -79,8 +78,10 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
         budget: tokens it could have had.
         rows, decodes: sequences in it, and those of them that computed the newest token of their output only.
         chunk_tokens: tokens of all others.
-        bytes, operations: what it must have moved through memory and multiplied and added at least; 0 where unknown.
-        cpu_wait: seconds in which the threads that compute were ready to run and had no processor, on average.
+        sampled: rows that got a token.
+        context: positions that the decodes attended to, all together.
+        cpu_wait: seconds in which the engine's thread that waited most was ready to run and had no processor; counted
+            every tenth of a second, for all steps since.
         held: what keeps the first of those who still wait; None where nobody does.
         admissions, chunks, preempted: what happened to which request; `preempted` has ids.
     """
@@ -94,8 +95,8 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
     rows: int = 0
     decodes: int = 0
     chunk_tokens: int = 0
-    bytes: int = 0
-    operations: int = 0
+    sampled: int = 0
+    context: int = 0
     cpu_wait: float = 0.0
     held: Wait | None = None
     admissions: list[Admission] = []
@@ -113,8 +114,9 @@ class StepTotals(msgspec.Struct, frozen=True):
 
     Attributes:
         steps: how many.
-        schedule, execute, sample, send, cpu_wait, budget, rows, decodes, chunk_tokens, bytes, operations: sums of what
+        schedule, execute, sample, send, cpu_wait, budget, rows, decodes, chunk_tokens, sampled, context: sums of what
             steps say under the same names.
+        bytes, operations: what they must have moved through memory, and multiplied and added (`core/work.py`).
         chunk_steps, chunk_seconds: steps in which a prompt was computed, and how long they took.
         preemptions: sequences that lost their blocks.
         held: seconds in which somebody waited, by what for, in the order of `WAITS`.
@@ -130,6 +132,8 @@ class StepTotals(msgspec.Struct, frozen=True):
     rows: int = 0
     decodes: int = 0
     chunk_tokens: int = 0
+    sampled: int = 0
+    context: int = 0
     bytes: int = 0
     operations: int = 0
     chunk_steps: int = 0
@@ -142,8 +146,8 @@ class StepTotals(msgspec.Struct, frozen=True):
         """How long the steps took."""
         return self.schedule + self.execute + self.sample + self.send
 
-    def add(self, step: StepFacts) -> "StepTotals":
-        """With one step more."""
+    def add(self, step: StepFacts, work: tuple[int, int] = (0, 0)) -> "StepTotals":
+        """With one step more; `work` is its bytes and operations."""
         seconds = step.seconds + step.send
         held = self.held
         if step.held is not None:
@@ -160,8 +164,10 @@ class StepTotals(msgspec.Struct, frozen=True):
             self.rows + step.rows,
             self.decodes + step.decodes,
             self.chunk_tokens + step.chunk_tokens,
-            self.bytes + step.bytes,
-            self.operations + step.operations,
+            self.sampled + step.sampled,
+            self.context + step.context,
+            self.bytes + work[0],
+            self.operations + work[1],
             self.chunk_steps + (step.chunk_tokens > 0),
             self.chunk_seconds + (seconds if step.chunk_tokens else 0.0),
             self.preemptions + len(step.preempted),
@@ -170,11 +176,12 @@ class StepTotals(msgspec.Struct, frozen=True):
 
     def since(self, earlier: "StepTotals") -> "StepTotals":
         """What has happened since `earlier`."""
-        *ours, held = astuple(self)
-        *theirs, held_before = astuple(earlier)
-        sums = (new - old for new, old in zip(ours, theirs, strict=True))
-        return StepTotals(*sums, tuple(new - old for new, old in zip(held, held_before, strict=True)))
+        sums = {name: getattr(self, name) - getattr(earlier, name) for name in _SUMS}
+        return StepTotals(held=tuple(new - old for new, old in zip(self.held, earlier.held, strict=True)), **sums)
 
     def waited_for(self) -> dict[Wait, float]:
         """Seconds in which somebody waited, by what for; what nobody waited for is left out."""
         return {wait: seconds for wait, seconds in zip(WAITS, self.held, strict=True) if seconds > 0}
+
+
+_SUMS = tuple(name for name in StepTotals.__struct_fields__ if name != "held")

@@ -161,8 +161,10 @@ class StepResult(msgspec.Struct, frozen=True):
         number: the plan's.
         samples: what came of it.
         seconds: how long it was computed; 0 where that is not known.
+        sampling_seconds: how long of this it took to choose tokens.
     """
 
     number: int
     samples: tuple[SampleResult, ...]
     seconds: float = 0.0
+    sampling_seconds: float = 0.0

@@ -73,11 +73,11 @@ def resources(seen: Observation) -> tuple[Resource, ...]:
     return (
         _processors(seen),
         _api_process(seen),
-        _machine(seen, "arithmetic", seen.arithmetic, _ARITHMETIC, "operations", "products and sums"),
+        _machine(seen, "arithmetic", seen.arithmetic, _ARITHMETIC, "operations", "Products and sums"),
         _kv_memory(seen),
         _limit(seen, "rows"),
         _limit(seen, "token budget"),
-        _machine(seen, "memory reads", seen.memory, _MEMORY, "bytes", "reads of weights and KV"),
+        _machine(seen, "memory reads", seen.memory, _MEMORY, "bytes", "Reads of weights and KV"),
         _bookkeeping(seen),
     )
 
@@ -137,7 +137,7 @@ def _machine(
         layer="L0",
         state=state,
         share=share,
-        meaning=f"{words.capitalize()} took at least {share:.0%} of what this machine can do while steps ran."
+        meaning=f"{words} took at least {share:.0%} of what this machine can do while steps ran."
         if share is not None
         else "The server does not say what its machine can do.",
         evidence=(Evidence(rate, f"steps.{what}"),) if share is not None else (),
@@ -170,17 +170,18 @@ def _limit(seen: Observation, name: Literal["rows", "token budget"]) -> Resource
     wait: Wait = "rows" if rows else "budget"
     waited = seen.held(wait)
     share = (seen.batch / most if most else None) if rows else seen.budget
-    used = f"{seen.batch:.1f} sequences in a step" if rows else f"{seen.budget:.0%} of the tokens that steps could have"
-    setting = (
-        f"max_num_seqs {most}" if rows else f"max_num_batched_tokens {most}, target_itl {seen.settings.target_itl}"
-    )
+    if rows:
+        used, setting = f"There were {seen.batch:.1f} sequences in a step", f"max_num_seqs {most}"
+    else:
+        used = f"Steps used {seen.budget:.0%} of the tokens that they could have had"
+        setting = f"max_num_batched_tokens {most}, target_itl {seen.settings.target_itl}"
     return Resource(
         name=name,
         layer="L4b",
         state="saturated" if waited >= HELD else _state(None if share is None else min(share, 0.9), (0.8, 2.0)),
         share=share,
         waited=waited,
-        meaning=f"There were {used}; in {waited:.0%} of the time somebody waited for "
+        meaning=f"{used}; in {waited:.0%} of the time somebody waited for "
         f"{'a place in the batch' if rows else 'tokens of a step'}.",
         evidence=(
             Evidence(f"{seen.held_seconds(wait):.2f} s", f"steps.held: {wait}"),

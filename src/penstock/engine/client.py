@@ -15,12 +15,14 @@ from msgspec.structs import replace
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, EngineUnavailable, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
+from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.failpoints import POINTS, FailAction
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput
+from penstock.engine.journal import Journal
 from penstock.engine.messages import Ready
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineLost, EngineProcess, Waiter
@@ -65,6 +67,8 @@ class Engine:
         self._earlier = LoadSnapshot()
         # The newest snapshot of the process, and what it comes to with these.
         self._counted = (self._earlier, self._earlier)
+        self._observers: list[Callable[[StepFacts], None]] = []
+        process.observe = self._observed
 
     @classmethod
     async def start(cls, launch: Launch, patience: Patience | None = None) -> "Engine":
@@ -112,6 +116,19 @@ class Engine:
         return self._counted[1]
 
     @property
+    def totals(self) -> StepTotals:
+        """What all steps have done, with those of earlier runs."""
+        return self._process.totals
+
+    def observe(self, observer: Callable[[StepFacts], None]) -> None:
+        """Have the facts of each step from now on given to `observer`, which must be quick and never raise."""
+        self._observers.append(observer)
+
+    def _observed(self, step: StepFacts) -> None:
+        for observer in self._observers:
+            observer(step)
+
+    @property
     def process_id(self) -> int:
         """Of the process that serves now."""
         return self._process.process_id
@@ -134,20 +151,30 @@ class Engine:
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs; see `EngineClient.generate`."""
-        return self._outputs(lambda intake: intake.request(prompt_token_ids, params, standing, keep=keep))
+        return self._outputs(lambda intake: intake.request(prompt_token_ids, params, standing, keep=keep), follow)
 
     def embed(
-        self, prompt_token_ids: list[int], pooling: Pooling, *, standing: Standing = EVERYBODY
+        self,
+        prompt_token_ids: list[int],
+        pooling: Pooling,
+        *,
+        standing: Standing = EVERYBODY,
+        follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for a vector and yield its output; see `EngineClient.embed`."""
-        return self._outputs(lambda intake: intake.embedding(prompt_token_ids, pooling, standing))
+        return self._outputs(lambda intake: intake.embedding(prompt_token_ids, pooling, standing), follow)
 
-    async def _outputs(self, make: Callable[[Intake], Request]) -> AsyncGenerator[RequestOutput]:
+    async def _outputs(
+        self, make: Callable[[Intake], Request], follow: Callable[[Journal], None] | None
+    ) -> AsyncGenerator[RequestOutput]:
         self.check_ready()
         assert self._intake is not None, "check_ready has seen it"
-        waiter = Waiter(RequestState(make(self._intake), self._table))
+        waiter = Waiter(RequestState(make(self._intake), self._table, self.totals))
+        if follow is not None:
+            follow(waiter.state.journal)
         interruptions = 0
         process = self._process
         process.submit(waiter)
@@ -158,6 +185,7 @@ class Engine:
                         output = await waiter.next()
                     except EngineLost as lost:
                         interruptions += lost.computing
+                        waiter.state.journal.interruption()
                         if interruptions == MOST_INTERRUPTIONS:
                             raise EngineError(
                                 f"The engine failed {interruptions} times while it computed this request, which is not "
@@ -171,6 +199,7 @@ class Engine:
                     if output.finished:
                         return
             finally:
+                waiter.state.journal.end(self.totals)
                 process.leave(waiter)
 
     async def _submit_again(self, waiter: Waiter) -> EngineProcess:
@@ -254,6 +283,7 @@ class Engine:
         try:
             process = await self._launch()
             self._earlier = replace(self.load, restarts=self._earlier.restarts + 1)
+            process.totals, process.observe = self.totals, self._observed
             self._process = process
             self._watch.begin(self._process)
             self._process.configure(self._config)

@@ -1,11 +1,15 @@
 """The engine's loop without its surroundings: requests in, one step at a time, outputs out."""
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
+from msgspec.structs import replace
+
 from penstock.core.errors import EngineError, InvalidParameter
 from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.facts import StepFacts
 from penstock.core.failpoints import fail_point
 from penstock.core.grammar import Grammar
 from penstock.core.plan import SampleResult, StepPlan, StepResult
@@ -58,6 +62,8 @@ class EngineCore:
     Attributes:
         failure: why a step could not be computed, once that has happened. Its requests have ended with an error.
         begin_step: called with the requests of each step before it is computed.
+        clock: seconds that never go back; on one machine, all processes have the same.
+        facts: of the newest step.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
@@ -67,6 +73,8 @@ class EngineCore:
         self._grammars = grammars
         self.failure: EngineError | None = None
         self.begin_step: Callable[[frozenset[int]], None] | None = None
+        self.clock: Callable[[], float] = time.monotonic
+        self.facts = StepFacts()
 
     def needs_preparation(self, request: Request) -> bool:
         """Whether `prepare` would take a while."""
@@ -100,17 +108,19 @@ class EngineCore:
         """Whether a step would do something."""
         return self.scheduler.has_work
 
-    def step(self, now: float) -> list[SampleOutput]:
-        """One step. `now` is in seconds, on a clock that never goes back.
+    def step(self) -> list[SampleOutput]:
+        """One step.
 
         Where the executor raises, the requests that have a row in the step end with an error and the engine goes on;
         an interrupt is raised again once the step is committed like this.
         """
-        plan = self.scheduler.plan(now)
+        began = self.clock()
+        plan = self.scheduler.plan(began)
         if plan is None:
             raise EngineError("Requests are waiting but nothing can be computed: the scheduler is stuck.")
         if self.begin_step is not None:
             self.begin_step(self.scheduler.requests_of(plan))
+        planned = self.clock()
         try:
             fail_point("engine.step")
             result = self._executor.execute(plan).result()
@@ -119,9 +129,18 @@ class EngineCore:
             result = failed_step(plan, error)
             self.failure = EngineError(f"A step failed ({type(error).__name__}: {error}).")
         except BaseException as interrupt:
-            self.scheduler.commit(plan, failed_step(plan, interrupt), now)
+            self.scheduler.commit(plan, failed_step(plan, interrupt))
             raise
-        return self.scheduler.commit(plan, result, now)
+        computed = self.clock()
+        outputs = self.scheduler.commit(plan, result)
+        self.facts = replace(
+            self.scheduler.facts,
+            began=began,
+            schedule=planned - began + self.clock() - computed,
+            execute=computed - planned - result.sampling_seconds,
+            sample=result.sampling_seconds,
+        )
+        return outputs
 
     def check(self) -> str | None:
         """What is wrong with the engine's books; None where all is well."""

@@ -1,15 +1,17 @@
 """What the server sees of an engine: one protocol, its outputs and what it says of the model."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
 import msgspec
 
 from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.events import KeptTokens, LoadSnapshot, RequestTimings
+from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.engine.journal import Journal
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -91,6 +93,17 @@ class EngineClient(Protocol):
     def load(self) -> LoadSnapshot:
         """The newest snapshot of the engine's load."""
 
+    @property
+    def totals(self) -> StepTotals:
+        """What all steps have done; it begins at 0 with the server, whatever becomes of its engines."""
+
+    def observe(self, observer: Callable[[StepFacts], None]) -> None:
+        """Have the facts of each step from now on given to `observer`, which must be quick and never raise."""
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the process that computes; None where there is none of its own."""
+
     def check_ready(self) -> None:
         """Raise EngineUnavailable with the cause unless requests can be served now."""
 
@@ -101,17 +114,24 @@ class EngineClient(Protocol):
         *,
         standing: Standing = EVERYBODY,
         keep: tuple[KeptPrefix, ...] = (),
+        follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request and yield its outputs until all samples have finished.
 
         Prefixes of the prompt in `keep`, the shorter first, stay in the prefix cache for a time, while there is room.
+        Once it is submitted, `follow` is called with its journal, which is filled in from then on.
 
         Raises RequestError at once where the request can never be served, EngineUnavailable where the engine is not
         there. Closing the generator, or cancelling the task that awaits it, aborts the request.
         """
 
     def embed(
-        self, prompt_token_ids: list[int], pooling: Pooling, *, standing: Standing = EVERYBODY
+        self,
+        prompt_token_ids: list[int],
+        pooling: Pooling,
+        *,
+        standing: Standing = EVERYBODY,
+        follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Submit a request for one vector of a text; it has one output, with `embedding` unless its sample failed.
 

@@ -11,12 +11,14 @@ import msgspec
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError
 from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
+from penstock.core.facts import StepFacts
 from penstock.core.failpoints import FailAction
 from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request
+from penstock.core.work import ModelWork
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -88,6 +90,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         limits: what no request may exceed.
         vocab_size: token ids are below it.
         stages: what took how long, from the start of its process.
+        work: what steps must do at least.
         notes: what users should know of how the model runs.
     """
 
@@ -96,6 +99,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     vocab_size: int
     stages: list[StageTime]
     notes: list[str]
+    work: ModelWork = ModelWork()
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
@@ -148,6 +152,8 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
         tokens: the outputs' tokens one after another, `counts` of them each.
         tails: the rarer parts.
         load: the engine's state after the step.
+        step: what the step did; None where none was computed.
+        prepared: requests whose grammars were compiled, which took so many seconds.
     """
 
     request_ids: list[int]
@@ -156,6 +162,8 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     tokens: list[int]
     tails: list[SampleTail]
     load: LoadSnapshot
+    step: StepFacts | None = None
+    prepared: list[tuple[int, float]] = []
 
 
 ToEngine = Start | Submit | Abort | Arm | Pause | Inspect
@@ -196,8 +204,13 @@ class FrameBuffer:
         del self._data[:start]
 
 
-def pack_outputs(outputs: Sequence[SampleOutput], load: LoadSnapshot) -> StepOutputs:
-    """The outputs of a step as columns."""
+def pack_outputs(
+    outputs: Sequence[SampleOutput],
+    load: LoadSnapshot,
+    step: StepFacts | None = None,
+    prepared: Sequence[tuple[int, float]] = (),
+) -> StepOutputs:
+    """The outputs of a step as columns; see `StepOutputs`."""
     tokens: list[int] = []
     for output in outputs:
         tokens += output.tokens
@@ -227,6 +240,8 @@ def pack_outputs(outputs: Sequence[SampleOutput], load: LoadSnapshot) -> StepOut
         tokens=tokens,
         tails=tails,
         load=load,
+        step=step,
+        prepared=list(prepared),
     )
 
 

@@ -5,11 +5,15 @@ import time
 from msgspec.structs import replace
 
 from penstock.core.events import KeptTokens, RequestTimings, SampleOutput
+from penstock.core.facts import StepTotals
 from penstock.core.plan import TokenLogprobs
 from penstock.core.request import Request
 from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.engine.journal import Journal, Mark
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.table import TokenTable
+
+NOTHING = StepTotals()
 
 
 class OutputChanged(Exception):
@@ -91,13 +95,16 @@ class _SampleState:
 
 
 class RequestState:
-    """What the client keeps of a request. Events that nobody has taken yet are merged."""
+    """What the client keeps of a request. Events that nobody has taken yet are merged.
 
-    def __init__(self, request: Request, table: TokenTable | None) -> None:
+    Attributes:
+        journal: what the engine does with it.
+    """
+
+    def __init__(self, request: Request, table: TokenTable | None, totals: StepTotals = NOTHING) -> None:
+        """`totals`: of what the engine has done until now."""
         self.request = request
-        self.arrived = time.monotonic()
-        self.first_token: float | None = None
-        self.finished_at: float | None = None
+        self.journal = Journal(len(request.prompt_token_ids), Mark(time.monotonic(), totals))
         self._cached_tokens: int | None = None
         self._kept: KeptTokens | None = None
         self._samples = [_SampleState(index, request, table) for index in range(request.sampling.n)]
@@ -137,10 +144,15 @@ class RequestState:
     @property
     def timings(self) -> RequestTimings:
         """When it arrived, had its first token, ended."""
-        return RequestTimings(self.arrived, self.first_token, self.finished_at)
+        journal = self.journal
+        first, finished = journal.first_token, journal.finished
+        return RequestTimings(journal.submitted.at, first.at if first else None, finished.at if finished else None)
 
-    def push(self, event: SampleOutput) -> None:
-        """Take in one event of the engine. Raises OutputChanged where it contradicts what came before."""
+    def push(self, event: SampleOutput, totals: StepTotals = NOTHING) -> None:
+        """Take in one event of the engine, which had done so much then.
+
+        Raises OutputChanged where it contradicts what came before.
+        """
         sample = self._samples[event.sample_index]
         self._closed += event.finish is not None
         # Those of an engine that began again are not what was told.
@@ -161,13 +173,13 @@ class RequestState:
         if new is None:
             return
         event = new
-        if self.first_token is None and event.tokens:
-            self.first_token = time.monotonic()
+        if event.tokens:
+            self.journal.tokens(len(event.tokens), totals)
         sample.push(event)
         if event.finish is not None:
             self._unfinished -= 1
             if self.finished:
-                self.finished_at = time.monotonic()
+                self.journal.end(totals)
 
     @property
     def has_output(self) -> bool:

@@ -20,7 +20,7 @@ MAX_SECONDS = 10.0
 @dataclass(slots=True)
 class _Preparation:
     request: Request
-    deadline: float
+    began: float
     done: bool = False
     error: PenstockError | None = None
 
@@ -45,7 +45,7 @@ class Preparations:
         with self._lock:
             if len(self._waiting) >= MAX_WAITING:
                 raise EngineUnavailable("Too many grammars are being compiled; try again in a few seconds.")
-            preparation = self._waiting[request.request_id] = _Preparation(request, now + MAX_SECONDS)
+            preparation = self._waiting[request.request_id] = _Preparation(request, now)
         self._threads.submit(self._work, preparation)
 
     def drop(self, request_id: int) -> None:
@@ -59,19 +59,19 @@ class Preparations:
         with self._lock:
             return frozenset(self._waiting)
 
-    def take(self, now: float) -> list[tuple[Request, PenstockError | None]]:
-        """Requests that are ready, or have failed, in the order in which they came."""
+    def take(self, now: float) -> list[tuple[Request, PenstockError | None, float]]:
+        """Requests that are ready, or have failed, in the order in which they came, and how many seconds that took."""
         with self._lock:
-            over = [item for item in self._waiting.values() if item.done or now >= item.deadline]
+            over = [item for item in self._waiting.values() if item.done or now >= item.began + MAX_SECONDS]
             for item in over:
                 del self._waiting[item.request.request_id]
-        return [(item.request, item.error if item.done else _overdue(item.request)) for item in over]
+        return [(item.request, item.error if item.done else _overdue(item.request), now - item.began) for item in over]
 
     def seconds_left(self, now: float) -> float | None:
         """Until the first deadline; None where nothing waits."""
         with self._lock:
-            deadlines = [item.deadline for item in self._waiting.values()]
-        return max(0.0, min(deadlines) - now) if deadlines else None
+            begins = [item.began for item in self._waiting.values()]
+        return max(0.0, min(begins) + MAX_SECONDS - now) if begins else None
 
     def _work(self, preparation: _Preparation) -> None:
         try:

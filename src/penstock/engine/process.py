@@ -12,7 +12,9 @@ from typing import cast
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
 from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.failpoints import FailAction
+from penstock.core.work import ModelWork
 from penstock.engine.interface import RequestOutput
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
@@ -97,6 +99,8 @@ class EngineProcess(asyncio.Protocol):
         load: the newest snapshot of the engine's load.
         failure: why it can serve no more; None while it can.
         beats: how many messages have shown that it is not stuck: it did something, or has nothing to do.
+        totals: of its steps, and of those of the runs before it, which whoever starts it sets.
+        observe: called with the facts of each step, where it is set.
     """
 
     def __init__(
@@ -118,6 +122,9 @@ class EngineProcess(asyncio.Protocol):
         self.load = LoadSnapshot()
         self.failure: PenstockError | None = None
         self.beats = 0
+        self.totals = StepTotals()
+        self.observe: Callable[[StepFacts], None] | None = None
+        self._work = ModelWork()
 
     @classmethod
     async def start(cls, command: Sequence[str], progress: Callable[[int, int], None]) -> "EngineProcess":
@@ -233,6 +240,11 @@ class EngineProcess(asyncio.Protocol):
             case StepOutputs():
                 self.beats += 1
                 self.load = message.load
+                if message.step is not None:
+                    self._note(message.step)
+                for request_id, seconds in message.prepared:
+                    if request_id in self._waiters:
+                        self._waiters[request_id].state.journal.grammar_seconds += seconds
                 for event in unpack_outputs(message):
                     self._deliver(event)
             case Heartbeat():
@@ -252,18 +264,36 @@ class EngineProcess(asyncio.Protocol):
                     self._fail(EngineUnavailable("The engine process is of another version of Penstock."))
                     self.kill()
                 elif not self._ready.done():
+                    self._work = message.work
                     self._ready.set_result(message)
             case Failed():
                 self._fail(rebuild_error(message.code, message.message))
                 # It ends by itself, unless that fails too.
                 asyncio.get_running_loop().call_later(STOP_SECONDS, self.kill)
 
+    def _note(self, step: StepFacts) -> None:
+        """Keep what a step did, where it belongs."""
+        before = self.totals
+        self.totals = before.add(step, self._work.of(step))
+        waiters = self._waiters
+        for admission in step.admissions:
+            if admission.request_id in waiters:
+                waiters[admission.request_id].state.journal.admission(admission, step, before)
+        for chunk in step.chunks:
+            if chunk.request_id in waiters:
+                waiters[chunk.request_id].state.journal.chunk(chunk, step)
+        for request_id in step.preempted:
+            if request_id in waiters:
+                waiters[request_id].state.journal.preemption(step)
+        if self.observe is not None:
+            self.observe(step)
+
     def _deliver(self, event: SampleOutput) -> None:
         waiter = self._waiters.get(event.request_id)
         if waiter is None:
             return
         try:
-            waiter.state.push(event)
+            waiter.state.push(event, self.totals)
         except OutputChanged:
             self._send(Abort(event.request_id))
             self._end(event.request_id, EngineUnavailable(_CHANGED))

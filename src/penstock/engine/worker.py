@@ -12,11 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, PenstockError
 from penstock.core.events import SampleOutput
 from penstock.core.failpoints import arm, fail_point
 from penstock.core.request import Request
+from penstock.core.work import ModelWork
+from penstock.engine.contention import CpuWait
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
@@ -57,6 +61,7 @@ class BuiltEngine:
 
     Attributes:
         progress: rises with every operation of a step, on whichever thread it is asked.
+        work: what steps must do at least.
         tokenizer: None where requests are token ids.
     """
 
@@ -66,6 +71,7 @@ class BuiltEngine:
     tokenizer: Tokenizer | None
     stages: list[StageTime]
     notes: list[str]
+    work: ModelWork = ModelWork()
 
 
 EngineBuilder = Callable[[EngineConfig, Callable[[int, int], None]], BuiltEngine]
@@ -124,7 +130,7 @@ def run_worker(end: socket.socket, record: Record, build: EngineBuilder) -> int:
     threading.Thread(target=_exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
     try:
         built = _start(connection, build)
-        loop = _Loop(connection, built.core, record)
+        loop = _Loop(connection, built.core, record, CpuWait())
         threading.Thread(target=_beat, args=(connection, loop, built.progress), daemon=True).start()
         # What is there now stays, torch's modules among it, and takes long to look through.
         gc.freeze()
@@ -192,7 +198,9 @@ def _start(connection: Connection, build: EngineBuilder) -> BuiltEngine:
             connection.send(Progress(done, total))
 
     built = build(first.config, report)
-    connection.send(Ready(PROTOCOL_VERSION, built.core.scheduler.limits, built.vocab_size, built.stages, built.notes))
+    connection.send(
+        Ready(PROTOCOL_VERSION, built.core.scheduler.limits, built.vocab_size, built.stages, built.notes, built.work)
+    )
     return built
 
 
@@ -203,11 +211,14 @@ class _Loop:
         busy: whether there is anything to do.
     """
 
-    def __init__(self, connection: Connection, core: EngineCore, record: Record) -> None:
+    def __init__(self, connection: Connection, core: EngineCore, record: Record, cpu_wait: CpuWait) -> None:
         self._connection = connection
         self._core = core
         self._record = record
         self._preparations = Preparations(core.prepare, connection.wake)
+        self._cpu_wait = cpu_wait
+        # Seconds that it took to send what came of the newest step.
+        self._send_seconds = 0.0
         self._paused = False
         self._rested = False
 
@@ -223,15 +234,22 @@ class _Loop:
         core.begin_step = self._begin_step
         while True:
             outputs = [output for message in self._receive() for output in self._take(message)]
-            for request, refusal in self._preparations.take(time.monotonic()):
+            prepared = []
+            for request, refusal, seconds in self._preparations.take(core.clock()):
                 self._add(request, refusal)
+                prepared.append((request.request_id, seconds))
+            facts = None
             if self.busy:
-                outputs += core.step(time.monotonic())
+                outputs += core.step()
                 if core.failure is not None:
                     # What this engine holds cannot be trusted any more; another one computes what was lost.
                     raise core.failure
+                cpu_wait = self._cpu_wait.since_last(core.clock())
+                facts = replace(core.facts, send=self._send_seconds, cpu_wait=cpu_wait)
                 fail_point("engine.send")
-            connection.send(pack_outputs(outputs, core.snapshot()))
+            computed = core.clock()
+            connection.send(pack_outputs(outputs, core.snapshot(), facts, prepared))
+            self._send_seconds = core.clock() - computed if facts is not None else 0.0
             self._record.any()
 
     def _begin_step(self, request_ids: frozenset[int]) -> None:
@@ -239,7 +257,7 @@ class _Loop:
         self._record.only(request_ids | self._preparations.request_ids)
 
     def _receive(self) -> list[ToEngine]:
-        seconds = self._preparations.seconds_left(time.monotonic())
+        seconds = self._preparations.seconds_left(self._core.clock())
         resting = not self._rested and seconds is None
         if resting:
             seconds = IDLE_SECONDS
@@ -260,7 +278,7 @@ class _Loop:
         match message:
             case Submit(request) if self._core.needs_preparation(request):
                 try:
-                    self._preparations.begin(request, time.monotonic())
+                    self._preparations.begin(request, self._core.clock())
                 except PenstockError as error:
                     self._add(request, error)
             case Submit(request):

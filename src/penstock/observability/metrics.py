@@ -1,181 +1,252 @@
-"""Prometheus metrics of the API process.
+"""What a server counts: requests, tokens, latencies and steps, since its start and second by second.
 
-Requests are measured here, where users see them; the engine's own figures come from its newest load snapshot when a
-scrape asks. Labels take values from fixed sets only, so the number of series is bounded.
+Requests are measured in the API process, where users see them; what the engine did comes from the facts of its steps,
+and its state from its newest snapshot.
 """
 
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal, Protocol
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, get_args
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+import msgspec
 
 from penstock.core.events import LoadSnapshot
+from penstock.core.facts import StepFacts, StepTotals, Wait
 from penstock.core.plan import FinishReason
+from penstock.core.slo import Figure, Slo
+from penstock.engine.interface import SampleDelta
+from penstock.engine.journal import Journal
+from penstock.observability.histogram import SECONDS, Histogram
+from penstock.observability.latency import WINDOW, Latency
 
 Endpoint = Literal["completions", "chat", "embeddings", "messages", "responses"]
 Outcome = Literal["completed", "rejected", "failed", "cancelled", "refused", "timed_out"]
 Refusal = Literal["queue_full", "memory_pressure", "slo_unreachable", "bodies_full"]
+Miss = Literal["ttft", "itl", "tpot", "e2e", "failed"]
 
-ENDPOINTS: tuple[Endpoint, ...] = ("completions", "chat", "embeddings", "messages", "responses")
-OUTCOMES: tuple[Outcome, ...] = ("completed", "rejected", "failed", "cancelled", "refused", "timed_out")
-REFUSALS: tuple[Refusal, ...] = ("queue_full", "memory_pressure", "slo_unreachable", "bodies_full")
-FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "error")
+ENDPOINTS: tuple[Endpoint, ...] = get_args(Endpoint)
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
+MISSES: tuple[Miss, ...] = get_args(Miss)
+FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
-# Seconds, from a millisecond to ten minutes.
-BUCKETS = tuple(
-    step * scale
-    for scale in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
-    for step in (1.0, 1.5, 2.5, 4.0, 6.0, 8.0)
-    if step * scale <= 600.0
-)
+# Bounds of histograms over sequences or tokens, and over shares.
+POWERS = tuple(float(2**power) for power in range(14))
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
-class Histogram:
-    """Counts by bucket. Much cheaper than the client library's, and enough for one thread."""
+class Sums(msgspec.Struct, frozen=True):
+    """All that adds up, at a moment; two of them differ by what happened in between.
 
-    __slots__ = ("_counts", "_sum")
+    Attributes:
+        load: the engine's newest snapshot, whose totals add up too.
+    """
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BUCKETS) + 1)
-        self._sum = 0.0
-
-    def observe(self, seconds: float) -> None:
-        """Add one value."""
-        self._counts[bisect_left(BUCKETS, seconds)] += 1
-        self._sum += seconds
-
-    def family(self, name: str, text: str) -> HistogramMetricFamily:
-        """The histogram in Prometheus' cumulative form."""
-        buckets, total = [], 0
-        for bound, count in zip((*map(_bound, BUCKETS), "+Inf"), self._counts, strict=True):
-            total += count
-            buckets.append((bound, float(total)))
-        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self._sum)
+    requests: dict[str, int]
+    refused: dict[str, int]
+    prompt_tokens: int
+    output_tokens: int
+    judged: int
+    good: int
+    good_tokens: int
+    missed: dict[str, int]
+    steps: StepTotals
+    load: LoadSnapshot
 
 
-class Storage(Protocol):
-    """What is known of the disk under a server's data."""
+class Mark(msgspec.Struct, frozen=True):
+    """The end of a second: when, on the monotonic clock; the sums then, and medians of what was measured in it."""
 
-    @property
-    def failure(self) -> Exception | None:
-        """Why nothing can be kept now."""
-
-    @property
-    def failures(self) -> Mapping[str, int]:
-        """Operations that failed, by why."""
+    at: float
+    sums: Sums
+    ttft: float | None = None
+    itl: float | None = None
 
 
 class Metrics:
-    """All series of one server."""
+    """Everything that one server counts.
 
-    def __init__(self, load: Callable[[], LoadSnapshot], storage: Storage | None = None) -> None:
-        """`load` gives the engine's newest snapshot; `storage` is None where nothing is kept."""
-        self._storage = storage
-        self.time_to_first_token = Histogram()
-        self.inter_token_latency = Histogram()
-        self.request_duration = Histogram()
-        self.requests = {(endpoint, outcome): 0 for endpoint in ENDPOINTS for outcome in OUTCOMES}
-        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+    Attributes:
+        slo: what requests are judged by, if anything.
+        began: when it was made, on the monotonic clock.
+        requests, finished, refused, missed: counts by endpoint and outcome, by finish reason, by why, by which limit.
+        in_flight: requests that have not ended.
+        held: what the first of those who wait waits for, as of the newest step.
+        nothing: the sums at the beginning.
+        marks: the ends of the last 60 seconds, and the beginning of the first of them.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], LoadSnapshot],
+        totals: Callable[[], StepTotals] = StepTotals,
+        *,
+        slo: Slo | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`load` and `totals` give the engine's newest snapshot, and the sums over its steps."""
+        self._load, self._totals, self._clock = load, totals, clock
+        self.slo = slo
+        self.ttft, self.itl, self.tpot, self.e2e, self.queue = (Latency() for _ in range(5))
+        self.requests: dict[tuple[Endpoint, Outcome], int] = {
+            (endpoint, outcome): 0 for endpoint in ENDPOINTS for outcome in OUTCOMES
+        }
+        self.finished: dict[FinishReason, int] = dict.fromkeys(FINISH_REASONS, 0)
         self.refused: dict[str, int] = dict.fromkeys(REFUSALS, 0)
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.in_flight = 0
         self.batch_lines = {"completed": 0, "failed": 0}
         self.batch_lines_running = 0
-        self._load = load
-        self._registry = CollectorRegistry()
-        self._registry.register(_Exporter(self.families))
+        self.judged = self.good = self.good_tokens = 0
+        self.missed: dict[Miss, int] = dict.fromkeys(MISSES, 0)
+        self.step_seconds = Histogram(SECONDS)
+        self.step_rows, self.step_tokens = Histogram(POWERS), Histogram(POWERS)
+        self.step_budget_used = Histogram(SHARES)
+        self.held: Wait | None = None
+        self.began = clock()
+        self.nothing = self.sums()
+        self.marks = deque([Mark(self.began, self.nothing)], maxlen=WINDOW + 1)
+        self._next_second = self.began + 1.0
+
+    @property
+    def latencies(self) -> tuple[Latency, ...]:
+        """All kinds, in the order of `stats.Latencies`."""
+        return self.ttft, self.itl, self.tpot, self.e2e, self.queue
 
     def begin(self, endpoint: Endpoint) -> "RequestMeter":
         """Start to measure a request that has just arrived."""
         return RequestMeter(self, endpoint)
 
-    def exposition(self) -> bytes:
-        """Everything, in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def now(self) -> float:
+        """The time; whatever is counted after it is of the second that is not over yet."""
+        now = self._clock()
+        if now >= self._next_second:
+            self._end_seconds(now)
+        return now
 
-    def families(self) -> Iterable[Metric]:
-        """Everything, as metric families."""
-        requests = CounterMetricFamily(
-            "penstock_requests", "Requests that have ended, by how.", labels=("endpoint", "outcome")
+    def sums(self) -> Sums:
+        """All that adds up, as of now."""
+        requests: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
+        for (_, outcome), count in self.requests.items():
+            requests[outcome] += count
+        return Sums(
+            requests,
+            dict(self.refused),
+            self.prompt_tokens,
+            self.generation_tokens,
+            self.judged,
+            self.good,
+            self.good_tokens,
+            {str(miss): count for miss, count in self.missed.items()},
+            self._totals(),
+            self._load(),
         )
-        for labels, count in self.requests.items():
-            requests.add_metric(labels, count)
-        finished = CounterMetricFamily("penstock_samples_finished", "Samples by finish reason.", labels=("reason",))
-        for reason, count in self.finished.items():
-            finished.add_metric((reason,), count)
-        refused = CounterMetricFamily(
-            "penstock_requests_refused", "Requests that were not taken on under load, by why.", labels=("reason",)
-        )
-        for why, count in self.refused.items():
-            refused.add_metric((why,), count)
-        yield requests
-        yield finished
-        yield refused
-        yield _counter("penstock_prompt_tokens", "Tokens of the prompts of accepted requests.", self.prompt_tokens)
-        yield _counter("penstock_generation_tokens", "Tokens sent to clients.", self.generation_tokens)
-        yield _gauge("penstock_requests_in_flight", "Requests that have not ended.", self.in_flight)
-        lines = CounterMetricFamily("penstock_batch_lines", "Requests of batches that are done.", labels=("outcome",))
-        for outcome, count in self.batch_lines.items():
-            lines.add_metric((outcome,), count)
-        yield lines
-        yield _gauge("penstock_batch_lines_running", "Requests of batches under way.", self.batch_lines_running)
-        yield self.time_to_first_token.family(
-            "penstock_time_to_first_token_seconds", "From a request's arrival to its first output."
-        )
-        yield self.inter_token_latency.family(
-            "penstock_inter_token_latency_seconds", "Between consecutive outputs of a request."
-        )
-        yield self.request_duration.family(
-            "penstock_request_duration_seconds", "From a request's arrival to its last output."
-        )
-        if self._storage is not None:
-            failing = int(self._storage.failure is not None)
-            yield _gauge("penstock_storage_failing", "1 while the disk under the server's data takes nothing.", failing)
-            failures = CounterMetricFamily(
-                "penstock_storage_failures", "Operations that the disk has failed, by why.", labels=("reason",)
-            )
-            for why, count in self._storage.failures.items():
-                failures.add_metric((why,), count)
-            yield failures
-        yield from _engine_families(self._load())
+
+    def step(self, step: StepFacts) -> None:
+        """The engine has computed a step."""
+        self.now()
+        tokens = step.decodes + step.chunk_tokens
+        self.step_seconds.observe(step.seconds)
+        self.step_rows.observe(step.rows)
+        self.step_tokens.observe(tokens)
+        if step.budget:
+            self.step_budget_used.observe(tokens / step.budget)
+        self.held = step.held
+
+    def judge(self, figures: Mapping[Figure, float | None] | None, tokens: int = 0) -> Sequence[Miss]:
+        """A request has ended with these figures, `tokens` of output, or without success; the limits that it missed."""
+        if self.slo is None:
+            return ()
+        missed: Sequence[Miss] = ("failed",) if figures is None else self.slo.misses(figures)
+        self.judged += 1
+        for miss in missed:
+            self.missed[miss] += 1
+        if not missed:
+            self.good += 1
+            self.good_tokens += tokens
+        return missed
+
+    def _end_seconds(self, now: float) -> None:
+        """The second is over, and others that passed since without anything to count."""
+        sums = self.sums()
+        over = 1 + int(now - self._next_second)
+        # Of those before the window nobody asks, and what they had was in the first.
+        idle = max(0, over - 1 - WINDOW)
+        for number in range(min(over, WINDOW + 1)):
+            at = self._next_second + number + (idle if number else 0)
+            ttft, itl = self.ttft.tick(), self.itl.tick()
+            for other in (self.tpot, self.e2e, self.queue):
+                other.tick()
+            self.marks.append(Mark(at, sums, ttft, itl))
+        self._next_second += over
 
 
 class RequestMeter:
-    """Measures one request."""
+    """One request, from its arrival to its end.
 
-    __slots__ = ("_arrived", "_ended", "_endpoint", "_last", "_metrics", "time_to_first_token")
+    Attributes:
+        arrived: when, on the monotonic clock.
+        ttft: seconds from the arrival to the first chunk with content; None before.
+        longest_gap: seconds between two chunks with content of one sample, at most; None before there are two.
+        missed: once it has ended, the service levels that it missed.
+    """
+
+    __slots__ = (
+        "_endpoint", "_ended", "_last", "_metrics", "_queued", "_tokens", "arrived", "longest_gap", "missed", "ttft",
+    )  # fmt: skip
 
     def __init__(self, metrics: Metrics, endpoint: Endpoint) -> None:
         self._metrics = metrics
         self._endpoint = endpoint
-        self._arrived = time.perf_counter()
-        self._last = 0.0
+        # By sample, when its newest chunk was passed on.
+        self._last: dict[int, float] = {}
+        # Prompts whose time in the queue is not known yet.
+        self._queued: list[Journal] = []
+        self._tokens = 0
         self._ended = False
-        self.time_to_first_token: float | None = None
+        self.arrived = metrics.now()
+        self.ttft: float | None = None
+        self.longest_gap: float | None = None
+        self.missed: Sequence[Miss] = ()
         metrics.in_flight += 1
 
     def accepted(self, prompt_tokens: int) -> None:
         """The request is valid and goes to the engine."""
         self._metrics.prompt_tokens += prompt_tokens
 
+    def follow(self, journal: Journal) -> None:
+        """The engine has been given one of its prompts."""
+        self._queued.append(journal)
+
     def tokens(self, count: int) -> None:
-        """An output of `count` tokens has arrived."""
-        if not count:
-            return
-        now = time.perf_counter()
-        metrics = self._metrics
-        metrics.generation_tokens += count
-        if self._last:
-            metrics.inter_token_latency.observe(now - self._last)
-        else:
-            self.time_to_first_token = now - self._arrived
-            metrics.time_to_first_token.observe(self.time_to_first_token)
-        self._last = now
+        """So many tokens came from the engine."""
+        self._tokens += count
+        self._metrics.generation_tokens += count
+        if self._queued:
+            self._note_queues()
+
+    def passed_on(self, deltas: Sequence[SampleDelta], *, ids: bool) -> None:
+        """What samples gained was passed on to the client; a chunk has content where there is text, or where `ids`.
+
+        To be called when it was written, or, of an answer that is sent as a whole, when it came.
+        """
+        metrics, last = self._metrics, self._last
+        now = metrics.now()
+        for delta in deltas:
+            if not (delta.text or (ids and delta.token_ids)):
+                continue
+            before = last.get(delta.index)
+            last[delta.index] = now
+            if before is not None:
+                gap = now - before
+                metrics.itl.observe(gap)
+                if self.longest_gap is None or gap > self.longest_gap:
+                    self.longest_gap = gap
+            elif self.ttft is None:
+                self.ttft = now - self.arrived
+                metrics.ttft.observe(self.ttft)
 
     def finished(self, reason: FinishReason) -> None:
         """A sample has ended."""
@@ -183,59 +254,38 @@ class RequestMeter:
 
     def end(self, outcome: Outcome) -> float:
         """The request has ended; only the first call counts. Returns the seconds since its arrival."""
-        duration = time.perf_counter() - self._arrived
-        if not self._ended:
-            self._ended = True
-            metrics = self._metrics
-            metrics.in_flight -= 1
-            metrics.requests[self._endpoint, outcome] += 1
-            if outcome == "completed":
-                metrics.request_duration.observe(duration)
+        metrics = self._metrics
+        duration = metrics.now() - self.arrived
+        if self._ended:
+            return duration
+        self._ended = True
+        self._note_queues()
+        metrics.in_flight -= 1
+        metrics.requests[self._endpoint, outcome] += 1
+        if outcome == "completed":
+            self._measure(duration)
+        elif outcome not in ("cancelled", "rejected"):
+            self.missed = metrics.judge(None)
         return duration
 
+    def _note_queues(self) -> None:
+        """Of the prompts that have left the queue."""
+        for journal in self._queued:
+            if journal.admitted is not None:
+                self._metrics.queue.observe(max(0.0, journal.admitted.at - journal.submitted.at))
+        self._queued = [journal for journal in self._queued if journal.admitted is None]
 
-class _Exporter(Collector):
-    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families()
-
-    def describe(self) -> Iterable[Metric]:
-        # Nothing to compare with: this collector is its registry's only one.
-        return ()
-
-
-def _engine_families(load: LoadSnapshot) -> Iterable[Metric]:
-    yield _gauge("penstock_requests_waiting", "Sequences that wait for their first step (queue depth).", load.waiting)
-    yield _gauge("penstock_requests_waiting_tokens", "Prompt tokens of waiting sequences.", load.waiting_tokens)
-    yield _gauge("penstock_requests_running", "Sequences in the running batch.", load.running)
-    yield _gauge("penstock_kv_blocks", "KV blocks of the pool.", load.blocks_total)
-    yield _gauge("penstock_kv_blocks_used", "KV blocks that running sequences hold.", load.blocks_used)
-    yield _gauge("penstock_kv_blocks_cached", "KV blocks kept for prefix hits only.", load.blocks_cached)
-    yield _gauge("penstock_kv_blocks_kept", "KV blocks that clients want kept for a time.", load.blocks_kept)
-    yield _gauge("penstock_kv_blocks_free", "KV blocks that hold nothing.", load.blocks_free)
-    yield _counter("penstock_engine_restarts", "Starts of the engine after its first.", load.restarts)
-    yield _counter("penstock_engine_steps", "Steps of the engine.", load.step)
-    yield _counter("penstock_prefill_tokens", "Prompt tokens computed.", load.prefill_tokens)
-    yield _counter("penstock_decode_tokens", "Output tokens computed.", load.decode_tokens)
-    yield _counter(
-        "penstock_prefix_cache_queried_tokens",
-        "Prompt tokens looked up in the prefix cache.",
-        load.prefix_queried_tokens,
-    )
-    yield _counter("penstock_prefix_cache_hit_tokens", "Prompt tokens found there.", load.prefix_hit_tokens)
-    yield _counter("penstock_preemptions", "Sequences that had to give up their KV blocks.", load.preemptions)
-    yield _counter("penstock_recomputed_tokens", "Tokens computed again after preemption.", load.recomputed_tokens)
-
-
-def _counter(name: str, text: str, value: int) -> CounterMetricFamily:
-    return CounterMetricFamily(name, text, value=value)
-
-
-def _gauge(name: str, text: str, value: int) -> GaugeMetricFamily:
-    return GaugeMetricFamily(name, text, value=value)
-
-
-def _bound(seconds: float) -> str:
-    return repr(round(seconds, 6))
+    def _measure(self, e2e: float) -> None:
+        """Of a request that was completed."""
+        metrics = self._metrics
+        if self.ttft is None and self._tokens:
+            # Tokens without text, such as one that ends the answer: their only sign is the end.
+            self.ttft = e2e
+            metrics.ttft.observe(e2e)
+        metrics.e2e.observe(e2e)
+        each, tpot = self._tokens / max(1, len(self._last)), None
+        if each > 1 and self.ttft is not None:
+            tpot = (e2e - self.ttft) / (each - 1)
+            metrics.tpot.observe(tpot)
+        figures: dict[Figure, float | None] = {"ttft": self.ttft, "itl": self.longest_gap, "tpot": tpot, "e2e": e2e}
+        self.missed = metrics.judge(figures, self._tokens)

@@ -1,6 +1,6 @@
 """Quantiles of many numbers in little memory, each within 1% of a number that occurred.
 
-This is DDSketch (Masson, Rim and Lee, VLDB 2019): numbers are counted in buckets whose bounds grow by a constant factor,
+This is DDSketch (Masson, Rim and Lee, VLDB 2019): numbers are counted in buckets whose bounds grow by one factor,
 so that whatever is in a bucket is within the accuracy of the bucket's middle. Sketches add up to that of all their
 numbers. Here the range is fixed, which bounds the buckets; numbers outside of it count as its ends.
 """

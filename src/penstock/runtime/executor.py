@@ -100,6 +100,8 @@ class ModelExecutor:
         self._rows: dict[int, _Row] = {}
         # Of the sequences that become vectors.
         self._pools: dict[int, Pool] = {}
+        # Of the step under way.
+        self._sampling_seconds = 0.0
 
     def execute(self, plan: StepPlan) -> CompletedStep:
         """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
@@ -113,8 +115,10 @@ class ModelExecutor:
         for begin in plan.begin:
             self._begin(begin)
         self._storage.copy_blocks(plan.copies)
+        self._sampling_seconds = 0.0
         samples = tuple(self._compute(plan))
-        return CompletedStep(StepResult(plan.number, samples, time.perf_counter() - started))
+        seconds = time.perf_counter() - started
+        return CompletedStep(StepResult(plan.number, samples, seconds, self._sampling_seconds))
 
     def warm_up(self) -> None:
         """Compute one token into a block that nobody holds yet, so that the first request need not pay for it."""
@@ -152,7 +156,11 @@ class ModelExecutor:
 
     def _generate(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
         rows = order_rows(planned)
-        return self._sample(rows, self._run(self._model, rows))
+        logits = self._run(self._model, rows)
+        started = time.perf_counter()
+        results = self._sample(rows, logits)
+        self._sampling_seconds = time.perf_counter() - started
+        return results
 
     def _run(self, model: Model, rows: list[RowPlan]) -> Tensor:
         """The model's output for the step's rows, or some of them, which are ordered."""

@@ -10,11 +10,13 @@ from collections import deque
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import LoadSnapshot, SampleOutput
+from penstock.core.facts import StepFacts, Wait
 from penstock.core.plan import BeginRow, FinishReason, SampleResult, StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.draft import Draft, PlannedRow
+from penstock.scheduler.notes import Notes
 from penstock.scheduler.pace import Pace
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
 from penstock.scheduler.room import Room
@@ -29,6 +31,9 @@ class Scheduler:
     larger than any one request, and its tenant has a share of every step, so it always computes something; it ends,
     and the next is first. Whoever was preempted comes before all who are new, and of these tenants take turns, so that
     each request is reached.
+
+    Attributes:
+        facts: of the step that was committed last, but for its times.
     """
 
     def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
@@ -49,7 +54,10 @@ class Scheduler:
         self._running = OrderedQueue()
         self._room = Room(config, cache, self._running, self._waiting)
         self._pace = Pace(config.target_itl)
-        self._outstanding: deque[tuple[int, list[PlannedRow]]] = deque()
+        self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
+        # Of the plan in the making; who was preempted for none is told with the next.
+        self._notes = Notes()
+        self.facts = StepFacts()
         self._ended: list[int] = []
         self._next_sequence = 0
         self._next_plan = 0
@@ -113,12 +121,14 @@ class Scheduler:
         draft = Draft(self._next_plan, budget, self.config.max_scored_positions)
         self._plan_class(draft, background=False)
         if not draft.rows:
-            draft.budget = min(draft.budget, self.config.max_background_tokens)
+            budget = draft.budget = min(draft.budget, self.config.max_background_tokens)
             self._plan_class(draft, background=True)
         if not draft.rows:
             return None
         self._next_plan += 1
-        self._outstanding.append((draft.number, draft.committed_by))
+        facts = self._notes.facts(budget, waiting=bool(self._waiting))
+        self._outstanding.append((draft.number, draft.committed_by, facts))
+        self._notes = Notes()
         ended, self._ended = tuple(self._ended), []
         return draft.plan(ended, self.cache.take_copies())
 
@@ -131,7 +141,9 @@ class Scheduler:
         running = [(sequence, sequence.pending) for sequence in self._running if sequence.background == background]
         allowances = self._allowances(draft, running, background)
         self._plan_running(draft, running, allowances)
-        self._admit(draft, background, allowances)
+        held = self._admit(draft, background, allowances)
+        if self._notes.held in (None, "background"):
+            self._notes.held = held
 
     def _plan_running(self, draft: Draft, running: list[tuple[Sequence, int]], allowances: Allowances) -> None:
         """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
@@ -199,6 +211,7 @@ class Scheduler:
         victim.waits = 0
         self._waiting.add(victim)
         self._totals.preemptions += 1
+        self._notes.preemption(victim)
 
     def _add_row(self, sequence: Sequence, count: int, draft: Draft) -> None:
         end = sequence.reserved + count
@@ -206,6 +219,7 @@ class Scheduler:
         samples: tuple[Sequence, ...] = ()
         if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, draft)
+        self._notes.row(sequence, count, len(samples))
         draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks))
 
     def _samples_of(self, sequence: Sequence, draft: Draft) -> tuple[Sequence, ...]:
@@ -257,37 +271,50 @@ class Scheduler:
                 return
             self._preempt(victim)
 
-    def _admit(self, draft: Draft, background: bool, allowances: Allowances) -> None:
-        """Let waiting sequences in, in turn, while rows, budget and blocks last."""
+    def _admit(self, draft: Draft, background: bool, allowances: Allowances) -> Wait | None:
+        """Let waiting sequences in, in turn, while rows, budget and blocks last; returns what keeps the rest."""
         if self._room.is_closed:
-            return
-        if not self._waiting or self._waiting.first().background != background or not self._make_row(background):
-            return
+            return "rows"
+        if not self._waiting:
+            return None
+        if self._waiting.first().background != background:
+            return "background"
+        if not self._make_row(background):
+            return "rows"
+        held: Wait | None = None
         for sequence in self._room.turns():
-            if draft.budget <= 0 or sequence.background != background or not self._make_row(background):
-                return
+            if sequence.background != background:
+                return held or "background"
+            if not self._make_row(background):
+                return held or "rows"
+            if draft.budget <= 0:
+                return held or "budget"
             # One that was preempted while a plan was outstanding still has to receive its token.
             if sequence.last_plan is not None:
+                held = held or "blocks"
                 continue
             # Those of the running that score come first, and end.
             if not draft.scores and sequence.unscored:
                 self._waiting.pass_over(sequence)
+                held = held or "scores"
                 continue
             hit = self.cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
             if self._stands_back(sequence, hit):
                 self._waiting.pass_over(sequence)
+                held = held or "prefix"
                 continue
             allowed = allowances.of(sequence, min(draft.budget, self._max_chunk))
             if allowed <= 0:
                 # Its tenant has had its share of this step. It comes in nevertheless where that lets on others who have
                 # not: turns are never changed for the sake of a step.
                 if not any(allowances.of(other, 1) > 0 for other in self._waiting.firsts(sequence.order[0])):
-                    return
+                    return held or "share"
                 allowed = 1
             cached = self._attach_if_it_fits(sequence, hit)
             if cached is None:
-                return
+                return held or "blocks"
             allowances.take(sequence, self._start(sequence, cached, allowed, draft))
+        return held or "place"
 
     def _make_row(self, background: bool) -> bool:
         """Whether the batch has a row left; somebody who waits can have one of those for which nobody does."""
@@ -331,6 +358,7 @@ class Scheduler:
         self._waiting.admit(sequence)
         self._running.add(sequence)
         sequence.running = True
+        self._notes.admission(sequence, self.cache, cached)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
             if sequence.request.keep:
@@ -360,11 +388,11 @@ class Scheduler:
 
     # Commit.
 
-    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[SampleOutput]:
+    def commit(self, plan: StepPlan, result: StepResult) -> list[SampleOutput]:
         """Take in the result of the oldest outstanding plan; returns what requests gained by it."""
         if not self._outstanding or self._outstanding[0][0] != plan.number or result.number != plan.number:
             raise RuntimeError(f"plan {plan.number} is committed with result {result.number} out of order")
-        _, rows = self._outstanding.popleft()
+        _, rows, self.facts = self._outstanding.popleft()
         answers = {answer.sequence: answer for answer in result.samples}
         outputs: list[SampleOutput] = []
         for row in rows:

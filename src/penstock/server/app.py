@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -18,8 +17,11 @@ from starlette.routing import Route
 from penstock import __version__
 from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
+from penstock.core.slo import Slo
 from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics
+from penstock.observability.monitor import Monitor
+from penstock.observability.stats import Settings
 from penstock.server.admission import Admission
 from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
@@ -27,6 +29,7 @@ from penstock.server.docs_page import page
 from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.server.figures import FiguresApi
 from penstock.server.gate import Gate
 from penstock.server.generation import GenerationResponse, Writer
 from penstock.server.health import HealthApi
@@ -64,6 +67,7 @@ def create_app(
     admission: Admission | None = None,
     request_timeout: float | None = None,
     local: bool = False,
+    settings: Settings | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -80,6 +84,7 @@ def create_app(
         admission: which requests are taken on; as the default options have it by default.
         request_timeout: seconds that any request has at most; None where it has the time that it asks for.
         local: whether a server without keys is meant for its own machine only, and needs no name of the public DNS.
+        settings: what figures are to be read with; they have the service levels that requests are judged by.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -90,7 +95,10 @@ def create_app(
         output_format = output_format or choose_format(template, tokenizer)[0]
     resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format)
     condition = None if store is None else store.condition
-    metrics, keys = Metrics(lambda: engine.load, condition), keys or Keyring()
+    keys, settings = keys or Keyring(), settings or Settings()
+    slo = None if settings.slo is None else Slo(**settings.slo)
+    metrics = Metrics(lambda: engine.load, lambda: engine.totals, slo=slo)
+    engine.observe(metrics.step)
     gate = Gate(engine, admission or default_admission())
     service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, request_timeout)
     endpoints = batch_endpoints(service)
@@ -111,7 +119,7 @@ def create_app(
             *TokensApi(service).routes(),
             Route("/version", api.version, methods=["GET"]),
             *HealthApi(engine, condition).routes(),
-            Route("/metrics", api.metrics, methods=["GET"]),
+            *FiguresApi(Monitor(engine, metrics, settings, condition)).routes(),
             Route("/openapi.json", api.description, methods=["GET"]),
             Route("/docs", api.page, methods=["GET"]),
         ],
@@ -180,10 +188,6 @@ class _Api:
     async def page(self, request: Request) -> Response:
         """`GET /docs`"""
         return Response(page(_description(self._keyed)), media_type="text/html")
-
-    async def metrics(self, request: Request) -> Response:
-        """`GET /metrics`, in Prometheus' text format."""
-        return Response(self._service.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
 @cache

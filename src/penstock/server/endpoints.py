@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from penstock.observability.stats import Stats
 from penstock.server import answers, batches, schema, tokens
 from penstock.server.messages import answers as messages_answers
 from penstock.server.messages import schema as messages_schema
@@ -116,6 +117,7 @@ ENDPOINTS = (
     Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Readiness, open=True),
     Endpoint("GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", answers.Probe),
     Endpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
+    Endpoint("GET", "/v1/stats", "What the server does, now, in the last minute, and since its start", Stats),
     Endpoint("GET", "/openapi.json", "This description", dict[str, Any]),
     Endpoint("GET", "/docs", "This description for people", None, media="text/html"),
 )

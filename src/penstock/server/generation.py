@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.engine.interface import EngineClient, RequestOutput
+from penstock.engine.journal import Journal
 from penstock.observability.metrics import Outcome, RequestMeter
 from penstock.server.drain import running
 from penstock.server.errors import ErrorForm, as_penstock_error, error_response, outcome_of
@@ -165,7 +166,7 @@ class GenerationResponse:
         try:
             # Whatever the reason to leave, closing the generator frees what the engine holds for this request: before
             # anything more is sent, for which a slow reader can let us wait.
-            async with contextlib.aclosing(outputs_of(self._engine, self._job)) as outputs:
+            async with contextlib.aclosing(outputs_of(self._engine, self._job, self._meter.follow)) as outputs:
                 await self._take(outputs, send)
             self._admitted.leave()
             await (self._send_body(send) if self._stream is None else self._end_stream(self._stream, send))
@@ -197,8 +198,13 @@ class GenerationResponse:
                     self._measure(output)
                     if self._stream is None:
                         self._writer.add(output)
+                        self._meter.passed_on(output.deltas, ids=True)
                     else:
-                        await self._send_events(send, self._stream.chunk(output))
+                        events = self._stream.chunk(output)
+                        await self._send_events(send, events)
+                        # Now that it is written: a slow reader makes that wait, and sees it then.
+                        if events:
+                            self._meter.passed_on(output.deltas, ids=self._job.return_token_ids)
                     if self._writer.enough:
                         break
             self._measure_cut()
@@ -279,15 +285,20 @@ class GenerationResponse:
             )
 
 
-def outputs_of(engine: EngineClient, job: Job) -> AsyncGenerator[RequestOutput]:
-    """The outputs of all prompts as they come; those of prompt p have sample indices from p·n on."""
+def outputs_of(
+    engine: EngineClient, job: Job, follow: Callable[[Journal], None] | None = None
+) -> AsyncGenerator[RequestOutput]:
+    """The outputs of all prompts as they come; those of prompt p have sample indices from p·n on.
+
+    `follow` is given the journal of each.
+    """
     if job.pooling is not None:
         samples = 1
-        sources = [engine.embed(prompt, job.pooling, standing=job.standing) for prompt in job.prompts]
+        sources = [engine.embed(prompt, job.pooling, standing=job.standing, follow=follow) for prompt in job.prompts]
     else:
         samples = job.params[0].n
         sources = [
-            engine.generate(prompt, params, standing=job.standing, keep=job.keep)
+            engine.generate(prompt, params, standing=job.standing, keep=job.keep, follow=follow)
             for prompt, params in zip(job.prompts, job.params, strict=True)
         ]
     return sources[0] if len(sources) == 1 else _merged(sources, samples)

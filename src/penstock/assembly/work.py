@@ -1,0 +1,37 @@
+"""What a model's steps must do at least, from its declaration and its weights as they are in memory."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from penstock.core.kv import KVSpec
+from penstock.core.work import LayerWork, ModelWork, merge
+from penstock.kernels.cpu.weights import NativeLinear
+from penstock.kernels.packing import PackedLinear, Weight
+from penstock.models.declaration import ModelDeclaration
+
+
+def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spec: KVSpec) -> ModelWork:
+    """The work of a model whose layers keep their keys and values as `spec` says."""
+    decoder = declaration.decoder
+    head = decoder.output.weight
+    linear = {weight.name: weight.size for weight in declaration.weights if weight.role == "linear"}
+    kv_bytes = sum(plane.entry_bytes for plane in spec.planes if plane.granularity == "token")
+    attention = (block.attention for block in decoder.blocks)
+    return ModelWork(
+        weight_bytes=sum(_bytes(weights[name]) for name in linear),
+        head_bytes=_bytes(weights[head.name]),
+        token_operations=2 * sum(linear.values()),
+        head_operations=2 * head.size,
+        attention=merge(LayerWork(1, kv_bytes, layer.heads.query_width, layer.window) for layer in attention),
+    )
+
+
+def _bytes(weight: Weight) -> int:
+    match weight:
+        case NativeLinear():
+            return weight.memory.numel() * weight.memory.element_size()
+        case PackedLinear():
+            return weight.shape[0] * weight.shape[1] * weight.dtype.itemsize
+        case Tensor():
+            return weight.numel() * weight.element_size()

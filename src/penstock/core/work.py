@@ -1,0 +1,84 @@
+"""What a step must do at least: bytes through memory, products and sums. Pure arithmetic on its facts."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from penstock.core.facts import StepFacts
+
+
+class LayerWork(msgspec.Struct, frozen=True, array_like=True):
+    """What the attention of some layers that are alike costs.
+
+    Attributes:
+        layers: how many.
+        kv_bytes: of one position of one layer.
+        query_width: of all heads of one layer.
+        window: how far back they look; None: all the way.
+    """
+
+    layers: int
+    kv_bytes: int
+    query_width: int
+    window: int | None = None
+
+
+class ModelWork(msgspec.Struct, frozen=True):
+    """What a model's steps cost.
+
+    Attributes:
+        weight_bytes: of the weights that every step reads once.
+        head_bytes: of those that a step reads if it has logits.
+        token_operations, head_operations: for one token, and for one row of logits; a product and its sum are two.
+        attention: of all layers.
+    """
+
+    weight_bytes: int = 0
+    head_bytes: int = 0
+    token_operations: int = 0
+    head_operations: int = 0
+    attention: tuple[LayerWork, ...] = ()
+
+    def of(self, step: StepFacts) -> tuple[int, int]:
+        """A step's bytes and operations.
+
+        Weights are read once, and the keys and values that a row sees once for all its queries; activations, which
+        stay in caches, are left out. Where layers have a window, decodes are taken to have equally long contexts.
+        """
+        tokens = step.decodes + step.chunk_tokens
+        moved = self.weight_bytes + (self.head_bytes if step.sampled else 0)
+        operations = tokens * self.token_operations + step.sampled * self.head_operations
+        for work in self.attention:
+            seen, pairs = _attended(step, work.window)
+            # What is new is written besides.
+            moved += work.layers * work.kv_bytes * (seen + tokens)
+            operations += 4 * work.layers * work.query_width * pairs
+        return moved, operations
+
+
+def merge(layers: Iterable[LayerWork]) -> tuple[LayerWork, ...]:
+    """Those that are alike together."""
+    merged: dict[LayerWork, int] = {}
+    for work in layers:
+        kind = msgspec.structs.replace(work, layers=1)
+        merged[kind] = merged.get(kind, 0) + work.layers
+    return tuple(msgspec.structs.replace(kind, layers=count) for kind, count in merged.items())
+
+
+def _attended(step: StepFacts, window: int | None) -> tuple[int, int]:
+    """Positions that rows see, and pairs of a query and a position that it sees, in one layer."""
+    context = step.context if window is None else min(step.context, step.decodes * window)
+    seen = pairs = context
+    for chunk in step.chunks:
+        end = chunk.start + chunk.count
+        seen += end if window is None else min(end, window - 1 + chunk.count)
+        pairs += _pairs(chunk.start, end, window)
+    return seen, pairs
+
+
+def _pairs(start: int, end: int, window: int | None) -> int:
+    """Positions that each of the tokens from `start` on sees, which are itself and those before it, added up."""
+    if window is None or end <= window:
+        return (end * (end + 1) - start * (start + 1)) // 2
+    first = max(start, window)
+    return _pairs(start, first, None) + (end - first) * window

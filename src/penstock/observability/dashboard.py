@@ -1,0 +1,321 @@
+"""A Grafana dashboard over the metrics, as JSON that Grafana imports."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.observability.definitions import DEFINITIONS
+from penstock.observability.queries import GRAFANA_RANGE, Query
+
+_query = Query(GRAFANA_RANGE, 'instance=~"$instance"')
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_COLUMNS, _HEIGHT = 24, 8
+_P = {0.5: "p50", 0.95: "p95", 0.99: "p99"}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One graph.
+
+    Attributes:
+        lines: what is drawn: the legend, in which Grafana fills in labels in {{…}}, and the PromQL.
+        unit: as Grafana knows it.
+        width: of 24 columns.
+    """
+
+    title: str
+    unit: str
+    lines: tuple[tuple[str, str], ...]
+    description: str = ""
+    stacked: bool = False
+    width: int = 8
+
+
+def _quantiles(title: str, name: str, unit: str = "s") -> Panel:
+    lines = tuple((shown, _query.quantile(name, share)) for share, shown in _P.items())
+    return Panel(title, unit, lines, DEFINITIONS[name].help)
+
+
+def _gauges(title: str, unit: str, *names: str, stacked: bool = False, width: int = 8) -> Panel:
+    prefix = len("penstock_")
+    lines = tuple((name[prefix:].replace("_", " "), _query.now(name)) for name in names)
+    return Panel(title, unit, lines, " ".join(DEFINITIONS[name].help for name in names), stacked, width)
+
+
+def _rates(title: str, unit: str, name: str, by: str) -> Panel:
+    lines = ((f"{{{{{by}}}}}", _query.rate(name, by=by)),)
+    return Panel(title, unit, lines, DEFINITIONS[name].help, stacked=True)
+
+
+def _by_second(amount: str) -> str:
+    """What steps did, by second in which one ran."""
+    return f"{_query.rate(amount)} / {_query.rate('penstock_step_seconds_total')}"
+
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Overview": (
+        _rates("Requests by outcome", "reqps", "penstock_requests_total", "outcome"),
+        Panel(
+            "Tokens",
+            "short",
+            (
+                ("output tokens/s", _query.rate("penstock_generation_tokens_total")),
+                ("prompt tokens/s", _query.rate("penstock_prompt_tokens_total")),
+            ),
+            "Of requests that were taken on.",
+        ),
+        _gauges(
+            "Requests", "short", "penstock_requests_in_flight", "penstock_requests_running", "penstock_requests_waiting"
+        ),
+        _gauges("Ready servers", "short", "penstock_ready", width=4),
+        _gauges("Uptime", "s", "penstock_uptime_seconds", width=4),
+        Panel(
+            "Engine restarts",
+            "short",
+            (("restarts", _query.increase("penstock_engine_restarts_total")),),
+            DEFINITIONS["penstock_engine_restarts_total"].help,
+            width=4,
+        ),
+        _rates("Samples by finish reason", "ops", "penstock_samples_finished_total", "reason"),
+        Panel(
+            "Batches",
+            "short",
+            (
+                ("{{outcome}} lines/s", _query.rate("penstock_batch_lines_total", by="outcome")),
+                ("lines running", _query.now("penstock_batch_lines_running")),
+            ),
+            DEFINITIONS["penstock_batch_lines_total"].help,
+            width=4,
+        ),
+    ),
+    "Latency": (
+        _quantiles("Time to first token", "penstock_time_to_first_token_seconds"),
+        _quantiles("Inter-token latency", "penstock_inter_token_latency_seconds"),
+        _quantiles("Time per output token", "penstock_time_per_output_token_seconds"),
+        _quantiles("End to end", "penstock_request_duration_seconds"),
+        _quantiles("Time in the queue", "penstock_queue_time_seconds"),
+        Panel(
+            "Limits",
+            "s",
+            (("{{figure}}", _query.by("penstock_slo_seconds", "figure")),),
+            DEFINITIONS["penstock_slo_seconds"].help,
+        ),
+    ),
+    "Service levels": (
+        Panel(
+            "Attainment",
+            "percentunit",
+            (("good", _query.share("penstock_good_requests_total", ["penstock_slo_judged_requests_total"])),),
+            "Good requests of all that were judged.",
+        ),
+        Panel(
+            "Goodput",
+            "short",
+            (
+                ("good requests/s", _query.rate("penstock_good_requests_total")),
+                ("tokens/s of good requests", _query.rate("penstock_good_tokens_total")),
+            ),
+            DEFINITIONS["penstock_good_requests_total"].help,
+        ),
+        _rates("Missed limits", "reqps", "penstock_slo_missed_total", "by"),
+    ),
+    "Queue": (
+        _gauges("Waiting tokens", "short", "penstock_requests_waiting_tokens"),
+        _rates("What the queue waits for", "s", "penstock_waiting_seconds_total", "reason"),
+        _rates("Refused under load", "reqps", "penstock_requests_refused_total", "reason"),
+    ),
+    "KV cache": (
+        _gauges(
+            "Blocks",
+            "short",
+            "penstock_kv_blocks_used",
+            "penstock_kv_blocks_cached",
+            "penstock_kv_blocks_free",
+            stacked=True,
+        ),
+        _gauges("Pool", "short", "penstock_kv_blocks", "penstock_kv_blocks_kept", width=4),
+        Panel(
+            "Prefix hits",
+            "percentunit",
+            (
+                (
+                    "tokens found",
+                    _query.share(
+                        "penstock_prefix_cache_hit_tokens_total", ["penstock_prefix_cache_queried_tokens_total"]
+                    ),
+                ),
+            ),
+            "Prompt tokens found in the prefix cache, of those that were looked up.",
+            width=6,
+        ),
+        Panel(
+            "Preemptions",
+            "short",
+            (
+                ("preemptions/s", _query.rate("penstock_preemptions_total")),
+                ("tokens/s computed again", _query.rate("penstock_recomputed_tokens_total")),
+            ),
+            DEFINITIONS["penstock_preemptions_total"].help,
+            width=6,
+        ),
+    ),
+    "Steps": (
+        _rates("Time of steps", "percentunit", "penstock_step_seconds_total", "phase"),
+        _quantiles("Duration of a step", "penstock_step_duration_seconds"),
+        _quantiles("Batch size", "penstock_step_rows", "short"),
+        _quantiles("Tokens in a step", "penstock_step_tokens", "short"),
+        Panel(
+            "Token budget used",
+            "percentunit",
+            (("mean", _query.mean("penstock_step_budget_used_ratio")),),
+            DEFINITIONS["penstock_step_budget_used_ratio"].help,
+        ),
+        Panel(
+            "Computed",
+            "short",
+            (
+                ("steps/s", _query.rate("penstock_engine_steps_total")),
+                ("prefill tokens/s", _query.rate("penstock_prefill_tokens_total")),
+                ("decode tokens/s", _query.rate("penstock_decode_tokens_total")),
+            ),
+            "What the engine did.",
+        ),
+    ),
+    "Machine": (
+        Panel(
+            "Memory bandwidth while busy",
+            "Bps",
+            (
+                ("used", _by_second("penstock_step_bytes_total")),
+                ("measured ceiling", _query.now("penstock_machine_bytes_per_second")),
+            ),
+            DEFINITIONS["penstock_step_bytes_total"].help,
+        ),
+        Panel(
+            "Arithmetic while busy",
+            "ops",
+            (
+                ("used", _by_second("penstock_step_operations_total")),
+                ("measured ceiling", _query.now("penstock_machine_operations_per_second")),
+            ),
+            DEFINITIONS["penstock_step_operations_total"].help,
+        ),
+        _rates("Cores", "short", "penstock_process_cpu_seconds_total", "process"),
+        Panel(
+            "Memory",
+            "bytes",
+            (("{{process}}", _query.by("penstock_process_resident_bytes", "process")),),
+            DEFINITIONS["penstock_process_resident_bytes"].help,
+        ),
+        Panel(
+            "Waiting for a processor",
+            "percentunit",
+            (("engine", _query.rate("penstock_cpu_wait_seconds_total")),),
+            DEFINITIONS["penstock_cpu_wait_seconds_total"].help,
+        ),
+        Panel(
+            "Disk",
+            "short",
+            (
+                ("failing", _query.now("penstock_storage_failing")),
+                ("{{reason}}/s", _query.rate("penstock_storage_failures_total", by="reason")),
+            ),
+            DEFINITIONS["penstock_storage_failing"].help,
+        ),
+    ),
+    "Cost": (
+        Panel(
+            "Per million output tokens",
+            "short",
+            (
+                (
+                    "cost",
+                    f"1e6 * {_query.rate('penstock_cost_total')} / {_query.rate('penstock_generation_tokens_total')}",
+                ),
+            ),
+            "In the currency of --cost-per-hour.",
+        ),
+        _gauges("Per hour", "short", "penstock_cost_per_hour"),
+    ),
+}
+
+
+def dashboard() -> dict[str, Any]:
+    """The whole dashboard."""
+    return {
+        "title": "Penstock",
+        "uid": "penstock",
+        "tags": ["penstock", "llm"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "10s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": _variables()},
+        "panels": list(_panels()),
+    }
+
+
+def dashboard_json() -> str:
+    """The same as text."""
+    return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _variables() -> list[dict[str, Any]]:
+    return [
+        {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"},
+        {
+            "name": "instance",
+            "type": "query",
+            "label": "Server",
+            "datasource": _SOURCE,
+            "query": "label_values(penstock_ready, instance)",
+            "refresh": 2,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+            "current": {"text": "All", "value": "$__all"},
+        },
+    ]
+
+
+def _panels() -> Iterator[dict[str, Any]]:
+    number, top = 0, 0
+    for title, panels in ROWS.items():
+        number += 1
+        place = {"x": 0, "y": top, "w": _COLUMNS, "h": 1}
+        yield {"id": number, "type": "row", "title": title, "gridPos": place, "collapsed": False, "panels": []}
+        top, left = top + 1, 0
+        for panel in panels:
+            if left + panel.width > _COLUMNS:
+                top, left = top + _HEIGHT, 0
+            number += 1
+            yield _panel(number, panel, left, top)
+            left += panel.width
+        top += _HEIGHT
+
+
+def _panel(number: int, panel: Panel, left: int, top: int) -> dict[str, Any]:
+    custom: dict[str, Any] = {"fillOpacity": 20 if panel.stacked else 5, "showPoints": "never"}
+    if panel.stacked:
+        custom["stacking"] = {"mode": "normal"}
+    return {
+        "id": number,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": _SOURCE,
+        "gridPos": {"x": left, "y": top, "w": panel.width, "h": _HEIGHT},
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0, "custom": custom}, "overrides": []},
+        "options": {"legend": {"displayMode": "list"}, "tooltip": {"mode": "multi"}},
+        "targets": [_target(place, *line) for place, line in enumerate(panel.lines)],
+    }
+
+
+def _target(place: int, legend: str, expression: str) -> dict[str, Any]:
+    return {"refId": chr(ord("A") + place), "datasource": _SOURCE, "expr": expression, "legendFormat": legend}
+
+
+def queries(panels: Sequence[dict[str, Any]]) -> list[str]:
+    """All PromQL of some panels."""
+    return [target["expr"] for panel in panels for target in panel.get("targets", ())]

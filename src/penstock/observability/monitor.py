@@ -1,0 +1,92 @@
+"""What a server tells of itself: all it counts, as Prometheus' text and as the answer of `/v1/stats`."""
+
+import time
+from collections.abc import Callable
+
+from penstock import __version__
+from penstock.core.errors import EngineUnavailable
+from penstock.core.facts import WAITS
+from penstock.engine.interface import EngineClient
+from penstock.observability.exposition import (
+    Storage,
+    Value,
+    exposition,
+    process_values,
+    settings_values,
+    storage_values,
+    values_of,
+)
+from penstock.observability.metrics import Metrics
+from penstock.observability.processes import ProcessProbe
+from penstock.observability.report import life_of, minute_of, now_of, timeline_of
+from penstock.observability.stats import ProcessFigures, Settings, Stats
+
+
+class Monitor:
+    """One server's figures."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        metrics: Metrics,
+        settings: Settings | None = None,
+        storage: Storage | None = None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`storage` is None where nothing is kept."""
+        self._engine = engine
+        self._metrics = metrics
+        self._settings = settings or Settings()
+        self._storage = storage
+        self._wall_clock = wall_clock
+        self._probe = ProcessProbe()
+
+    def exposition(self) -> bytes:
+        """Everything, in Prometheus' text format."""
+        values: dict[str, Value] = {
+            **values_of(self._metrics),
+            **settings_values(self._settings, self._metrics.now() - self._metrics.began),
+            **process_values(self._processes()),
+            "penstock_ready": int(self._why_not() is None),
+        }
+        if self._storage is not None:
+            values |= storage_values(self._storage)
+        return exposition(values)
+
+    def stats(self) -> Stats:
+        """Everything, as of now."""
+        metrics, settings = self._metrics, self._settings
+        now, at = metrics.now(), self._wall_clock()
+        sums, uptime, why_not = metrics.sums(), now - metrics.began, self._why_not()
+        return Stats(
+            version=__version__,
+            model=self._model(),
+            at=at,
+            uptime=uptime,
+            ready=why_not is None,
+            why_not=why_not,
+            restarts=sums.load.restarts,
+            settings=settings,
+            waits=WAITS,
+            now=now_of(metrics, sums),
+            life=life_of(metrics, sums, uptime, settings),
+            minute=minute_of(metrics, sums, now, settings),
+            timeline=timeline_of(metrics.marks, at - now),
+            processes=self._processes(),
+        )
+
+    def _model(self) -> str | None:
+        try:
+            return self._engine.model.name
+        except EngineUnavailable:
+            return None
+
+    def _why_not(self) -> str | None:
+        try:
+            self._engine.check_ready()
+        except EngineUnavailable as error:
+            return error.message
+        return None
+
+    def _processes(self) -> dict[str, ProcessFigures]:
+        return {"api": self._probe.own(), "engine": self._probe.look(self._engine.process_id)}

@@ -1,0 +1,60 @@
+"""What the scheduler notes of a plan while it makes it; the facts of its step, but for how long it takes."""
+
+from penstock.cache.manager import KVCache
+from penstock.core.facts import Admission, Chunk, StepFacts, Wait
+from penstock.scheduler.sequence import Sequence
+
+
+class Notes:
+    """Of one plan.
+
+    Attributes:
+        held: what keeps the first of those who wait, as far as it has been found out.
+    """
+
+    def __init__(self) -> None:
+        self.held: Wait | None = None
+        self._admissions: list[Admission] = []
+        self._chunks: list[Chunk] = []
+        self._preempted: list[int] = []
+        self._rows = 0
+        self._decodes = 0
+        self._chunk_tokens = 0
+        self._sampled = 0
+        self._context = 0
+
+    def admission(self, sequence: Sequence, cache: KVCache, cached: int) -> None:
+        """It comes into the batch with so many tokens from the cache."""
+        found = cache.explain_hit(sequence.blocks, sequence.tokens, sequence.cacheable, cached)
+        request_id, again = sequence.request.request_id, sequence.cached_tokens is not None
+        self._admissions.append(Admission(request_id, sequence.sample_index, again, found))
+
+    def preemption(self, sequence: Sequence) -> None:
+        """It loses its blocks."""
+        self._preempted.append(sequence.request.request_id)
+
+    def row(self, sequence: Sequence, count: int, sampled: int) -> None:
+        """Its next `count` positions are computed, and so many sequences get a token from the last."""
+        self._rows += 1
+        self._sampled += sampled
+        if count == 1 and sequence.reserved >= sequence.prompt_length:
+            self._decodes += 1
+            self._context += sequence.reserved + 1
+        else:
+            self._chunk_tokens += count
+            self._chunks.append(Chunk(sequence.request.request_id, sequence.sample_index, sequence.reserved, count))
+
+    def facts(self, budget: int, *, waiting: bool) -> StepFacts:
+        """The facts of a step that had `budget` tokens; `waiting`: whether somebody still waits."""
+        return StepFacts(
+            budget=budget,
+            rows=self._rows,
+            decodes=self._decodes,
+            chunk_tokens=self._chunk_tokens,
+            sampled=self._sampled,
+            context=self._context,
+            held=self.held if waiting else None,
+            admissions=self._admissions,
+            chunks=self._chunks,
+            preempted=self._preempted,
+        )

@@ -1,0 +1,34 @@
+"""What steps must do at least, against counting one by one."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.core.facts import Chunk, StepFacts
+from penstock.core.work import LayerWork, ModelWork, merge
+
+
+@given(st.integers(0, 40), st.integers(1, 40), st.none() | st.integers(1, 50))
+def test_a_chunk_is_counted_position_by_position(start: int, count: int, window: int | None) -> None:
+    model = ModelWork(100, 50, 3, 7, (LayerWork(2, 10, 5, window),))
+    step = StepFacts(chunk_tokens=count, chunks=[Chunk(0, 0, start, count)])
+    seen_by = [
+        {other for other in range(position + 1) if window is None or other > position - window}
+        for position in range(start, start + count)
+    ]
+    moved, operations = model.of(step)
+    assert moved == 100 + 2 * 10 * (len(set().union(*seen_by)) + count)
+    assert operations == 3 * count + 4 * 2 * 5 * sum(map(len, seen_by))
+
+
+def test_decodes_read_their_contexts_and_the_head() -> None:
+    model = ModelWork(100, 50, 3, 7, (LayerWork(1, 10, 5), LayerWork(1, 10, 5, window=8)))
+    moved, operations = model.of(StepFacts(decodes=2, sampled=2, context=40))
+    assert moved == 100 + 50 + 10 * (40 + 2) + 10 * (16 + 2)
+    assert operations == 2 * 3 + 2 * 7 + 4 * 5 * (40 + 16)
+
+
+def test_layers_that_are_alike_are_counted_together() -> None:
+    assert merge([LayerWork(1, 10, 5), LayerWork(1, 10, 5, 8), LayerWork(2, 10, 5)]) == (
+        LayerWork(3, 10, 5),
+        LayerWork(1, 10, 5, 8),
+    )
