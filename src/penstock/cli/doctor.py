@@ -214,21 +214,21 @@ def _console() -> Console:
 
 
 def _finding_table(title: str, findings: tuple[Finding, ...]) -> Table:
-    table = Table("", "what", "how it is, and what that means", "read from", title=escape(title), title_justify="left")
+    table = Table("", "what", "how it is, and what that means", title=escape(title), title_justify="left")
     table.columns[1].no_wrap = True
     for finding in findings:
         lines = [f"[bold]{escape(finding.figure)}[/bold]", escape(finding.meaning)]
         if finding.advice:
             lines.append(f"[bold]→[/bold] {escape(finding.advice)}")
         level = f"[{_COLOURS[finding.level]}]{finding.level}[/]"
-        table.add_row(
-            level, f"{escape(finding.subject)} ({finding.layer})", "\n".join(lines), _read_from(finding.evidence)
-        )
+        what = f"{escape(finding.subject)} ({finding.layer})"
+        table.add_row(level, what, "\n".join([*lines, _read_from(finding.evidence)]))
     return table
 
 
 def _read_from(evidence: tuple[Evidence, ...]) -> str:
-    return escape("\n".join(f"{each.figure} ({each.source})" for each in evidence))
+    """A line of figures, each with its source."""
+    return f"[dim]{escape('; '.join(f'{each.figure} ({each.source})' for each in evidence))}[/dim]"
 
 
 def _server_report(diagnosis: Diagnosis, comparison: Comparison | None) -> Group:
@@ -269,18 +269,19 @@ def _resource_table(diagnosis: Diagnosis) -> Table:
     table = Table("resource", "", title="what can run out", title_justify="left")
     table.add_column("used", justify="right")
     table.add_column("meaning")
-    table.add_column("read from")
     for each in diagnosis.resources:
         state = f"[{_STATES[each.state]}]{each.state}[/]"
         share = "–" if each.share is None else f"{each.share:.0%}"
         name = f"{each.name} ({each.layer})"
-        table.add_row(name, state, share, escape(each.meaning), _read_from(each.evidence))
+        table.add_row(name, state, share, f"{escape(each.meaning)}\n{_read_from(each.evidence)}")
     return table
 
 
 def _sheet_table(diagnosis: Diagnosis) -> Table:
-    table = Table("#", "the problem is", "verdict", "why, and what to try", "read from", title="the cheat sheet")
-    table.title_justify = "left"
+    table = Table("#", title="the cheat sheet", title_justify="left")
+    table.add_column("the problem is", max_width=34)
+    table.add_column("verdict", max_width=18)
+    table.add_column("why, and what to try")
     for row in diagnosis.sheet:
         problem = f"{escape(row.problem)}\n[dim]{escape(row.technique)} ({row.layer}): {escape(row.setting)}[/dim]"
         lines = [escape(row.why)]
@@ -289,7 +290,7 @@ def _sheet_table(diagnosis: Diagnosis) -> Table:
         if row.lacking is not None:
             lines.append(f"[dim]This release has no {escape(row.lacking)}.[/dim]")
         verdict = f"[{_VERDICTS[row.verdict]}]{row.in_words}[/]"
-        table.add_row(str(row.number), problem, verdict, "\n".join(lines), _read_from(row.evidence))
+        table.add_row(str(row.number), problem, verdict, "\n".join([*lines, _read_from(row.evidence)]))
     return table
 
 

@@ -174,8 +174,8 @@ def _spikes(seen: Observation) -> Answer:
         Evidence(f"{preempted}", "steps.preemptions"),
         Evidence(f"{seen.contention:.0%} of the steps' time", "steps.cpu_wait"),
     )
-    if itl.p50 is None or itl.p99 is None or itl.count < _FEW:
-        return Answer("cannot be told", "Too few tokens were streamed in the last minute.", None, evidence)
+    if itl.p50 is None or itl.p99 is None or itl.count < _FEW or not seen.steps.decodes:
+        return Answer("cannot be told", "Too few tokens were streamed.", None, evidence)
     if itl.p99 < _SPIKE * itl.p50 or itl.p99 - itl.p50 < _SPIKE_SECONDS:
         return Answer("does not apply", f"Gaps are even: p50 {_ms(itl.p50)}, p99 {_ms(itl.p99)}.", None, evidence)
     why = f"One gap in a hundred is {in_number(itl.p99 / itl.p50)} times as long as the median"
