@@ -1,12 +1,19 @@
 """Which resource saturates, and which of several is the bottleneck."""
 
+import msgspec
 import pytest
 
 from penstock.doctor.observation import Observation
 from penstock.doctor.resources import Name, Resource, bottleneck, resources
+from penstock.observability.stats import Now
 from support.observations import SETTINGS, now, seen, steps, waits
 
 IDLE = {"execute": 0.5, "schedule": 0.0, "sample": 0.0, "send": 0.0}
+
+
+def lingering(count: int) -> Now:
+    """Beside the eight that run, requests that only their clients have to do with."""
+    return msgspec.structs.replace(now(), in_flight=8 + count)
 
 
 def named(name: Name, observation: Observation) -> Resource:
@@ -25,6 +32,7 @@ def named(name: Name, observation: Observation) -> Resource:
         ("rows", seen(steps=waits("rows", 2.0)), seen()),
         ("token budget", seen(steps=waits("budget", 2.0)), seen()),
         ("memory reads", seen(steps=steps(bytes=int(80e9))), seen()),
+        ("readers", seen(first=lingering(9), last=lingering(12)), seen(first=lingering(9), last=lingering(0))),
         ("bookkeeping", seen(steps=steps(schedule=5.0, execute=4.6)), seen()),
     ],
 )

@@ -123,6 +123,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
         """Share of the prompts' tokens looked up in the prefix cache that were there; None where none were."""
         return self.hit_tokens / self.queried_tokens if self.queried_tokens else None
 
+    @property
+    def outside(self) -> int:
+        """Requests in flight at both ends of the window that the engine neither ran nor had waiting."""
+        return max(0, min(end.in_flight - end.running - end.waiting for end in (self.first, self.last)))
+
     def held(self, wait: Wait) -> float:
         """Share of the window in which somebody waited for this."""
         return min(1.0, self.held_seconds(wait) / self.seconds)

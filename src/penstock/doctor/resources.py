@@ -23,6 +23,7 @@ Name = Literal[
     "token budget",
     "memory reads",
     "bookkeeping",
+    "readers",
 ]
 
 # Shares of the window in which somebody waited for a limit.
@@ -37,6 +38,9 @@ _MEMORY = (0.5, 0.75)
 _KV = (0.8, 0.95)
 # Of steps' time that is not the model's.
 _BOOKKEEPING = (0.3, 0.5)
+# Of requests in flight, and least of them, with which only clients have to do.
+_READERS = (0.2, 0.5)
+_FEW_READERS = 2
 # Of the window in which the engine is in a step: below, it rather waits for requests.
 BUSY = 0.5
 
@@ -79,6 +83,7 @@ def resources(seen: Observation) -> tuple[Resource, ...]:
         _limit(seen, "token budget"),
         _machine(seen, "memory reads", seen.memory, _MEMORY, "bytes", "Reads of weights and KV"),
         _bookkeeping(seen),
+        _readers(seen),
     )
 
 
@@ -209,6 +214,19 @@ def _bookkeeping(seen: Observation) -> Resource:
     )
 
 
+def _readers(seen: Observation) -> Resource:
+    count, flight = seen.outside, min(seen.first.in_flight, seen.last.in_flight)
+    share = count / flight if flight else 0.0
+    return Resource(
+        name="readers",
+        layer="L6",
+        state="free" if count < _FEW_READERS else _state(share, _READERS),
+        share=share,
+        meaning=f"Of {flight} requests in flight, {count} were neither computed nor waiting at both ends.",
+        evidence=(Evidence(f"{count} of {flight}", "now.in_flight, running, waiting"),),
+    )
+
+
 # What is behind each, and the rows of the sheet that are about it.
 _NEXT: dict[Name, tuple[str, tuple[int, ...]]] = {
     "engine": ("Nothing is served before it is back; its log says why.", ()),
@@ -222,6 +240,7 @@ _NEXT: dict[Name, tuple[str, tuple[int, ...]]] = {
         "Each step reads all weights for few sequences; more at a time, or fewer bytes, would help.",
         (6, 1),
     ),
+    "readers": ("Their clients have not sent all of them yet, or do not read what is there: look at them.", ()),
     "bookkeeping": ("Steps are so short that Python between them counts.", (9,)),
 }
 
