@@ -14,6 +14,7 @@ import pytest
 from penstock.cli.doctor import ServerReport
 from penstock.doctor.diagnosis import Diagnosis, diagnose
 from penstock.doctor.server import look
+from penstock.kernels.cpu.native import OBSTACLE
 from support.live_server import RunningServer, serving
 
 SECONDS = 2.0
@@ -62,6 +63,8 @@ def test_a_queue_before_a_batch_of_one(served_checkpoint: Path, tmp_path: Path) 
     before = msgspec.json.decode(done.stdout, type=ServerReport).diagnosis
     assert 1 in applying(before), before.sheet[0].why
     assert states(before)["rows"] == "saturated"
+    known = {"memory reads", "arithmetic"} if OBSTACLE is None else set()
+    assert {name for name in known if states(before)[name] == "unknown"} == set(), "the engine has measured its machine"
     assert "from 1 to 2" in str(before.sheet[0].advice)
     (tmp_path / "before.json").write_text(done.stdout)
     with (

@@ -10,28 +10,26 @@ from penstock.core.ceilings import TYPES, Ceilings
 from penstock.kernels.cpu.native import native
 
 # More than the caches of most processors hold.
-_READ_BYTES = 256 << 20
+READ_BYTES = 256 << 20
 # Of each figure; all together take less than half a second, most of it for memory to read.
 _SECONDS = 0.03
 _ROUNDS = 100_000
 
 
-def measure_ceilings(seconds: float = _SECONDS, size: int = _READ_BYTES) -> Ceilings:
-    """Reads of `size` bytes and arithmetic in registers on all of the kernels' threads, each for so many seconds.
+def measure_ceilings(memory: Tensor | None = None, seconds: float = _SECONDS) -> Ceilings:
+    """Memory reads and arithmetic in registers on all of the kernels' threads, each for so many seconds.
 
-    `native.set_threads` says on how many. Needs the native kernels.
+    `memory`, uint8 of whole MiB, is what is read; without any, some is made. `native.set_threads` says on how many
+    threads. Needs the native kernels.
     """
-    memory = torch.zeros(size, dtype=torch.uint8).fill_(1)
+    if memory is None:
+        memory = torch.zeros(READ_BYTES, dtype=torch.uint8).fill_(1)
     arithmetic = {}
     for name in TYPES:
         operations = native.compute(name, _ROUNDS)
         arithmetic[name] = operations / _best_seconds(lambda: native.compute(name, _ROUNDS), seconds) / 1e9  # noqa: B023
-    return Ceilings(measure_reads(memory, seconds) / 1e9, arithmetic)
-
-
-def measure_reads(memory: Tensor, seconds: float = _SECONDS) -> float:
-    """Bytes per second at which `memory`, uint8 of whole MiB, is read."""
-    return len(memory) / _best_seconds(lambda: native.read_memory(memory), seconds)
+    read = len(memory) / _best_seconds(lambda: native.read_memory(memory), seconds) / 1e9
+    return Ceilings(read, arithmetic)
 
 
 def _best_seconds(call: Callable[[], object], seconds: float) -> float:
