@@ -65,11 +65,13 @@ def test_a_row_applies_where_its_problem_is(number: int, observation: Observatio
     "number, observation, why",
     [
         (1, seen(steps=waits("rows", 9.0, operations=int(900e9))), "machine is used"),
-        (1, seen(steps=waits("blocks", 9.0)), "0% of the time"),
+        (1, seen(steps=waits("blocks", 9.0)), "Nobody waited for a row"),
+        (1, seen(steps=waits("rows", 0.2)), "In 2% of the time somebody waited for a row"),
         (2, seen(steps=prompts(chunk_seconds=0.3, chunk_tokens=2000)), "do not stand out"),
         (2, WELL, "No prompt"),
         (3, seen(steps=prompts(), hit_tokens=1500), "75%"),
         (3, seen(settings=NO_CACHE), "only"),
+        (3, seen(steps=prompts()), "do not repeat"),
         (4, seen(last=now(used=900)), "90%"),
         (5, seen(latency=latencies(Quantiles(1000, 0.001, 0.001, 0.004, 0.009, 0.01))), "even"),
         (6, seen(steps=prompts(chunk_seconds=8.0), latency=latencies(SLOW)), "row 2"),
@@ -87,7 +89,9 @@ def test_a_row_does_not_apply_where_its_problem_is_not(number: int, observation:
 def test_what_cannot_be_told_is_not_guessed() -> None:
     assert row(10, WELL).verdict == "cannot be told", "one server does not see others"
     assert row(5, seen(latency=latencies(Quantiles(3, 0.1, 0.1, 0.1, 0.1, 0.1)))).verdict == "cannot be told"
-    few_hits = row(3, seen(steps=prompts(), hit_tokens=10))
+    full = now()
+    full = msgspec.structs.replace(full, kv=msgspec.structs.replace(full.kv, cached=900, free=0))
+    few_hits = row(3, seen(steps=prompts(), hit_tokens=10, last=full))
     assert few_hits.verdict == "cannot be told" and "evicted" in few_hits.why
     assert row(7, seen(ready=False, why_not="it is starting")).verdict == "cannot be told"
 
@@ -95,7 +99,7 @@ def test_what_cannot_be_told_is_not_guessed() -> None:
 def test_what_this_release_lacks_is_named() -> None:
     lacking = {each.number: each.lacking for each in judge_sheet(WELL) if each.lacking}
     assert set(lacking) == {6, 7, 8, 9, 10}
-    assert lacking[6] == "speculative decoding" and lacking[7] == "tensor parallelism" and lacking[10] == "a router"
+    assert lacking[6] == "speculative decoding" and lacking[7] == "tensor parallelism" and lacking[10] == "router"
     slow = row(6, seen(latency=latencies(SLOW)))
     assert slow.in_words == "applies; cannot be acted on by this release"
     assert row(7, WELL).in_words == "does not apply; could not be acted on by this release"

@@ -12,21 +12,25 @@ from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.models.declaration import ModelDeclaration
-from penstock.runtime.ceilings import READ_BYTES, measure_ceilings
+from penstock.runtime.ceilings import measure_ceilings
 
 # A smaller weight may lie in the processor's caches, and says nothing of memory.
 _LEAST_BYTES = 64 << 20
+# Of one that is larger, so much is enough.
+_MOST_BYTES = 256 << 20
 
 
 def measure_machine(weights: Mapping[str, Weight]) -> Ceilings | None:
-    """What the kernels' threads reach here, in a few tenths of a second; None without native kernels.
+    """What the kernels' threads reach here, in about a tenth of a second; None without native kernels.
 
     The largest of the weights is read, if it is large enough to say something of memory.
     """
     if OBSTACLE is not None:
         return None
     memory = _largest(weights)
-    return measure_ceilings(None if len(memory) < _LEAST_BYTES else memory[:READ_BYTES])
+    if len(memory) < _LEAST_BYTES:
+        memory = torch.ones(_LEAST_BYTES, dtype=torch.uint8)
+    return measure_ceilings(memory[:_MOST_BYTES])
 
 
 def describe_gain(

@@ -87,6 +87,11 @@ def resources(seen: Observation) -> tuple[Resource, ...]:
     )
 
 
+def in_waiting(share: float) -> str:
+    """That somebody waited in a share of the time, to go on with for what."""
+    return f"in {share:.0%} of the time somebody waited" if share >= 0.005 else "nobody waited"
+
+
 def _state(share: float | None, bounds: tuple[float, float]) -> State:
     if share is None:
         return "unknown"
@@ -158,8 +163,8 @@ def _kv_memory(seen: Observation) -> Resource:
         state="saturated" if short else _state(min(seen.kv, _KV[1] - 1e-9), _KV),
         share=seen.kv,
         waited=waited,
-        meaning=f"Sequences held at most {seen.kv:.0%} of the pool; in {waited:.0%} of the time somebody waited for "
-        f"blocks, and {preempted} sequences lost theirs.",
+        meaning=f"Sequences held at most {seen.kv:.0%} of the pool, {preempted} lost their blocks, and "
+        f"{in_waiting(waited)} for some.",
         evidence=(
             Evidence(f"{seen.last.kv.used} of {seen.last.kv.total} blocks in use", "now.kv"),
             Evidence(f"{seen.held_seconds('blocks'):.2f} s", "steps.held: blocks"),
@@ -186,8 +191,7 @@ def _limit(seen: Observation, name: Literal["rows", "token budget"]) -> Resource
         state="saturated" if waited >= HELD else _state(None if share is None else min(share, 0.9), (0.8, 2.0)),
         share=share,
         waited=waited,
-        meaning=f"{used}; in {waited:.0%} of the time somebody waited for "
-        f"{'a place in the batch' if rows else 'tokens of a step'}.",
+        meaning=f"{used}; {in_waiting(waited)} for {'a place in the batch' if rows else 'tokens of a step'}.",
         evidence=(
             Evidence(f"{seen.held_seconds(wait):.2f} s", f"steps.held: {wait}"),
             Evidence(setting, "settings"),
@@ -230,7 +234,11 @@ def _readers(seen: Observation) -> Resource:
 # What is behind each, and the rows of the sheet that are about it.
 _NEXT: dict[Name, tuple[str, tuple[int, ...]]] = {
     "engine": ("Nothing is served before it is back; its log says why.", ()),
-    "processors": ("Others take the processors from the engine's threads; no setting of the scheduler helps.", (5,)),
+    "processors": (
+        "Others, or the API process where --threads takes every core, take the processors from the engine's threads; "
+        "no setting of the scheduler helps.",
+        (5,),
+    ),
     "API process": ("Streams are written in Python, on one processor; the model is not what takes the time.", (9,)),
     "arithmetic": ("The machine computes as much as it can; more comes of fewer tokens or of another machine.", (3, 9)),
     "KV memory": ("Sequences wait for blocks, or lose them.", (4,)),

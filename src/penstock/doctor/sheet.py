@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.doctor.finding import Evidence, in_number
 from penstock.doctor.observation import Observation
-from penstock.doctor.resources import BUSY, HELD
+from penstock.doctor.resources import BUSY, HELD, in_waiting
 
 Verdict = Literal["applies", "does not apply", "cannot be told"]
 
@@ -78,7 +78,7 @@ def _queue(seen: Observation) -> Answer:
         *_share("arithmetic", arithmetic, "steps.operations"),
     )
     if waited < HELD:
-        return Answer("does not apply", f"In {waited:.0%} of the time somebody waited for a row.", None, evidence)
+        return Answer("does not apply", f"{_begin(in_waiting(waited))} for a row.", None, evidence)
     if arithmetic is not None and arithmetic >= _ARITHMETIC_USED:
         why = f"There is a queue, but the machine is used: {arithmetic:.0%} of its arithmetic."
         return Answer("does not apply", why, "Add machines, or take on less.", evidence)
@@ -136,6 +136,9 @@ def _prefixes(seen: Observation) -> Answer:
         return Answer("does not apply", "No prompt was looked up in the prefix cache.", None, evidence)
     if hits >= _ENOUGH_HITS or weigh < _PROMPTS_WEIGH:
         why = f"{hits:.0%} of the prompts' tokens came from the cache, and prompts take {weigh:.0%} of the steps' time."
+        return Answer("does not apply", why, None, evidence)
+    if seen.last.kv.free:
+        why = f"The cache had {hits:.0%} of the prompts' tokens, and nothing had to be evicted: they do not repeat."
         return Answer("does not apply", why, None, evidence)
     why = f"The cache had {hits:.0%} of the prompts' tokens: they do not repeat, or what they share was evicted."
     advice = "The account of a slow request says which (GET /v1/requests/ID/explain)."
@@ -312,7 +315,7 @@ _ROWS = (
     _Row("model too large for one device", "tensor parallelism", "L0 + L3", "–", _one_device, "tensor parallelism"),
     _Row("model over several nodes", "pipeline parallelism", "L0 + L3", "–", _one_device, "pipeline parallelism"),
     _Row("small model, low throughput", "data parallelism", "L3 + L4a", "–", _small_model, "replicas behind a router"),
-    _Row("one instance full, others idle", "load balancing by queue", "L4a", "–", _balance, "a router"),
+    _Row("one instance full, others idle", "load balancing by queue", "L4a", "–", _balance, "router"),
     _Row(
         "drops in bursts",
         "admission control, queueing",
@@ -343,6 +346,10 @@ def judge_sheet(seen: Observation) -> tuple[SheetRow, ...]:
             )
         )
     return tuple(rows)
+
+
+def _begin(words: str) -> str:
+    return words[0].upper() + words[1:]
 
 
 def _share(name: str, share: float | None, source: str) -> tuple[Evidence, ...]:
