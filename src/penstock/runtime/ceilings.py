@@ -14,7 +14,7 @@ from penstock.kernels.cpu.native import native
 _READ_BYTES = 256 << 20
 # Of each figure; all together take less than half a second, most of it for memory to read.
 _SECONDS = 0.03
-# Calls of about a millisecond: where others run too, some are not disturbed. All pieces in turn are too much for caches.
+# Calls of about a millisecond: where others run too, some are not disturbed. All pieces in turn fill any cache.
 _PIECE_BYTES = 32 << 20
 _ROUNDS = 50_000
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 import httptools
@@ -11,7 +12,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from penstock.core.errors import PenstockError, RequestError
 from penstock.server.connections import Connections
 from penstock.server.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections, error_body
-from penstock.server.heads import check_head
+from penstock.server.heads import ARRIVED, check_head
 from penstock.server.limits import STALL_SECONDS
 from penstock.server.stall import StallWatch
 
@@ -151,6 +152,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.begin(self)
         if not self._connections.allow(httptools.parse_url(self.url).path):
             raise TooManyConnections()
+        # Whatever else the loop has to do comes before the request is looked at.
+        self.scope["state"][ARRIVED] = time.monotonic()
         super().on_headers_complete()
         self._in_body, self._body_bytes, self._content_bytes, self._framing_bytes = True, 0, 0, 0
         if not self.flow.write_paused:

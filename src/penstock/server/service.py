@@ -19,6 +19,7 @@ from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
 from penstock.server.gate import Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer
+from penstock.server.heads import ARRIVED
 from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
@@ -89,7 +90,7 @@ class Service:
 
     async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
         """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
-        meter = self.metrics.begin(endpoint)
+        meter = self.metrics.begin(endpoint, request.scope.get("state", {}).get(ARRIVED))
         arrived = asyncio.get_running_loop().time()
         try:
             self.engine.check_ready()
