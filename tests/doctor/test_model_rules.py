@@ -47,7 +47,9 @@ def test_a_sequence_alone_is_bound_by_reads() -> None:
 
 
 def test_a_large_batch_is_bound_by_arithmetic() -> None:
-    assert step_seconds(SIZE, CEILINGS, 64, 16) == pytest.approx(64 * 2 * 900e6 / 200e9)
+    assert step_seconds(SIZE, CEILINGS, 64, 16) == pytest.approx(64 * 2 * 1e9 / 200e9), (
+        "the head is computed for each of them"
+    )
 
 
 def test_prompts_are_bound_by_arithmetic() -> None:

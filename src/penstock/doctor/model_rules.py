@@ -60,7 +60,7 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 def step_seconds(size: ModelSize, ceilings: Ceilings, sequences: int, context: int) -> float:
     """Least seconds of a step that decodes a token of each of so many sequences."""
     memory = (size.read + sequences * size.kv_bytes(context)) / (ceilings.read * 1e9)
-    return max(memory, sequences * prompt_seconds(size, ceilings, 1))
+    return max(memory, 2 * sequences * (size.body + size.head) / (ceilings.peak(size.format) * 1e9))
 
 
 def prompt_seconds(size: ModelSize, ceilings: Ceilings, tokens: int) -> float:
