@@ -19,7 +19,7 @@ CONFIG = EngineConfig(
     scheduler=SchedulerConfig(max_num_seqs=64, max_model_len=4096, target_itl=0.1),
     threads=2,
 )
-SIZE = ModelSize(name="made-up", parameters=1_000_000_000, body=900_000_000, head=100_000_000, config=CONFIG)
+SIZE = ModelSize(body=900_000_000, head=100_000_000, config=CONFIG)
 INT4 = msgspec.structs.replace(
     SIZE,
     config=msgspec.structs.replace(

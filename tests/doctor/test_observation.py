@@ -4,7 +4,7 @@ import pytest
 
 from penstock.core.errors import ConfigurationError
 from penstock.doctor.observation import observe
-from penstock.observability.stats import Stats
+from penstock.observability.stats import ProcessFigures, Stats
 from support.observations import held, latencies, stats, steps
 
 FIRST = stats(100.0, 40, steps(held=held(rows=3.0)), 20.0)
@@ -18,7 +18,6 @@ def test_what_adds_up_is_a_difference() -> None:
     assert found.steps.steps == 800 and found.steps.execute == pytest.approx(4.6)
     assert found.held("rows") == pytest.approx(0.5) and found.held("blocks") == 0.0
     assert found.api_cpu == pytest.approx(0.5)
-    assert found.engine_cpu is None, "what cannot be told is not 0"
 
 
 def test_the_timeline_is_that_of_the_window() -> None:
@@ -45,5 +44,7 @@ def test_two_lives_are_not_compared(later: Stats) -> None:
         observe(FIRST, later)
 
 
-def test_a_new_engine_process_has_no_time_of_before() -> None:
-    assert observe(FIRST, stats(110.0, 60, steps(), 2.0)).api_cpu is None
+def test_what_cannot_be_told_is_not_0() -> None:
+    untold = stats(110.0, 60, steps(), 21.0, processes={"api": ProcessFigures(1, None)})
+    assert observe(FIRST, untold).api_cpu is None
+    assert observe(FIRST, stats(110.0, 60, steps(), 2.0)).api_cpu is None, "it went backwards: another process"

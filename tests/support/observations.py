@@ -103,15 +103,12 @@ def seen(**changes: Any) -> Observation:
         "refused": {},
         "prompt_tokens": 2000,
         "output_tokens": 8000,
-        "prefill_tokens": 2000,
-        "decode_tokens": 8000,
         "queried_tokens": 2000,
         "hit_tokens": 100,
         "steps": steps(),
         "latency": latencies(),
         "timeline": tuple(second(float(at)) for at in range(10)),
         "api_cpu": 0.3,
-        "engine_cpu": 1.8,
     }
     return Observation(**{**usual, **changes})
 

@@ -135,8 +135,6 @@ def _size(options: EngineOptions) -> ModelSize:
     prepared = prepare(options, api_beside=True)
     declaration = prepared.declaration
     return ModelSize(
-        name=options.model,
-        parameters=declaration.num_parameters,
         body=declaration.parameters_in("linear"),
         head=declaration.decoder.output.weight.size,
         config=prepared.config,
@@ -235,8 +233,15 @@ def _server_report(diagnosis: Diagnosis, comparison: Comparison | None) -> Group
     bound = diagnosis.bottleneck
     where = f" ({bound.layer}: {LAYERS[bound.layer]})" if bound.layer else ""
     name = f"Bottleneck: {bound.resource}{where}. " if bound.resource else ""
+    rows = (
+        f" See {'rows' if len(bound.rows) > 1 else 'row'} {' and '.join(map(str, bound.rows))}." if bound.rows else ""
+    )
     heading = f"{diagnosis.model} on {diagnosis.url}, Penstock {diagnosis.version}, {diagnosis.seconds:.1f} s"
-    parts: list[RenderableType] = [Text(heading, style="bold"), Text(f"{name}{bound.sentence}"), _latencies(diagnosis)]
+    parts: list[RenderableType] = [
+        Text(heading, style="bold"),
+        Text(f"{name}{bound.sentence}{rows}"),
+        _latencies(diagnosis),
+    ]
     parts += [_resource_table(diagnosis), _sheet_table(diagnosis)]
     if diagnosis.findings:
         parts.append(_finding_table("beside the sheet", diagnosis.findings))

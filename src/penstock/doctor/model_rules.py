@@ -22,14 +22,10 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
     """How large a model is, by its headers.
 
     Attributes:
-        name: as it was given.
-        parameters: all of them.
         body, head: of the projections, and of the output head: what each token is multiplied with.
         config: what it would be served with.
     """
 
-    name: str
-    parameters: int
     body: int
     head: int
     config: EngineConfig

@@ -4,7 +4,7 @@ import msgspec
 
 from penstock.core.errors import ConfigurationError
 from penstock.core.facts import WAITS, StepTotals, Wait
-from penstock.observability.stats import Latencies, Now, Second, Settings, SloFigures, Stats
+from penstock.observability.stats import Latencies, Now, ProcessFigures, Second, Settings, SloFigures, Stats
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,12 +18,11 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
         settings: what the server was started with.
         first, last: its state at both ends.
         requests, refused: that ended, by outcome, and by why they were refused.
-        prompt_tokens, output_tokens, prefill_tokens, decode_tokens, recomputed_tokens, queried_tokens, hit_tokens: as
-            `Period` has them.
+        prompt_tokens, output_tokens, recomputed_tokens, queried_tokens, hit_tokens: as `Period` has them.
         steps: sums over the engine's steps.
         latency, slo, cost_per_million_tokens: of the server's last minute, since quantiles have no difference.
         timeline: its seconds that are over.
-        api_cpu, engine_cpu: processors that both processes used; None where that cannot be told.
+        api_cpu: processors that the API process used; None where that cannot be told.
     """
 
     model: str | None = None
@@ -39,8 +38,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int]
     prompt_tokens: int = 0
     output_tokens: int = 0
-    prefill_tokens: int = 0
-    decode_tokens: int = 0
     recomputed_tokens: int = 0
     queried_tokens: int = 0
     hit_tokens: int = 0
@@ -50,7 +47,6 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     cost_per_million_tokens: float | None = None
     timeline: tuple[Second, ...] = ()
     api_cpu: float | None = None
-    engine_cpu: float | None = None
 
     @property
     def obstacle(self) -> str:
@@ -164,14 +160,11 @@ def observe(first: Stats, second: Stats) -> Observation:
         slo=second.minute.slo,
         cost_per_million_tokens=second.minute.cost_per_million_tokens,
         timeline=tuple(each for each in second.timeline if first.at < each.at <= second.at),
-        api_cpu=_processors(first, second, "api", seconds),
-        engine_cpu=_processors(first, second, "engine", seconds),
+        api_cpu=_processors(first.processes.get("api"), second.processes.get("api"), seconds),
         requests=_counts(before.requests, after.requests),
         refused=_counts(before.refused, after.refused),
         prompt_tokens=after.prompt_tokens - before.prompt_tokens,
         output_tokens=after.output_tokens - before.output_tokens,
-        prefill_tokens=after.prefill_tokens - before.prefill_tokens,
-        decode_tokens=after.decode_tokens - before.decode_tokens,
         recomputed_tokens=after.recomputed_tokens - before.recomputed_tokens,
         queried_tokens=after.prefix_queried_tokens - before.prefix_queried_tokens,
         hit_tokens=after.prefix_hit_tokens - before.prefix_hit_tokens,
@@ -183,9 +176,8 @@ def _counts(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {name: count - before.get(name, 0) for name, count in after.items()}
 
 
-def _processors(first: Stats, second: Stats, name: str, seconds: float) -> float | None:
-    """How many processors a process used; None where that cannot be told, as after a new start of it."""
-    before, after = first.processes.get(name), second.processes.get(name)
+def _processors(before: ProcessFigures | None, after: ProcessFigures | None, seconds: float) -> float | None:
+    """How many processors a process used; None where that cannot be told."""
     if before is None or after is None or before.cpu_seconds is None or after.cpu_seconds is None:
         return None
     used = (after.cpu_seconds - before.cpu_seconds) / seconds
