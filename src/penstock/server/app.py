@@ -109,12 +109,12 @@ def create_app(
         lifespan=stored.lifespan,
         middleware=[Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local)],
         routes=[
-            *stored.routes(),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
             Route("/v1/embeddings", api.embeddings, methods=["POST"]),
             *MessagesApi(service).routes(),
             *ResponsesApi(service, None if store is None else store.responses).routes(),
+            *stored.routes(),
             Route("/v1/models", api.models, methods=["GET"]),
             Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
             *TokensApi(service).routes(),

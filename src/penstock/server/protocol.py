@@ -29,6 +29,8 @@ MAX_FRAMING_BYTES = 64 * 1024
 _FRAMING_TIMES = 8
 # Requests that one connection has sent ahead of their answers.
 MAX_PIPELINED = 64
+# With so many sent ahead the connection is still read, since only who reads it notices that its client has left.
+_READ_PIPELINED = 8
 _REASONS = {
     400: b"Bad Request",
     408: b"Request Timeout",
@@ -155,6 +157,8 @@ class BoundedProtocol(HttpToolsProtocol):
         # Whatever else the loop has to do comes before the request is looked at.
         self.scope["state"][ARRIVED] = time.monotonic()
         super().on_headers_complete()
+        if 0 < len(self.pipeline) <= _READ_PIPELINED:
+            self.flow.resume_reading()
         self._in_body, self._body_bytes, self._content_bytes, self._framing_bytes = True, 0, 0, 0
         if not self.flow.write_paused:
             self._stall.end()

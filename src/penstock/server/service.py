@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -17,17 +16,16 @@ from penstock.engine.interface import EngineClient
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
-from penstock.server.gate import Gate
+from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer
 from penstock.server.heads import ARRIVED
 from penstock.server.parsing import Names, in_terms_of, renamed
+from penstock.server.refusals import RefusalLog
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
 from penstock.server.tenants import job_of, tenant_of
 from penstock.text.template_budget import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer
-
-logger = logging.getLogger("penstock.server")
 
 # Shorter bodies are tokenized on the event loop: it takes less time than handing them to a thread.
 INLINE_BODY_BYTES = 8 * 1024
@@ -58,6 +56,7 @@ class Service:
         self._max_body_bytes = max_body_bytes
         self._gate = gate
         self._room = BodyRoom()
+        self._refusals = RefusalLog()
         self._request_timeout = request_timeout
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
@@ -97,11 +96,13 @@ class Service:
             # What is refused costs little: at best it is not even read, which the HTTP layer does, and forgets.
             self._gate.check()
             body = await self.read(request)
-            checked = self._gate.check_body(body)
+            tenant = tenant_of(request)
+            asked = Asked(tenant.name, endpoint, body)
+            checked = self._gate.check_asked(asked)
             job, writer = await prepare(body)
-            job = job_of(tenant_of(request), job)
+            job = job_of(tenant, job)
             deadline = self._deadline(job, arrived)
-            admitted = self._gate.admit(job, checked=checked)
+            admitted = self._gate.admit(asked, job, checked=checked)
         except asyncio.CancelledError:
             meter.end("cancelled")
             raise
@@ -111,7 +112,7 @@ class Service:
             if isinstance(error, Overloaded):
                 self.metrics.refused[error.code] += 1
             meter.end(outcome)
-            logger.info("%s request %s: %d %s", endpoint, outcome, error.http_status, error.message)
+            self._refusals.refused(endpoint, outcome, error, asyncio.get_running_loop().time())
             return error_response(error, form_of(request.scope["path"]))
         meter.accepted(job.prompt_tokens)
         return GenerationResponse(self.engine, job, writer, meter, admitted, deadline)
