@@ -30,6 +30,7 @@ def named(name: Name, observation: Observation) -> Resource:
         ("KV memory", seen(steps=waits("blocks", 2.0)), seen()),
         ("KV memory", seen(steps=steps(preemptions=1)), seen(last=now(used=500))),
         ("rows", seen(steps=waits("rows", 2.0)), seen()),
+        ("pace", seen(steps=waits("pace", 2.0)), seen()),
         ("token budget", seen(steps=waits("budget", 2.0)), seen()),
         ("memory reads", seen(steps=steps(bytes=int(80e9))), seen()),
         ("readers", seen(first=lingering(9), last=lingering(12)), seen(first=lingering(9), last=lingering(0))),

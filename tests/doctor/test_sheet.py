@@ -37,6 +37,7 @@ def test_nothing_applies_to_a_server_that_does_well() -> None:
     "number, observation, advice",
     [
         (1, seen(steps=waits("rows", 9.0), last=now(waiting=50)), "--max-num-seqs from 16 to 32"),
+        (1, seen(steps=waits("pace", 3.0)), "Raise --target-itl"),
         (2, seen(steps=prompts()), "--target-itl 0.02"),
         (2, seen(steps=waits("budget", 3.0)), "Raise --target-itl"),
         (3, seen(steps=prompts(), settings=NO_CACHE, queried_tokens=0, hit_tokens=0), "--no-enable-prefix-caching"),

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import pytest
 
 from penstock.cli.doctor import ServerReport
 from penstock.doctor.diagnosis import Diagnosis, diagnose
@@ -51,14 +50,13 @@ def states(found: Diagnosis) -> dict[str, str]:
     return {each.name: each.state for each in found.resources}
 
 
-def test_a_queue_before_a_batch_of_one(served_checkpoint: Path, tmp_path: Path) -> None:
-    options = ("--input-len", "16", "--output-len", "64")
+def test_a_queue_before_a_batch_of_one_and_where_the_bottleneck_moves(
+    served_checkpoint: Path, server: RunningServer, tmp_path: Path
+) -> None:
+    many = ("--input-len", "16", "--output-len", "64", "--concurrency", "8")
     command = [sys.executable, "-m", "penstock.cli.main", "doctor", "--json", "--seconds", str(SECONDS), "--url"]
-    with (
-        serving(served_checkpoint, "--threads", "1", "--max-num-seqs", "1") as server,
-        load(server, *options, "--concurrency", "8"),
-    ):
-        done = subprocess.run([*command, server.base], capture_output=True, text=True, timeout=60)
+    with serving(served_checkpoint, "--threads", "1", "--max-num-seqs", "1") as narrow, load(narrow, *many):
+        done = subprocess.run([*command, narrow.base], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     before = msgspec.json.decode(done.stdout, type=ServerReport).diagnosis
     assert 1 in applying(before), before.sheet[0].why
@@ -67,41 +65,36 @@ def test_a_queue_before_a_batch_of_one(served_checkpoint: Path, tmp_path: Path) 
     assert {name for name in known if states(before)[name] == "unknown"} == set(), "the engine has measured its machine"
     assert "from 1 to 2" in str(before.sheet[0].advice)
     (tmp_path / "before.json").write_text(done.stdout)
-    with (
-        serving(served_checkpoint, "--threads", "1", "--max-num-seqs", "16") as server,
-        load(server, *options, "--concurrency", "8"),
-    ):
-        compared = subprocess.run(
-                [*command, server.base, "--compare", str(tmp_path / "before.json")],
-                capture_output=True, text=True, timeout=60,
-            )  # fmt: skip
-    report = msgspec.json.decode(compared.stdout, type=ServerReport)
+    with load(server, *many):
+        options = ("--compare", str(tmp_path / "before.json"))
+        done = subprocess.run([*command, server.base, *options], capture_output=True, text=True, timeout=60)
+    report = msgspec.json.decode(done.stdout, type=ServerReport)
     assert report.comparison is not None and 1 in report.comparison.gone
     assert states(report.diagnosis)["rows"] != "saturated"
     changes = {change.name: change for change in report.comparison.changes}
     assert changes["queue p50"].better, "nobody waits for a row any more"
 
 
-def test_a_pool_that_is_too_small(served_checkpoint: Path) -> None:
-    options = ("--threads", "1", "--kv-cache-memory", "1200KB", "--max-model-len", "512")
+def test_a_pool_that_is_too_small_and_prefixes_that_are_not_kept(served_checkpoint: Path) -> None:
+    options = ("--kv-cache-memory", "1200KB", "--max-model-len", "512", "--no-enable-prefix-caching", "--threads", "1")
     many = ("--concurrency", "16", "--input-len", "128", "--output-len", "256")
-    with serving(served_checkpoint, *options) as server, load(server, *many):
-        found = diagnosed(server)
-    assert 4 in applying(found), found.sheet[3].why
-    assert 1 not in applying(found)
-    assert states(found)["KV memory"] == "saturated"
-    assert found.sheet[3].advice is not None and "--kv-cache-memory" in found.sheet[3].advice
+    alike = ("--concurrency", "2", "--prefix-len", "450", "--input-len", "8", "--output-len", "2")
+    with serving(served_checkpoint, *options) as small:
+        with load(small, *many):
+            found = diagnosed(small)
+        assert {4} <= applying(found) and 1 not in applying(found), found.sheet[3].why
+        assert states(found)["KV memory"] == "saturated"
+        assert found.sheet[3].advice is not None and "--kv-cache-memory" in found.sheet[3].advice
+        small.wait_for("penstock_requests_in_flight", 0)
+        with load(small, *alike):
+            found = diagnosed(small)
+    assert 3 in applying(found), found.sheet[2].why
 
 
-@pytest.mark.parametrize("caching", [False, True], ids=["off", "on"])
-def test_prefixes_that_repeat(served_checkpoint: Path, caching: bool) -> None:
-    options = ("--threads", "1", *([] if caching else ["--no-enable-prefix-caching"]))
-    alike = ("--concurrency", "4", "--prefix-len", "1500", "--input-len", "8", "--output-len", "2")
-    with serving(served_checkpoint, *options) as server, load(server, *alike):
+def test_prefixes_that_repeat_and_are_kept(server: RunningServer) -> None:
+    with load(server, "--concurrency", "4", "--prefix-len", "1500", "--input-len", "8", "--output-len", "2"):
         found = diagnosed(server)
-    assert (3 in applying(found)) is not caching, found.sheet[2].why
-    if caching:
-        assert found.sheet[2].verdict == "does not apply" and "from the cache" in found.sheet[2].why
+    assert found.sheet[2].verdict == "does not apply" and "from the cache" in found.sheet[2].why
 
 
 def test_long_prompts_beside_streams() -> None:
@@ -109,16 +102,17 @@ def test_long_prompts_beside_streams() -> None:
     prompts = ("--concurrency", "1", "--input-len", "1800", "--output-len", "8", "--seed", "2")
     # Steps are as long as they become: nothing cuts the prompts.
     with (
-        serving(None, "--target-itl", "60", "--max-num-batched-tokens", "2048", "--threads", "1") as server,
-        load(server, *streams),
-        load(server, *prompts, computed=("prefill", 2500)),
+        serving(None, "--target-itl", "60", "--max-num-batched-tokens", "2048", "--threads", "1") as patient,
+        load(patient, *streams),
+        load(patient, *prompts, computed=("prefill", 2500)),
     ):
-        found = diagnosed(server)
+        found = diagnosed(patient)
     assert 2 in applying(found), found.sheet[1].why
     assert found.sheet[1].advice is not None and "--target-itl" in found.sheet[1].advice
 
 
 def test_a_server_that_nobody_uses(server: RunningServer) -> None:
+    server.wait_for("penstock_requests_in_flight", 0)
     found = diagnosed(server)
     assert found.bottleneck.resource is None
     assert applying(found) == set()

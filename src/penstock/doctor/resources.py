@@ -20,6 +20,7 @@ Name = Literal[
     "arithmetic",
     "KV memory",
     "rows",
+    "pace",
     "token budget",
     "memory reads",
     "bookkeeping",
@@ -36,6 +37,8 @@ _PYTHON = (0.6, 0.9)
 _ARITHMETIC = (0.35, 0.6)
 _MEMORY = (0.5, 0.75)
 _KV = (0.8, 0.95)
+# Of a limit that nobody waits for.
+_LIMIT_BUSY = 0.8
 # Of steps' time that is not the model's.
 _BOOKKEEPING = (0.3, 0.5)
 # Of requests in flight, and least of them, with which only clients have to do.
@@ -79,8 +82,9 @@ def resources(seen: Observation) -> tuple[Resource, ...]:
         _api_process(seen),
         _machine(seen, "arithmetic", seen.arithmetic, _ARITHMETIC, "operations", "Products and sums"),
         _kv_memory(seen),
-        _limit(seen, "rows"),
-        _limit(seen, "token budget"),
+        _rows(seen),
+        _pace(seen),
+        _budget(seen),
         _machine(seen, "memory reads", seen.memory, _MEMORY, "bytes", "Reads of weights and KV"),
         _bookkeeping(seen),
         _readers(seen),
@@ -173,25 +177,37 @@ def _kv_memory(seen: Observation) -> Resource:
     )
 
 
-def _limit(seen: Observation, name: Literal["rows", "token budget"]) -> Resource:
-    """What a setting bounds: who waited for it, and how much of it was used."""
-    rows = name == "rows"
-    most = seen.settings.max_num_seqs if rows else seen.settings.max_num_batched_tokens
-    wait: Wait = "rows" if rows else "budget"
+def _rows(seen: Observation) -> Resource:
+    most = seen.settings.max_num_seqs
+    share = seen.batch / most if most else None
+    used = f"There were {seen.batch:.1f} sequences in a step"
+    return _limit(seen, "rows", "rows", share, f"{used}; {{}} for a place in the batch.", f"max_num_seqs {most}")
+
+
+def _pace(seen: Observation) -> Resource:
+    """The batch is kept small so that tokens come in time; how small that is nobody tells."""
+    used = f"A token came each {1000 * (seen.latency.itl.p50 or 0.0):.3g} ms, in the median"
+    meaning = f"{used}; {{}} since more sequences would have made that longer."
+    return _limit(seen, "pace", "pace", None, meaning, f"target_itl {seen.settings.target_itl}")
+
+
+def _budget(seen: Observation) -> Resource:
+    used = f"Steps used {seen.budget:.0%} of the tokens that they could have had"
+    setting = f"max_num_batched_tokens {seen.settings.max_num_batched_tokens}, target_itl {seen.settings.target_itl}"
+    return _limit(seen, "token budget", "budget", seen.budget, f"{used}; {{}} for tokens of a step.", setting)
+
+
+def _limit(seen: Observation, name: Name, wait: Wait, share: float | None, meaning: str, setting: str) -> Resource:
+    """What a setting bounds: who waited for it, and how much of it was used; `meaning` has a place for the first."""
     waited = seen.held(wait)
-    share = (seen.batch / most if most else None) if rows else seen.budget
-    if rows:
-        used, setting = f"There were {seen.batch:.1f} sequences in a step", f"max_num_seqs {most}"
-    else:
-        used = f"Steps used {seen.budget:.0%} of the tokens that they could have had"
-        setting = f"max_num_batched_tokens {most}, target_itl {seen.settings.target_itl}"
+    used: State = "free" if share is None or share < _LIMIT_BUSY else "busy"
     return Resource(
         name=name,
         layer="L4b",
-        state="saturated" if waited >= HELD else _state(None if share is None else min(share, 0.9), (0.8, 2.0)),
+        state="saturated" if waited >= HELD else used,
         share=share,
         waited=waited,
-        meaning=f"{used}; {in_waiting(waited)} for {'a place in the batch' if rows else 'tokens of a step'}.",
+        meaning=meaning.format(in_waiting(waited)),
         evidence=(
             Evidence(f"{seen.held_seconds(wait):.2f} s", f"steps.held: {wait}"),
             Evidence(setting, "settings"),
@@ -243,6 +259,7 @@ _NEXT: dict[Name, tuple[str, tuple[int, ...]]] = {
     "arithmetic": ("The machine computes as much as it can; more comes of fewer tokens or of another machine.", (3, 9)),
     "KV memory": ("Sequences wait for blocks, or lose them.", (4,)),
     "rows": ("Requests wait for a place in the batch, and the machine could compute more at a time.", (1,)),
+    "pace": ("Requests wait so that running streams keep to the time between tokens that is aimed for.", (1,)),
     "token budget": ("Prompts wait since steps are kept short.", (2,)),
     "memory reads": (
         "Each step reads all weights for few sequences; more at a time, or fewer bytes, would help.",

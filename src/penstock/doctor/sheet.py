@@ -71,17 +71,22 @@ class SheetRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _queue(seen: Observation) -> Answer:
-    waited, arithmetic, most = seen.held("rows"), seen.arithmetic, seen.settings.max_num_seqs
+    waited, paced, arithmetic, most = seen.held("rows"), seen.held("pace"), seen.arithmetic, seen.settings.max_num_seqs
     evidence = (
         Evidence(f"{seen.held_seconds('rows'):.2f} s of {seen.seconds:.1f} s", "steps.held: rows"),
+        Evidence(f"{seen.held_seconds('pace'):.2f} s", "steps.held: pace"),
         Evidence(f"{seen.last.running} running, {seen.last.waiting} waiting, of at most {most} at a time", "now"),
         *_share("arithmetic", arithmetic, "steps.operations"),
     )
-    if waited < HELD:
+    if max(waited, paced) < HELD:
         return Answer("does not apply", f"{_begin(in_waiting(waited))} for a row.", None, evidence)
     if arithmetic is not None and arithmetic >= _ARITHMETIC_USED:
         why = f"There is a queue, but the machine is used: {arithmetic:.0%} of its arithmetic."
         return Answer("does not apply", why, "Add machines, or take on less.", evidence)
+    if waited < HELD:
+        why = f"In {paced:.0%} of the time somebody waited since a larger batch would have made streams slower than "
+        why += f"they are to be (target_itl {seen.settings.target_itl})."
+        return Answer("applies", why, "Raise --target-itl or --slo itl= if streams may be slower.", evidence)
     why = f"In {waited:.0%} of the time somebody waited for a row while {seen.batch:.1f} sequences ran in a step."
     advice = "Raise --max-num-seqs"
     advice += f" from {most} to {2 * most}" if most else ""
