@@ -11,7 +11,7 @@ from penstock.core.errors import PenstockError
 from penstock.server.errors import ServerStopping, error_response, form_of
 
 # What still answers: whoever watches wants to see the end.
-_OPEN = ("/health/live", "/metrics")
+_OPEN = ("/health/live", "/metrics", "/v1/stats")
 # Where responses find the drain in an ASGI scope.
 _KEY = "penstock.drain"
 _LAST_WORDS_SECONDS = 5.0

@@ -14,11 +14,11 @@ from starlette.responses import Response
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
 from penstock.observability.metrics import Endpoint, Metrics
+from penstock.server.arrival import ARRIVED
 from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
 from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer
-from penstock.server.heads import ARRIVED
 from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.refusals import RefusalLog
 from penstock.server.resolve import Job, Resolver
