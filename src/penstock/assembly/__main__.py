@@ -45,4 +45,8 @@ def _die_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Nothing is left to do, and to take a model apart piece by piece would take a while.
+    os._exit(status)
