@@ -213,12 +213,13 @@ def test_a_slow_reader(roomy: Client) -> None:
 
 
 def test_contention_for_processors(roomy: Client) -> None:
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with contextlib.ExitStack() as stack:
-        for _ in range(8):
-            burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-            stack.callback(burner.wait)
+        burners = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(8)]
+        for burner in burners:
             stack.callback(burner.kill)
-        told = roomy.explain(roomy.complete(ids(8, 21), 500))
+            assert burner.stdout is not None and burner.stdout.readline()
+        told = roomy.explain(roomy.complete(ids(8, 21), 1000))
     assert told["verdict"]["cause"] == "cpu_contention"
 
 
