@@ -8,8 +8,8 @@ import json
 
 from workload import usable_cores
 
-from penstock.bench.kernels import measure_ceilings
 from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.runtime.ceilings import measure_ceilings
 
 
 def main() -> None:

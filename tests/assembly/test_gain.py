@@ -7,14 +7,17 @@ import msgspec
 import pytest
 import torch
 
-from penstock.assembly.gain import describe_gain
+from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.prepare import Prepared, prepare
+from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineOptions, ModelConfig
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear, pack_dense
 
 if OBSTACLE is not None:
     pytest.skip(OBSTACLE, allow_module_level=True)
+
+CEILINGS = Ceilings(25.0, {"float32": 100.0})
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +35,7 @@ def model(prepared: Prepared, quantization: str = "none") -> ModelConfig:
 
 
 def test_bytes_make_the_difference(prepared: Prepared, large: NativeLinear) -> None:
-    said = describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": large})
+    said = describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": large}, CEILINGS)
     assert said is not None
     speed, now, int8, int4 = (float(found) for found in re.findall(r"[\d.]+(?:e\+\d+)?(?= GB/s| tokens| with)", said))
     assert int8 / now == pytest.approx(2.0, rel=0.02) and int4 / now == pytest.approx(2.0 / 0.53125, rel=0.02)
@@ -42,6 +45,13 @@ def test_bytes_make_the_difference(prepared: Prepared, large: NativeLinear) -> N
 
 def test_nothing_is_said_of_weights_in_caches_or_rounded_ones(prepared: Prepared, large: NativeLinear) -> None:
     small = dataclasses.replace(large, memory=large.memory[: 1 << 20])
-    assert describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": small}) is None
-    assert describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": torch.zeros(1)}) is None
-    assert describe_gain(model(prepared, "int8"), prepared.declaration, {"lm_head.weight": large}) is None
+    assert describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": small}, CEILINGS) is None
+    assert describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": torch.zeros(1)}, CEILINGS) is None
+    assert describe_gain(model(prepared, "int8"), prepared.declaration, {"lm_head.weight": large}, CEILINGS) is None
+    assert describe_gain(model(prepared), prepared.declaration, {"lm_head.weight": large}, None) is None
+
+
+def test_the_machine_is_measured_with_a_weight_or_without(large: NativeLinear) -> None:
+    for weights in ({"lm_head.weight": large}, {}):
+        ceilings = measure_machine(weights)
+        assert ceilings is not None and ceilings.read > 0 and ceilings.arithmetic["float32"] > 0

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.bench import counts, kernels
 from penstock.cli import bench
+from penstock.core.ceilings import Ceilings
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
 from penstock.kernels.cases import CASES, Case, llama
@@ -35,7 +36,7 @@ LINEAR = Case("64 × 96", Linear(WEIGHT), (96,), ((1, 1),), {"weight": (64, 96)}
 ATTENTION = Case(
     "decodes and a chunk", Attention(GROUPED, 0, 0.4), (GROUPED.fused_width,), ((1, 10), (3, 20)), kv=LayerKV(2, 8)
 )
-CEILINGS = kernels.Ceilings(10.0, {"int8": 100.0, "bfloat16": 0.0, "float32": 50.0})
+CEILINGS = Ceilings(10.0, {"int8": 100.0, "bfloat16": 0.0, "float32": 50.0})
 
 
 def _small() -> tuple[Case, ...]:
@@ -48,7 +49,6 @@ def _small() -> tuple[Case, ...]:
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_SECONDS", 0.0)
     monkeypatch.setattr(kernels, "_ROTATED_BYTES", 1 << 15)
-    monkeypatch.setattr(kernels, "_READ_BYTES", 4 << 20)
     monkeypatch.setattr(kernels, "MEASURED", _small())
     monkeypatch.setattr(llama, "VOCABULARY", 300)
 
@@ -57,11 +57,6 @@ def test_every_operation_is_measured_on_a_models_shape() -> None:
     assert {type(case.operation) for case in CASES if case.use != "tests"} == set(OPERATIONS)
     assert any(case.gate for case in CASES)
     assert set(kernels.operation_names()) == {operation.op for operation in OPERATIONS} | {"gated_linear", "sampling"}
-
-
-def test_ceilings_are_measured() -> None:
-    ceilings = kernels.measure_ceilings()
-    assert ceilings.read > 0 and ceilings.arithmetic["float32"] > 0
 
 
 def test_figures_fit_together() -> None:

@@ -114,7 +114,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not loaded & {"torch", "numpy", "msgspec", "fastapi", "tokenizers", "transformers"}
 
 
-@pytest.mark.parametrize("room", [*PURE_ROOMS, "layers", "models", "text", "server", "observability"])
+@pytest.mark.parametrize("room", [*PURE_ROOMS, "layers", "models", "text", "server", "observability", "doctor"])
 def test_rooms_work_without_torch(room: str) -> None:
     code = f"""
 import importlib, pkgutil, sys

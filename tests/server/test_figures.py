@@ -6,6 +6,7 @@ import httpx
 import msgspec
 import pytest
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.observability.stats import Quantiles, Settings, Stats
 from penstock.server.app import create_app
@@ -97,3 +98,11 @@ def test_without_service_levels_nothing_is_judged(engine: ScriptedEngine, tokeni
         found = stats_of(http)
         assert found.life.slo is None and found.life.cost is None and found.settings == Settings()
         assert "penstock_good_requests" not in http.get("/metrics").text
+
+
+def test_what_the_engine_has_measured_of_its_machine_is_told(engine: ScriptedEngine, http: httpx.Client) -> None:
+    assert stats_of(http).settings.memory_bytes_per_second == 4000.0
+    engine.ceilings = Ceilings(2.0, {"int8": 30.0, "float32": 10.0})
+    found = stats_of(http).settings
+    assert found.memory_bytes_per_second == 2e9 and found.operations_per_second == 10e9
+    assert "\npenstock_machine_bytes_per_second 2000000000.0\n" in http.get("/metrics").text

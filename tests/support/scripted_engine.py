@@ -7,6 +7,7 @@ from array import array
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, field
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.errors import EngineUnavailable
 from penstock.core.events import KeptTokens, LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
@@ -62,6 +63,7 @@ class ScriptedEngine:
         self._table = table
         self.totals = StepTotals()
         self.process_id: int | None = None
+        self.ceilings: Ceilings | None = None
         self.observers: list[Callable[[StepFacts], None]] = []
 
     def observe(self, observer: Callable[[StepFacts], None]) -> None:

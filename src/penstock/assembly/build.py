@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.assembly.gain import describe_gain
+from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.prepare import eos_token_ids
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
@@ -99,6 +99,8 @@ def build_engine(
     executor = ModelExecutor(program, storage, sampler, table, grammars, encoder)
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
+    ceilings = measure_machine(loaded.weights)
+    budget.done("measure the machine")
     model = config.model
     weights_kept = (model.path, model.dtype, model.quantization, model.quantize_head)
     namespace = "\0".join((*weights_kept, str(config.cache.spec))).encode()
@@ -112,10 +114,10 @@ def build_engine(
     )
     core = EngineCore(Scheduler(config.scheduler, cache), executor, grammars)
     slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
-    gain = describe_gain(model, declaration, loaded.weights)
+    gain = describe_gain(model, declaration, loaded.weights, ceilings)
     notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program)]
     work = model_work(declaration, loaded.weights, spec)
-    return BuiltEngine(core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work)
+    return BuiltEngine(core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings)
 
 
 def _load(

@@ -1,32 +1,48 @@
-"""What rounding the weights would gain on this machine, from how fast it reads them."""
+"""What this machine can do for a model at most, and what rounding the weights would gain."""
 
-import time
 from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
+from penstock.core.ceilings import Ceilings
 from penstock.core.config import QUANTIZED_BYTES, ModelConfig
 from penstock.core.kv import DTYPE_BYTES
-from penstock.kernels.cpu.native import native
+from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.models.declaration import ModelDeclaration
+from penstock.runtime.ceilings import measure_ceilings
 
 # A smaller weight may lie in the processor's caches, and says nothing of memory.
 _LEAST_BYTES = 64 << 20
-_READ_BYTES = 256 << 20
-_READS = 3
+# Of one that is larger, so much is enough.
+_MOST_BYTES = 256 << 20
 
 
-def describe_gain(model: ModelConfig, declaration: ModelDeclaration, weights: Mapping[str, Weight]) -> str | None:
+def measure_machine(weights: Mapping[str, Weight]) -> Ceilings | None:
+    """What the kernels' threads reach here, in about a tenth of a second; None without native kernels.
+
+    The largest of the weights is read, if it is large enough to say something of memory.
+    """
+    if OBSTACLE is not None:
+        return None
+    memory = _largest(weights)
+    if len(memory) < _LEAST_BYTES:
+        memory = torch.ones(_LEAST_BYTES, dtype=torch.uint8)
+    return measure_ceilings(memory[:_MOST_BYTES])
+
+
+def describe_gain(
+    model: ModelConfig, declaration: ModelDeclaration, weights: Mapping[str, Weight], ceilings: Ceilings | None
+) -> str | None:
     """A sentence for the start of an engine whose weights are in their own precision; None where there is no saying.
 
-    A sequence alone decodes as fast as the weights of a step, the projections and the head, are read from memory; that
-    is measured on the largest of them, which takes some tens of milliseconds.
+    A sequence alone decodes as fast as the weights of a step, the projections and the head, are read from memory.
     """
-    packed = [weight for weight in weights.values() if isinstance(weight, NativeLinear)]
-    largest = max(packed, key=lambda weight: len(weight.memory), default=None)
-    if model.quantization != "none" or largest is None or len(largest.memory) < _LEAST_BYTES:
+    if model.quantization != "none" or ceilings is None or len(_largest(weights)) < _LEAST_BYTES:
         return None
-    read = _measure_reads(largest)
+    read = ceilings.read * 1e9
     step = declaration.parameters_in("linear") + declaration.decoder.output.weight.size
 
     def rate(bytes_each: float) -> str:
@@ -39,12 +55,7 @@ def describe_gain(model: ModelConfig, declaration: ModelDeclaration, weights: Ma
     )
 
 
-def _measure_reads(weight: NativeLinear) -> float:
-    """Bytes per second, the best of a few."""
-    memory = weight.memory[:_READ_BYTES]
-    seconds = []
-    for _ in range(_READS):
-        start = time.perf_counter()
-        native.read_memory(memory)
-        seconds.append(time.perf_counter() - start)
-    return len(memory) / min(seconds)
+def _largest(weights: Mapping[str, Weight]) -> Tensor:
+    """Memory of the largest packed weight; empty where none is packed."""
+    packed = [weight.memory for weight in weights.values() if isinstance(weight, NativeLinear)]
+    return max(packed, key=len, default=torch.empty(0, dtype=torch.uint8))

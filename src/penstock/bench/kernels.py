@@ -11,8 +11,8 @@ import torch
 from penstock.bench.counts import activation_bytes, arithmetic, kv_bytes, weight_bytes
 from penstock.bench.sampling import SAMPLING, compile_choice
 from penstock.bench.single import KV_TYPE, compile_case, random_values
+from penstock.core.ceilings import ARITHMETIC_OF, Ceilings
 from penstock.kernels.cases import CASES, Case, llama
-from penstock.kernels.cpu.native import native
 from penstock.kernels.cpu.weights import (
     INT4_GROUP,
     MOST_MULTIPLE,
@@ -27,11 +27,8 @@ from penstock.kernels.signature import Attention, Embedding, Linear
 
 FORMATS: tuple[NativeFormat, ...] = ("int4", "int4_float16", "int8", "bfloat16", "float32")
 MEASURED = tuple(case for case in CASES if case.use != "tests")
-# Which arithmetic a format's products are done in.
-ARITHMETIC = {"int4": "int8", "int4_float16": "int8", "int8": "int8", "bfloat16": "bfloat16", "float32": "float32"}
 # More than the caches of most processors hold, so that weights come from memory as they do in a step.
 _ROTATED_BYTES = 256 << 20
-_READ_BYTES = 512 << 20
 _SECONDS = 0.15
 # Operations in one call where nothing but a share of the call's own cost depends on it.
 _STEPS = 16
@@ -39,18 +36,6 @@ _STEPS = 16
 _MOST_WORK = 30_000_000_000
 # Tokens of each sequence where it does not matter how many.
 _CONTEXT = 16
-
-
-class Ceilings(msgspec.Struct, frozen=True):
-    """What the machine did with nothing else to do.
-
-    Attributes:
-        read: GB/s of memory reads on all threads.
-        arithmetic: GOP/s (a product and a sum are two) by type; 0 where there is no loop to measure it with.
-    """
-
-    read: float
-    arithmetic: dict[str, float]
 
 
 class Figures(msgspec.Struct, frozen=True):
@@ -86,18 +71,6 @@ def median_seconds(call: Callable[[], object], seconds: float | None = None) -> 
         call()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def measure_ceilings() -> Ceilings:
-    """Memory reads and register arithmetic on all threads."""
-    memory = torch.zeros(_READ_BYTES, dtype=torch.uint8).fill_(1)
-    read = _READ_BYTES / median_seconds(lambda: native.read_memory(memory)) / 1e9
-    arithmetic = {}
-    for name in ("int8", "bfloat16", "float32"):
-        rounds = 100_000
-        operations = native.compute(name, rounds)
-        arithmetic[name] = operations / median_seconds(lambda: native.compute(name, rounds)) / 1e9  # noqa: B023
-    return Ceilings(read, arithmetic)
 
 
 def random_weight(format: NativeFormat, outputs: int, inputs: int) -> NativeLinear:
@@ -161,7 +134,7 @@ def _measure_matrix(case: Case, format: NativeFormat, rows: Sequence[int], ceili
         steps = _bounded(len(copies), arithmetic(batch)) if isinstance(case.operation, Linear) else _STEPS
         seconds = median_seconds(compile_case(batch, copies, steps)) / steps
         size = weight_bytes(batch, len(copies[0].memory)) + activation_bytes(batch)
-        peak = ceilings.arithmetic[ARITHMETIC[format]]
+        peak = ceilings.arithmetic[ARITHMETIC_OF[format]]
         yield _figures(case.op, case.name, format, count, seconds, size, peak, ceilings, arithmetic(batch))
 
 
@@ -171,7 +144,7 @@ def _measure_attention(case: Case, ceilings: Ceilings) -> Figures:
     steps = _bounded(-(-_ROTATED_BYTES // size), work)
     seconds = median_seconds(compile_case(case, [None], steps)) / steps
     size += activation_bytes(case)
-    peak = ceilings.arithmetic[format] or ceilings.arithmetic["float32"]
+    peak = ceilings.peak(format)
     return _figures(case.op, case.name, format, case.tokens, seconds, size, peak, ceilings, work)
 
 

@@ -72,8 +72,9 @@ def run_bench_kernels(
 
     Raises ConfigurationError where there are no native kernels, or no such operation or format.
     """
-    from penstock.bench.kernels import FORMATS, measure_ceilings, measure_operations, operation_names
+    from penstock.bench.kernels import FORMATS, measure_operations, operation_names
     from penstock.kernels.cpu.native import OBSTACLE, native
+    from penstock.runtime.ceilings import measure_ceilings
 
     if OBSTACLE is not None:
         raise ConfigurationError(f"There is nothing to measure: {OBSTACLE}.")

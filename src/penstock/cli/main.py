@@ -211,6 +211,33 @@ def models(
 
 
 @app.command()
+@with_groups
+def doctor(
+    model: Annotated[
+        str | None, typer.Argument(help="Also say what this model would reach here at best; only headers are read.")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="Of a running server: find what bounds it.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="For how long it is looked at; 10 without.")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An earlier report (--json): whether the bottleneck has moved.")
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY|-", help="The server's; - reads it from standard input, and PENSTOCK_API_KEY too."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and --compare.")] = False,
+    max_num_seqs: options.MaxNumSeqs = None,
+    *,
+    computing: options.ModelOptions,
+) -> None:
+    """Say what this machine, or a running server, is limited by, and what to try."""
+    from penstock.cli.doctor import ServerOptions, run_doctor
+
+    server = ServerOptions(url=url, seconds=seconds, before=compare, api_key=api_key)
+    raise typer.Exit(run_doctor(model, server, computing, max_num_seqs, as_json=as_json))
+
+
+@app.command()
 def metrics(
     what: Annotated[
         MetricsFile, typer.Argument(help="dashboard: JSON for Grafana. alerts: rules for Prometheus. table: Markdown.")

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from msgspec.structs import replace
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, EngineUnavailable, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
@@ -127,6 +128,11 @@ class Engine:
     def _observed(self, step: StepFacts) -> None:
         for observer in self._observers:
             observer(step)
+
+    @property
+    def ceilings(self) -> Ceilings | None:
+        """What the engine that serves now has measured of its machine; None while it has not."""
+        return self._process.ceilings
 
     @property
     def process_id(self) -> int:

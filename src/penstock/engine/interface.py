@@ -5,6 +5,7 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.events import KeptTokens, LoadSnapshot, RequestTimings
 from penstock.core.facts import StepFacts, StepTotals
@@ -99,6 +100,10 @@ class EngineClient(Protocol):
 
     def observe(self, observer: Callable[[StepFacts], None]) -> None:
         """Have the facts of each step from now on given to `observer`, which must be quick and never raise."""
+
+    @property
+    def ceilings(self) -> Ceilings | None:
+        """What the machine was measured to do; None where it was not."""
 
     @property
     def process_id(self) -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError
 from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
@@ -91,6 +92,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         vocab_size: token ids are below it.
         stages: what took how long, from the start of its process.
         work: what steps must do at least.
+        ceilings: what the machine was measured to do; None where it was not.
         notes: what users should know of how the model runs.
     """
 
@@ -100,6 +102,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     stages: list[StageTime]
     notes: list[str]
     work: ModelWork = ModelWork()
+    ceilings: Ceilings | None = None
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
 from penstock.core.events import LoadSnapshot, SampleOutput
@@ -124,6 +125,7 @@ class EngineProcess(asyncio.Protocol):
         self.totals = StepTotals()
         self.observe: Callable[[StepFacts], None] | None = None
         self._work = ModelWork()
+        self.ceilings: Ceilings | None = None
 
     @classmethod
     async def start(cls, command: Sequence[str], progress: Callable[[int, int], None]) -> "EngineProcess":
@@ -265,7 +267,7 @@ class EngineProcess(asyncio.Protocol):
                     self._fail(EngineUnavailable("The engine process is of another version of Penstock."))
                     self.kill()
                 elif not self._ready.done():
-                    self._work = message.work
+                    self._work, self.ceilings = message.work, message.ceilings
                     self._ready.set_result(message)
             case Failed():
                 self._fail(rebuild_error(message.code, message.message))

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, PenstockError
 from penstock.core.events import SampleOutput
@@ -62,6 +63,7 @@ class BuiltEngine:
     Attributes:
         progress: rises with every operation of a step, on whichever thread it is asked.
         work: what steps must do at least.
+        ceilings: what the machine was measured to do; None where it was not.
         tokenizer: None where requests are token ids.
     """
 
@@ -72,6 +74,7 @@ class BuiltEngine:
     stages: list[StageTime]
     notes: list[str]
     work: ModelWork = ModelWork()
+    ceilings: Ceilings | None = None
 
 
 EngineBuilder = Callable[[EngineConfig, Callable[[int, int], None]], BuiltEngine]
@@ -199,7 +202,15 @@ def _start(connection: Connection, build: EngineBuilder) -> BuiltEngine:
 
     built = build(first.config, report)
     connection.send(
-        Ready(PROTOCOL_VERSION, built.core.scheduler.limits, built.vocab_size, built.stages, built.notes, built.work)
+        Ready(
+            PROTOCOL_VERSION,
+            built.core.scheduler.limits,
+            built.vocab_size,
+            built.stages,
+            built.notes,
+            built.work,
+            built.ceilings,
+        )
     )
     return built
 

@@ -44,7 +44,7 @@ class Account:
 
     Attributes:
         id: of the request, from its response's head.
-        arrived: its head was read; `created` is that moment in Unix time.
+        arrived: its head came in; `created` is that moment in Unix time. `begun`: the server got to it.
         client_id: what its client calls it; `user` and `metadata` are whose it says that it is.
         response_id: of the response that it got.
         body_bytes: of its body, which was read at `received`.
@@ -66,6 +66,7 @@ class Account:
     tenant: str
     arrived: float = field(default_factory=time.monotonic)
     created: float = field(default_factory=time.time)
+    begun: float = field(default_factory=time.monotonic)
     client_id: str | None = None
     response_id: str | None = None
     user: str | None = None

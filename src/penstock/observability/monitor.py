@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from penstock import __version__
 from penstock.core.errors import EngineUnavailable
 from penstock.core.facts import WAITS
@@ -45,7 +47,7 @@ class Monitor:
         """Everything, in Prometheus' text format."""
         values: dict[str, Value] = {
             **values_of(self._metrics),
-            **settings_values(self._settings, self._metrics.now() - self._metrics.began),
+            **settings_values(self._known(), self._metrics.now() - self._metrics.began),
             **process_values(self._processes()),
             "penstock_ready": int(self._why_not() is None),
         }
@@ -55,7 +57,7 @@ class Monitor:
 
     def stats(self) -> Stats:
         """Everything, as of now."""
-        metrics, settings = self._metrics, self._settings
+        metrics, settings = self._metrics, self._known()
         now, at = metrics.now(), self._wall_clock()
         sums, uptime, why_not = metrics.sums(), now - metrics.began, self._why_not()
         return Stats(
@@ -73,6 +75,19 @@ class Monitor:
             minute=minute_of(metrics, sums, now, settings),
             timeline=timeline_of(metrics.marks, at - now),
             processes=self._processes(),
+        )
+
+    def _known(self) -> Settings:
+        """The settings, with what the engine has measured of its machine."""
+        settings, ceilings = self._settings, self._engine.ceilings
+        if ceilings is None:
+            return settings
+        rounded = settings.quantization not in (None, "none")
+        format = (settings.quantization if rounded else settings.dtype) or "float32"
+        return msgspec.structs.replace(
+            settings,
+            memory_bytes_per_second=ceilings.read * 1e9,
+            operations_per_second=ceilings.peak(format) * 1e9 or None,
         )
 
     def _model(self) -> str | None:

@@ -19,19 +19,19 @@ def machine_facts(*, api_beside: bool, cache_folder: str | None = None) -> Machi
 
 def _available_memory() -> int:
     available = int(psutil.virtual_memory().available)
-    return min([available, *(left for left in map(_memory_left, _cgroup_directories("memory")) if left is not None)])
+    return min([available, *(left for left in map(_memory_left, cgroup_directories("memory")) if left is not None)])
 
 
 def _cores() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for directory in _cgroup_directories("cpu"):
-        quota, period = _read_pair(directory)
+    for directory in cgroup_directories("cpu"):
+        quota, period = cpu_quota(directory)
         if quota is not None and period:
             cores = min(cores, max(1, quota // period))
     return cores
 
 
-def _cgroup_directories(controller: str) -> list[Path]:
+def cgroup_directories(controller: str) -> list[Path]:
     """Directories of this process's cgroup and its ancestors, of version 2 and of version 1's `controller`."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -55,23 +55,24 @@ def _memory_left(directory: Path) -> int | None:
         ("memory.max", "memory.current", ""),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
-        limit, used = _read_number(directory / limit_name), _read_number(directory / used_name)
+        limit, used = read_number(directory / limit_name), read_number(directory / used_name)
         if limit is not None and used is not None:
             cache = (f"{prefix}inactive_file", f"{prefix}active_file")
-            return limit - used + sum(_read_statistics(directory / "memory.stat").get(name, 0) for name in cache)
+            return limit - used + sum(read_statistics(directory / "memory.stat").get(name, 0) for name in cache)
     return None
 
 
-def _read_pair(directory: Path) -> tuple[int | None, int | None]:
+def cpu_quota(directory: Path) -> tuple[int | None, int | None]:
     """CPU quota and period in microseconds; None where there is no limit."""
     try:
         quota, period = (directory / "cpu.max").read_text().split()
     except (OSError, ValueError):
-        return _read_number(directory / "cpu.cfs_quota_us"), _read_number(directory / "cpu.cfs_period_us")
+        return read_number(directory / "cpu.cfs_quota_us"), read_number(directory / "cpu.cfs_period_us")
     return (None if quota == "max" else int(quota)), int(period)
 
 
-def _read_number(file: Path) -> int | None:
+def read_number(file: Path) -> int | None:
+    """The number in a file of a cgroup; None where there is no such file, or no limit."""
     try:
         text = file.read_text().strip()
     except OSError:
@@ -80,7 +81,8 @@ def _read_number(file: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _read_statistics(file: Path) -> dict[str, int]:
+def read_statistics(file: Path) -> dict[str, int]:
+    """Names and whole numbers in a file, line by line."""
     try:
         lines = [line.split() for line in file.read_text().splitlines()]
     except OSError:

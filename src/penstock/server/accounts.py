@@ -38,7 +38,7 @@ class Accounts:
         self.figures = Figures()
 
     def begin(self, endpoint: Endpoint, tenant: str, arrived: float, client_id: str | None = None) -> Account:
-        """The account of the request that the running task serves, whose head was read at `arrived`."""
+        """The account of the request that the running task serves, whose head came in at `arrived`."""
         created = time.time() - (time.monotonic() - arrived)
         account = Account(REQUEST_ID.get() or new_request_id(), endpoint, tenant, arrived, created, client_id=client_id)
         self._recent.begin(account)

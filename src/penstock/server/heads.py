@@ -9,9 +9,6 @@ from collections.abc import Sequence
 
 from penstock.core.errors import RequestError
 
-# In a scope's state, when the head of its request was read, on the monotonic clock.
-ARRIVED = "arrived"
-
 Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case, and their values."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 import httptools
@@ -11,9 +10,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from penstock.core.errors import PenstockError, RequestError
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
+from penstock.server.arrival import ARRIVED, arrival
 from penstock.server.connections import Connections
 from penstock.server.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections, error_body
-from penstock.server.heads import ARRIVED, check_head
+from penstock.server.heads import check_head
 from penstock.server.limits import STALL_SECONDS
 from penstock.server.stall import StallWatch
 
@@ -155,8 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.begin(self)
         if not self._connections.allow(httptools.parse_url(self.url).path):
             raise TooManyConnections()
-        # Whatever else the loop has to do comes before the request is looked at.
-        self.scope["state"][ARRIVED] = time.monotonic()
+        self.scope["state"][ARRIVED] = arrival(self.transport)
         super().on_headers_complete()
         if 0 < len(self.pipeline) <= _READ_PIPELINED:
             self.flow.resume_reading()

@@ -17,11 +17,11 @@ from penstock.engine.interface import EngineClient
 from penstock.observability.account import PREPARED, working
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.server.accounts import Accounts
+from penstock.server.arrival import ARRIVED
 from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
 from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer, begun
-from penstock.server.heads import ARRIVED
 from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.request_ids import client_id_of
 from penstock.server.resolve import Job, Resolver

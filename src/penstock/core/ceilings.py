@@ -1,0 +1,32 @@
+"""What a machine reaches at most: the bytes that it reads and the sums that it computes in a second."""
+
+import msgspec
+
+# Which arithmetic products of weights in a format are done in.
+ARITHMETIC_OF = {"int4": "int8", "int4_float16": "int8", "int8": "int8", "bfloat16": "bfloat16", "float32": "float32"}
+TYPES = ("int8", "bfloat16", "float32")
+
+
+class Ceilings(msgspec.Struct, frozen=True):
+    """What the machine did with nothing else to do.
+
+    Attributes:
+        read: GB/s of memory reads on all threads.
+        arithmetic: GOP/s (a product and a sum are two) by type; 0 where there is no loop to measure it with.
+    """
+
+    read: float
+    arithmetic: dict[str, float]
+
+    def peak(self, format: str) -> float:
+        """GOP/s of products with weights of a format; types without arithmetic of their own are computed in float32."""
+        return self.arithmetic.get(ARITHMETIC_OF.get(format, format)) or self.arithmetic.get("float32", 0.0)
+
+    def of_memory(self, size: int, seconds: float) -> float:
+        """Which share of the reads that were possible in so many seconds `size` bytes are; more is from caches."""
+        return size / (self.read * 1e9 * seconds) if self.read and seconds else 0.0
+
+    def of_arithmetic(self, operations: int, seconds: float, format: str) -> float:
+        """Which share of the products and sums that were possible in so many seconds these operations are."""
+        peak = self.peak(format)
+        return operations / (peak * 1e9 * seconds) if peak and seconds else 0.0

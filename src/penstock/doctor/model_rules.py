@@ -1,0 +1,162 @@
+"""What a model would reach on a machine at best, from its headers and the machine's ceilings. Pure arithmetic."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.core.ceilings import Ceilings
+from penstock.core.config import QUANTIZED_BYTES, EngineConfig
+from penstock.core.kv import DTYPE_BYTES
+from penstock.doctor.finding import Evidence, Finding, in_bytes, in_number
+from penstock.doctor.machine import Disk
+
+# Contexts of which the room for sequences and the speed are told, beside the longest.
+_CONTEXTS = (512, 2048)
+_BATCHES = (1, 8, 32)
+_PROMPT = 1024
+# What is smaller may stay in the processor's caches, and be read faster than memory.
+_CACHED = 64 << 20
+
+
+class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a model is, by its headers.
+
+    Attributes:
+        body, head: of the projections, and of the output head: what each token is multiplied with.
+        config: what it would be served with.
+    """
+
+    body: int
+    head: int
+    config: EngineConfig
+
+    def bytes_of(self, body: str, head: str) -> float:
+        """Bytes of the weights that a step reads, where they are rounded like this."""
+        plain = DTYPE_BYTES[self.config.model.dtype]
+        return self.body * QUANTIZED_BYTES.get(body, plain) + self.head * QUANTIZED_BYTES.get(head, plain)
+
+    @property
+    def read(self) -> float:
+        """Bytes of the weights that a step reads."""
+        model = self.config.model
+        return self.bytes_of(model.quantization, model.quantize_head)
+
+    @property
+    def format(self) -> str:
+        """Of the projections' weights."""
+        model = self.config.model
+        return model.dtype if model.quantization == "none" else model.quantization
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of keys and values that a sequence of so many tokens holds, and reads in each step."""
+        spec = self.config.cache.spec
+        return spec.blocks_for(tokens, 1) * spec.block_bytes
+
+
+def step_seconds(size: ModelSize, ceilings: Ceilings, sequences: int, context: int) -> float:
+    """Least seconds of a step that decodes a token of each of so many sequences."""
+    memory = (size.read + sequences * size.kv_bytes(context)) / (ceilings.read * 1e9)
+    return max(memory, 2 * sequences * (size.body + size.head) / (ceilings.peak(size.format) * 1e9))
+
+
+def prompt_seconds(size: ModelSize, ceilings: Ceilings, tokens: int) -> float:
+    """Least seconds of a prompt's projections; attention and the head come on top."""
+    return 2 * size.body * tokens / (ceilings.peak(size.format) * 1e9)
+
+
+def judge_model(size: ModelSize, ceilings: Ceilings | None, disk: Disk | None) -> tuple[Finding, ...]:
+    """What the model reaches at best, and what it has room for."""
+    measured = () if ceilings is None else (_decode(size, ceilings), _prompts(size, ceilings))
+    return (*measured, _room(size), *_start(size, disk))
+
+
+def _decode(size: ModelSize, ceilings: Ceilings) -> Finding:
+    context = min(_CONTEXTS[0], size.config.scheduler.max_model_len)
+    rates = {count: count / step_seconds(size, ceilings, count, context) for count in _BATCHES}
+    alone, *others = (f"{in_number(rate)} with {count}" for count, rate in rates.items())
+    meaning = (
+        f"{in_bytes(size.read)} of weights and {in_bytes(size.kv_bytes(context))} of KV at {context} tokens are read "
+        f"for each token of a sequence alone; at most {', '.join(others)} sequences at a time."
+    )
+    if size.read < _CACHED:
+        meaning += " So little may stay in the processor's caches, and then be faster."
+    smaller = [
+        f"{in_number(ceilings.read * 1e9 / (least + size.kv_bytes(context)))} with --quantization {name}"
+        for name in QUANTIZED_BYTES
+        if (least := size.bytes_of(name, name)) < size.read
+    ]
+    return Finding(
+        subject="decoding at best",
+        layer="L3",
+        level="note" if smaller else "ok",
+        figure=f"{alone.split()[0]} tokens/s for one sequence",
+        meaning=meaning,
+        advice=f"One sequence could get {' or '.join(smaller)}." if smaller else None,
+        evidence=(
+            Evidence(f"{size.body + size.head:,} parameters in a step, as {size.format}", "headers of the checkpoint"),
+            Evidence(f"{ceilings.read:.1f} GB/s", "native.read_memory"),
+        ),
+    )
+
+
+def _prompts(size: ModelSize, ceilings: Ceilings) -> Finding:
+    seconds = prompt_seconds(size, ceilings, _PROMPT)
+    target = size.config.scheduler.target_itl
+    meaning = f"A prompt of {_PROMPT:,} tokens takes at least {in_number(1000 * seconds)} ms"
+    if target is not None and seconds > target:
+        meaning += f", so it is computed in about {round(seconds / target) + 1} steps of {target:g} s (--target-itl)"
+    return Finding(
+        subject="prompts at best",
+        layer="L3",
+        level="ok",
+        figure=f"{in_number(_PROMPT / seconds)} tokens/s",
+        meaning=f"{meaning}; attention comes on top, and what the prefix cache has is not computed.",
+        evidence=(
+            Evidence(f"{size.body:,} parameters in projections", "headers of the checkpoint"),
+            Evidence(f"{ceilings.peak(size.format):,.0f} GOP/s in {size.format}", "native.compute"),
+        ),
+    )
+
+
+def _room(size: ModelSize) -> Finding:
+    config = size.config
+    pool, longest, most = config.cache.num_blocks, config.scheduler.max_model_len, config.scheduler.max_num_seqs
+    spec = config.cache.spec
+    contexts = [tokens for tokens in _CONTEXTS if tokens < longest] + [longest]
+    room = {tokens: pool // spec.blocks_for(tokens, 1) for tokens in contexts}
+    lines = ", ".join(f"{count:,} of {tokens:,} tokens" for tokens, count in room.items())
+    short = room[contexts[0]] < most
+    meaning = f"{in_bytes(pool * spec.block_bytes)} of KV hold {lines}; at most {most} run at a time (--max-num-seqs)."
+    advice = None
+    if short:
+        meaning += f" Memory, not --max-num-seqs, is the limit even at {contexts[0]:,} tokens."
+        advice = "Free memory, round the weights (--quantization), or expect sequences to wait for blocks."
+    return Finding(
+        subject="room for sequences",
+        layer="L4b",
+        level="note" if short else "ok",
+        figure=f"{room[contexts[0]]:,} sequences of {contexts[0]:,} tokens",
+        meaning=meaning,
+        advice=advice,
+        evidence=(
+            Evidence(f"{pool:,} blocks of {spec.block_size} tokens, {in_bytes(spec.block_bytes)} each", "config.json"),
+        ),
+    )
+
+
+def _start(size: ModelSize, disk: Disk | None) -> Iterator[Finding]:
+    """Whether its packed weights can be kept."""
+    if disk is None or disk.room is None or size.config.model.packed_cache is None:
+        return
+    fits = size.read <= disk.room
+    yield Finding(
+        subject="second start",
+        layer="L1",
+        level="ok" if fits else "warning",
+        figure=f"about {in_bytes(size.read)} of packed weights",
+        meaning="They fit into their folder: starts after the first take a second or two."
+        if fits
+        else f"They do not fit into the {in_bytes(disk.room)} that their folder may take: every start packs them anew.",
+        advice=None if fits else "Free some of the disk, or name a folder on another one with --packed-cache.",
+        evidence=(Evidence(f"room for {in_bytes(disk.room)}", disk.folder),),
+    )

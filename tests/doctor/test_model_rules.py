@@ -1,0 +1,80 @@
+"""What a model reaches at best is arithmetic on its size and the machine's ceilings."""
+
+import msgspec
+import pytest
+
+from penstock.core.ceilings import Ceilings
+from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.doctor.finding import Finding
+from penstock.doctor.machine import Disk
+from penstock.doctor.model_rules import ModelSize, judge_model, prompt_seconds, step_seconds
+
+CEILINGS = Ceilings(10.0, {"int8": 400.0, "bfloat16": 200.0, "float32": 100.0})
+# Two layers with 8 heads of 64: 4 KiB of keys and values a token in bfloat16, a block of 16 tokens 64 KiB.
+SPEC = build_kv_spec([LayerKV(8, 64)] * 2, "bfloat16")
+CONFIG = EngineConfig(
+    model=ModelConfig("/models/made-up", "/models/made-up", "bfloat16", packed_cache="/cache"),
+    cache=CacheConfig(SPEC, 4096),
+    scheduler=SchedulerConfig(max_num_seqs=64, max_model_len=4096, target_itl=0.1),
+    threads=2,
+)
+SIZE = ModelSize(body=900_000_000, head=100_000_000, config=CONFIG)
+INT4 = msgspec.structs.replace(
+    SIZE,
+    config=msgspec.structs.replace(
+        CONFIG, model=msgspec.structs.replace(CONFIG.model, quantization="int4", quantize_head="int8")
+    ),
+)
+
+
+def judged(size: ModelSize, ceilings: Ceilings | None = CEILINGS, disk: Disk | None = None) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in judge_model(size, ceilings, disk)}
+
+
+def test_bytes_are_those_of_a_step() -> None:
+    assert SIZE.read == 2e9 and SIZE.format == "bfloat16"
+    assert INT4.read == pytest.approx(900e6 * 4.25 / 8 + 100e6) and INT4.format == "int4"
+    assert SIZE.kv_bytes(512) == 512 * 4096
+
+
+def test_a_sequence_alone_is_bound_by_reads() -> None:
+    assert step_seconds(SIZE, CEILINGS, 1, 512) == pytest.approx((2e9 + 512 * 4096) / 10e9)
+    finding = judged(SIZE)["decoding at best"]
+    assert finding.figure == "4.99 tokens/s for one sequence"
+    assert finding.advice is not None and "9.98 with --quantization int8" in finding.advice
+    assert judged(INT4)["decoding at best"].advice is None or "int8" not in str(judged(INT4)["decoding at best"].advice)
+
+
+def test_a_large_batch_is_bound_by_arithmetic() -> None:
+    assert step_seconds(SIZE, CEILINGS, 64, 16) == pytest.approx(64 * 2 * 1e9 / 200e9), (
+        "the head is computed for each of them"
+    )
+
+
+def test_prompts_are_bound_by_arithmetic() -> None:
+    assert prompt_seconds(SIZE, CEILINGS, 1000) == pytest.approx(2 * 900e6 * 1000 / 200e9)
+    assert prompt_seconds(INT4, CEILINGS, 1000) == pytest.approx(2 * 900e6 * 1000 / 400e9), "int4 is computed in int8"
+    finding = judged(SIZE)["prompts at best"]
+    assert finding.figure == "111 tokens/s" and "--target-itl" in finding.meaning
+
+
+def test_room_is_told_in_sequences() -> None:
+    finding = judged(SIZE)["room for sequences"]
+    assert finding.level == "ok" and finding.figure == "128 sequences of 512 tokens"
+    assert "128 of 512 tokens, 32 of 2,048 tokens, 16 of 4,096 tokens" in finding.meaning
+    small = msgspec.structs.replace(CONFIG, cache=CacheConfig(SPEC, 1024))
+    short = judged(msgspec.structs.replace(SIZE, config=small))["room for sequences"]
+    assert short.level == "note" and short.advice is not None
+
+
+def test_packed_weights_fit_or_do_not() -> None:
+    room = Disk(folder="/cache", total=10**12, free=10**11, room=3 * 10**9, kept=0)
+    assert judged(SIZE, disk=room)["second start"].level == "ok"
+    assert judged(SIZE, disk=msgspec.structs.replace(room, room=10**9))["second start"].level == "warning"
+    off = msgspec.structs.replace(CONFIG, model=msgspec.structs.replace(CONFIG.model, packed_cache=None))
+    assert "second start" not in judged(msgspec.structs.replace(SIZE, config=off), disk=room)
+
+
+def test_without_ceilings_the_room_is_told_alone() -> None:
+    assert set(judged(SIZE, None)) == {"room for sequences"}
