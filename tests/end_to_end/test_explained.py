@@ -73,7 +73,7 @@ class Client:
         """The recent requests, once so many of them are in these states."""
         deadline = time.monotonic() + 20
         while True:
-            listed = self.http.get("/v1/requests?limit=200").json()["data"]
+            listed = self.http.get("/v1/requests?limit=100").json()["data"]
             states = [request["state"] for request in listed]
             if all(states.count(state) >= count for state, count in counts.items()):
                 return listed

@@ -177,7 +177,7 @@ def explain(
         str | None, typer.Option(metavar="PATH", help="Ask the operator's socket instead, which tells of all requests.")
     ] = None,
     slowest: Annotated[bool, typer.Option("--slowest", help="List those that took longest, not the newest.")] = False,
-    limit: Annotated[int, typer.Option(help="How many are listed.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="How many are listed.", min=1, max=100)] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Why a request took as long as it did: where its time went, and what would change that."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.facts import PrefixFound
 from penstock.engine.journal import Journal
+from penstock.observability.explain.explanation import RequestSummary
 from penstock.observability.metrics import Endpoint, Miss, Outcome
 
 # A client that takes longer for what is sent to it is waited for; what is shorter is the server's own work.
@@ -59,6 +60,7 @@ class Account:
         outcome: how it has ended.
         ttft: seconds until its client got to see something; `missed` are the service levels that it missed.
         line: whether it is one of a batch.
+        summary: what was told of it in short, once somebody has asked after its end.
     """
 
     id: str
@@ -91,6 +93,7 @@ class Account:
     ttft: float | None = None
     missed: Sequence[Miss] = ()
     line: bool = False
+    summary: RequestSummary | None = None
 
     @property
     def output_tokens(self) -> int:

@@ -4,6 +4,8 @@ import logging
 import time
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import EngineClient
 from penstock.engine.journal import Mark
@@ -91,7 +93,14 @@ class Accounts:
         accounts, now = self._recent.all(tenant), self._now()
         if slowest:
             accounts.sort(key=lambda account: account.arrived - (account.ended or now.at))
-        return [summarize(each, now, self.figures, operator=tenant is None) for each in accounts[:limit]]
+        return [self._summary(each, now, operator=tenant is None) for each in accounts[:limit]]
+
+    def _summary(self, account: Account, now: Mark, *, operator: bool) -> RequestSummary:
+        """Made once for a request that has ended: each takes a tenth of a millisecond, and streams wait."""
+        summary = account.summary or summarize(account, now, self.figures)
+        if account.ended is not None:
+            account.summary = summary
+        return replace(summary, tenant=account.tenant if operator else None)
 
     def _now(self) -> Mark:
         return Mark(time.monotonic(), self._engine.totals)

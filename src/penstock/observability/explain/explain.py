@@ -87,8 +87,8 @@ def explain(
     )
 
 
-def summarize(account: Account, now: Mark, figures: Figures, *, operator: bool = False) -> RequestSummary:
-    """The same in short."""
+def summarize(account: Account, now: Mark, figures: Figures) -> RequestSummary:
+    """The same in short, without whose it is."""
     course = course_of(account, now)
     causes = causes_of(course, attribute(course, figures.work))
     return RequestSummary(
@@ -96,7 +96,7 @@ def summarize(account: Account, now: Mark, figures: Figures, *, operator: bool =
         id=account.id,
         client_id=account.client_id,
         response_id=account.response_id,
-        tenant=account.tenant if operator else None,
+        tenant=None,
         endpoint=account.endpoint,
         created=account.created,
         state=state_of(course),
