@@ -73,7 +73,7 @@ class Client:
         """The recent requests, once so many of them are in these states."""
         deadline = time.monotonic() + 20
         while True:
-            listed = self.http.get("/v1/requests?limit=200").json()["data"]
+            listed = self.http.get("/v1/requests?limit=100").json()["data"]
             states = [request["state"] for request in listed]
             if all(states.count(state) >= count for state, count in counts.items()):
                 return listed
@@ -213,12 +213,13 @@ def test_a_slow_reader(roomy: Client) -> None:
 
 
 def test_contention_for_processors(roomy: Client) -> None:
+    command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with contextlib.ExitStack() as stack:
-        for _ in range(8):
-            burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-            stack.callback(burner.wait)
+        burners = [stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE)) for _ in range(8)]
+        for burner in burners:
             stack.callback(burner.kill)
-        told = roomy.explain(roomy.complete(ids(8, 21), 500))
+            assert burner.stdout is not None and burner.stdout.readline()
+        told = roomy.explain(roomy.complete(ids(8, 21), 1000))
     assert told["verdict"]["cause"] == "cpu_contention"
 
 

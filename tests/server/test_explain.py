@@ -7,6 +7,7 @@ import queue
 import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.stored_server import line, serving_stored
 
 REQUEST_ID = re.compile(r"req_[0-9a-f]{24}")
 KEY = "penstock-the-key-of-this-test-0123456789"
@@ -133,16 +135,25 @@ def test_recent_requests_are_listed(served: Any) -> None:
     explain(served.http, ids[-1])
     listed = served.http.get("/v1/requests?limit=3").json()
     assert [each["id"] for each in listed["data"]] == ids[::-1]
-    slowest = served.http.get("/v1/requests", params={"order": "slowest", "limit": 200}).json()["data"]
+    slowest = served.http.get("/v1/requests", params={"order": "slowest", "limit": 100}).json()["data"]
     seconds = [each["seconds"] for each in slowest if each["state"] == "ended"]
     assert seconds == sorted(seconds, reverse=True) and len(seconds) >= 3
     assert all(each["verdict"]["sentence"] for each in slowest)
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=201", "limit=x", "order=up", "after=3", "limit=1&limit=2"])
+@pytest.mark.parametrize("query", ["limit=0", "limit=101", "limit=x", "order=up", "after=3", "limit=1&limit=2"])
 def test_other_lists_are_refused_by_name(served: Any, query: str) -> None:
     answer = served.http.get(f"/v1/requests?{query}")
     assert answer.status_code == 400 and answer.json()["error"]["param"] == query.partition("=")[0]
+
+
+def test_a_line_of_a_batch_is_explained_too(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with serving_stored(tmp_path, tokenizer) as server:
+        batch = server.wait(server.create(server.upload(line("mine", prompt="a"))["id"])["id"])
+        result = json.loads(server.http.get(f"/v1/files/{batch['output_file_id']}/content").text)
+        told = explain(server.http, result["response"]["request_id"])
+    assert (told["endpoint"], told["client_id"], told["outcome"]) == ("completions", "mine", "completed")
+    assert told["response_id"] == result["response"]["body"]["id"]
 
 
 def test_a_request_that_nobody_knows_is_404(served: Any) -> None:

@@ -35,6 +35,7 @@ def make_account(journals: list[Journal] | None = None, ended: float | None = 10
         "body_bytes": 500,
         **fields,
     }
+    given.setdefault("begun", ARRIVED)
     account = Account("req_1", "completions", given.pop("tenant", ""), ARRIVED, 1.7e9, journals=journals or [], **given)
     if ended is not None:
         account.ended, account.outcome = ARRIVED + ended, given.get("outcome", "completed")

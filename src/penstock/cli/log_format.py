@@ -10,6 +10,13 @@ import msgspec
 from penstock.observability.request_ids import REQUEST_ID
 
 
+class LogLevel(enum.Enum):
+    """How much the server writes to standard error."""
+
+    INFO = "info"
+    WARNING = "warning"
+
+
 class LogFormat(enum.Enum):
     """Of the server's log."""
 
@@ -17,11 +24,11 @@ class LogFormat(enum.Enum):
     JSON = "json"
 
 
-def set_up_logging(level: str, form: LogFormat) -> None:
+def set_up_logging(level: LogLevel, form: LogFormat) -> None:
     """Have everything that is logged written to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if form is LogFormat.JSON else ConsoleLines())
-    logging.basicConfig(level=level, handlers=[handler])
+    logging.basicConfig(level=level.value.upper(), handlers=[handler])
 
 
 class ConsoleLines(logging.Formatter):

@@ -11,15 +11,7 @@ import typer
 from penstock import __version__
 from penstock.cli import load_options, options
 from penstock.cli.groups import with_groups
-from penstock.cli.log_format import LogFormat
 from penstock.core.errors import PenstockError
-
-
-class LogLevel(enum.Enum):
-    """How much the server writes to standard error."""
-
-    INFO = "info"
-    WARNING = "warning"
 
 
 class MetricsFile(enum.Enum):
@@ -86,17 +78,11 @@ def serve(
         str | None,
         typer.Option(metavar="PATH", help="Unix socket for the operator: settings, invariants, pause, fail-points."),
     ] = None,
-    log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
-    log_format: Annotated[
-        LogFormat, typer.Option(help="console for people, json for programs: an object in a line.")
-    ] = LogFormat.CONSOLE,
-    explain_prompts: Annotated[
-        bool, typer.Option("--explain-prompts", help="Keep prompts with the accounts of recent requests.")
-    ] = False,
     data_dir: options.DataDir = None,
     max_num_seqs: options.MaxNumSeqs = None,
     enable_prefix_caching: options.PrefixCaching = True,
     *,
+    records: options.RecordOptions,
     access: options.AccessOptions,
     tls: options.TlsOptions,
     bounds: options.BoundOptions,
@@ -129,10 +115,10 @@ def serve(
         limits=LimitOptions(**vars(bounds)),
         figures=figures,
         tls=choose_tls(**vars(tls)),
-        explain_prompts=explain_prompts,
+        explain_prompts=records.explain_prompts,
     )
     with unfailing_stderr():
-        set_up_logging(log_level.value.upper(), log_format)
+        set_up_logging(records.log_level, records.log_format)
         status = run_serve(engine, serving, keys, explain_only=explain_config)
     raise typer.Exit(status)
 
@@ -191,7 +177,7 @@ def explain(
         str | None, typer.Option(metavar="PATH", help="Ask the operator's socket instead, which tells of all requests.")
     ] = None,
     slowest: Annotated[bool, typer.Option("--slowest", help="List those that took longest, not the newest.")] = False,
-    limit: Annotated[int, typer.Option(help="How many are listed.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="How many are listed.", min=1, max=100)] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
 ) -> None:
     """Why a request took as long as it did: where its time went, and what would change that."""

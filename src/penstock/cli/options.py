@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.bundled.registry import DEFAULT, bundled_models, find_bundled
+from penstock.cli.log_format import LogFormat, LogLevel
 from penstock.core.errors import ConfigurationError
 
 Model = Annotated[
@@ -189,6 +190,19 @@ class ModelOptions:
         """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""
         memory = parse_size(self.kv_cache_memory, "--kv-cache-memory")
         return {**vars(self), "model": model_or_default(model), "kv_cache_memory": memory, **others}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """What a server writes down of its requests."""
+
+    log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO
+    log_format: Annotated[
+        LogFormat, typer.Option(help="console for people, json for programs: an object in a line.")
+    ] = LogFormat.CONSOLE
+    explain_prompts: Annotated[
+        bool, typer.Option("--explain-prompts", help="Keep prompts with the accounts of recent requests.")
+    ] = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,7 +162,7 @@ async def _serve(
                 serving.result()
                 return 0
             message = ready.result()
-            accounts.figures = Figures(message.work)
+            accounts.figures = Figures(message.work, message.ceilings)
         # What is there now stays; to look through it for garbage held up every stream for 50 to 80 ms.
         gc.freeze()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from penstock.core.facts import PrefixFound
 from penstock.engine.journal import Journal
+from penstock.observability.explain.explanation import RequestSummary
 from penstock.observability.metrics import Endpoint, Miss, Outcome
 
 # A client that takes longer for what is sent to it is waited for; what is shorter is the server's own work.
@@ -44,7 +45,7 @@ class Account:
 
     Attributes:
         id: of the request, from its response's head.
-        arrived: its head was read; `created` is that moment in Unix time.
+        arrived: its head came in; `created` is that moment in Unix time. `begun`: the server got to it.
         client_id: what its client calls it; `user` and `metadata` are whose it says that it is.
         response_id: of the response that it got.
         body_bytes: of its body, which was read at `received`.
@@ -59,6 +60,7 @@ class Account:
         outcome: how it has ended.
         ttft: seconds until its client got to see something; `missed` are the service levels that it missed.
         line: whether it is one of a batch.
+        summary: what was told of it in short, once somebody has asked after its end.
     """
 
     id: str
@@ -66,6 +68,7 @@ class Account:
     tenant: str
     arrived: float = field(default_factory=time.monotonic)
     created: float = field(default_factory=time.time)
+    begun: float = field(default_factory=time.monotonic)
     client_id: str | None = None
     response_id: str | None = None
     user: str | None = None
@@ -90,6 +93,7 @@ class Account:
     ttft: float | None = None
     missed: Sequence[Miss] = ()
     line: bool = False
+    summary: RequestSummary | None = None
 
     @property
     def output_tokens(self) -> int:

@@ -13,7 +13,7 @@ from penstock.server.errors import RequestNotFound
 from penstock.server.service import json_response
 from penstock.server.tenants import tenant_of
 
-USUALLY_LISTED, MOST_LISTED = 20, 200
+USUALLY_LISTED, MOST_LISTED = 20, 100
 _ORDERS = ("newest", "slowest")
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.facts import WAITS, Missing, PrefixFound, StepTotals
 from penstock.core.work import LayerWork, ModelWork
 from penstock.engine.journal import Journal, Mark
@@ -31,7 +32,15 @@ def test_before_the_engine() -> None:
     preparation = Preparation(waited=1.0, worked=3.0, computed=2.0)
     account = make_account([make_journal(7.0, mark(7.0), mark(7.0), mark(7.0))], received=ARRIVED + 2.0, ended=7.0)
     account.preparation = preparation
-    expected = {"slow_upload": 2.0, "tokenizer_busy": 1.0, "tokenisation": 2.0, "cpu_contention": 1.0, "other": 1.0}
+    account.begun = ARRIVED + 0.5
+    expected = {
+        "busy_server": 0.5,
+        "slow_upload": 1.5,
+        "tokenizer_busy": 1.0,
+        "tokenisation": 2.0,
+        "cpu_contention": 1.0,
+        "other": 1.0,
+    }
     assert seconds(account) == expected
 
 
@@ -234,7 +243,7 @@ def accounts(draw: st.DrawFn) -> Account:
 
 @given(accounts(), st.floats(0, 12), sums())
 def test_phases_follow_one_another_and_causes_are_all_of_the_time(account: Account, at: float, did: StepTotals) -> None:
-    told = explain(account, mark(at, did), Figures(ModelWork(attention=(LayerWork(2, 100, 4),)), 1e9))
+    told = explain(account, mark(at, did), Figures(ModelWork(attention=(LayerWork(2, 100, 4),)), Ceilings(1.0, {})))
     end = at if account.ended is None else account.ended - ARRIVED
     assert told.seconds == pytest.approx(end)
     reached = 0.0

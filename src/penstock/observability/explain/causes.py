@@ -41,7 +41,8 @@ def attribute(course: Course, work: ModelWork = NO_WORK) -> dict[CauseCode, floa
     for name, phase in course.phases.items():
         match name:
             case "receive":
-                found: Mapping[CauseCode, float] = {"slow_upload": phase.seconds}
+                late = phase.within(course.account.arrived, course.account.begun)
+                found: Mapping[CauseCode, float] = {"busy_server": late, "slow_upload": phase.seconds - late}
             case "prepare":
                 found = _preparing(course)
             case "grammar":

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.core.ceilings import Ceilings
 from penstock.core.work import ModelWork
 from penstock.engine.journal import Mark
 from penstock.observability.account import Account
@@ -29,11 +30,11 @@ class Figures:
 
     Attributes:
         work: what the model's steps cost, as far as it is known.
-        memory_bandwidth: bytes a second that this machine's memory was measured to move; None where it was not.
+        ceilings: what the machine was measured to do; None where it was not.
     """
 
     work: ModelWork = NO_WORK
-    memory_bandwidth: float | None = None
+    ceilings: Ceilings | None = None
 
 
 def cause_of(account: Account, now: Mark, figures: Figures) -> CauseCode:
@@ -86,8 +87,8 @@ def explain(
     )
 
 
-def summarize(account: Account, now: Mark, figures: Figures, *, operator: bool = False) -> RequestSummary:
-    """The same in short."""
+def summarize(account: Account, now: Mark, figures: Figures) -> RequestSummary:
+    """The same in short, without whose it is."""
     course = course_of(account, now)
     causes = causes_of(course, attribute(course, figures.work))
     return RequestSummary(
@@ -95,7 +96,7 @@ def summarize(account: Account, now: Mark, figures: Figures, *, operator: bool =
         id=account.id,
         client_id=account.client_id,
         response_id=account.response_id,
-        tenant=account.tenant if operator else None,
+        tenant=None,
         endpoint=account.endpoint,
         created=account.created,
         state=state_of(course),
@@ -156,6 +157,7 @@ def _decode(course: Course, figures: Figures) -> DecodeAccount | None:
     did = course.between(journal.first_token, journal.finished)
     plain = did.steps - did.chunk_steps
     rate = did.bytes / did.seconds if did.bytes and did.seconds else None
+    ceilings = figures.ceilings
     tokens = journal.output_tokens - 1
     return DecodeAccount(
         tokens,
@@ -166,5 +168,5 @@ def _decode(course: Course, figures: Figures) -> DecodeAccount | None:
         (did.seconds - did.chunk_seconds) / plain if plain else None,
         did.rows / did.steps if did.steps else None,
         rate,
-        rate / figures.memory_bandwidth if rate and figures.memory_bandwidth else None,
+        ceilings.of_memory(did.bytes, did.seconds) if rate and ceilings is not None and ceilings.read else None,
     )

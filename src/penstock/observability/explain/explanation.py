@@ -10,6 +10,7 @@ PhaseName = Literal["receive", "prepare", "grammar", "queue", "prefill", "decode
 State = Literal["receiving", "preparing", "compiling", "waiting", "prefilling", "decoding", "delivering", "ended"]
 PartName = Literal["tokenizer_wait", "tokenise", "chunk", "preempted", "restart", "stall"]
 CauseCode = Literal[
+    "busy_server",
     "slow_upload",
     "tokenizer_busy",
     "tokenisation",

@@ -78,6 +78,7 @@ _SETTINGS: dict[CauseCode, str] = {
 
 # Of causes as they are named beside another.
 NAMES: dict[CauseCode, str] = {
+    "busy_server": "the wait until the server got to it",
     "slow_upload": "the time that its body took to arrive",
     "tokenizer_busy": "the wait for a thread that tokenizes",
     "tokenisation": "the tokenisation of its prompt",
@@ -181,6 +182,9 @@ def _decoded(course: Course) -> str:
 
 
 SENTENCES: dict[CauseCode, _Sentence] = {
+    "busy_server": lambda _: (
+        "it lay there until the server's API process, which was busy or had no processor, got to it"
+    ),
     "slow_upload": _received,
     "tokenizer_busy": lambda _: "it waited for a thread that tokenizes, while others' long prompts had them all",
     "tokenisation": _tokenised,
