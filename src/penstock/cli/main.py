@@ -1,7 +1,6 @@
 """`penstock`: the command that users type."""
 
 import enum
-import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 from penstock import __version__
 from penstock.cli import load_options, options
 from penstock.cli.groups import with_groups
+from penstock.cli.log_format import LogFormat
 from penstock.core.errors import PenstockError
 
 
@@ -87,6 +87,12 @@ def serve(
         typer.Option(metavar="PATH", help="Unix socket for the operator: settings, invariants, pause, fail-points."),
     ] = None,
     log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="console for people, json for programs: an object in a line.")
+    ] = LogFormat.CONSOLE,
+    explain_prompts: Annotated[
+        bool, typer.Option("--explain-prompts", help="Keep prompts with the accounts of recent requests.")
+    ] = False,
     data_dir: options.DataDir = None,
     max_num_seqs: options.MaxNumSeqs = None,
     enable_prefix_caching: options.PrefixCaching = True,
@@ -99,6 +105,7 @@ def serve(
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.keys import read_access
+    from penstock.cli.log_format import set_up_logging
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.cli.serve import ServeOptions, run_serve
     from penstock.core.slo import parse_slo
@@ -120,9 +127,10 @@ def serve(
         limits=LimitOptions(**vars(bounds)),
         figures=FigureOptions(parse_slo(judging.slo), judging.cost_per_hour).check(),
         tls=choose_tls(**vars(tls)),
+        explain_prompts=explain_prompts,
     )
     with unfailing_stderr():
-        logging.basicConfig(level=log_level.value.upper(), format="%(asctime)s %(levelname)s %(message)s")
+        set_up_logging(log_level.value.upper(), log_format)
         status = run_serve(engine, serving, keys, explain_only=explain_config)
     raise typer.Exit(status)
 
@@ -164,6 +172,30 @@ def key(
     from penstock.cli.keys import run_key
 
     run_key(name, weight, options.parse_size(max_stored_bytes, "--max-stored-bytes"), add)
+
+
+@app.command()
+def explain(
+    request: Annotated[
+        str | None,
+        typer.Argument(metavar="ID", help="Of a request or its response; without it, recent ones are listed."),
+    ] = None,
+    url: Annotated[str, typer.Option(help="Of the server.")] = "http://127.0.0.1:8000",
+    api_key: Annotated[
+        str | None,
+        typer.Option(metavar="KEY|-", help="- reads it from standard input; PENSTOCK_API_KEY does the same."),
+    ] = None,
+    admin_socket: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Ask the operator's socket instead, which tells of all requests.")
+    ] = None,
+    slowest: Annotated[bool, typer.Option("--slowest", help="List those that took longest, not the newest.")] = False,
+    limit: Annotated[int, typer.Option(help="How many are listed.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")] = False,
+) -> None:
+    """Why a request took as long as it did: where its time went, and what would change that."""
+    from penstock.cli.explain import run_explain
+
+    run_explain(request, url, api_key, admin_socket, slowest=slowest, limit=limit, as_json=as_json)
 
 
 @app.command()

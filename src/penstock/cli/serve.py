@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
+from penstock.observability.explain.explain import Figures
+from penstock.observability.recent import Recent
 from penstock.observability.settings import FigureOptions
 from penstock.server import descriptors
+from penstock.server.accounts import Accounts
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.errors import StorageUnavailable
@@ -69,6 +73,7 @@ class ServeOptions:
         figures: what requests are judged by, and what the machine costs.
         watchdog: seconds without progress after which the engine is started again.
         tls: what connections are encrypted with, None where they are not.
+        explain_prompts: whether prompts are kept with the accounts of recent requests.
     """
 
     host: str
@@ -82,6 +87,7 @@ class ServeOptions:
     limits: LimitOptions
     figures: FigureOptions
     tls: Tls | None
+    explain_prompts: bool
 
 
 def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *, explain_only: bool) -> int:
@@ -132,6 +138,8 @@ async def _serve(
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
             reading = _read_output(tokenizer, serve_options.parsers)
             tokenizer_seconds = time.monotonic() - before
+            text = None if tokenizer is None else partial(tokenizer.decode, skip_special=False)
+            accounts = Accounts(engine, Recent(keep_prompts=serve_options.explain_prompts), text)
             defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
             app = create_app(
                 engine,
@@ -146,6 +154,7 @@ async def _serve(
                 request_timeout=limits.request_timeout,
                 local=not access.no_auth,
                 settings=serve_options.figures.settings(prepared.config, limits.bounds.requests),
+                accounts=accounts,
             )
             serving = asyncio.ensure_future(
                 serve(
@@ -166,6 +175,7 @@ async def _serve(
                 serving.result()
                 return 0
             message = ready.result()
+            accounts.figures = Figures(message.work)
         # What is there now stays; to look through it for garbage held up every stream for 50 to 80 ms.
         gc.freeze()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
@@ -182,7 +192,7 @@ async def _serve(
         console.print(
             f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port, tls is not None)}"
         )
-        async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons]):
+        async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons], accounts):
             await serving
         return 0
     finally:
@@ -193,13 +203,15 @@ async def _serve(
 
 
 @contextlib.asynccontextmanager
-async def _admin(engine: Engine, options: ServeOptions, reasons: list[Reason]) -> AsyncIterator[None]:
+async def _admin(
+    engine: Engine, options: ServeOptions, reasons: list[Reason], accounts: Accounts
+) -> AsyncIterator[None]:
     """Serve the operator's requests while the block runs, where that was asked for."""
     if options.admin_socket is None:
         yield
         return
     with admin_socket(Path(options.admin_socket)) as listener:
-        async with beside(create_admin_app(engine, reasons), listener):
+        async with beside(create_admin_app(engine, reasons, accounts), listener):
             yield
 
 

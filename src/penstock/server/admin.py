@@ -18,8 +18,10 @@ from penstock.core.config import Reason
 from penstock.core.errors import AddressInUse, ConfigurationError, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.core.failpoints import POINTS, FailAction
+from penstock.server.accounts import Accounts
 from penstock.server.body import read_json_body
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.server.explain import ExplainApi
 from penstock.server.schema import parse_fields
 from penstock.server.service import json_response
 
@@ -57,8 +59,11 @@ class PauseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paused: bool
 
 
-def create_admin_app(engine: Administered, reasons: list[Reason]) -> Starlette:
-    """The ASGI application for the operator; `reasons` are the settings that the server was started with."""
+def create_admin_app(engine: Administered, reasons: list[Reason], accounts: Accounts) -> Starlette:
+    """The ASGI application for the operator; `reasons` are the settings that the server was started with.
+
+    `accounts` are those of all tenants' requests.
+    """
     admin = _Admin(engine, reasons)
     return Starlette(
         routes=[
@@ -66,6 +71,7 @@ def create_admin_app(engine: Administered, reasons: list[Reason]) -> Starlette:
             Route("/invariants", admin.invariants, methods=["GET"]),
             Route("/fail-points", admin.fail_points, methods=["GET", "POST"]),
             Route("/pause", admin.pause, methods=["POST"]),
+            *ExplainApi(accounts, lambda request: None).routes(),
         ],
         exception_handlers={
             404: on_not_found,

@@ -22,6 +22,7 @@ from penstock.engine.interface import EngineClient, ModelInfo
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.observability.monitor import Monitor
 from penstock.observability.stats import Settings
+from penstock.server.accounts import Accounts
 from penstock.server.admission import Admission
 from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
@@ -29,6 +30,7 @@ from penstock.server.docs_page import page
 from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.server.explain import ExplainApi
 from penstock.server.figures import FiguresApi
 from penstock.server.gate import Gate
 from penstock.server.generation import GenerationResponse, Writer
@@ -38,6 +40,7 @@ from penstock.server.limits import default_admission
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
 from penstock.server.pages import ForeignPagesRefused
+from penstock.server.request_ids import Identified
 from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.responses.endpoints import ResponsesApi
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
@@ -68,6 +71,7 @@ def create_app(
     request_timeout: float | None = None,
     local: bool = False,
     settings: Settings | None = None,
+    accounts: Accounts | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -85,6 +89,7 @@ def create_app(
         request_timeout: seconds that any request has at most; None where it has the time that it asks for.
         local: whether a server without keys is meant for its own machine only, and needs no name of the public DNS.
         settings: what figures are to be read with; they have the service levels that requests are judged by.
+        accounts: of requests; kept for this application alone by default.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -100,13 +105,17 @@ def create_app(
     metrics = Metrics(lambda: engine.load, lambda: engine.totals, slo=slo)
     engine.observe(metrics.step)
     gate = Gate(engine, admission or default_admission())
-    service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, request_timeout)
+    accounts = accounts or Accounts(engine)
+    service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, accounts, request_timeout)
     endpoints = batch_endpoints(service)
     api = _Api(service, endpoints, keyed=bool(keys))
-    stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys), metrics)
+    stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys, accounts), metrics)
     application = Starlette(
         lifespan=stored.lifespan,
-        middleware=[Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local)],
+        middleware=[
+            Middleware(Identified),
+            Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local),
+        ],
         routes=[
             *stored.routes(),
             Route("/v1/completions", api.completions, methods=["POST"]),
@@ -114,6 +123,7 @@ def create_app(
             Route("/v1/embeddings", api.embeddings, methods=["POST"]),
             *MessagesApi(service).routes(),
             *ResponsesApi(service, None if store is None else store.responses).routes(),
+            *ExplainApi(accounts).routes(),
             Route("/v1/models", api.models, methods=["GET"]),
             Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
             *TokensApi(service).routes(),
@@ -201,14 +211,17 @@ def batch_endpoints(service: Service) -> dict[str, BatchEndpoint]:
     table = None if service.tokenizer is None else service.tokenizer.table
     return {
         "/v1/completions": BatchEndpoint(
+            "completions",
             lambda body: resolver.completion(parse_completion(body), engine.model),
             lambda job: ResponseWriter(COMPLETION, job, engine.model.name, table),
         ),
         "/v1/chat/completions": BatchEndpoint(
+            "chat",
             lambda body: resolver.chat(parse_chat(body), engine.model),
             lambda job: ResponseWriter(CHAT, job, engine.model.name, table),
         ),
         "/v1/embeddings": BatchEndpoint(
+            "embeddings",
             lambda body: resolver.embedding(parse_embedding(body), engine.model),
             lambda job: EmbeddingWriter(job, engine.model.name),
         ),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,12 @@ from msgspec.structs import replace
 from penstock.core.errors import EngineUnavailable, InvalidParameter
 from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.engine.interface import EngineClient
+from penstock.observability.account import Account, working
+from penstock.observability.metrics import Endpoint, Outcome
+from penstock.server.accounts import Accounts, failed
 from penstock.server.batch_input import InputLine
-from penstock.server.errors import as_penstock_error, error_body
-from penstock.server.generation import Writer, outputs_of
+from penstock.server.errors import as_penstock_error, error_body, outcome_of
+from penstock.server.generation import Writer, begun, outputs_of
 from penstock.server.keys import Keyring
 from penstock.server.resolve import Job
 from penstock.server.storage.batches import Result
@@ -24,6 +28,7 @@ from penstock.server.tenants import Tenant, job_of
 class BatchEndpoint(msgspec.Struct, frozen=True):
     """An endpoint whose requests a batch may hold: from a body to a job, and from there to what writes the answer."""
 
+    name: Endpoint
     resolve: Callable[[bytes], Job]
     writer: Callable[[Job], Writer]
 
@@ -31,8 +36,11 @@ class BatchEndpoint(msgspec.Struct, frozen=True):
 class LineRunner:
     """Runs requests of batches on an engine."""
 
-    def __init__(self, engine: EngineClient, endpoints: Mapping[str, BatchEndpoint], keys: Keyring) -> None:
+    def __init__(
+        self, engine: EngineClient, endpoints: Mapping[str, BatchEndpoint], keys: Keyring, accounts: Accounts
+    ) -> None:
         self.endpoints = endpoints
+        self._accounts = accounts
         self._engine = engine
         self._keys = keys
         # One of its own: those of other requests stay free, and the event loop too.
@@ -52,18 +60,33 @@ class LineRunner:
 
     async def run(self, line: InputLine, endpoint: str, owner: str) -> Result:
         """The line's result, of whatever kind. Raises EngineUnavailable where it has to run again later."""
+        account = self._accounts.begin_line(self.endpoints[endpoint].name, owner)
+        account.client_id = line.custom_id
+        outcome: Outcome = "cancelled"
         try:
-            status, body = 200, await self._answer(line, self.endpoints[endpoint], owner)
-        except EngineUnavailable:
+            status, body = 200, await self._answer(line, self.endpoints[endpoint], owner, account)
+            outcome = "completed"
+        except EngineUnavailable as unavailable:
+            failed(account, unavailable, unavailable.http_status)
             raise
         except Exception as problem:
             error = as_penstock_error(problem)
             status, body = error.http_status, error_body(error)
-        return Result(line.number, status == 200, _response_line(line.custom_id, status, body))
+            failed(account, error, status)
+            outcome = outcome_of(error)
+        finally:
+            self._accounts.end(account, outcome)
+        return Result(line.number, status == 200, _response_line(account.id, line.custom_id, status, body))
 
-    async def _answer(self, line: InputLine, endpoint: BatchEndpoint, owner: str) -> bytes:
-        loop = asyncio.get_running_loop()
-        job = await loop.run_in_executor(self._thread, endpoint.resolve, line.body)
+    async def _answer(self, line: InputLine, endpoint: BatchEndpoint, owner: str, account: Account) -> bytes:
+        loop, asked = asyncio.get_running_loop(), time.monotonic()
+        account.body(len(line.body))
+
+        def resolve() -> Job:
+            with working(account.preparation, asked):
+                return endpoint.resolve(line.body)
+
+        job = await loop.run_in_executor(self._thread, resolve)
         job = job_of(self._keys.tenant(owner) or Tenant(name=owner), job)
         if job.stream:
             raise InvalidParameter("stream", "a batch has no streams; leave it out.")
@@ -73,7 +96,9 @@ class LineRunner:
         standing = replace(job.standing, priority=BACKGROUND_PRIORITY + 2**31 + job.standing.priority)
         job = replace(job, standing=standing)
         writer = endpoint.writer(job)
-        async with contextlib.aclosing(outputs_of(self._engine, job)) as outputs:
+        begun(account, job)
+        self._accounts.answered_as(account, writer.id)
+        async with contextlib.aclosing(outputs_of(self._engine, job, account.follow)) as outputs:
             async for output in outputs:
                 writer.add(output)
                 if writer.enough:
@@ -87,8 +112,8 @@ def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
 
 
-def _response_line(custom_id: str, status: int, body: bytes) -> bytes:
-    response = {"status_code": status, "request_id": uuid.uuid4().hex, "body": msgspec.Raw(body)}
+def _response_line(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
+    response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
     return msgspec.json.encode({"id": _id(), "custom_id": custom_id, "response": response, "error": None}) + b"\n"
 
 

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
 from penstock.server.errors import ServerStopping, error_response, form_of
+from penstock.server.request_ids import Identified
 
 # What still answers: whoever watches wants to see the end.
 _OPEN = ("/health/live", "/metrics")
@@ -48,7 +49,7 @@ class Drain:
             return
         if self._begun and scope["path"] not in _OPEN:
             error = ServerStopping("The server is stopping; send the request again, to another one or later.")
-            await error_response(error, form_of(scope["path"]))(scope, receive, send)
+            await Identified(error_response(error, form_of(scope["path"])))(scope, receive, send)
             return
         self._requests += 1
         self._quiet.clear()

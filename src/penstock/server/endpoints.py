@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from penstock.observability.explain.explanation import Explanation, RequestList
 from penstock.observability.stats import Stats
 from penstock.server import answers, batches, schema, tokens
 from penstock.server.messages import answers as messages_answers
@@ -112,6 +113,14 @@ ENDPOINTS = (
     Endpoint("POST", "/detokenize", "The text of tokens", answers.Prompt, tokens.DetokenizeFields),
     Endpoint("GET", "/v1/models", "What is served", answers.ModelList),
     Endpoint("GET", "/v1/models/{name}", "A model", answers.ModelCard),
+    Endpoint(
+        "GET",
+        "/v1/requests",
+        "Recent requests, and what took their time",
+        RequestList,
+        query={"limit": {"type": "integer", "minimum": 1}, "order": {"enum": ["newest", "slowest"]}},
+    ),
+    Endpoint("GET", "/v1/requests/{id}/explain", "Where a request's time went", Explanation),
     Endpoint("GET", "/version", "The release", answers.Version),
     Endpoint("GET", "/health/live", "Whether this process answers", answers.Status, open=True),
     Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Readiness, open=True),

@@ -89,6 +89,13 @@ class ResponseNotFound(RequestError):
     http_status = 404
 
 
+class RequestNotFound(RequestError):
+    """No request of this tenant has this id, as far as is remembered."""
+
+    code = "request_not_found"
+    http_status = 404
+
+
 class PreviousResponseNotFound(RequestError):
     """A response goes on from one that is not stored (any more)."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import logging
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, runtime_checkable
 
@@ -12,13 +12,13 @@ from starlette.types import Message, Receive, Scope, Send
 from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal
+from penstock.observability.account import Account
 from penstock.observability.metrics import Outcome, RequestMeter
+from penstock.server.accounts import Accounts, failed
 from penstock.server.drain import running
 from penstock.server.errors import ErrorForm, as_penstock_error, error_response, outcome_of
 from penstock.server.gate import Pass
 from penstock.server.resolve import Job
-
-logger = logging.getLogger("penstock.server")
 
 # How many outputs of a request with several prompts wait for a slow client before the engine's are merged.
 _MERGE_QUEUE = 16
@@ -108,6 +108,8 @@ class GenerationResponse:
         writer: Writer,
         meter: RequestMeter,
         admitted: Pass,
+        accounts: Accounts,
+        account: Account,
         deadline: Deadline | None = None,
     ) -> None:
         self._engine = engine
@@ -118,6 +120,8 @@ class GenerationResponse:
         # Vectors are never streamed.
         self._stream = writer if job.stream and isinstance(writer, StreamWriter) else None
         self._meter = meter
+        self._accounts = accounts
+        self._account = account
         self._started = False
         self._work: asyncio.Task[None] | None = None
         self._taking = False
@@ -166,7 +170,7 @@ class GenerationResponse:
         try:
             # Whatever the reason to leave, closing the generator frees what the engine holds for this request: before
             # anything more is sent, for which a slow reader can let us wait.
-            async with contextlib.aclosing(outputs_of(self._engine, self._job, self._meter.follow)) as outputs:
+            async with contextlib.aclosing(outputs_of(self._engine, self._job, self._follow)) as outputs:
                 await self._take(outputs, send)
             self._admitted.leave()
             await (self._send_body(send) if self._stream is None else self._end_stream(self._stream, send))
@@ -180,12 +184,17 @@ class GenerationResponse:
         finally:
             self._leave(outcome)
 
+    def _follow(self, journal: Journal) -> None:
+        self._meter.follow(journal)
+        self._account.follow(journal)
+
     def _leave(self, outcome: Outcome) -> None:
         """The response has ended; only the first call counts."""
         self._admitted.leave()
         if not self._ended:
             self._ended = True
-            self._log(outcome, self._meter.end(outcome))
+            self._meter.end(outcome)
+            self._accounts.end(self._account, outcome)
 
     async def _take(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
         """Take all outputs, or those that come before `stop`. Raises DeadlineExceeded, or what `end_with` was told."""
@@ -225,18 +234,24 @@ class GenerationResponse:
         # The status is sent with the first output, so that whatever goes wrong before it has its own.
         await self._start(send)
         if events:
+            began = self._account.sending = time.monotonic()
             await send({"type": "http.response.body", "body": events, "more_body": True})
+            self._account.sent(began)
             self._unsent = b""
 
     async def _end_stream(self, writer: StreamWriter, send: Send) -> None:
         await self._start(send)
-        await send({"type": "http.response.body", "body": self._unsent + writer.end(), "more_body": False})
+        body = self._unsent + writer.end()
+        began = self._account.sending = time.monotonic()
+        await send({"type": "http.response.body", "body": body, "more_body": False})
+        self._account.sent(began)
 
     async def _send_body(self, send: Send) -> None:
-        if self._job.values > _INLINE_VALUES:
-            await _send_whole(send, await asyncio.to_thread(self._writer.body))
-        else:
-            await _send_whole(send, self._writer.body())
+        long = self._job.values > _INLINE_VALUES
+        body = await asyncio.to_thread(self._writer.body) if long else self._writer.body()
+        began = self._account.sending = time.monotonic()
+        await _send_whole(send, body)
+        self._account.sent(began)
 
     async def _start(self, send: Send) -> None:
         if not self._started:
@@ -244,6 +259,7 @@ class GenerationResponse:
             self._started = True
 
     async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
+        failed(self._account, error, 200 if self._started else self._writer.errors.status(error))
         if self._started and self._stream is not None:
             body = self._unsent + self._stream.failed(error)
             await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -264,25 +280,13 @@ class GenerationResponse:
         for _ in range(self._writer.cut):
             self._meter.finished("stop")
 
-    def _log(self, outcome: Outcome, seconds: float) -> None:
-        if logger.isEnabledFor(logging.INFO):
-            logger.info(
-                "%s %s: %d prompt tokens, %d output tokens, %.3f s%s",
-                self._writer.id,
-                outcome,
-                self._job.prompt_tokens,
-                self._writer.completion_tokens,
-                seconds,
-                "".join(
-                    f", {name} {value!r}"
-                    for name, value in (
-                        ("tenant", self._job.standing.tenant),
-                        ("user", self._job.user),
-                        ("metadata", self._job.metadata),
-                    )
-                    if value
-                ),
-            )
+
+def begun(account: Account, job: Job) -> None:
+    """The account's request was taken on as a job."""
+    account.taken_on = time.monotonic()
+    account.prompts, account.prompt_tokens = job.prompts, job.prompt_tokens
+    account.samples = job.params[0].n if job.params else 1
+    account.user, account.metadata = job.user, job.metadata
 
 
 def outputs_of(

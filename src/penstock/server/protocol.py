@@ -9,6 +9,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.core.errors import PenstockError, RequestError
+from penstock.observability.request_ids import REQUEST_ID, new_request_id
 from penstock.server.connections import Connections
 from penstock.server.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections, error_body
 from penstock.server.heads import check_head
@@ -221,7 +222,16 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._refused = True
         self._stop_waiting()
-        logger.info("refused what a connection sent: %d %s", error.http_status, error.message)
+        # What is no request has an id all the same, by which its line in the log is found.
+        token = REQUEST_ID.set(new_request_id())
+        try:
+            logger.info("refused what a connection sent: %d %s", error.http_status, error.message)
+            self._tell(error)
+        finally:
+            REQUEST_ID.reset(token)
+
+    def _tell(self, error: PenstockError) -> None:
+        """Answer with the error, unless an answer has begun."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             self._end_with(error)
@@ -240,6 +250,7 @@ class BoundedProtocol(HttpToolsProtocol):
         head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\nconnection: close\r\n"
         if error.retry_after is not None:
             head += b"retry-after: %d\r\n" % error.retry_after
+        head += b"x-request-id: %s\r\n" % REQUEST_ID.get().encode("ascii")
         head += b"content-length: %d\r\n\r\n"
         self.transport.write(head % (error.http_status, _REASONS[error.http_status], len(body)) + body)
         self._close()

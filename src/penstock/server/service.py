@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-import logging
+import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -14,19 +14,20 @@ from starlette.responses import Response
 
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
+from penstock.observability.account import PREPARED, working
 from penstock.observability.metrics import Endpoint, Metrics
+from penstock.server.accounts import Accounts, failed
 from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
 from penstock.server.gate import Gate
-from penstock.server.generation import Deadline, GenerationResponse, Writer
+from penstock.server.generation import Deadline, GenerationResponse, Writer, begun
 from penstock.server.parsing import Names, in_terms_of, renamed
+from penstock.server.request_ids import client_id_of
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
 from penstock.server.tenants import job_of, tenant_of
 from penstock.text.template_budget import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer
-
-logger = logging.getLogger("penstock.server")
 
 # Shorter bodies are tokenized on the event loop: it takes less time than handing them to a thread.
 INLINE_BODY_BYTES = 8 * 1024
@@ -47,6 +48,7 @@ class Service:
         metrics: Metrics,
         max_body_bytes: int,
         gate: Gate,
+        accounts: Accounts,
         request_timeout: float | None = None,
     ) -> None:
         """`request_timeout` is how many seconds any request has at most."""
@@ -56,6 +58,7 @@ class Service:
         self.metrics = metrics
         self._max_body_bytes = max_body_bytes
         self._gate = gate
+        self._accounts = accounts
         self._room = BodyRoom()
         self._request_timeout = request_timeout
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
@@ -71,10 +74,17 @@ class Service:
 
         So it does where a chat template takes long all the same: the function is then called again.
         """
+        preparation = PREPARED.get()
         if size <= INLINE_BODY_BYTES:
-            with contextlib.suppress(TakesLong), in_a_moment():
+            with contextlib.suppress(TakesLong), in_a_moment(), working(preparation, time.monotonic()):
                 return function(*arguments)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        asked = time.monotonic()
+
+        def work() -> Result:
+            with working(preparation, asked):
+                return function(*arguments)
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def chat(self, fields: ChatFields, names: Names) -> Job:
         """The job of a chat that another dialect's request has become; errors speak of that request's fields."""
@@ -90,12 +100,15 @@ class Service:
     async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
         """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
         meter = self.metrics.begin(endpoint)
+        account = self._accounts.begin(endpoint, tenant_of(request).name, client_id_of(request))
         arrived = asyncio.get_running_loop().time()
+        PREPARED.set(account.preparation)
         try:
             self.engine.check_ready()
             # What is refused costs little: at best it is not even read, which the HTTP layer does, and forgets.
             self._gate.check()
             body = await self.read(request)
+            account.body(len(body))
             checked = self._gate.check_body(body)
             job, writer = await prepare(body)
             job = job_of(tenant_of(request), job)
@@ -103,6 +116,7 @@ class Service:
             admitted = self._gate.admit(job, checked=checked)
         except asyncio.CancelledError:
             meter.end("cancelled")
+            self._accounts.end(account, "cancelled")
             raise
         except Exception as problem:
             error = as_penstock_error(problem)
@@ -110,10 +124,14 @@ class Service:
             if isinstance(error, Overloaded):
                 self.metrics.refused[error.code] += 1
             meter.end(outcome)
-            logger.info("%s request %s: %d %s", endpoint, outcome, error.http_status, error.message)
-            return error_response(error, form_of(request.scope["path"]))
+            form = form_of(request.scope["path"])
+            failed(account, error, form.status(error))
+            self._accounts.end(account, outcome)
+            return error_response(error, form)
         meter.accepted(job.prompt_tokens)
-        return GenerationResponse(self.engine, job, writer, meter, admitted, deadline)
+        begun(account, job)
+        self._accounts.answered_as(account, writer.id)
+        return GenerationResponse(self.engine, job, writer, meter, admitted, self._accounts, account, deadline)
 
     def _deadline(self, job: Job, arrived: float) -> Deadline | None:
         """The earlier one of what the client asks for and what the server allows."""

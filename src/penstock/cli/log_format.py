@@ -1,0 +1,74 @@
+"""How log lines are written: for people, or as JSON for programs; either with the id of the request they concern."""
+
+import enum
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from penstock.observability.request_ids import REQUEST_ID
+
+
+class LogFormat(enum.Enum):
+    """Of the server's log."""
+
+    CONSOLE = "console"
+    JSON = "json"
+
+
+def set_up_logging(level: str, form: LogFormat) -> None:
+    """Have everything that is logged written to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if form is LogFormat.JSON else ConsoleLines())
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class ConsoleLines(logging.Formatter):
+    """A time, a level, the request's id where there is one, and a sentence."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(request)s%(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and a traceback below it where an exception is logged."""
+        request_id = REQUEST_ID.get()
+        record.request = f"[{request_id}] " if request_id else ""
+        return super().format(record)
+
+
+class JsonLines(logging.Formatter):
+    """An object in a line: `time`, `level`, `logger`, `message`, and what else is known by name."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line; a traceback is a field of it."""
+        fields: dict[str, Any] = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if REQUEST_ID.get():
+            fields["request_id"] = REQUEST_ID.get()
+        fields |= getattr(record, "fields", {})
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        try:
+            return msgspec.json.encode(fields).decode()
+        except UnicodeEncodeError:
+            # Half of a surrogate pair, which a client may have sent.
+            repaired = {name: _encodable(value) for name, value in fields.items()}
+            return msgspec.json.encode(repaired).decode()
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_encodable(name): _encodable(each) for name, each in value.items()}
+    return value
+
+
+def _utc(seconds: float) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"

@@ -1,0 +1,208 @@
+"""What an explanation says: types of what `/v1/requests/{id}/explain` answers."""
+
+from typing import Literal
+
+import msgspec
+
+from penstock.observability.metrics import Endpoint, Outcome
+
+PhaseName = Literal["receive", "prepare", "grammar", "queue", "prefill", "decode", "deliver"]
+State = Literal["receiving", "preparing", "compiling", "waiting", "prefilling", "decoding", "delivering", "ended"]
+PartName = Literal["tokenizer_wait", "tokenise", "chunk", "preempted", "restart", "stall"]
+CauseCode = Literal[
+    "slow_upload",
+    "tokenizer_busy",
+    "tokenisation",
+    "grammar_compile",
+    "queue_rows",
+    "queue_memory",
+    "queue_share",
+    "queue_place",
+    "queue_prefix",
+    "queue_scores",
+    "queue_background",
+    "neighbour_prefill",
+    "cold_prefix",
+    "changed_prefix",
+    "evicted_prefix",
+    "long_prompt",
+    "preemption",
+    "engine_restart",
+    "cpu_contention",
+    "long_context",
+    "decode",
+    "slow_reader",
+    "other",
+]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Something that happened within a phase; `start` is in seconds since the request's arrival."""
+
+    name: PartName
+    start: float
+    seconds: float
+    detail: str
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """A stretch of the request's time. Phases follow one another without gaps, from its arrival to its end."""
+
+    name: PhaseName
+    start: float
+    seconds: float
+    detail: str
+    parts: list[Part]
+
+
+class Token(msgspec.Struct, frozen=True):
+    """A token's id, and its text where the server has a tokenizer."""
+
+    id: int
+    text: str | None
+
+
+class PrefixAccount(msgspec.Struct, frozen=True):
+    """What the prefix cache had of the prompt.
+
+    Attributes:
+        looked_up: tokens that could have been there; `found`: those that were.
+        missing: why not more; None where all were.
+        position: of the first token that is not as what was cached for the same tenant.
+        asked, cached: that token, and the one that was cached in its place.
+        evicted_seconds: how long before the request's turn it was evicted.
+    """
+
+    looked_up: int
+    found: int
+    missing: str | None
+    position: int | None
+    asked: Token | None
+    cached: Token | None
+    evicted_seconds: float | None
+
+
+class DecodeAccount(msgspec.Struct, frozen=True):
+    """How tokens came after the first.
+
+    Attributes:
+        tokens: after the first.
+        seconds: from the first to the last.
+        tokens_per_second: of this request.
+        steps: of the engine in that time, `prefill_steps` of them with prompts; `step_seconds`: of one without any.
+        mean_batch: sequences in a step, on average.
+        bytes_per_second: what the steps must have moved through memory at least; None where that is not known.
+        memory_share: of what this machine's memory was measured to move; None where that is not known.
+    """
+
+    tokens: int
+    seconds: float
+    tokens_per_second: float
+    steps: int
+    prefill_steps: int
+    step_seconds: float | None
+    mean_batch: float | None
+    bytes_per_second: float | None
+    memory_share: float | None
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Something that took time.
+
+    Attributes:
+        code: which.
+        seconds: by how much sooner the request would have ended without it.
+        share: of the request's time.
+        setting: the server's option, or the request's field, that would change it; None where there is none.
+    """
+
+    code: CauseCode
+    seconds: float
+    share: float
+    setting: str | None
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The largest cause, in one sentence too."""
+
+    cause: CauseCode
+    seconds: float
+    setting: str | None
+    sentence: str
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """The error with which a request ended."""
+
+    code: str | None
+    message: str | None
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """Where a request's time went. Seconds are since its arrival; all causes together are all of its time.
+
+    Attributes:
+        id: of the request; `client_id` is the one that its client gave it, `response_id` that of its response.
+        tenant: whose it is; told to the operator only.
+        created: its arrival, in Unix time.
+        state: what is done with it now.
+        waits_for: what keeps it waiting now; None where it does not wait.
+        outcome, status, error: how it has ended; None while it runs.
+        prompts: how many it has; the timeline is that of number `prompt`, which was the last to be finished.
+        prompt_text: where the operator has prompts kept.
+        causes: the largest first.
+    """
+
+    object: Literal["request.explanation"]
+    id: str
+    client_id: str | None
+    response_id: str | None
+    tenant: str | None
+    endpoint: Endpoint
+    created: float
+    state: State
+    waits_for: str | None
+    outcome: Outcome | None
+    status: int | None
+    error: Failure | None
+    seconds: float
+    queue_seconds: float | None
+    time_to_first_token: float | None
+    prompts: int
+    prompt: int
+    prompt_tokens: int
+    output_tokens: int
+    prompt_text: str | None
+    timeline: list[Phase]
+    prefix: PrefixAccount | None
+    decode: DecodeAccount | None
+    causes: list[Cause]
+    verdict: Verdict
+
+
+class RequestSummary(msgspec.Struct, frozen=True):
+    """A request in the list of recent ones."""
+
+    object: Literal["request"]
+    id: str
+    client_id: str | None
+    response_id: str | None
+    tenant: str | None
+    endpoint: Endpoint
+    created: float
+    state: State
+    outcome: Outcome | None
+    status: int | None
+    seconds: float
+    queue_seconds: float | None
+    time_to_first_token: float | None
+    prompt_tokens: int
+    output_tokens: int
+    verdict: Verdict
+
+
+class RequestList(msgspec.Struct, frozen=True):
+    """Recent requests."""
+
+    object: Literal["list"]
+    data: list[RequestSummary]

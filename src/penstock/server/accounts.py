@@ -1,0 +1,128 @@
+"""The accounts of one server's requests: they are begun, ended, written to the log, and explained."""
+
+import logging
+import time
+from typing import Any
+
+from penstock.core.errors import PenstockError
+from penstock.engine.interface import EngineClient
+from penstock.engine.journal import Mark
+from penstock.observability.account import Account
+from penstock.observability.explain.explain import Decode, Figures, cause_of, explain, summarize
+from penstock.observability.explain.explanation import Explanation, RequestSummary
+from penstock.observability.metrics import Endpoint, Outcome
+from penstock.observability.recent import Recent
+from penstock.observability.request_ids import REQUEST_ID, new_request_id
+
+logger = logging.getLogger("penstock.server")
+
+
+class Accounts:
+    """Keeps and tells what became of requests.
+
+    Args:
+        engine: what engines have done.
+        recent: where accounts are kept.
+        text: makes text of tokens; None where nothing does.
+
+    Attributes:
+        figures: of the model and the machine, once they are known.
+    """
+
+    def __init__(self, engine: EngineClient, recent: Recent | None = None, text: Decode | None = None) -> None:
+        self._engine = engine
+        self._recent = recent or Recent()
+        self._text = text
+        self.figures = Figures()
+
+    def begin(self, endpoint: Endpoint, tenant: str, client_id: str | None = None) -> Account:
+        """The account of the request that the running task serves."""
+        account = Account(REQUEST_ID.get() or new_request_id(), endpoint, tenant, client_id=client_id)
+        self._recent.begin(account)
+        return account
+
+    def begin_line(self, endpoint: Endpoint, tenant: str) -> Account:
+        """The account of a request in a batch, which the running task serves, under an id of its own."""
+        account = Account(new_request_id(), endpoint, tenant, line=True)
+        REQUEST_ID.set(account.id)
+        self._recent.begin(account)
+        return account
+
+    def answered_as(self, account: Account, response_id: str) -> None:
+        """It is known which response the request gets."""
+        self._recent.answered_as(account, response_id)
+
+    def end(self, account: Account, outcome: Outcome) -> None:
+        """The request has ended; only the first call counts."""
+        if account.outcome is not None:
+            return
+        account.end(outcome)
+        self._recent.end(account)
+        # Of a batch, one line tells.
+        if not account.line and logger.isEnabledFor(logging.INFO):
+            _log(account, cause_of(account, self._now(), self.figures))
+
+    def explain(self, request_id: str, tenant: str | None) -> Explanation | None:
+        """Why a tenant's request took as long as it did, or anybody's, for the operator, where `tenant` is None."""
+        account = self._recent.find(request_id, tenant)
+        if account is None:
+            return None
+        return explain(account, self._now(), self.figures, self._text, operator=tenant is None)
+
+    def list(self, tenant: str | None, limit: int, *, slowest: bool) -> list[RequestSummary]:
+        """The newest requests of a tenant, or of all, or those that took longest."""
+        accounts, now = self._recent.all(tenant), self._now()
+        if slowest:
+            accounts.sort(key=lambda account: account.arrived - (account.ended or now.at))
+        return [summarize(each, now, self.figures, operator=tenant is None) for each in accounts[:limit]]
+
+    def _now(self) -> Mark:
+        return Mark(time.monotonic(), self._engine.totals)
+
+
+def failed(account: Account, error: PenstockError, status: int) -> None:
+    """The request ends with an error."""
+    account.code, account.message, account.status = error.code, error.message, status
+
+
+def _log(account: Account, cause: str) -> None:
+    """One line for a request; whatever reads JSON gets its figures by name."""
+    assert account.ended is not None
+    seconds = account.ended - account.arrived
+    fields: dict[str, Any] = {
+        "endpoint": account.endpoint,
+        "outcome": account.outcome,
+        "status": account.status,
+        "response_id": account.response_id,
+        "client_id": account.client_id,
+        "tenant": account.tenant,
+        "user": account.user,
+        "metadata": account.metadata,
+        "prompt_tokens": account.prompt_tokens,
+        "output_tokens": account.output_tokens,
+        "seconds": _rounded(seconds),
+        "queue_seconds": _rounded(account.queue_seconds),
+        "time_to_first_token": _rounded(account.time_to_first_token),
+        "cause": cause,
+        "error": account.code,
+    }
+    named = "".join(
+        f", {name} {value!r}"
+        for name, value in (
+            ("client id", account.client_id),
+            ("tenant", account.tenant),
+            ("user", account.user),
+            ("metadata", account.metadata),
+        )
+        if value
+    )
+    text = f"{account.response_id or account.endpoint + ' request'} {account.outcome}: "
+    if account.code is not None:
+        text += f"{account.status} {account.message} "
+    if account.taken_on is not None:
+        text += f"{account.prompt_tokens} prompt tokens, {account.output_tokens} output tokens, "
+    logger.info("%s%.3f s, most of it %s%s", text, seconds, cause, named, extra={"fields": fields})
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

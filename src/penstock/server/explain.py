@@ -1,0 +1,65 @@
+"""Why requests took as long as they did: `/v1/requests` and `/v1/requests/{id}/explain`."""
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.core.errors import InvalidParameter
+from penstock.observability.explain.explanation import RequestList
+from penstock.server.accounts import Accounts
+from penstock.server.errors import RequestNotFound
+from penstock.server.service import json_response
+from penstock.server.tenants import tenant_of
+
+USUALLY_LISTED, MOST_LISTED = 20, 200
+_ORDERS = ("newest", "slowest")
+
+
+class ExplainApi:
+    """The endpoints.
+
+    Args:
+        whose: the tenant whose requests are told of; None for everybody's, which is the operator's to see.
+    """
+
+    def __init__(
+        self, accounts: Accounts, whose: Callable[[Request], str | None] = lambda request: tenant_of(request).name
+    ) -> None:
+        self._accounts = accounts
+        self._whose = whose
+
+    def routes(self) -> list[Route]:
+        """Where they are."""
+        return [
+            Route("/v1/requests", self.list, methods=["GET"]),
+            Route("/v1/requests/{id}/explain", self.one, methods=["GET"]),
+        ]
+
+    async def list(self, request: Request) -> Response:
+        """`GET /v1/requests`: recent ones, the newest or the slowest first."""
+        query = request.query_params
+        for name in query:
+            if name not in ("limit", "order"):
+                raise InvalidParameter(name[:80], "is not a parameter of this list; leave it out.")
+            if len(query.getlist(name)) > 1:
+                raise InvalidParameter(name, "is there twice; send it once.")
+        limit, order = query.get("limit", str(USUALLY_LISTED)), query.get("order", _ORDERS[0])
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 10 and 1 <= int(limit) <= MOST_LISTED):
+            raise InvalidParameter("limit", f"{limit[:40]!r} is not a whole number in 1..{MOST_LISTED}.")
+        if order not in _ORDERS:
+            raise InvalidParameter("order", f"{order[:40]!r} is neither 'newest' nor 'slowest'.")
+        found = self._accounts.list(self._whose(request), int(limit), slowest=order == "slowest")
+        return json_response(RequestList("list", found))
+
+    async def one(self, request: Request) -> Response:
+        """`GET /v1/requests/{id}/explain`: where a request's time went, or has gone so far."""
+        request_id = request.path_params["id"]
+        explanation = self._accounts.explain(request_id, self._whose(request))
+        if explanation is None:
+            raise RequestNotFound(
+                f"No request {request_id[:80]!r} of yours that generates or embeds is remembered here (any more); its "
+                "id is in the header x-request-id of its response."
+            )
+        return json_response(explanation)

@@ -1,0 +1,46 @@
+"""Gives each request its id: in the head of its response, in its log lines, and for its account."""
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.observability.request_ids import REQUEST_ID, client_id, new_request_id
+
+_HEADER = b"x-request-id"
+# Anthropic's clients look for this one.
+_ANTHROPIC_HEADER = b"request-id"
+_ANTHROPIC_PATHS = "/v1/messages"
+
+
+class Identified:
+    """ASGI middleware around everything else, so that no response is without an id."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on under a new id."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = new_request_id()
+        value = request_id.encode("ascii")
+        headers = [(_HEADER, value)]
+        if scope["path"].startswith(_ANTHROPIC_PATHS):
+            headers.append((_ANTHROPIC_HEADER, value))
+
+        async def identified(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), *headers]}
+            await send(message)
+
+        token = REQUEST_ID.set(request_id)
+        try:
+            await self._app(scope, receive, identified)
+        finally:
+            REQUEST_ID.reset(token)
+
+
+def client_id_of(request: Request) -> str | None:
+    """What the client calls its request, where it says so, once, in the way of an id."""
+    given = [value for name, value in request.scope["headers"] if name == _HEADER]
+    return client_id(given[0]) if len(given) == 1 else None
