@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import sys
 from array import array
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -13,12 +13,14 @@ from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.core.config import EngineOptions
 from penstock.core.errors import EngineError, InvalidParameter, RowFailed
 from penstock.core.events import LoadSnapshot, RequestTimings
+from penstock.core.facts import StepTotals
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import Request, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.client import Engine
 from penstock.engine.intake import Intake
 from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.engine.journal import Journal
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineProcess
 from penstock.text.chat_template import ChatEncoder, load_chat_template
@@ -309,6 +311,11 @@ class AsyncEngine:
         """The newest snapshot of the engine's load."""
         return self._engine.load
 
+    @property
+    def totals(self) -> StepTotals:
+        """What all steps have done."""
+        return self._engine.totals
+
     def generate(
         self,
         prompt: Prompt,
@@ -318,15 +325,17 @@ class AsyncEngine:
         tenant: str = "",
         weight: float = 1.0,
         cache_salt: str = "",
+        follow: Callable[[Journal], None] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Outputs of one request as they come. Closing the iterator aborts the request.
 
         Without `params` the model's own recommendation applies (`defaults`). Requests of several tenants are served in
-        turn, so that each gets as much of the engine as its `weight` says while others wait.
+        turn, so that each gets as much of the engine as its `weight` says while others wait. `follow` is called with
+        the request's journal, which is filled in with what the engine does with it.
         """
         ids = prompt_tokens(prompt, self.tokenizer)
         standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
-        return self._engine.generate(ids, params or self.defaults.params(), standing=standing)
+        return self._engine.generate(ids, params or self.defaults.params(), standing=standing, follow=follow)
 
     async def embed(
         self, prompt: Prompt, pooling: Pooling = "last", *, priority: int = 0, cache_salt: str = ""

@@ -19,6 +19,7 @@ from support.world_manners import COMPLETIONS, Front, Manner
 BEFORE, OVERLOAD, AFTER = 8.0, 10.0, 16.0
 PATIENCE = 3.0
 RECOVERY = 5.0
+TURN = 0.07
 # Requests per second that this engine can finish.
 PEAK = 8.0
 QUEUE = Bounds(requests=8, tokens=10**6)
@@ -78,6 +79,8 @@ def run(heeding: float, bounds: Bounds = QUEUE) -> tuple[float, float, float]:
             jobs=jobs(rng, heeding),
             faults=Faults(**dict.fromkeys(Faults.__dataclass_fields__, 0)),
             front=Front(1.0, False, None, bounds, None, None, 0.0),
+            # As long as always, so that there is such a thing as a peak.
+            turns=(TURN,),
         )
     ).run()
     every = world.plan.jobs

@@ -183,6 +183,7 @@ class Worker:
         self._doomed = False
         self._ended: dict[int, set[int]] = {}
         self._rng = random.Random(world.plan.seed * 1000 + number)
+        self._cutting = random.Random(f"cuts {world.plan.seed} {number}")
 
     # What the engine's client does with the process and its socket.
 
@@ -265,7 +266,7 @@ class Worker:
     def _soon(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self.world.loop.call_later(self._rng.choice([0.001, 0.01, 0.2]), self._turn)
+            self.world.loop.call_later(self._rng.choice(self.world.plan.turns), self._turn)
 
     def _turn(self) -> None:
         """Once round the worker's loop."""
@@ -382,7 +383,8 @@ class Worker:
                 self._account(event)
         frame = encode_frame(message)
         self.world.note(frame)
-        cuts = sorted(self._rng.randrange(len(frame) + 1) for _ in range(self._rng.choice([0, 0, 1, 2])))
+        # A generator of their own: what else happens should not depend on how long a message is.
+        cuts = sorted(self._cutting.randrange(len(frame) + 1) for _ in range(self._cutting.choice([0, 0, 1, 2])))
         assert self.protocol is not None
         for first, last in zip([0, *cuts], [*cuts, len(frame)], strict=True):
             self.protocol.data_received(frame[first:last])

@@ -106,7 +106,10 @@ class Faults:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Everything that a seed decides before anything runs."""
+    """Everything that a seed decides before anything runs.
+
+    `turns`: what one turn of the engine's loop can take, in seconds.
+    """
 
     seed: int
     spec: KVSpec
@@ -118,6 +121,7 @@ class Scenario:
     jobs: list[Job]
     faults: Faults
     front: Front
+    turns: tuple[float, ...] = (0.001, 0.01, 0.2)
 
 
 def short_key(parent: bytes, tokens: bytes) -> bytes:

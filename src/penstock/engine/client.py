@@ -68,7 +68,6 @@ class Engine:
         # The newest snapshot of the process, and what it comes to with these.
         self._counted = (self._earlier, self._earlier)
         self._observers: list[Callable[[StepFacts], None]] = []
-        process.observe = self._observed
 
     @classmethod
     async def start(cls, launch: Launch, patience: Patience | None = None) -> "Engine":
@@ -78,6 +77,7 @@ class Engine:
     def configure(self, config: EngineConfig) -> None:
         """Say what to build, here and after every restart; to be called once."""
         self._config = config
+        self._process.observe = self._observed
         self._process.configure(config)
 
     async def ready(self, model: ModelInfo, table: TokenTable | None) -> Ready:

@@ -1,0 +1,85 @@
+"""What a client learns of a request's way through the engine."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from penstock import AsyncEngine, SamplingParams
+from penstock.core.facts import Chunk, StepFacts, StepTotals
+from penstock.engine.journal import MOST_CHUNKS, Journal, Mark
+from support.checkpoints import make
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("llama", tmp_path_factory.mktemp("llama"))
+
+
+async def run(engine: AsyncEngine, prompt: list[int], tokens: int, most: int | None = None, salt: str = "") -> Journal:
+    """The journal of one request, which is read up to `most` outputs."""
+    journals: list[Journal] = []
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    outputs = engine.generate(prompt, params, cache_salt=salt, follow=journals.append)
+    async with contextlib.aclosing(outputs):
+        count = 0
+        async for _ in outputs:
+            count += 1
+            if count == most:
+                break
+    (journal,) = journals
+    return journal
+
+
+def check(journal: Journal) -> None:
+    """What is true of everyone who got to its end."""
+    marks = [journal.submitted, journal.admitted, journal.first_token, journal.finished]
+    moments = [mark.at for mark in marks if mark is not None]
+    assert len(moments) == 4 and moments == sorted(moments)
+    assert journal.prefix is not None
+    assert journal.computed_tokens == journal.prompt_tokens - journal.prefix.found
+    assert sum(chunk.tokens for chunk in journal.chunks) == journal.computed_tokens
+
+
+def test_a_request_is_followed_from_its_queue_to_its_end(checkpoint: Path) -> None:
+    async def main() -> None:
+        options = {"threads": 1, "max_model_len": 512, "max_num_batched_tokens": 32, "max_num_seqs": 2}
+        async with await AsyncEngine.start(str(checkpoint), **options) as engine:
+            alone = await run(engine, list(range(10, 60)), 12)
+            check(alone)
+            assert [(chunk.start, chunk.tokens) for chunk in alone.chunks] == [(0, 32), (32, 18)]
+            assert alone.output_tokens == 12
+            assert alone.first_token is not None and alone.finished is not None
+            decoding = alone.finished.totals.since(alone.first_token.totals)
+            assert (decoding.steps, decoding.decodes, decoding.chunk_steps) == (11, 11, 0)
+            assert decoding.bytes > 0 and decoding.operations > 0 and decoding.execute > 0
+            # The same beginning again, and then another token.
+            again = await run(engine, [*range(10, 45), *range(70, 90)], 4)
+            check(again)
+            assert again.prefix is not None
+            assert (again.prefix.found, again.prefix.missing, again.prefix.position) == (32, "different", 35)
+            assert again.prefix.cached_token == 45
+            # Of three, one waits for a row.
+            three = await asyncio.gather(*(run(engine, list(range(n, n + 20)), 8) for n in (100, 150, 200)))
+            for journal in three:
+                check(journal)
+            waits = [journal.admitted.totals.since(journal.submitted.totals) for journal in three if journal.admitted]
+            assert max(wait.waited_for().get("rows", 0.0) for wait in waits) > 0
+            # Somebody who leaves has an end too.
+            left = await run(engine, list(range(240, 260)), 100, most=3)
+            assert left.finished is not None and left.output_tokens < 100
+            assert engine.totals.steps >= sum(1 for _ in three)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_of_very_many_chunks_the_first_and_the_last_are_kept() -> None:
+    journal = Journal(1000, Mark(0.0, StepTotals()))
+    for number in range(MOST_CHUNKS + 10):
+        journal.chunk(Chunk(0, 0, 8 * number, 8), StepFacts(began=float(number), chunk_tokens=12, decodes=3))
+    assert len(journal.chunks) == MOST_CHUNKS and journal.chunks_left_out == 10
+    assert journal.computed_tokens == 8 * (MOST_CHUNKS + 10)
+    assert [chunk.start for chunk in journal.chunks[:3]] == [0, 8, 16]
+    assert journal.chunks[-1].start == 8 * (MOST_CHUNKS + 9)
+    assert (journal.chunks[0].beside_tokens, journal.chunks[0].beside_rows) == (4, 3)
