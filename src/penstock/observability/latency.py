@@ -37,12 +37,9 @@ class Latency:
     def tick(self) -> float | None:
         """A second is over; the median of its values."""
         self._count()
-        second = self._second
+        second, self._second = self._second, Sketch()
         self._window.push(second)
-        if not second.count:
-            return None
         self._life.merge(second)
-        self._second = Sketch()
         return _quantiles(second).p50
 
     def histogram(self) -> Histogram:
