@@ -21,15 +21,17 @@ function route() {
   const [name, id] = location.hash.slice(1).split("/");
   // Whatever else is behind the mark is a place within the page.
   if (name !== "" && !VIEWS.includes(name)) return;
+  const before = view;
   view = name || VIEWS[0];
   for (const each of VIEWS) {
-    byId(each).hidden = each !== view;
+    byId(`view-${each}`).hidden = each !== view;
     const link = document.querySelector(`nav a[href="#${each}"]`);
     if (each === view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   document.title = view === "live" ? "Penstock" : `${view[0].toUpperCase()}${view.slice(1)} · Penstock`;
   if (view === "requests") requests.choose(id ? decodeURIComponent(id) : null);
+  if (view !== before) window.scrollTo(0, 0);
   soon();
 }
 

@@ -61,7 +61,9 @@ function fieldsOf(asked) {
   for (const [name, id] of [["temperature", "temperature"], ["max_tokens", "max-tokens"], ["seed", "seed"]]) {
     const { value, validity } = byId(id);
     if (validity.badInput) throw new Problem(`${name} is not a number.`);
-    if (value !== "") fields[name] = Number(value);
+    if (value === "") continue;
+    fields[name] = Number(value);
+    if (Math.abs(fields[name]) > Number.MAX_SAFE_INTEGER) throw new Problem(`${name} has more digits than a browser counts.`);
   }
   return fields;
 }
@@ -99,6 +101,14 @@ function setRunning(control) {
   byId("message").focus();
 }
 
+/** Change the page, and where its end was seen, have it seen afterwards. */
+function keepingEnd(change) {
+  const page = document.scrollingElement;
+  const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
+  change();
+  if (atEnd) page.scrollTop = page.scrollHeight;
+}
+
 /** One question, its answer, and the account beside it. */
 class Turn {
   constructor(question) {
@@ -114,6 +124,7 @@ class Turn {
     );
     this.problem = make("p", { class: "problem", role: "alert", hidden: true });
     this.summary = make("p", { class: "summary" }, "waiting for the first token …");
+    this.seed = make("p", { class: "note", hidden: true });
     this.account = make("div", { class: "account-place" });
     this.reply = make("div", { class: "answer-text" }, this.words);
     this.element = make(
@@ -121,7 +132,7 @@ class Turn {
       { class: "turn runs" },
       make("p", { class: "question" }, question),
       make("div", { class: "answer" }, this.reasoning, this.reply, this.problem),
-      make("aside", { "aria-label": "Where the time of this answer went" }, this.summary, this.account),
+      make("aside", { "aria-label": "Where the time of this answer went" }, this.summary, this.seed, this.account),
     );
   }
 
@@ -139,6 +150,7 @@ class Turn {
         const content = choice?.delta.content ?? "";
         const thought = choice?.delta.reasoning_content ?? "";
         if (event.usage) tokens = event.usage.completion_tokens;
+        if (event.seed !== undefined) this.tellSeed(event.seed);
         if (choice?.finish_reason) finish = choice.finish_reason;
         if (!content && !thought) continue;
         last = performance.now();
@@ -155,15 +167,18 @@ class Turn {
   }
 
   append(content, thought) {
-    const page = document.scrollingElement;
-    const atEnd = page.scrollHeight - page.scrollTop - page.clientHeight < 80;
-    if (thought) {
-      this.reasoning.hidden = false;
-      this.thoughts.appendData(thought);
-    }
     this.text += content;
-    this.words.appendData(content);
-    if (atEnd) page.scrollTop = page.scrollHeight;
+    keepingEnd(() => {
+      if (thought) this.reasoning.hidden = false;
+      this.thoughts.appendData(thought);
+      this.words.appendData(content);
+    });
+  }
+
+  /** With it, the same conversation gets the same answer. */
+  tellSeed(seed) {
+    this.seed.textContent = `seed ${seed}`;
+    this.seed.hidden = false;
   }
 
   /** The figures as they are seen from here. */
@@ -193,7 +208,7 @@ class Turn {
   async look() {
     try {
       const told = await get(`v1/requests/${encodeURIComponent(this.id)}/explain`);
-      this.account.replaceChildren(shortAccount(told));
+      keepingEnd(() => this.account.replaceChildren(shortAccount(told)));
       return told.outcome !== null;
     } catch {
       // The answer stands without it.

@@ -23,6 +23,7 @@ export function show(stats) {
     waiting: new Chart(byId("waiting-chart"), "Waiting sequences", "levels", number),
     tokens: new Chart(byId("tokens-chart"), "Output tokens per second", "columns", number),
     ended: new Chart(byId("ended-chart"), "Requests that ended", "columns", number),
+    kv: new Chart(byId("kv-chart"), "KV blocks in use", "levels", number),
     ttft: new Chart(byId("ttft-chart"), "TTFT, median of each second", "dots", duration),
     itl: new Chart(byId("itl-chart"), "ITL, median of each second", "dots", duration),
   };
@@ -42,6 +43,7 @@ function showCharts({ timeline, settings }) {
   charts.waiting.show(of("waiting"));
   charts.tokens.show(of("output_tokens"));
   charts.ended.show(of("requests"));
+  charts.kv.show(of("kv_used"));
   charts.ttft.show(of("ttft"), settings.slo?.ttft ?? null);
   charts.itl.show(of("itl"), settings.slo?.itl ?? null);
 }
@@ -70,7 +72,7 @@ function showTiles({ now, minute, settings, timeline }) {
   byId("ended").textContent = number(newest?.requests ?? 0);
   const outcomes = OUTCOMES.filter((name) => minute.requests[name]);
   byId("ended-note").textContent = outcomes.length
-    ? `in the minute ${outcomes.map((name) => `${number(minute.requests[name])} ${spoken(name)}`).join(", ")}`
+    ? `${outcomes.map((name) => `${number(minute.requests[name])} ${spoken(name)}`).join(", ")} in the last minute`
     : "none in the last minute";
 }
 
@@ -137,11 +139,11 @@ function showSteps({ minute, settings }) {
     ["engine busy", percent(utilisation.busy)],
   ];
   if (steps.steps) facts.push(["a step takes", duration((steps.schedule + steps.execute + steps.sample) / steps.steps)]);
-  if (utilisation.budget !== null) facts.push(["of the token budget", percent(utilisation.budget)]);
-  if (utilisation.memory !== null) facts.push(["of memory bandwidth", percent(utilisation.memory)]);
-  if (utilisation.arithmetic !== null) facts.push(["of arithmetic", percent(utilisation.arithmetic)]);
+  if (utilisation.budget !== null) facts.push(["token budget used", percent(utilisation.budget)]);
+  if (utilisation.memory !== null) facts.push(["memory bandwidth used", percent(utilisation.memory)]);
+  if (utilisation.arithmetic !== null) facts.push(["arithmetic used", percent(utilisation.arithmetic)]);
   if (steps.preemptions) facts.push(["preemptions", number(steps.preemptions)]);
-  if (settings.target_itl !== null) facts.push(["aims at ITL", duration(settings.target_itl)]);
+  if (settings.target_itl !== null) facts.push(["target ITL", duration(settings.target_itl)]);
   byId("step-facts").replaceChildren(...terms(facts));
 }
 
@@ -201,6 +203,7 @@ function stack(place, label, parts) {
     place.replaceChildren(...parts.map(([name]) => make("span", { class: name })));
   }
   parts.forEach(([, value], index) => {
+    place.children[index].hidden = value === 0;
     place.children[index].style.flexGrow = whole ? value / whole : 0;
   });
 }
@@ -211,7 +214,7 @@ function legend(parts) {
       "div",
       {},
       make("dt", {}, make("span", { class: `swatch ${kind}` }), name),
-      make("dd", {}, say(value), make("small", {}, whole ? percent(value / whole) : "–")),
+      make("dd", {}, `${say(value)} `, make("small", {}, whole ? percent(value / whole) : "–")),
     ),
   );
 }

@@ -11,6 +11,7 @@ let chosen = null;
 // The newest account that was drawn; one that has ended does not change.
 let drawn = null;
 
+// Where the server is away, the next turn says so.
 byId("order").addEventListener("change", () => showList().catch(() => {}));
 
 /** Show the account of a request, or of none. */
@@ -18,6 +19,7 @@ export function choose(id) {
   if (id === chosen) return;
   chosen = id;
   drawn = null;
+  for (const row of byId("request-rows").children) mark(row);
   if (id === null) byId("detail").replaceChildren(hint("Choose a request to see where its time went."));
 }
 
@@ -27,6 +29,8 @@ export async function refresh() {
 }
 
 async function showList() {
+  // What somebody points at must not move away.
+  if (byId("request-rows").matches(":hover") && byId("request-rows").children.length) return;
   const { data } = await get(`v1/requests?limit=${LISTED}&order=${byId("order").value}`);
   const focused = document.activeElement?.closest("#request-rows a")?.getAttribute("href");
   byId("request-rows").replaceChildren(...data.map(listed));
@@ -38,10 +42,10 @@ async function showList() {
 
 function listed(request) {
   const target = `#requests/${encodeURIComponent(request.id)}`;
-  return make(
+  const row = make(
     "tr",
-    { class: request.id === chosen ? "chosen" : null, onclick: () => (location.hash = target) },
-    make("td", {}, make("a", { href: target, "aria-current": request.id === chosen ? "true" : null }, clock(request.created))),
+    { "data-id": request.id, onclick: () => (location.hash = target) },
+    make("td", {}, make("a", { href: target }, clock(request.created))),
     make("td", {}, spoken(request.endpoint)),
     make("td", {}, make("span", { class: `outcome ${request.outcome ?? "runs"}` }, spoken(request.outcome ?? request.state))),
     make("td", { class: "number" }, duration(request.seconds)),
@@ -49,6 +53,12 @@ function listed(request) {
     make("td", { class: "number" }, `${number(request.prompt_tokens)} + ${number(request.output_tokens)}`),
     make("td", { title: request.verdict.sentence }, spoken(request.verdict.cause)),
   );
+  mark(row);
+  return row;
+}
+
+function mark(row) {
+  row.classList.toggle("chosen", row.dataset.id === chosen);
 }
 
 async function showChosen() {

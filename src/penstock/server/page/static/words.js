@@ -32,6 +32,7 @@ export function percent(share) {
   if (share === null || share === undefined) return "–";
   const value = share * 100;
   if (share < 1 && value > 99.9) return "99.9%";
+  if (share > 0 && value < 0.1) return "<0.1%";
   return `${value >= 99.95 || value === 0 ? Math.round(value) : value.toFixed(value < 1 || value >= 99 ? 1 : 0)}%`;
 }
 
