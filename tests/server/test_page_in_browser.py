@@ -98,6 +98,23 @@ def test_an_answer_is_stopped_and_the_conversation_goes_on(browser: Browser, scr
         assert browser.complaints() == []
 
 
+def test_a_request_is_explained_while_it_waits(browser: Browser, scripted: Scripted) -> None:
+    async def hold(call: Call) -> None:
+        await call.closed.wait()
+
+    scripted.engine.before = hold
+    with running(scripted.app) as url:
+        browser.open(f"{url}/#playground")
+        browser.type("#message", "one\n")
+        # The head of the response is not there yet.
+        browser.wait_for("aside .verdict", "It waits for")
+        assert browser.text(".summary") == "waiting for the first token …"
+        browser.click("#stop")
+        browser.wait_for(".summary", "stopped")
+        browser.until(scripted.engine.calls[0].closed.is_set, "end of the request in the engine")
+        assert browser.find("#message").get_attribute("value") == "one"
+
+
 def test_a_wrong_value_is_told_in_one_sentence(browser: Browser, scripted: Scripted) -> None:
     with running(scripted.app) as url:
         browser.open(f"{url}/#playground")

@@ -103,7 +103,7 @@ function causesOf(told) {
       make(
         "div",
         { class: "measured" },
-        make("span", {}, spoken(cause.code), cause.setting === null ? null : make("code", {}, cause.setting)),
+        make("span", {}, `${spoken(cause.code)} `, cause.setting === null ? null : make("code", {}, cause.setting)),
         make("span", { class: "value" }, `${duration(cause.seconds)}, ${percent(cause.share)}`),
         bar(cause.share, "cause"),
       ),

@@ -59,12 +59,10 @@ function showTiles({ now, minute, settings, timeline }) {
     .filter(Boolean)
     .join(", ");
   byId("waiting").textContent = number(now.waiting);
-  byId("waiting-note").textContent =
-    now.held !== null
-      ? `${count(now.waiting_tokens, "token")}; the first waits for ${waitsFor(now.held)}`
-      : now.waiting
-        ? count(now.waiting_tokens, "token")
-        : "nobody waits";
+  byId("waiting-note").replaceChildren(
+    now.waiting ? count(now.waiting_tokens, "token") : "nobody waits",
+    ...(now.held === null ? [] : ["; the first waits for ", ...awaited(now.held)]),
+  );
   byId("tokens").textContent = number(newest?.output_tokens ?? 0);
   byId("tokens-note").textContent =
     `${amount(rates.output_tokens)} a second over the minute` +
@@ -152,7 +150,7 @@ function showWaited({ minute }) {
   const most = waited.length ? waited[0][1] : 0;
   byId("waited").replaceChildren(
     ...(waited.length
-      ? waited.map(([name, seconds]) => measured(waitsFor(name), duration(seconds), seconds / most, "queue"))
+      ? waited.map(([name, seconds]) => measured(awaited(name), duration(seconds), seconds / most, "queue"))
       : [make("p", { class: "note" }, "Whatever came could begin at the next step.")]),
   );
 }
@@ -172,7 +170,7 @@ function showLevels({ minute, settings }) {
   const missed = Object.entries(slo.missed).filter(([, times]) => times);
   byId("missed").replaceChildren(
     ...missed.map(([name, times]) =>
-      measured(name === "failed" ? "failed" : `missed ${name.toUpperCase()}`, number(times), times / slo.judged, "bad"),
+      measured([name === "failed" ? "failed" : `missed ${name.toUpperCase()}`], number(times), times / slo.judged, "bad"),
     ),
   );
 }
@@ -220,5 +218,16 @@ function legend(parts) {
 }
 
 function measured(name, value, share, kind) {
-  return make("div", { class: "measured" }, make("span", {}, name), make("span", { class: "value" }, value), bar(share, kind));
+  return make(
+    "div",
+    { class: "measured" },
+    make("span", {}, ...name),
+    make("span", { class: "value" }, value),
+    bar(share, kind),
+  );
+}
+
+function awaited(code) {
+  const [what, option] = waitsFor(code);
+  return option ? [what, " ", make("code", {}, option)] : [what];
 }

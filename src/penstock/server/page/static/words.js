@@ -53,15 +53,15 @@ export const count = (value, noun) => `${number(value)} ${noun}${value === 1 ? "
 export const spoken = (code) => code.replaceAll("_", " ");
 
 const WAITS = {
-  rows: "a place in the batch (--max-num-seqs)",
-  blocks: "KV memory (--kv-cache-memory)",
-  budget: "tokens of a step (--max-num-batched-tokens)",
-  share: "its key's next share of a step",
-  place: "a place that is not kept for other keys",
-  prefix: "a prefix that another request computes",
-  scores: "the scores of others' prompts",
-  background: "everybody else, being in the background",
+  rows: ["a place in the batch", "--max-num-seqs"],
+  blocks: ["KV memory", "--kv-cache-memory"],
+  budget: ["tokens of a step", "--max-num-batched-tokens"],
+  share: ["its key's next share of a step"],
+  place: ["a place that is not kept for other keys"],
+  prefix: ["a prefix that another request computes"],
+  scores: ["the scores of others' prompts"],
+  background: ["everybody else, being in the background"],
 };
 
-/** What those who wait wait for. */
-export const waitsFor = (code) => WAITS[code] ?? spoken(code);
+/** What those who wait wait for, and the option that sets how much of it there is, if one does. */
+export const waitsFor = (code) => WAITS[code] ?? [spoken(code)];
