@@ -27,6 +27,7 @@ from penstock.server.app import create_app
 from penstock.server.auth import OPEN_PATHS, KeysRequired
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.keys import Key, Keyring
+from penstock.server.page.files import PAGE_FILES
 from penstock.server.tenants import Tenant
 from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
@@ -143,7 +144,7 @@ def test_every_route_refuses_every_method_without_a_key(keyed: StoredServer) -> 
                 if method != "HEAD":
                     check_form(path, answer.body)
             seen.add(path)
-    assert len(seen) == len({endpoint.path for endpoint in ENDPOINTS})
+    assert len(seen) == len({endpoint.path for endpoint in ENDPOINTS} | PAGE_FILES.keys())
     assert keyed.engine.calls == []
 
 
@@ -171,15 +172,18 @@ def test_two_keys_in_one_request(keyed: StoredServer) -> None:
 
 
 def test_only_the_open_paths_are_described_as_open() -> None:
-    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.open} == OPEN_PATHS
+    parts = {path for path in PAGE_FILES if path != "/"}
+    assert {endpoint.path for endpoint in ENDPOINTS if endpoint.open} | parts == OPEN_PATHS
 
 
 ODD = (
     *("//v1/models", "/v1//models", "/v1/models/", "/v1/./models", "/v1/x/../models", "/V1/MODELS", "/v1/models;x=1"),
     *("/v1/%6dodels", "/v1%2fmodels", "/%2e/v1/models", "/v1/models%00", "/v1/models%2f", "/v1/models?/health/live"),
-    *("/health/live/", "//health/live", "/health//live", "/health/live/.", "/health/./live", "/health/live/..", "/"),
+    *("/health/live/", "//health/live", "/health//live", "/health/live/.", "/health/./live", "/health/live/.."),
     *("/Health/live", "/HEALTH/LIVE", "/health/live;", "/health/live%00", "/health/live%20", "/health/live%2f", "/x"),
     *("/health/live/../../v1/models", "/health/live%2f..%2f..%2fv1/models", "/health/live/%2e%2e/%2e%2e/v1/models"),
+    *("//", "/.", "/index.html", "/page", "/page/", "/page/x", "/page/app.js/", "//page/app.js", "/page/../v1/models"),
+    *("/page/%2e%2e/v1/models", "/page/..%2fv1/models", "/page/index.html", "/page/endpoints.py", "/PAGE/app.js"),
     *(
         "/health/",
         "//health",

@@ -20,9 +20,10 @@ def running(
     stall_timeout: float = STALL_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
     tls: ssl.SSLContext | None = None,
+    port: int = 0,
 ) -> Iterator[str]:
-    """Serve `app` over HTTP; yields the base address."""
-    listener = bind("127.0.0.1", 0)
+    """Serve `app` over HTTP, on any free port where none is given; yields the base address."""
+    listener = bind("127.0.0.1", port)
     started = threading.Event()
     server = Server(app, on_started=started.set, stall_timeout=stall_timeout, max_connections=max_connections, tls=tls)
 

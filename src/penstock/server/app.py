@@ -40,6 +40,7 @@ from penstock.server.keys import Keyring
 from penstock.server.limits import default_admission
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
+from penstock.server.page.endpoints import page_routes
 from penstock.server.pages import ForeignPagesRefused
 from penstock.server.request_ids import Identified
 from penstock.server.resolve import Job, Resolver, check_model_name
@@ -133,6 +134,7 @@ def create_app(
             *FiguresApi(Monitor(engine, metrics, settings, condition)).routes(),
             Route("/openapi.json", api.description, methods=["GET"]),
             Route("/docs", api.page, methods=["GET"]),
+            *page_routes(),
         ],
         exception_handlers={
             404: on_not_found,

@@ -8,12 +8,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from penstock.core.errors import RequestError
 from penstock.server.errors import InvalidApiKey, TooManyRequests, error_response, form_of
 from penstock.server.keys import Keyring
+from penstock.server.page.files import PAGE_FILES
 from penstock.server.tenants import STATE, Tenant
 
 logger = logging.getLogger("penstock.server")
 
-# What answers without a key, for those who watch the server. They say nothing of what is served, or to whom.
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+# What answers without a key: to those who watch the server, and a page that asks for a key. They say nothing of what is
+# served, or to whom.
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", *PAGE_FILES})
 _POLICY_VIOLATION = 1008
 
 

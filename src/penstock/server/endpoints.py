@@ -130,4 +130,5 @@ ENDPOINTS = (
     Endpoint("GET", "/v1/stats", "What the server does, now, in the last minute, and since its start", Stats),
     Endpoint("GET", "/openapi.json", "This description", dict[str, Any]),
     Endpoint("GET", "/docs", "This description for people", None, media="text/html"),
+    Endpoint("GET", "/", "The live page; its scripts and styles are below /page", None, media="text/html", open=True),
 )

@@ -1,0 +1,175 @@
+"""The live page of `penstock serve` in a real browser, with the bundled model."""
+
+import contextlib
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from support.browser import Browser, browsing
+from support.live_server import RunningServer, serving
+
+KEY = "sk-0123456789abcdef0123456789abcdef"
+VIEWS = ("live", "requests", "playground")
+# Text that is not on a background of enough contrast, by WCAG 2.1, level AA.
+CONTRAST = """
+const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+const rgba = (color) => {
+  canvas.clearRect(0, 0, 1, 1);
+  canvas.fillStyle = color;
+  canvas.fillRect(0, 0, 1, 1);
+  return canvas.getImageData(0, 0, 1, 1).data;
+};
+const light = (color) => [...rgba(color)].slice(0, 3)
+  .map((part) => part / 255)
+  .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+  .reduce((sum, part, index) => sum + part * [0.2126, 0.7152, 0.0722][index], 0);
+const behind = (element) => {
+  for (let each = element; each; each = each.parentElement) {
+    const color = getComputedStyle(each).backgroundColor;
+    if (rgba(color)[3] === 255) return color;
+  }
+  return "white";
+};
+const found = [];
+for (const element of document.querySelectorAll("body *")) {
+  const says = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+  if (!says || !element.checkVisibility() || element.closest("svg, .hidden, .skip")) continue;
+  const [one, other] = [light(getComputedStyle(element).color), light(behind(element))];
+  const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+  if (contrast < 4.5) found.push(`${element.tagName}.${element.className} ${element.textContent}: ${contrast}`);
+}
+return found;
+"""
+
+
+@contextlib.contextmanager
+def endless(server: RunningServer, **headers: str) -> Iterator[None]:
+    """A request that is being decoded while the block runs, and is cancelled at its end."""
+    body = {"prompt": "an old pond", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    headers["Content-Type"] = "application/json"
+    asked = urllib.request.Request(f"{server.base}/v1/completions", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(asked, timeout=60) as answer:
+        answer.readline()
+        yield
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def haiku() -> Iterator[RunningServer]:
+    with serving(None, "--threads", "1", "--slo", "ttft=10s,itl=5s") as running:
+        yield running
+
+
+def test_a_chat_is_streamed_and_explained_beside_its_answer(browser: Browser, haiku: RunningServer) -> None:
+    browser.open(f"{haiku.base}/#playground")
+    browser.wait_for("#state", "haiku · ready")
+    browser.run(
+        """
+        window.lengths = new Set();
+        new MutationObserver(() => window.lengths.add(document.querySelector(".answer-text")?.textContent.length))
+          .observe(document.querySelector("#turns"), { subtree: true, childList: true, characterData: true });
+        """
+    )
+    browser.type("#seed", "3")
+    browser.type("#message", "Write a haiku about rain.\n")
+    browser.wait_for("aside .timeline", "decode")
+    summary = browser.wait_for(".summary", "tokens/s")
+    assert re.fullmatch(r"first token after [\d.]+ m?s · [\d,.]+ tokens/s · \d+ tokens", summary)
+    answer = browser.text(".answer-text")
+    assert len(answer.splitlines()) == 3
+    assert len(browser.run("return [...window.lengths]")) > 4, "the answer came at once"
+    # The same seed gives the same answer to whoever asks; the conversation goes on with it.
+    asked = {"messages": [{"role": "user", "content": "Write a haiku about rain."}], "seed": 3}
+    told = haiku.post("/v1/chat/completions", asked)
+    assert told["choices"][0]["message"]["content"] == answer  # type: ignore[index]
+    browser.type("#message", "Another one, please.\n")
+    browser.wait_for(".turn:nth-child(2) aside .timeline", "decode")
+    # From the answer to all of its account.
+    verdict = browser.text(".turn:nth-child(2) .verdict")
+    browser.click(".turn:nth-child(2) .account a")
+    browser.wait_for("#detail .verdict", verdict)
+    assert "prefix cache" in browser.text("#detail .facts")
+    assert browser.complaints() == []
+
+
+def test_recent_requests_lead_to_their_accounts(browser: Browser, haiku: RunningServer) -> None:
+    haiku.post("/v1/completions", {"prompt": "an old pond", "max_tokens": 5})
+    browser.open(f"{haiku.base}/#requests")
+    browser.wait_for("#request-rows tr:first-child", "completions completed")
+    assert "+ 5" in browser.text("#request-rows tr:first-child")
+    browser.click("#request-rows tr:first-child a")
+    browser.wait_for("#detail h2", "completions request")
+    with urllib.request.urlopen(f"{haiku.base}/v1/requests?limit=1") as listed:
+        newest = json.load(listed)["data"][0]
+    assert browser.text("#detail .id") == newest["id"]
+    assert browser.text("#detail .verdict") == newest["verdict"]["sentence"]
+    assert browser.run("return location.hash") == f"#requests/{newest['id']}"
+    assert all(name in browser.text("#detail .timeline") for name in ("receive", "prefill", "chunk", "decode"))
+    browser.run("location.hash = '#requests/req_none'")
+    browser.wait_for("#detail", "is remembered here")
+
+
+def test_figures_change_as_the_server_works(browser: Browser, haiku: RunningServer) -> None:
+    browser.open(haiku.base)
+    browser.wait_for("#state", "ready")
+    haiku.post("/v1/completions", {"prompt": "an old pond", "max_tokens": 5})
+    browser.wait_for("#attainment", "100%")
+    browser.wait_for("#latency", "≤ 10 s")
+    with endless(haiku), endless(haiku), endless(haiku):
+        browser.wait_for("#running", "3")
+        browser.until(lambda: int(browser.text("#tokens").replace(",", "")) > 0, "token per second")
+        browser.until(lambda: int(browser.text("#kv-legend div:first-child dd").split()[0]) > 0, "KV block in use")
+    browser.wait_for("#running", "0")
+    browser.wait_for("#ended-note", "3 cancelled")
+    assert browser.run("return document.querySelector('#tokens-chart path').getAttribute('d').length") > 10
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_can_be_read_by_everybody(browser: Browser, haiku: RunningServer, view: str) -> None:
+    browser.open(f"{haiku.base}/#{view}")
+    browser.wait_for("#state", "ready")
+    assert not re.search("undefined|NaN|null|object Object", browser.text("body"))
+    for element in browser.all(f"#view-{view} :is(button, input, select, textarea, a, [role=img])"):
+        assert not element.is_displayed() or element.accessible_name, element.get_attribute("outerHTML")
+    for dark in (False, True):
+        browser.look_at(1280, 900, dark=dark)
+        assert browser.run(CONTRAST) == []
+    browser.look_at(360, 740)
+    assert browser.run("return document.documentElement.scrollWidth") <= 360, "a phone's page scrolls sideways"
+
+
+def test_nothing_but_the_server_is_asked(browser: Browser, haiku: RunningServer) -> None:
+    browser.open(haiku.base)
+    browser.wait_for("#state", "ready")
+    for view in VIEWS:
+        browser.click(f'nav a[href="#{view}"]')
+    browser.wait_for(".empty", "Talk to the model")
+    asked = browser.asked()
+    assert {f"{haiku.base}/", f"{haiku.base}/page/app.js", f"{haiku.base}/page/icon.svg"} < set(asked)
+    assert all(address.startswith(f"{haiku.base}/") for address in asked), asked
+    # The policy lets no script ask for anything else.
+    blocked = browser.run("return fetch('http://127.0.0.2:9/').then(() => 'sent', (error) => error.name)")
+    assert blocked == "TypeError" and "Content Security Policy" in browser.complaints()[0]
+
+
+def test_a_server_with_keys_is_opened_with_one_and_seen_to_its_end(browser: Browser) -> None:
+    with serving(None, "--threads", "1", "--api-key", KEY) as running:
+        browser.open(f"{running.base}/#playground")
+        browser.type("#key", f"{KEY}\n")
+        browser.wait_for("#state", "haiku · ready")
+        browser.type("#message", "Write a haiku about snow.\n")
+        browser.wait_for("aside .timeline", "decode")
+        # An end in order: what runs may finish, and nothing new begins.
+        with endless(running, Authorization=f"Bearer {KEY}"):
+            running.process.terminate()
+            browser.wait_for("#banner", "The server is stopping")
+        browser.wait_for("#banner", "does not answer")
+        assert browser.complaints() == []
