@@ -190,7 +190,8 @@ async def _serve(
             console.print(escape(note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
         console.print(
-            f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port, tls is not None)}"
+            f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port, tls is not None)}, "
+            "with a page at /"
         )
         async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons], accounts):
             await serving
