@@ -172,7 +172,7 @@ async def _serve(
             console.print(escape(note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
         address = address_markup(host, port, tls is not None)
-        console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address}")
+        console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address}, with a page at /")
         async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons], accounts):
             await serving
         return 0
