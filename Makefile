@@ -22,21 +22,25 @@ lint: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The random tests, for far longer than `make test` gives them: WORKLOADS seeded workloads from FIRST_SEED on, and
-# SCHEMAS random JSON schemas that a model's answers are held to. WORLDS, FILES and ABORTS are in
-# docs/reliability.md.
+# All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them:
+# WORKLOADS seeded workloads from FIRST_SEED on, and SCHEMAS random JSON schemas that a model's answers are held to.
+# WORLDS, FILES, ABORTS and NAMES, and how long each part takes, are in docs/reliability.md.
 WORKLOADS ?= 20000
 FIRST_SEED ?= 1000
 SCHEMAS ?= 500
 WORLDS ?= 10000
 FILES ?= 3000
 ABORTS ?= 10000
+NAMES ?= 100000
 soak: $(VENV)/.test
-	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_schemathesis.py --workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
+	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest --optimized $(ARGS)
+	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_fuzz.py tests/server/test_schemathesis.py \
+		--workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)
 	$(BIN)/python -m pytest tests/simulation --worlds $(WORLDS) --first-seed $(FIRST_SEED) $(ARGS)
 	$(BIN)/python -m pytest tests/loading/test_file_fuzz.py --files $(FILES) $(ARGS)
 	$(BIN)/python -m pytest tests/engine/test_aborts.py -s --aborts $(ABORTS) $(ARGS)
+	$(BIN)/python -m pytest tests/server/test_names.py -s --names $(NAMES) $(ARGS)
 	$(BIN)/python -m pytest tests/end_to_end/test_structured.py -k random_schemas -s --schemas $(SCHEMAS)
 
 bench: $(VENV)/.serve

@@ -1,16 +1,17 @@
-"""A client for streamed completions that costs little itself: raw HTTP/1.1 over asyncio, one connection per request.
-
-It shares the machine's cores with the server it measures, so chunks are only stamped with their time of arrival while
-they come in, and parsed when the request has ended.
-"""
+"""Streamed completions with the client of `penstock bench serve`, one connection for each request."""
 
 import asyncio
-import json
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
+
+import msgspec
+
+from penstock.bench.load.address import Address
+from penstock.bench.load.answer import Answer
+from penstock.bench.load.client import Client, Exchange, TransferError
 
 
 @dataclass
@@ -64,68 +65,38 @@ class Timing:
 
 async def complete(port: int, body: dict[str, Any], scheduled: float, host: str = "127.0.0.1") -> Timing:
     """Stream one completion from /v1/completions and time it. Failures are returned, not raised."""
-    timing = Timing(scheduled)
-    payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
-    )
+    timing, answer = Timing(scheduled), Answer(keep_text=True)
+    payload = msgspec.json.encode({**body, "stream": True, "stream_options": {"include_usage": True}})
+    client = Client(Address(host, port))
     try:
-        reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
-    except OSError as error:
-        timing.error = f"cannot connect: {error}"
-        return timing
-    try:
-        timing.sent = time.monotonic()
-        writer.write(head.encode() + payload)
-        await _read_stream(reader, timing)
-    except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-        timing.error = f"{type(error).__name__}: {error}"
+        exchange = await client.fetch("POST", "/v1/completions", payload, answer.feed)
+        _take_exchange(timing, exchange, answer)
+    except TransferError as error:
+        timing.error, timing.ended = f"{error.kind}: {error.message}", time.monotonic()
     finally:
-        writer.close()
+        client.close()
+    if answer.first is not None:
+        timing.chunks = list(accumulate(answer.gaps, initial=answer.first))
+    timing.text = answer.text
+    if answer.usage is not None:
+        timing.output_tokens, timing.prompt_tokens = answer.usage.completion_tokens, answer.usage.prompt_tokens
+        details = answer.usage.prompt_tokens_details
+        timing.cached_tokens = (details and details.cached_tokens) or 0
     return timing
 
 
-async def _read_stream(reader: asyncio.StreamReader, timing: Timing) -> None:
-    arrivals: list[tuple[float, bytes]] = []
-    while data := await reader.read(1 << 16):
-        arrivals.append((time.monotonic(), data))
-    status, events = _events(arrivals)
-    timing.status, timing.ended = status, arrivals[-1][0] if arrivals else time.monotonic()
-    if status != 200:
-        told = re.search(rb"\r\nretry-after: (\d+)\r\n", b"".join(data for _, data in arrivals))
-        timing.retry_after = None if told is None else int(told[1])
-        timing.error = f"HTTP {status}: " + b"".join(data for _, data in arrivals).decode(errors="replace")[-300:]
+def _take_exchange(timing: Timing, exchange: Exchange, answer: Answer) -> None:
+    timing.sent, timing.ended = exchange.sent or 0.0, exchange.ended
+    timing.status, timing.retry_after = exchange.status, exchange.retry_after
+    if exchange.status != 200:
+        timing.error = f"HTTP {exchange.status}: {exchange.body.decode(errors='replace')}"
         return
-    for arrived, event in events:
-        if "error" in event:
-            timing.error = str(event["error"])
-        choices = event.get("choices") or ()
-        # A chunk that only says why the output ended is no content, unless the output was a token without text.
-        if choices and (choices[0].get("text") or not choices[0].get("finish_reason") or not timing.chunks):
-            timing.chunks.append(arrived)
-            timing.text += choices[0].get("text") or ""
-        usage = event.get("usage")
-        if usage:
-            timing.output_tokens, timing.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
-            timing.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    if not timing.chunks and timing.error is None:
+    answer.end()
+    problem = answer.error or answer.violation
+    if problem is not None:
+        timing.error = ": ".join(problem)
+    elif answer.first is None:
         timing.error = "the stream ended without content"
-
-
-def _events(arrivals: Sequence[tuple[float, bytes]]) -> tuple[int, list[tuple[float, dict[str, Any]]]]:
-    """The response's status and its server-sent events, each with the arrival of its last byte."""
-    buffer, events, status = b"", [], 0
-    for arrived, data in arrivals:
-        buffer += data
-        # The framing of chunked transfer encoding lies between events and never inside a line that begins with data.
-        *lines, buffer = buffer.split(b"\n")
-        for line in lines:
-            if not status:
-                status = int(line.split()[1])
-            elif line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-                events.append((arrived, json.loads(line[6:])))
-    return status, events
 
 
 async def run_load(

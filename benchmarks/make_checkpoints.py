@@ -2,8 +2,9 @@
 
 Speed does not depend on what weights say, so random ones measure it; quality needs trained ones.
 
-`bf16` has 1.24 billion parameters in the shape of Llama 3.2 1B, `toy` 6 layers of width 256, which shows what an engine
-costs by itself. The quantized kinds are made from `bf16` by rounding to nearest, so they need it in the same folder.
+`bf16` has 1.24 billion parameters in the shape of Llama 3.2 1B, `small` 100 million, `toy` 6 layers of width 256,
+which shows what an engine costs by itself. The quantized kinds are made from `bf16` by rounding to nearest, so they
+need it in the same folder.
 Needs torch, transformers, tokenizers and safetensors; the GGUF kinds need the gguf package.
 """
 
@@ -42,6 +43,17 @@ TOY = {
     "head_dim": 32,
     "max_position_embeddings": 2048,
 }
+# A twelfth of LARGE: slow enough that a client's own work is little beside a step.
+SMALL = {
+    "vocab_size": 32000,
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 2048,
+}
 COMMON = {"tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2}
 GPTQ_GROUP = 128
 
@@ -50,6 +62,7 @@ def main() -> None:
     makers: dict[str, Callable[[Path], None]] = {
         "bf16": lambda out: write_random(out / "bf16", LARGE),
         "toy": lambda out: write_random(out / "toy", TOY),
+        "small": lambda out: write_random(out / "small", SMALL),
         "w8a8": write_w8a8,
         "gptq": write_gptq,
         "gguf-bf16": lambda out: write_gguf(out, "bf16"),

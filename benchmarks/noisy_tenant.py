@@ -1,11 +1,12 @@
 """What a noisy tenant costs another: the quiet one's time to first token, by itself and beside neighbours.
 
 The quiet tenant sends short prompts at random (Poisson), at `--load` of the half of the engine that is its share. In
-turn it is (a) by itself; (b) by itself on an engine with half of the threads; (c) beside a neighbour that sends long
-prompts, at random too, as fast as its own half can serve them; (d) beside one that sends `--noise` times as much; (e)
-the same, with both as one tenant, first come, first served. To be alone at its share is (b) where the share is half of
-the machine for good, and (c) where it is what a neighbour within its own share leaves. The last columns have the 99th
-percentile by those of (a), (b) and (c).
+turn it is (a) by itself; (b) by itself on an engine with half of the threads; (c) the same, while its neighbour, which
+sends long prompts at random `--noise` times as fast as half of the machine can serve them, has an engine with the other
+half; (d) beside a neighbour that sends as much as its own half can serve; (e) beside one that sends `--noise` times as
+much; (f) the same, with both as one tenant, first come, first served, in the first round only. To be alone at its share
+is (c): a machine that is cut in two, with the same requests and the same client beside it. The last columns have the
+99th percentile by those of the others.
 
 Arrivals of the quiet tenant are the same in all, rounds take turns, and what is left of the neighbour's requests
 at a round's end is aborted. What a share is, is measured first: requests of each kind a second, by themselves.
@@ -51,6 +52,7 @@ class Kind:
 
 ALONE = Kind("by itself", 0.0)
 HALF = Kind("by itself, half of the threads", 0.0)
+CUT = "by itself, half of the threads, the neighbour on the others"
 WITHIN = Kind("neighbour within its share", 1.0)
 
 
@@ -95,26 +97,32 @@ async def send_all(rate: float, seconds: float, seed: int, send: Send) -> list[f
 
 
 async def one_round(
-    engine: AsyncEngine, arguments: argparse.Namespace, kind: Kind, rates: tuple[float, float], seed: int
+    engine: AsyncEngine,
+    beside: AsyncEngine,
+    arguments: argparse.Namespace,
+    kind: Kind,
+    rates: tuple[float, float],
+    seed: int,
 ) -> list[float]:
-    """Times to first token of the quiet tenant."""
+    """Times to first token of the quiet tenant; its neighbour sends to `beside`."""
     quiet, noisy = shapes(arguments)
 
-    def sending(shape: Shape, tenant: str, first_seed: int) -> Send:
+    def sending(engine: AsyncEngine, shape: Shape, tenant: str, first_seed: int) -> Send:
         return lambda number: first_token(engine, shape, tenant, arguments.vocabulary, first_seed + number)
 
     # Arrivals are a round's; prompts are nobody else's, so that none is in the cache.
     prompts = random.Random(f"{seed} {kind.name}").randrange(2**40)
     neighbour = asyncio.create_task(
-        send_all(rates[1] * kind.noise, arguments.seconds, seed + 1, sending(noisy, kind.tenant, prompts))
+        send_all(rates[1] * kind.noise, arguments.seconds, seed + 1, sending(beside, noisy, kind.tenant, prompts))
     )
-    times = await send_all(rates[0], arguments.seconds, seed, sending(quiet, quiet.tenant, prompts + 2**41))
+    times = await send_all(rates[0], arguments.seconds, seed, sending(engine, quiet, quiet.tenant, prompts + 2**41))
     neighbour.cancel()
     await asyncio.gather(neighbour, return_exceptions=True)
     # Until what was aborted has gone.
-    while engine.load.running or engine.load.waiting:
-        await asyncio.sleep(0.05)
-        await first_token(engine, Shape("", 1, 1), "", arguments.vocabulary, 0)
+    for used in (engine, beside):
+        while used.load.running or used.load.waiting:
+            await asyncio.sleep(0.05)
+            await first_token(used, Shape("", 1, 1), "", arguments.vocabulary, 0)
     return times
 
 
@@ -131,6 +139,7 @@ async def measure(arguments: argparse.Namespace) -> tuple[dict[Kind, list[list[f
     kinds = [
         ALONE,
         HALF,
+        Kind(CUT, arguments.noise),
         WITHIN,
         Kind(f"neighbour at {arguments.noise:g}× its share", arguments.noise),
         Kind("the same, both one tenant", arguments.noise, "quiet"),
@@ -144,9 +153,11 @@ async def measure(arguments: argparse.Namespace) -> tuple[dict[Kind, list[list[f
     async with (
         await AsyncEngine.start(arguments.model, threads=arguments.threads, **options) as engine,
         await AsyncEngine.start(arguments.model, threads=max(1, arguments.threads // 2), **options) as half,
+        await AsyncEngine.start(arguments.model, threads=max(1, arguments.threads // 2), **options) as other,
     ):
         quiet, noisy = shapes(arguments)
-        await capacity(half, quiet, arguments.vocabulary, 0)
+        for used in (half, other):
+            await capacity(used, quiet, arguments.vocabulary, 0)
         await capacity(engine, noisy, arguments.vocabulary, 10_000)
         rates = (
             await capacity(engine, quiet, arguments.vocabulary, 20_000) / 2 * arguments.load,
@@ -155,8 +166,11 @@ async def measure(arguments: argparse.Namespace) -> tuple[dict[Kind, list[list[f
         for number in range(arguments.rounds):
             # Each round begins with another kind.
             for kind in kinds[number % len(kinds) :] + kinds[: number % len(kinds)]:
-                chosen = half if kind is HALF else engine
-                found[kind].append(await one_round(chosen, arguments, kind, rates, seed=2 * number))
+                if kind.tenant == "quiet" and number:
+                    continue
+                chosen = half if kind is HALF or kind.name == CUT else engine
+                beside = other if kind.name == CUT else engine
+                found[kind].append(await one_round(chosen, beside, arguments, kind, rates, seed=2 * number))
     return found, rates
 
 
@@ -184,11 +198,11 @@ def main() -> None:
     rows: list[tuple[object, ...]] = []
     for kind, rounds in found.items():
         p50, p99 = (median_of(rounds, share) for share in (0.5, 0.99))
-        ratios = [p99 / median_of(found[other], 0.99) for other in (ALONE, HALF, WITHIN)]
+        ratios = [p99 / median_of(found[other], 0.99) for other in found if other.tenant != "quiet"][:4]
         rows.append((kind.name, sum(map(len, rounds)), 1000 * p50, 1000 * p99, *ratios))
     reporting.report(
         f"{arguments.model}: a quiet tenant's time to first token",
-        ("the quiet tenant is", "requests", "median, ms", "p99, ms", "by itself", "half", "within"),
+        ("the quiet tenant is", "requests", "median, ms", "p99, ms", "by itself", "half", "cut", "within"),
         rows,
         f"It sends {rates[0]:.1f} requests/s of {arguments.input_len} tokens in and {arguments.output_len} out; the "
         f"neighbour's share is {rates[1]:.1f} requests/s of {arguments.noisy_input_len} in and "

@@ -1,12 +1,13 @@
 """How benchmarks report: the machine first, then tables in Markdown."""
 
 import argparse
-import math
 import os
 import platform
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
+
+from penstock.bench.load import metrics
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -60,6 +61,5 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that at least `share` of all do not exceed (nearest rank), None where there is none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+    """As `penstock bench serve` has it, None where there is none."""
+    return metrics.percentile(sorted(values), share) if values else None

@@ -104,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build Penstock's virtual environment.")
     parser.add_argument("environment", type=Path, help="folder of the virtual environment")
     parser.add_argument("--extra", action="append", default=[], help="optional dependencies of the package to install")
+    parser.add_argument("--torch-only", action="store_true", help="leave Penstock out: for what it is compared with")
     options = parser.parse_args()
     if sys.version_info < (3, 11):  # noqa: UP036 - this script is what tells so
         version = ".".join(map(str, sys.version_info[:2]))
@@ -116,6 +117,8 @@ def main() -> None:
     if not python.exists() and subprocess.run([sys.executable, "-m", "venv", options.environment]).returncode != 0:
         raise SystemExit("The virtual environment could not be made; the message is above.")
     install_torch(python)
+    if options.torch_only:
+        return
     package = f".[{','.join(options.extra)}]" if options.extra else "."
     if pip(python, "install", "-c", str(CONSTRAINTS), "--editable", package).returncode != 0:
         raise SystemExit("pip could not install Penstock; its message is above.")

@@ -1,11 +1,15 @@
 """Settings of the whole test suite."""
 
+import gc
 import os
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Under `python -O` only what pytest rewrites is asserted; `tests/environment/test_optimized.py` runs tests like that.
+# What collecting imports is there to the end; to look through it for garbage takes as long as many a folder's tests.
+gc.disable()
+
+# Under `python -O` only what pytest rewrites is asserted; see `support/optimized.py`.
 if not __debug__:
     pytest.register_assert_rewrite("support")
 
@@ -29,5 +33,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--first-seed", type=int, default=0, help="seed of the first random workload and world")
     parser.addoption("--worlds", type=int, default=200, help="how many random worlds engine and users are simulated in")
     parser.addoption("--aborts", type=int, default=300, help="how many requests are left at random points")
+    parser.addoption("--names", type=int, default=100, help="how many names of each kind strangers make up")
     parser.addoption("--files", type=int, default=100, help="how many broken model files of each kind are opened")
     parser.addoption("--schemas", type=int, default=48, help="how many random JSON schemas a model is held to")
+    parser.addoption("--optimized", action="store_true", help="refuse unless only the tests have assertions")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.getoption("--optimized"):
+        from support.optimized import why_not
+
+        if (problem := why_not()) is not None:
+            raise pytest.UsageError(f"--optimized: {problem}")
+    gc.freeze()
+    gc.enable()

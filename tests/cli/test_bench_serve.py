@@ -249,7 +249,7 @@ def test_the_key_comes_from_the_environment(bench: Bench, monkeypatch: pytest.Mo
         ("--time-scale 1", "--time-scale is for the times of a --trace"),
         ("--find-rate", "--find-rate needs --slo"),
         ("--find-rate --slo ttft=1s --rate 1,2", "begins at one --rate"),
-        ("--concurrency 1 --slo p99=1s", "is no list of limits"),
+        ("--concurrency 1 --slo p99=1s", "is no limit"),
         ("--concurrency 1 --endpoint chat --prompts ids", "takes no token ids"),
         ("--concurrency 1 --turns 2 --prompts ids", "--turns needs --prompts text"),
         ("--concurrency 1 --think-time 1", "say how many with --turns"),

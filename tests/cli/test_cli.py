@@ -6,14 +6,12 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from penstock.cli.main import main
 from penstock.cli.serve import address_markup
 from support.checkpoints import make
 
@@ -34,23 +32,6 @@ def copy(checkpoint: Path, tmp_path: Path) -> Path:
     for file in checkpoint.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     return tmp_path
-
-
-@pytest.fixture
-def penstock_here(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> "Callable[..., subprocess.CompletedProcess[str]]":
-    """The same without a process, which takes a second to start, for what is refused before there is an engine."""
-
-    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capfd.readouterr()
-        assert isinstance(ended.value.code, int)
-        return subprocess.CompletedProcess(arguments, ended.value.code, printed.out, printed.err)
-
-    return call
 
 
 def assert_refused(result: "subprocess.CompletedProcess[str]", *says: str) -> None:
@@ -99,14 +80,14 @@ def test_explain_config_gives_every_setting_a_reason(checkpoint: Path) -> None:
     assert "as asked" in result.stdout
 
 
-def test_parsers_are_chosen_and_explained(checkpoint: Path) -> None:
-    result = penstock("serve", "haiku", "--explain-config", "--reasoning-parser", "think")
+def test_parsers_are_chosen_and_explained(checkpoint: Path, penstock_here) -> None:
+    result = penstock_here("serve", "haiku", "--explain-config", "--reasoning-parser", "think")
     assert result.returncode == 0, result.stderr
     lines = {line.partition("  ")[0]: line for line in result.stdout.splitlines()}
     assert "hermes" in lines["tool call parser"] and "<tool_call>" in lines["tool call parser"]
     assert "think" in lines["reasoning parser"] and "as asked" in lines["reasoning parser"]
     for option in ("--tool-call-parser", "--reasoning-parser"):
-        assert_refused(penstock("serve", str(checkpoint), option, "xml"), option, "xml", "auto, none")
+        assert_refused(penstock_here("serve", str(checkpoint), option, "xml"), option, "xml", "auto, none")
 
 
 def test_run_answers_one_prompt(checkpoint: Path) -> None:
@@ -201,35 +182,35 @@ def test_a_folder_is_a_model_and_not_the_bundled_one_of_its_name(checkpoint: Pat
     assert result.stdout == penstock("run", str(checkpoint), "hello", "--max-tokens", "5", *arguments).stdout
 
 
-def test_a_port_in_use(checkpoint: Path) -> None:
+def test_a_port_in_use(checkpoint: Path, penstock_here) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        assert_refused(penstock("serve", str(checkpoint), "--port", port), f"Port {port}", "--port")
+        assert_refused(penstock_here("serve", str(checkpoint), "--port", port), f"Port {port}", "--port")
 
 
 def test_a_model_that_is_not_there() -> None:
     assert_refused(penstock("serve", "./nowhere", "--port", "0"), "nowhere", "directory")
 
 
-def test_a_missing_weight_file(copy: Path) -> None:
+def test_a_missing_weight_file(copy: Path, penstock_here) -> None:
     (copy / "model.safetensors").unlink()
-    assert_refused(penstock("serve", str(copy), "--port", "0"), "safetensors")
+    assert_refused(penstock_here("serve", str(copy), "--port", "0"), "safetensors")
 
 
-def test_a_truncated_weight_file(copy: Path) -> None:
+def test_a_truncated_weight_file(copy: Path, penstock_here) -> None:
     weights = copy / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    assert_refused(penstock("serve", str(copy), "--port", "0"), "model.safetensors", "truncated")
+    assert_refused(penstock_here("serve", str(copy), "--port", "0"), "model.safetensors", "truncated")
 
 
-def test_a_tensor_of_the_wrong_shape(copy: Path) -> None:
+def test_a_tensor_of_the_wrong_shape(copy: Path, penstock_here) -> None:
     tensors = load_file(copy / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
     tensors[name] = tensors[name][:, :-1].contiguous()
     save_file(tensors, copy / "model.safetensors")
-    assert_refused(penstock("serve", str(copy), "--port", "0"), name, "95", "96")
+    assert_refused(penstock_here("serve", str(copy), "--port", "0"), name, "95", "96")
 
 
 @pytest.mark.parametrize(
@@ -248,11 +229,11 @@ def test_a_configuration_that_is_not_implemented(
     assert_refused(penstock_here("serve", str(copy), "--port", "0"), says)
 
 
-def test_a_tokenizer_beyond_the_vocabulary(copy: Path) -> None:
+def test_a_tokenizer_beyond_the_vocabulary(copy: Path, penstock_here) -> None:
     tokenizer = json.loads((copy / "tokenizer.json").read_text())
     tokenizer["model"]["vocab"]["th!"] = 4000
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert_refused(penstock("serve", str(copy), "--port", "0"), "4000", "320")
+    assert_refused(penstock_here("serve", str(copy), "--port", "0"), "4000", "320")
 
 
 @pytest.mark.parametrize(

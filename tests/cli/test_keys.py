@@ -1,6 +1,5 @@
-"""`penstock key`, and the keys of `penstock serve`: real processes, which refuse to be open by accident."""
+"""`penstock key`, and the keys of `penstock serve`, which refuses to be open by accident."""
 
-import os
 import re
 import socket
 import stat
@@ -21,15 +20,9 @@ KEY = re.compile(r"penstock-[A-Za-z0-9_-]{43}\n")
 SECRET = "penstock-a-secret-of-this-test"
 
 
-def penstock(*arguments: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=90,
-        env={**os.environ, **environment},
-    )
+def penstock(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "penstock.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90)
 
 
 def assert_refused(result: "subprocess.CompletedProcess[str]", *says: str) -> None:
@@ -55,7 +48,7 @@ def test_a_key_is_shown_once_and_its_entry_fits() -> None:
     assert tenant is not None and (tenant.name, tenant.weight) == ("alice", 2.0)
 
 
-def test_keys_are_added_to_a_file(tmp_path: Path) -> None:
+def test_keys_are_added_to_a_file(tmp_path: Path, penstock_here) -> None:
     path = tmp_path / "keys.toml"
     keys = {name: penstock("key", name, "--add", str(path)).stdout.strip() for name in ("alice", "bob")}
     ring = Keyring(read_keys(path))
@@ -66,13 +59,13 @@ def test_keys_are_added_to_a_file(tmp_path: Path) -> None:
         assert key not in path.read_text()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     before = path.read_text()
-    assert_refused(penstock("key", "alice", "--add", str(path)), "Two API keys have the name 'alice'")
-    assert_refused(penstock("key", "a b"), "must have 1 to 64 of")
-    assert_refused(penstock("key", "carol", "--weight", "-1", "--add", str(path)), "weight is -1.0, outside")
-    assert_refused(penstock("key", "carol", "--add", str(tmp_path)), "cannot be written")
+    assert_refused(penstock_here("key", "alice", "--add", str(path)), "Two API keys have the name 'alice'")
+    assert_refused(penstock_here("key", "a b"), "must have 1 to 64 of")
+    assert_refused(penstock_here("key", "carol", "--weight", "-1", "--add", str(path)), "weight is -1.0, outside")
+    assert_refused(penstock_here("key", "carol", "--add", str(tmp_path)), "cannot be written")
     assert path.read_text() == before
     path.write_text(before.rstrip("\n"))
-    assert penstock("key", "carol", "--add", str(path)).returncode == 0
+    assert penstock_here("key", "carol", "--add", str(path)).returncode == 0
     assert Keyring(read_keys(path)).names == ["alice", "bob", "carol"]
 
 
@@ -84,31 +77,31 @@ def test_others_are_not_served_without_being_asked_for(host: str) -> None:
     assert_refused(result, f"{host} can be reached from other machines", "--api-key-file", "--no-auth")
 
 
-def test_keys_that_cannot_be(tmp_path: Path) -> None:
+def test_keys_that_cannot_be(tmp_path: Path, penstock_here) -> None:
     path = tmp_path / "keys.toml"
-    penstock("key", "default", "--add", str(path))
-    assert_refused(penstock("serve", "--no-auth", PENSTOCK_API_KEY=SECRET), "--no-auth cannot be combined")
-    assert_refused(penstock("serve", "--no-auth", "--api-key-file", str(path)), "--no-auth cannot be combined")
-    assert_refused(penstock("serve", "--api-key-file", str(tmp_path / "x")), "cannot be read")
-    both = penstock("serve", "--api-key-file", str(path), PENSTOCK_API_KEY=SECRET)
+    penstock_here("key", "default", "--add", str(path))
+    assert_refused(penstock_here("serve", "--no-auth", PENSTOCK_API_KEY=SECRET), "--no-auth cannot be combined")
+    assert_refused(penstock_here("serve", "--no-auth", "--api-key-file", str(path)), "--no-auth cannot be combined")
+    assert_refused(penstock_here("serve", "--api-key-file", str(tmp_path / "x")), "cannot be read")
+    both = penstock_here("serve", "--api-key-file", str(path), PENSTOCK_API_KEY=SECRET)
     assert_refused(both, "has a key named 'default'")
-    for empty in (penstock("serve", PENSTOCK_API_KEY=""), penstock("serve", "--api-key", "-")):
+    for empty in (penstock_here("serve", PENSTOCK_API_KEY=""), penstock_here("serve", "--api-key", "-")):
         assert_refused(empty, "must have 1 to 512 visible ASCII characters")
-    for result in (both, penstock("serve", "--api-key", f"{SECRET} x")):
+    for result in (both, penstock_here("serve", "--api-key", f"{SECRET} x")):
         assert SECRET not in result.stdout + result.stderr
 
 
-def test_keys_are_explained_by_name_only(checkpoint: Path, tmp_path: Path) -> None:
+def test_keys_are_explained_by_name_only(checkpoint: Path, tmp_path: Path, penstock_here) -> None:
     path = tmp_path / "keys.toml"
-    key = penstock("key", "alice", "--add", str(path)).stdout.strip()
-    result = penstock(
+    key = penstock_here("key", "alice", "--add", str(path)).stdout.strip()
+    result = penstock_here(
         "serve", str(checkpoint), "--explain-config", "--api-key-file", str(path), "--api-key", "-", stdin=SECRET + "\n"
     )
     assert result.returncode == 0, result.stderr
     assert re.search(r"api keys +default, alice +every request", result.stdout)
     for secret in (SECRET, key):
         assert secret not in result.stdout + result.stderr
-    result = penstock("serve", str(checkpoint), "--explain-config")
+    result = penstock_here("serve", str(checkpoint), "--explain-config")
     assert re.search(r"api keys +none +none are given", result.stdout)
 
 

@@ -1,9 +1,13 @@
 """Standard error that never fails and never makes anybody wait."""
 
+import contextlib
+import logging
 import os
 import sys
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +33,7 @@ def test_a_reader_that_has_gone_costs_what_is_written_only() -> None:
     stream = LogStream(writer)
     for _ in range(100):
         stream.write("nobody reads this\n")
-    stream.end()
-    os.close(writer)
+    assert what_comes_later(stream, writer) == "100 pieces of this log were lost: Broken pipe.\nthe end\n"
 
 
 def test_a_reader_that_does_not_read_makes_nobody_wait() -> None:
@@ -65,9 +68,81 @@ def test_a_full_disk_costs_what_is_written_only() -> None:
     descriptor = os.open("/dev/full", os.O_WRONLY)
     stream = LogStream(descriptor)
     for _ in range(100):
-        print("there is no room for this", file=stream)
+        stream.write("there is no room for this\n")
+    lost = "100 pieces of this log were lost: No space left on device.\n"
+    assert what_comes_later(stream, descriptor) == f"{lost}the end\n"
+
+
+def what_comes_later(stream: LogStream, descriptor: int) -> str:
+    """What is written once there is something behind the descriptor that works."""
+    deadline = time.monotonic() + 10
+    while stream._lost < 100:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    reader, writer = os.pipe()
+    os.dup2(writer, descriptor)
+    os.close(writer)
+    stream.write("the end\n")
     stream.end()
     os.close(descriptor)
+    with open(reader) as read:
+        return read.read()
+
+
+@pytest.fixture
+def ended() -> Iterator[tuple[logging.Logger, int, int]]:
+    """A logger over a stream that has ended, and the pipe behind it."""
+    reader, writer = os.pipe()
+    stream = LogStream(writer)
+    logger = logging.Logger("late")
+    logger.addHandler(logging.StreamHandler(stream))
+    logger.info("in time")
+    stream.end()
+    yield logger, reader, writer
+    for descriptor in (reader, writer):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> list[BaseException | None]:
+    """What handlers of logs have caught."""
+    found: list[BaseException | None] = []
+    monkeypatch.setattr(logging.Handler, "handleError", lambda self, record: found.append(sys.exception()))
+    return found
+
+
+def test_what_is_logged_after_the_end_is_written(
+    ended: tuple[logging.Logger, int, int], raised: list[BaseException | None]
+) -> None:
+    logger, reader, writer = ended
+    for number in range(100):
+        logger.info("late %d ü \ud800", number)
+    os.close(writer)
+    with open(reader, closefd=False) as read:
+        assert read.read().splitlines() == ["in time", *(f"late {number} ü \\ud800" for number in range(100))]
+    assert not raised
+
+
+def test_nobody_waits_after_the_end_either(
+    ended: tuple[logging.Logger, int, int], raised: list[BaseException | None]
+) -> None:
+    """Neither for a reader that does not read, nor for one that has gone, nor for a descriptor that is closed."""
+    logger, reader, writer = ended
+
+    def log() -> None:
+        for _ in range(100):
+            logger.info("x" * 10_000)
+        os.close(reader)
+        logger.info("nobody is there")
+        os.close(writer)
+        logger.info("nor is the pipe")
+        logging.shutdown([weakref.ref(handler) for handler in logger.handlers])
+
+    thread = threading.Thread(target=log, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive() and not raised
 
 
 def test_without_standard_error_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

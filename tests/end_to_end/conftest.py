@@ -1,4 +1,4 @@
-"""One server for all tests of the folder."""
+"""Two servers for most tests of the folder."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,4 +17,11 @@ def served_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(served_checkpoint: Path) -> Iterator[RunningServer]:
     with serving(served_checkpoint, "--threads", "1") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def bundled() -> Iterator[RunningServer]:
+    """What is served where no model is named."""
+    with serving(None, "--threads", "2") as running:
         yield running

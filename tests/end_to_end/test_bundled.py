@@ -5,18 +5,17 @@ import sys
 
 import openai
 
-from support.live_server import serving
+from support.live_server import RunningServer
 
 QUESTION = "Write a haiku about rain."
 
 
-def test_the_server_starts_with_the_bundled_model() -> None:
-    with serving(None, "--threads", "1") as server:
-        client = openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=60)
-        assert [model.id for model in client.models.list()] == ["haiku"]
-        answer = client.chat.completions.create(
-            model="haiku", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=100
-        )
+def test_the_server_starts_with_the_bundled_model(bundled: RunningServer) -> None:
+    client = openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=60)
+    assert [model.id for model in client.models.list()] == ["haiku"]
+    answer = client.chat.completions.create(
+        model="haiku", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=100
+    )
     assert answer.choices[0].message.content
     assert answer.choices[0].finish_reason == "stop"
 

@@ -32,14 +32,8 @@ LEAST_COMPLETE, LEAST_OF_FEW, FEW = 0.95, 0.9, 100
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with serving(None, "--threads", "2") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with described_client(server.base, 120) as client:
+def http(bundled: RunningServer) -> Iterator[httpx.Client]:
+    with described_client(bundled.base, 120) as client:
         yield client
 
 
@@ -87,12 +81,12 @@ def test_random_schemas(http: httpx.Client, pytestconfig: pytest.Config) -> None
     assert complete >= (LEAST_OF_FEW if count < FEW else LEAST_COMPLETE) * count
 
 
-def test_the_official_client_parses_an_answer(server: RunningServer) -> None:
+def test_the_official_client_parses_an_answer(bundled: RunningServer) -> None:
     class Answer(BaseModel):
         topic: str = Field(max_length=20)
         lines: int = Field(ge=1, le=9)
 
-    client = openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0)
+    client = openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0)
     answer = client.chat.completions.parse(
         model="haiku", messages=MESSAGES, response_format=Answer, max_tokens=300, seed=1
     )

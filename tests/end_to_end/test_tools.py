@@ -1,14 +1,13 @@
 """Tools with a real model over HTTP: calls that must be made are made, and fit their schemas."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import openai
 import pytest
 
-from support.live_server import serving
+from support.live_server import RunningServer, serving
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Zürich?"}]
 SCHEMAS: dict[str, Any] = {
@@ -38,9 +37,8 @@ def tools(strict: bool = False) -> Any:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[openai.OpenAI]:
-    with serving(None, "--threads", "1") as server:
-        yield openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=120)
+def client(bundled: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=120)
 
 
 @pytest.mark.parametrize("parser", ["qwen3_coder", "glm45", "pythonic"])

@@ -1,13 +1,15 @@
 """Engines that end, hang or fail while they compute: they are started again, and requests go on as if nothing was."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock import LLM, SamplingParams
@@ -38,6 +40,27 @@ def expected(checkpoint: Path) -> list[list[int]]:
     return [sample.token_ids for sample in completion.samples]
 
 
+# How many ends follow each other is the tests' doing, and no reason to wait before the next start.
+AT_ONCE = Patience(settled_seconds=0.0)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    path: Path, patience: Patience | None = None, process: type[EngineProcess] = EngineProcess, **options: int
+) -> AsyncIterator[Engine]:
+    command = engine_command(sys.executable)
+    engine = await Engine.start(lambda: process.start(command, lambda done, total: None), patience)
+    try:
+        settings = EngineOptions(model=str(path), threads=1, max_model_len=512, **options)
+        prepared = prepare(settings, api_beside=True)
+        tokenizer = prepared.load_tokenizer()
+        engine.configure(prepared.config)
+        await engine.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
+        yield engine
+    finally:
+        await engine.close()
+
+
 def with_engine(
     path: Path,
     use: Callable[[Engine], Awaitable[None]],
@@ -46,17 +69,8 @@ def with_engine(
     **options: int,
 ) -> None:
     async def main() -> None:
-        command = engine_command(sys.executable)
-        engine = await Engine.start(lambda: process.start(command, lambda done, total: None), patience)
-        try:
-            settings = EngineOptions(model=str(path), threads=1, max_model_len=512, **options)
-            prepared = prepare(settings, api_beside=True)
-            tokenizer = prepared.load_tokenizer()
-            engine.configure(prepared.config)
-            await engine.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
+        async with running(path, patience, process, **options) as engine:
             await use(engine)
-        finally:
-            await engine.close()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -81,65 +95,13 @@ async def until_served_again(engine: Engine) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_stream_goes_on_where_a_killed_engine_left_it(checkpoint: Path, expected: list[list[int]]) -> None:
-    async def use(engine: Engine) -> None:
-        first = engine.process_id
-        outputs: list[RequestOutput] = []
-        async for output in engine.generate(PROMPT, LONG):
-            outputs.append(output)
-            if len(outputs) == 3:
-                os.kill(first, signal.SIGKILL)
-        assert joined(outputs) == (expected, [300, 300])
-        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
-        assert engine.process_id != first and engine.load.restarts == 1
-
-    with_engine(checkpoint, use)
-
-
-def test_requests_without_output_are_computed_by_the_next_engine(checkpoint: Path, expected: list[list[int]]) -> None:
-    async def collect(engine: Engine) -> list[RequestOutput]:
-        return [output async for output in engine.generate(PROMPT, LONG)]
-
-    async def use(engine: Engine) -> None:
-        # A stopped process has computed nothing, and ends all the same.
-        os.kill(engine.process_id, signal.SIGSTOP)
-        tasks = [asyncio.ensure_future(collect(engine)) for _ in range(8)]
+async def impatience(engine: Engine) -> None:
+    """Have a process that hangs killed soon, and give the next one the time that it needs to start."""
+    usual, first = engine._patience, engine.process_id
+    engine._patience = msgspec.structs.replace(usual, unready_seconds=1.5, hang_seconds=3.0)
+    while engine.process_id == first:
         await asyncio.sleep(0.05)
-        os.kill(engine.process_id, signal.SIGKILL)
-        await asyncio.sleep(0.05)
-        with pytest.raises(EngineUnavailable, match="started again"):
-            engine.check_ready()
-        for outputs in await asyncio.gather(*tasks):
-            assert joined(outputs)[0] == expected
-        assert engine.load.restarts == 1
-
-    with_engine(checkpoint, use)
-
-
-@pytest.mark.parametrize("action", ["raise", "exit"])
-@pytest.mark.parametrize("point", sorted(POINTS))
-def test_a_step_that_fails_costs_nobody_anything(
-    checkpoint: Path, expected: list[list[int]], point: str, action: FailAction
-) -> None:
-    async def use(engine: Engine) -> None:
-        engine.arm(point, action, passes=7)
-        outputs = [output async for output in engine.generate(PROMPT, LONG)]
-        assert joined(outputs) == (expected, [300, 300])
-        assert engine.load.restarts == 1
-
-    with_engine(checkpoint, use)
-
-
-def test_an_engine_whose_loop_hangs_is_replaced(checkpoint: Path, expected: list[list[int]]) -> None:
-    """Its other threads still tell that it lives, but not that it moves."""
-
-    async def use(engine: Engine) -> None:
-        engine.arm("engine.step", "hang", passes=20)
-        outputs = [output async for output in engine.generate(PROMPT, LONG)]
-        assert joined(outputs) == (expected, [300, 300])
-        assert engine.load.restarts == 1
-
-    with_engine(checkpoint, use, Patience(hang_seconds=4.0))
+    engine._patience = usual
 
 
 class ShortLived(EngineProcess):
@@ -155,12 +117,100 @@ class ShortLived(EngineProcess):
         return ready
 
 
-def test_a_request_that_ends_every_engine_fails_and_others_do_not(
-    checkpoint: Path, expected: list[list[int]], caplog: pytest.LogCaptureFixture
-) -> None:
-    ShortLived.lives = 3
+class Survivor:
+    """An engine that is lost again and again; a test begins with the process that served at the end of another."""
+
+    def __init__(self, runner: asyncio.Runner, engine: Engine) -> None:
+        self._runner, self._engine = runner, engine
+
+    def loses(self, count: int, use: Callable[[Engine], Awaitable[None]]) -> None:
+        """So many processes end in `use`."""
+
+        async def used() -> None:
+            before = self._engine.load.restarts
+            await use(self._engine)
+            await until_served_again(self._engine)
+            assert self._engine.load.restarts == before + count
+
+        self._runner.run(asyncio.wait_for(used(), 60))
+
+
+@pytest.fixture(scope="module")
+def survivor(checkpoint: Path) -> Iterator[Survivor]:
+    """Nobody watches it between tests, when its event loop stands still."""
+    with asyncio.Runner() as runner:
+        context = running(checkpoint, AT_ONCE, ShortLived)
+        yield Survivor(runner, runner.run(context.__aenter__()))
+        runner.run(context.__aexit__(None, None, None))
+
+
+def test_a_stream_goes_on_where_a_killed_engine_left_it(survivor: Survivor, expected: list[list[int]]) -> None:
+    async def use(engine: Engine) -> None:
+        first = engine.process_id
+        outputs: list[RequestOutput] = []
+        async for output in engine.generate(PROMPT, LONG):
+            outputs.append(output)
+            if len(outputs) == 3:
+                os.kill(first, signal.SIGKILL)
+        assert joined(outputs) == (expected, [300, 300])
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+        assert engine.process_id != first
+
+    survivor.loses(1, use)
+
+
+def test_requests_without_output_are_computed_by_the_next_engine(survivor: Survivor, expected: list[list[int]]) -> None:
+    async def collect(engine: Engine) -> list[RequestOutput]:
+        return [output async for output in engine.generate(PROMPT, LONG)]
 
     async def use(engine: Engine) -> None:
+        # A stopped process has computed nothing, and ends all the same.
+        os.kill(engine.process_id, signal.SIGSTOP)
+        tasks = [asyncio.ensure_future(collect(engine)) for _ in range(8)]
+        await asyncio.sleep(0.05)
+        os.kill(engine.process_id, signal.SIGKILL)
+        with pytest.raises(EngineUnavailable, match="started again"):
+            while True:
+                engine.check_ready()
+                await asyncio.sleep(0.005)
+        for outputs in await asyncio.gather(*tasks):
+            assert joined(outputs)[0] == expected
+
+    survivor.loses(1, use)
+
+
+@pytest.mark.parametrize("action", ["raise", "exit"])
+@pytest.mark.parametrize("point", sorted(POINTS))
+def test_a_step_that_fails_costs_nobody_anything(
+    survivor: Survivor, expected: list[list[int]], point: str, action: FailAction
+) -> None:
+    async def use(engine: Engine) -> None:
+        engine.arm(point, action, passes=7)
+        outputs = [output async for output in engine.generate(PROMPT, LONG)]
+        assert joined(outputs) == (expected, [300, 300])
+
+    survivor.loses(1, use)
+
+
+def test_an_engine_whose_loop_hangs_is_replaced(survivor: Survivor, expected: list[list[int]]) -> None:
+    """Its other threads still tell that it lives, but not that it moves."""
+
+    async def use(engine: Engine) -> None:
+        engine.arm("engine.step", "hang", passes=20)
+        impatient = asyncio.ensure_future(impatience(engine))
+        outputs = [output async for output in engine.generate(PROMPT, LONG)]
+        await impatient
+        assert joined(outputs) == (expected, [300, 300])
+
+    survivor.loses(1, use)
+
+
+def test_a_request_that_ends_every_engine_fails_and_others_do_not(
+    survivor: Survivor, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(engine: Engine) -> None:
+        ShortLived.lives = 2
+        engine.arm("engine.step", "exit")
         with pytest.raises(EngineError, match="3 times"):
             async for _ in engine.generate(PROMPT, LONG):
                 pass
@@ -168,7 +218,7 @@ def test_a_request_that_ends_every_engine_fails_and_others_do_not(
         outputs = [output async for output in engine.generate(PROMPT, LONG)]
         assert joined(outputs)[0] == expected
 
-    with_engine(checkpoint, use, process=ShortLived)
+    survivor.loses(3, use)
     assert sum("exit status 70" in record.message for record in caplog.records) == 3
 
 
@@ -186,7 +236,7 @@ def test_a_request_that_only_waited_when_engines_ended_is_served(checkpoint: Pat
         assert joined(await second)[0] == expected
         assert engine.load.restarts == 3
 
-    with_engine(checkpoint, use, process=ShortLived, max_num_seqs=2)
+    with_engine(checkpoint, use, AT_ONCE, ShortLived, max_num_seqs=2)
 
 
 def test_who_leaves_in_the_moment_in_which_an_engine_is_ready_is_gone() -> None:
@@ -205,36 +255,29 @@ def test_who_leaves_in_the_moment_in_which_an_engine_is_ready_is_gone() -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_hangs_is_not_ready_and_then_killed(checkpoint: Path, expected: list[list[int]]) -> None:
+def test_an_engine_that_hangs_is_not_ready_and_then_killed(survivor: Survivor, expected: list[list[int]]) -> None:
     async def use(engine: Engine) -> None:
-        first = engine.process_id
-        os.kill(first, signal.SIGSTOP)
+        impatient = asyncio.ensure_future(impatience(engine))
+        os.kill(engine.process_id, signal.SIGSTOP)
         began = time.monotonic()
         with pytest.raises(EngineUnavailable, match="not moved"):
             while time.monotonic() < began + 5.0:
                 engine.check_ready()
                 await asyncio.sleep(0.05)
-        while engine.process_id == first:
-            await asyncio.sleep(0.05)
+        await impatient
         await until_served_again(engine)
         outputs = [output async for output in engine.generate(PROMPT, LONG)]
         assert joined(outputs)[0] == expected
 
-    with_engine(checkpoint, use, Patience(hang_seconds=5.0))
+    survivor.loses(1, use)
 
 
-def test_an_idle_engine_counts_as_ready(checkpoint: Path) -> None:
+def test_an_idle_engine_counts_as_ready_and_a_closed_one_says_so(checkpoint: Path) -> None:
     async def use(engine: Engine) -> None:
         for _ in range(25):
             await asyncio.sleep(0.1)
             engine.check_ready()
         assert engine.load.restarts == 0
-
-    with_engine(checkpoint, use, Patience(unready_seconds=1.5, hang_seconds=2.0))
-
-
-def test_a_closed_engine_says_so(checkpoint: Path) -> None:
-    async def use(engine: Engine) -> None:
         stream = engine.generate(PROMPT, LONG)
         await anext(stream)
         await engine.close()
@@ -242,4 +285,4 @@ def test_a_closed_engine_says_so(checkpoint: Path) -> None:
             async for _ in stream:
                 pass
 
-    with_engine(checkpoint, use)
+    with_engine(checkpoint, use, Patience(unready_seconds=1.5, hang_seconds=2.0))

@@ -1,5 +1,7 @@
 """What is counted of requests and steps, in all and second by second."""
 
+from collections.abc import Callable
+
 import pytest
 
 from penstock.core.events import LoadSnapshot
@@ -71,6 +73,31 @@ def test_gaps_are_those_of_each_sample(clock: Clock) -> None:
     assert metrics.itl.life().count == 2 and metrics.itl.life().max == 1.0
     # Two tokens each: (1.5 - 0.5) / (2 - 1).
     assert metrics.tpot.life().max == 1.0
+
+
+def test_chunks_are_stamped_together_once_they_are_written(clock: Clock) -> None:
+    later: list[Callable[[], None]] = []
+    metrics = Metrics(LoadSnapshot, clock=clock, soon=later.append)
+    first, second = metrics.begin("chat"), metrics.begin("chat", arrived=clock.now - 1.0)
+    for meter in (first, second):
+        clock.now += 0.25
+        meter.passed_on([delta()], ids=False)
+    clock.now += 0.25
+    # One look at the clock for all that a step has brought.
+    [stamp] = later
+    stamp()
+    assert (first.ttft, second.ttft) == (0.75, 1.75)
+    later.clear()
+    for meter in (first, second):
+        meter.passed_on([delta()], ids=False)
+    clock.now += 0.5
+    # Whoever ends does not wait for that, and is not counted again.
+    first.end("completed")
+    assert (first.longest_gap, second.longest_gap) == (0.5, None)
+    clock.now += 0.5
+    later[0]()
+    assert (first.longest_gap, second.longest_gap) == (0.5, 1.0) and len(later) == 1
+    assert metrics.itl.life().count == 2
 
 
 def test_of_tokens_that_nobody_sees_the_end_is_the_first(clock: Clock) -> None:

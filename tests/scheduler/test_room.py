@@ -118,7 +118,11 @@ def test_rows_of_those_who_make_way_do_not_count() -> None:
     simulation.run()
 
 
-@pytest.mark.parametrize("seed", range(30))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seed" in metafunc.fixturenames:
+        metafunc.parametrize("seed", range(max(10, metafunc.config.getoption("workloads") // 100)))
+
+
 def test_a_quiet_tenant_is_in_the_next_steps_whatever_others_hold(seed: int) -> None:
     """Noisy tenants keep the batch as full as they can, with any lengths and priorities, in pools of any size.
 

@@ -184,7 +184,15 @@ ODD = (
     *("/health/live/../../v1/models", "/health/live%2f..%2f..%2fv1/models", "/health/live/%2e%2e/%2e%2e/v1/models"),
     *("//", "/.", "/index.html", "/page", "/page/", "/page/x", "/page/app.js/", "//page/app.js", "/page/../v1/models"),
     *("/page/%2e%2e/v1/models", "/page/..%2fv1/models", "/page/index.html", "/page/endpoints.py", "/PAGE/app.js"),
-    *("/health", "/health/", "/health/x", "/health/live/v1/models", "/v1/models%23/health/live", "/docs/", "/metrics/"),
+    *(
+        "/health/",
+        "//health",
+        "/health/x",
+        "/health/live/v1/models",
+        "/v1/models%23/health/live",
+        "/docs/",
+        "/metrics/",
+    ),
     *(
         "http://x/v1/models",
         "http://x/health/live/../../v1/models",

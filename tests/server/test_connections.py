@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -108,7 +109,7 @@ def test_at_the_limit_requests_are_refused_and_the_server_can_be_watched(served:
             answer = httpx.post(f"{url}/v1/completions", json={"prompt": [5]})
             assert answer.status_code == 503 and answer.headers["retry-after"] == "1"
             assert answer.json()["error"]["code"] == "too_many_connections"
-        for path in ("/health/live", "/health/ready", "/metrics"):
+        for path in ("/health", "/health/live", "/health/ready", "/metrics"):
             assert httpx.get(url + path).status_code == 200
         # Whoever keeps even these busy is answered by closed connections, or the same refusal.
         more = [
@@ -139,6 +140,38 @@ def test_who_leaves_leaves_all_requests(served: tuple[str, ScriptedEngine, threa
         second = PIPELINED + b"Transfer-Encoding: chunked\r\n\r\nno chunk\r\n"
         connect(url, stack, PIPELINED + b"Content-Length: %d\r\n\r\n%s" % (len(body), body) + second)
         until(lambda: bool(engine.calls) and engine.calls[0].closed.is_set())
+
+
+@pytest.mark.parametrize("ahead", [1, 8])
+def test_who_sends_ahead_and_leaves_is_noticed_at_once(
+    served: tuple[str, ScriptedEngine, threading.Event], ahead: int
+) -> None:
+    """Nothing is written before the answer is whole, which would tell."""
+    url, engine, release = served
+    with contextlib.ExitStack() as stack:
+        connection = connect(url, stack, REQUEST)
+        until(lambda: bool(engine.calls))
+        for _ in range(ahead):
+            connection.sendall(REQUEST)
+            time.sleep(0.01)
+    until(lambda: engine.calls[0].closed.is_set())
+    assert not release.is_set() and len(engine.calls) == 1
+
+
+def test_what_is_sent_ahead_is_answered_in_order(served: tuple[str, ScriptedEngine, threading.Event]) -> None:
+    url, engine, release = served
+    with contextlib.ExitStack() as stack:
+        connection = connect(url, stack, REQUEST)
+        until(lambda: bool(engine.calls))
+        for number in range(50):
+            connection.sendall(b"GET /v1/models/model-%d HTTP/1.1\r\nHost: localhost\r\n\r\n" % number)
+        release.set()
+        received = b""
+        while received.count(b"HTTP/1.1 404") < 50 or not received.endswith(b"}"):
+            received += connection.recv(65536)
+    assert received.startswith(b"HTTP/1.1 200")
+    told = [int(number) for number in re.findall(rb"model-(\d+)", received)]
+    assert list(dict.fromkeys(told)) == list(range(50))
 
 
 def test_who_does_not_read_a_refusal_is_cut_off(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from penstock.server.responses.schema import ResponsesFields
 from penstock.server.schema import ChatFields, CompletionFields, EmbeddingFields, Message
 from penstock.server.tokens import DetokenizeFields, TokenizeFields
 
+# Of each endpoint; 1,000 under the profile for long runs.
+EXAMPLES = settings.default.max_examples // 2
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -61,7 +63,7 @@ def check(response: Any) -> None:
     assert response.status_code == 200 or set(body["error"]) == {"message", "type", "param", "code"}
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(
     fields=st.dictionaries(st.sampled_from(CompletionFields.__struct_fields__), JSON, max_size=3),
     prompt=st.text(max_size=8) | st.lists(st.integers(0, 1100), max_size=4) | JSON,
@@ -70,7 +72,7 @@ def test_completions(_server: Any, fields: dict[str, Any], prompt: Any) -> None:
     check(_server.http.post("/v1/completions", json={"prompt": prompt, **fields}))
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(
     fields=st.dictionaries(st.sampled_from(ChatFields.__struct_fields__), JSON, max_size=3),
     messages=st.lists(MESSAGE, max_size=3),
@@ -79,7 +81,7 @@ def test_chats(_server: Any, fields: dict[str, Any], messages: Any) -> None:
     check(_server.http.post("/v1/chat/completions", json={"messages": messages, **fields}))
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(
     fields=st.dictionaries(st.sampled_from(MessagesFields.__struct_fields__), JSON, max_size=2),
     messages=st.lists(TURN, max_size=3),
@@ -93,7 +95,7 @@ def test_messages(_server: Any, fields: dict[str, Any], messages: Any, path: str
         assert response.json()["type"] == "error" and set(response.json()["error"]) == {"type", "message"}
 
 
-@settings(max_examples=150)
+@settings(max_examples=EXAMPLES)
 @given(
     fields=st.dictionaries(st.sampled_from(ResponsesFields.__struct_fields__), JSON, max_size=2),
     items=st.text(max_size=5) | st.lists(ITEM, max_size=3),
@@ -102,7 +104,7 @@ def test_responses(_server: Any, fields: dict[str, Any], items: Any) -> None:
     check(_server.http.post("/v1/responses", json={"input": items, "max_output_tokens": 5, **fields}))
 
 
-@settings(max_examples=100)
+@settings(max_examples=EXAMPLES)
 @given(
     texts=st.dictionaries(st.sampled_from(TokenizeFields.__struct_fields__), JSON, max_size=3),
     tokens=st.dictionaries(st.sampled_from(DetokenizeFields.__struct_fields__), JSON, max_size=2),
@@ -112,7 +114,7 @@ def test_tokens(_server: Any, texts: dict[str, Any], tokens: dict[str, Any]) -> 
     check(_server.http.post("/detokenize", json=tokens))
 
 
-@settings(max_examples=50)
+@settings(max_examples=EXAMPLES)
 @given(query=st.dictionaries(st.sampled_from(["limit", "order", "after", "include"]), st.text(max_size=4), max_size=2))
 def test_queries(_server: Any, query: dict[str, str]) -> None:
     response = _server.http.post("/v1/responses", json={"input": "x", "max_output_tokens": 1}).json()
@@ -120,7 +122,7 @@ def test_queries(_server: Any, query: dict[str, str]) -> None:
     check(_server.http.get(f"/v1/responses/{response['id']}", params=query))
 
 
-@settings(max_examples=100)
+@settings(max_examples=EXAMPLES)
 @given(fields=st.dictionaries(st.sampled_from(EmbeddingFields.__struct_fields__), JSON, max_size=3))
 def test_embeddings(_server: Any, fields: dict[str, Any]) -> None:
     check(_server.http.post("/v1/embeddings", json={"input": "x", **fields}))

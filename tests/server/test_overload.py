@@ -15,6 +15,7 @@ import pytest
 from penstock.core.events import LoadSnapshot
 from penstock.server.admission import Admission, Bounds
 from penstock.server.app import create_app
+from penstock.server.resolve import Resolver
 from penstock.text.chat_template import ChatTemplate
 from support.documented import described_client
 from support.http_server import running
@@ -154,6 +155,44 @@ def test_memory_pressure_and_slow_first_tokens_are_reasons_of_their_own(tokenize
             assert refused.json()["error"]["code"] == "slo_unreachable"
         for reason in ("memory_pressure", "slo_unreachable"):
             assert server.metric(f'penstock_requests_refused_total{{reason="{reason}"}}') == 1
+
+
+def test_what_was_refused_for_its_tokens_is_known_when_it_comes_again(tokenizer: Any, count_chats: list[str]) -> None:
+    """A retry is decided like the first try, by what has changed, and is parsed only where it may be taken on."""
+    body = {"messages": [{"role": "user", "content": "one two three " * 20}], "max_tokens": 2}
+    with loaded(tokenizer, bounds=Bounds(requests=100, tokens=100)) as server:
+        with in_background(server, 1, prompt=[5] * 70):
+            for _ in range(3):
+                refused = server.http.post("/v1/chat/completions", json=body)
+                assert refused.status_code == 503 and "Prompts of 70 tokens wait" in refused.json()["error"]["message"]
+            assert len(count_chats) == 1
+            # Another request is another one, in whatever it differs.
+            shorter = {**body, "messages": [{"role": "user", "content": "one"}]}
+            for other in ({**body, "max_tokens": 3}, {**body, "priority": 1}):
+                assert server.http.post("/v1/chat/completions", json=other).status_code == 503
+            assert len(count_chats) == 3
+            assert server.http.post("/v1/messages", json=body).status_code == 529
+            assert len(count_chats) == 4
+            server.outputs = 10**9
+            assert server.http.post("/v1/chat/completions", json=shorter).status_code == 200
+        assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+        assert len(count_chats) == 6
+        assert server.metric('penstock_requests_refused_total{reason="queue_full"}') == 6
+        assert server.metric('penstock_requests_total{endpoint="chat",outcome="refused"}') == 5
+
+
+@pytest.fixture
+def count_chats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """An entry for each chat that was resolved to tokens."""
+    resolved: list[str] = []
+    usual = Resolver.chat
+
+    def chat(self: Resolver, *arguments: Any) -> Any:
+        resolved.append("chat")
+        return usual(self, *arguments)
+
+    monkeypatch.setattr(Resolver, "chat", chat)
+    return resolved
 
 
 def test_a_refused_body_is_passed_over_and_the_connection_goes_on(tokenizer: Any) -> None:

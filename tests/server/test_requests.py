@@ -172,6 +172,10 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"other": True}}, "stream_options.other"),
+        (
+            {"stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
         ({"n": 1_000_000}, "n"),
         ({"n": 0}, "n"),
         ({"n": 10**30}, "n"),

@@ -28,6 +28,26 @@ def test_streamed_and_whole_responses_say_the_same(served: Any) -> None:
     assert {event["seed"] for event in streamed} == {43} and whole["seed"] == 42
 
 
+@pytest.mark.parametrize("fields", [{}, {"n": 2}, {"logprobs": True}])
+@pytest.mark.parametrize("chat", [False, True])
+def test_continuous_usage_is_in_every_event(served: Any, chat: bool, fields: dict[str, Any]) -> None:
+    if "logprobs" in fields and not chat:
+        fields = {"logprobs": 1}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    ask = served.chat if chat else served.complete
+    streamed = events(ask(stream=True, stream_options=options, **fields).text)
+    usages = [event["usage"] for event in streamed]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts) and counts[0] >= 1 and len(set(counts)) > 3
+    assert counts[-1] == counts[-2] == fields.get("n", 1) * len(served.engine.reply)
+    for usage in usages:
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        assert usage | {"completion_tokens": 0, "total_tokens": 0} == usages[-1] | {
+            "completion_tokens": 0,
+            "total_tokens": 0,
+        }
+
+
 def test_text_offsets_point_into_the_text(served: Any) -> None:
     choice = served.complete(logprobs=0, echo=False).json()["choices"][0]
     logprobs = choice["logprobs"]

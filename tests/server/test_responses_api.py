@@ -162,7 +162,7 @@ def test_reasoning_and_calls(served: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_fields_reach_the_engine(served: Any) -> None:
-    fields = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.125, "seed": 11}
+    fields = {"temperature": 0.25, "top_p": 0.5, "top_k": 7, "min_p": 0.125, "seed": 11, "ignore_eos": True}
     response = post(served, **fields, max_output_tokens=9, stop="zz", priority=-2, cache_salt="tenant")
     assert response.status_code == 200, response.text
     call = served.engine.calls[0]

@@ -34,6 +34,11 @@ class RunningServer:
             except OSError:
                 time.sleep(0.05)
 
+    def get(self, path: str) -> str:
+        """The body of an answer."""
+        with urllib.request.urlopen(self.base + path, timeout=10) as answer:
+            return str(answer.read().decode())
+
     def post(self, path: str, body: object) -> dict[str, object]:
         """The JSON answer to a JSON body."""
         request = urllib.request.Request(
@@ -58,8 +63,7 @@ class RunningServer:
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
-        with urllib.request.urlopen(self.base + "/metrics", timeout=10) as answer:
-            text = answer.read().decode()
+        text = self.get("/metrics")
         values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
         assert values, f"there is no metric {name}"
         return sum(map(float, values))

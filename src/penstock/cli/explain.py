@@ -121,6 +121,8 @@ def _notes(told: Explanation) -> list[str]:
     known = [f"{name} {value}" for name, value in names.items() if value]
     if known:
         lines.append(", ".join(known))
+    if told.missed:
+        lines.append(f"missed its service level of {', '.join(told.missed)}")
     if told.error is not None:
         lines.append(f"error {told.error.code}: {told.error.message}")
     if told.waits_for is not None:
@@ -128,7 +130,7 @@ def _notes(told: Explanation) -> list[str]:
     if told.time_to_first_token is not None:
         queue = "" if told.queue_seconds is None else f", {duration(told.queue_seconds)} of it in the queue"
         lines.append(f"first token after {duration(told.time_to_first_token)}{queue}")
-    if told.prefix is not None:
+    if told.prefix is not None and told.prefix.looked_up:
         lines.append(_prefix(told.prefix))
     if told.decode is not None:
         batch = "" if told.decode.mean_batch is None else f", {told.decode.mean_batch:.1f} sequences at a time"

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import queue
+import select
 import sys
 import threading
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ class LogStream(io.TextIOBase):
         self._texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._lost = 0
         self._why: str | None = ""
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
@@ -37,7 +39,9 @@ class LogStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Have it written, if it can be."""
-        if self._texts.qsize() < MOST_WAITING:
+        if self._ended:
+            self._put_late(text)
+        elif self._texts.qsize() < MOST_WAITING:
             self._texts.put(text)
         else:
             self._lost += 1
@@ -57,9 +61,10 @@ class LogStream(io.TextIOBase):
         return os.isatty(self._descriptor)
 
     def end(self) -> None:
-        """Write what waits, but not for long."""
+        """Write what waits, but not for long; what comes later is written at once, or not at all."""
         self._texts.put(None)
         self._thread.join(_END_SECONDS)
+        self._ended = True
 
     def _run(self) -> None:
         while (text := self._texts.get()) is not None:
@@ -73,9 +78,24 @@ class LogStream(io.TextIOBase):
                 self._why = error.strerror
 
     def _put(self, text: str) -> None:
-        rest = memoryview(text.encode(errors="backslashreplace"))
+        rest = memoryview(_encoded(text))
         while rest:
             rest = rest[os.write(self._descriptor, rest) :]
+
+    def _put_late(self, text: str) -> None:
+        """Loggers outlive the stream: those of threads that are still there, and those of the process's very end."""
+        data = _encoded(text)
+        # The descriptor may be closed by now.
+        with contextlib.suppress(OSError, ValueError):
+            for start in range(0, len(data), select.PIPE_BUF):
+                # A pipe that can be written takes so much without waiting.
+                if not select.select((), (self._descriptor,), (), 0)[1]:
+                    return
+                os.write(self._descriptor, data[start : start + select.PIPE_BUF])
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode(errors="backslashreplace")
 
 
 @contextlib.contextmanager

@@ -114,7 +114,9 @@ def serve(
     from penstock.server.tls import choose_tls
 
     keys = read_access(**vars(access))
+    figures = FigureOptions(parse_slo(judging.slo), judging.cost_per_hour).check()
     engine = computing.engine(model, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching)
+    engine["target_itl"] = figures.target_itl(computing.target_itl)
     serving = ServeOptions(
         host=host,
         port=port,
@@ -125,7 +127,7 @@ def serve(
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
         admin_socket=admin_socket,
         limits=LimitOptions(**vars(bounds)),
-        figures=FigureOptions(parse_slo(judging.slo), judging.cost_per_hour).check(),
+        figures=figures,
         tls=choose_tls(**vars(tls)),
         explain_prompts=explain_prompts,
     )

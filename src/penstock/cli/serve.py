@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from starlette.applications import Starlette
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.cli.keys import Access
@@ -34,7 +35,7 @@ from penstock.server.accounts import Accounts
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.errors import StorageUnavailable
-from penstock.server.limits import LimitOptions, make_admission, resolve_limits
+from penstock.server.limits import LimitOptions, Limits, make_admission, resolve_limits
 from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
@@ -129,7 +130,7 @@ async def _serve(
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
-        limits, bounds = resolve_limits(serve_options.limits, prepared.config, descriptors.limit())
+        limits, _ = resolve_limits(serve_options.limits, prepared.config, descriptors.limit())
         name = prepared.served_names(serve_options.names)[0]
         await asyncio.to_thread(storage.open, serve_options.data_dir, name, access.keys.tenants)
         engine.configure(prepared.config)
@@ -140,25 +141,11 @@ async def _serve(
             tokenizer_seconds = time.monotonic() - before
             text = None if tokenizer is None else partial(tokenizer.decode, skip_special=False)
             accounts = Accounts(engine, Recent(keep_prompts=serve_options.explain_prompts), text)
-            defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
-            app = create_app(
-                engine,
-                tokenizer,
-                template=reading.template,
-                output_format=reading.output_format,
-                defaults=defaults,
-                store=storage.store,
-                why_no_store=storage.why_none,
-                keys=access.keys,
-                admission=make_admission(limits.bounds, prepared.config),
-                request_timeout=limits.request_timeout,
-                local=not access.no_auth,
-                settings=serve_options.figures.settings(prepared.config, limits.bounds.requests),
-                accounts=accounts,
-            )
             serving = asyncio.ensure_future(
                 serve(
-                    app,
+                    _make_app(
+                        engine, prepared, tokenizer, reading, storage, access, limits, serve_options.figures, accounts
+                    ),
                     listener,
                     drain_seconds=serve_options.drain_timeout,
                     stall_timeout=limits.stall_timeout,
@@ -180,19 +167,12 @@ async def _serve(
         gc.freeze()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         _print_notes(prepared, tokenizer, reading, message)
-        for note in (
-            storage.note,
-            _note(files),
-            _note(access.reason),
-            *access.warnings,
-            *([_note(tls.reason)] if tls else []),
-        ):
+        encrypted = [] if tls is None else [_note(tls.reason)]
+        for note in (storage.note, _note(files), _note(access.reason), *access.warnings, *encrypted):
             console.print(escape(note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
-        console.print(
-            f"Serving [bold]{escape(engine.model.name)}[/bold] on {address_markup(host, port, tls is not None)}, "
-            "with a page at /"
-        )
+        address = address_markup(host, port, tls is not None)
+        console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address}, with a page at /")
         async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons], accounts):
             await serving
         return 0
@@ -201,6 +181,34 @@ async def _serve(
             await _cancel(serving)
         await engine.close()
         storage.close()
+
+
+def _make_app(
+    engine: Engine,
+    prepared: Prepared,
+    tokenizer: Tokenizer | None,
+    reading: "_Reading",
+    storage: "_Storage",
+    access: Access,
+    limits: Limits,
+    figures: FigureOptions,
+    accounts: Accounts,
+) -> Starlette:
+    return create_app(
+        engine,
+        tokenizer,
+        template=reading.template,
+        output_format=reading.output_format,
+        defaults=SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config),
+        store=storage.store,
+        why_no_store=storage.why_none,
+        keys=access.keys,
+        admission=make_admission(limits.bounds, prepared.config),
+        request_timeout=limits.request_timeout,
+        local=not access.no_auth,
+        settings=figures.settings(prepared.config, limits.bounds.requests),
+        accounts=accounts,
+    )
 
 
 @contextlib.asynccontextmanager

@@ -90,6 +90,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             gain anything.
         target_itl: seconds that a step should take at most, which bound its tokens by how fast those before it were;
             None: however long its tokens take.
+        bound_batch: whether this bounds how many sequences run at a time too.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -102,6 +103,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_background_tokens: int = BACKGROUND_TOKENS
     max_scored_positions: int = 128
     target_itl: float | None = None
+    bound_batch: bool = False
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
@@ -240,6 +242,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
             max_model_len=max_model_len,
             static_batching=options.static_batching,
             target_itl=target_itl,
+            bound_batch=options.target_itl is not None,
         ),
         threads=threads,
         instruction_set=_resolve_instruction_set(options, out),
@@ -398,7 +401,7 @@ def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Res
             raise ConfigurationError(
                 f"--target-itl is {asked!r}; it must be a number of seconds above 0, at most {LONGEST_TARGET_ITL:g}."
             )
-        out.note("target itl", f"{asked:g}", "as asked, in seconds")
+        out.note("target itl", f"{asked:g}", "as asked, in seconds; prompts are cut and batches are bounded for it")
         return float(asked)
     if not machine.api_beside:
         out.note("target itl", "none", "prompts are computed together here, and nobody waits for a step's end")

@@ -9,16 +9,17 @@ from typing import Literal
 
 import msgspec
 
-Wait = Literal["rows", "blocks", "budget", "share", "place", "prefix", "scores", "background"]
+Wait = Literal["rows", "pace", "blocks", "budget", "share", "place", "prefix", "scores", "background"]
 """What keeps the first of the waiting sequences waiting.
 
-rows: the batch is full (`max_num_seqs`). blocks: its prompt does not fit beside those that run (KV memory). budget: the
-step has no token left for it (`max_num_batched_tokens`, `target_itl`). share: its tenant has had its share of the step.
-place: what is free is left to tenants that have nothing. prefix: another request is computing what it can then take
-from the cache. scores: others' scores of prompts come first. background: it runs where nobody else wants to.
+rows: the batch is full (`max_num_seqs`). pace: it is as large as the time between tokens allows (`target_itl`). blocks:
+its prompt does not fit beside those that run (KV memory). budget: the step has no token left for it
+(`max_num_batched_tokens`, `target_itl`). share: its tenant has had its share of the step. place: what is free is left
+to tenants that have nothing. prefix: another request is computing what it can then take from the cache. scores: others'
+scores of prompts come first. background: it runs where nobody else wants to.
 """
 
-WAITS: tuple[Wait, ...] = ("rows", "blocks", "budget", "share", "place", "prefix", "scores", "background")
+WAITS: tuple[Wait, ...] = ("rows", "pace", "blocks", "budget", "share", "place", "prefix", "scores", "background")
 
 Missing = Literal["unseen", "different", "evicted", "other_tenant", "off"]
 """Why the prefix cache had no more of a prompt.

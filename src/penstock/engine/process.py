@@ -114,7 +114,6 @@ class EngineProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._closing = False
         self._burial: asyncio.Task[None] | None = None
         self._operations = -1
         self._numbers = itertools.count()
@@ -173,7 +172,9 @@ class EngineProcess(asyncio.Protocol):
 
     async def close(self) -> None:
         """End the process: it notices the closed socket at its next step; one that does not is killed."""
-        self._closing = True
+        if not self._ready.done():
+            # One that starts has nothing to end in order, and a second of imports before it that would notice.
+            self.kill()
         if self._transport is not None:
             self._transport.close()
         deadline = time.monotonic() + STOP_SECONDS

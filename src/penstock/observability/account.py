@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from penstock.core.facts import PrefixFound
 from penstock.engine.journal import Journal
-from penstock.observability.metrics import Endpoint, Outcome
+from penstock.observability.metrics import Endpoint, Miss, Outcome
 
 # A client that takes longer for what is sent to it is waited for; what is shorter is the server's own work.
 STALL_SECONDS = 0.01
@@ -53,11 +53,11 @@ class Account:
         differed: by prompt, the token where the prompt cache goes on with another one.
         samples: for each prompt.
         journals: of the prompts, in the order in which the engine was given them.
-        first_sent, last_sent: outputs reached the connection, one at least and all so far.
         stalls: in which the client did not read; `stalled` is the sum of all.
         sending: since when something is being sent.
         status, code, message: of the response's head, and of the error with which it ended.
         outcome: how it has ended.
+        ttft: seconds until its client got to see something; `missed` are the service levels that it missed.
         line: whether it is one of a batch.
     """
 
@@ -79,8 +79,6 @@ class Account:
     differed: dict[int, int] = field(default_factory=dict)
     samples: int = 1
     journals: list[Journal] = field(default_factory=list)
-    first_sent: float | None = None
-    last_sent: float | None = None
     sending: float | None = None
     stalls: list[Stall] = field(default_factory=list)
     stalled: float = 0.0
@@ -89,6 +87,8 @@ class Account:
     code: str | None = None
     message: str | None = None
     ended: float | None = None
+    ttft: float | None = None
+    missed: Sequence[Miss] = ()
     line: bool = False
 
     @property
@@ -104,7 +104,9 @@ class Account:
 
     @property
     def time_to_first_token(self) -> float | None:
-        """From its arrival to the first token of any prompt."""
+        """From its arrival to what its client first got to see; to the first token of any prompt while it runs."""
+        if self.ttft is not None:
+            return self.ttft
         firsts = [each.first_token.at for each in self.journals if each.first_token is not None]
         return min(firsts) - self.arrived if firsts else None
 
@@ -119,9 +121,7 @@ class Account:
     def sent(self, began: float) -> None:
         """What was handed to the connection at `began` is on its way."""
         self.sending = None
-        now = self.last_sent = time.monotonic()
-        if self.first_sent is None:
-            self.first_sent = now
+        now = time.monotonic()
         if now - began > STALL_SECONDS:
             self._stall(began, now)
 
@@ -130,6 +130,10 @@ class Account:
         if len(self.stalls) == MOST_STALLS:
             began = self.stalls.pop().began
         self.stalls.append(Stall(began, now - began))
+
+    def judged(self, ttft: float | None, missed: Sequence[Miss]) -> None:
+        """It was measured as its client sees it."""
+        self.ttft, self.missed = ttft, missed
 
     def end(self, outcome: Outcome) -> None:
         """Nothing more happens; only the first call counts."""

@@ -84,9 +84,17 @@ class Metrics:
         *,
         slo: Slo | None = None,
         clock: Callable[[], float] = time.monotonic,
+        soon: Callable[[Callable[[], None]], object] = lambda stamp: stamp(),
     ) -> None:
-        """`load` and `totals` give the engine's newest snapshot, and the sums over its steps."""
-        self._load, self._totals, self._clock = load, totals, clock
+        """Count from now on.
+
+        Args:
+            load: gives the engine's newest snapshot, and `totals` the sums over its steps.
+            clock: seconds, on one that never goes back.
+            soon: calls a function once what was handed to connections is written.
+        """
+        self._load, self._totals, self._clock, self._soon = load, totals, clock, soon
+        self._unstamped: list[_Passed] = []
         self.slo = slo
         self.ttft, self.itl, self.tpot, self.e2e, self.queue = (Latency() for _ in range(5))
         self.requests: dict[tuple[Endpoint, Outcome], int] = {
@@ -115,9 +123,10 @@ class Metrics:
         """All kinds, in the order of `stats.Latencies`."""
         return self.ttft, self.itl, self.tpot, self.e2e, self.queue
 
-    def begin(self, endpoint: Endpoint) -> "RequestMeter":
-        """Start to measure a request that has just arrived."""
-        return RequestMeter(self, endpoint)
+    def begin(self, endpoint: Endpoint, arrived: float | None = None) -> "RequestMeter":
+        """Start to measure a request, which has arrived just now if nothing else is said."""
+        now = self.now()
+        return RequestMeter(self, endpoint, now if arrived is None else arrived)
 
     def now(self) -> float:
         """The time; whatever is counted after it is of the second that is not over yet."""
@@ -168,6 +177,26 @@ class Metrics:
             self.good_tokens += tokens
         return missed
 
+    def stamp_soon(self, passed: "_Passed") -> None:
+        """Something was handed to a connection; it is written a moment later, with all that others gain by a step."""
+        self._unstamped.append(passed)
+        if len(self._unstamped) == 1:
+            self._soon(self._stamp)
+
+    def stamp_now(self, meter: "RequestMeter") -> None:
+        """A request ends, and with it what is left to be written of it."""
+        now = self.now()
+        for passed in self._unstamped:
+            if passed[0] is meter:
+                meter.written(now, *passed[1:])
+        self._unstamped = [passed for passed in self._unstamped if passed[0] is not meter]
+
+    def _stamp(self) -> None:
+        now, unstamped = self.now(), self._unstamped
+        self._unstamped = []
+        for meter, deltas, ids in unstamped:
+            meter.written(now, deltas, ids)
+
     def _end_seconds(self, now: float) -> None:
         """The second is over, and others that passed since without anything to count."""
         sums = self.sums()
@@ -197,7 +226,7 @@ class RequestMeter:
         "_endpoint", "_ended", "_last", "_metrics", "_queued", "_tokens", "arrived", "longest_gap", "missed", "ttft",
     )  # fmt: skip
 
-    def __init__(self, metrics: Metrics, endpoint: Endpoint) -> None:
+    def __init__(self, metrics: Metrics, endpoint: Endpoint, arrived: float) -> None:
         self._metrics = metrics
         self._endpoint = endpoint
         # By sample, when its newest chunk was passed on.
@@ -206,7 +235,7 @@ class RequestMeter:
         self._queued: list[Journal] = []
         self._tokens = 0
         self._ended = False
-        self.arrived = metrics.now()
+        self.arrived = arrived
         self.ttft: float | None = None
         self.longest_gap: float | None = None
         self.missed: Sequence[Miss] = ()
@@ -230,10 +259,13 @@ class RequestMeter:
     def passed_on(self, deltas: Sequence[SampleDelta], *, ids: bool) -> None:
         """What samples gained was passed on to the client; a chunk has content where there is text, or where `ids`.
 
-        To be called when it was written, or, of an answer that is sent as a whole, when it came.
+        To be called when it is sent, or, of an answer that is sent as a whole, when it came.
         """
-        metrics, last = self._metrics, self._last
-        now = metrics.now()
+        self._metrics.stamp_soon((self, deltas, ids))
+
+    def written(self, now: float, deltas: Sequence[SampleDelta], ids: bool) -> None:
+        """The same has reached the connection."""
+        last = self._last
         for delta in deltas:
             if not (delta.text or (ids and delta.token_ids)):
                 continue
@@ -241,12 +273,12 @@ class RequestMeter:
             last[delta.index] = now
             if before is not None:
                 gap = now - before
-                metrics.itl.observe(gap)
+                self._metrics.itl.observe(gap)
                 if self.longest_gap is None or gap > self.longest_gap:
                     self.longest_gap = gap
             elif self.ttft is None:
                 self.ttft = now - self.arrived
-                metrics.ttft.observe(self.ttft)
+                self._metrics.ttft.observe(self.ttft)
 
     def finished(self, reason: FinishReason) -> None:
         """A sample has ended."""
@@ -259,6 +291,7 @@ class RequestMeter:
         if self._ended:
             return duration
         self._ended = True
+        metrics.stamp_now(self)
         self._note_queues()
         metrics.in_flight -= 1
         metrics.requests[self._endpoint, outcome] += 1
@@ -289,3 +322,7 @@ class RequestMeter:
             metrics.tpot.observe(tpot)
         figures: dict[Figure, float | None] = {"ttft": self.ttft, "itl": self.longest_gap, "tpot": tpot, "e2e": e2e}
         self.missed = metrics.judge(figures, self._tokens)
+
+
+# What was handed to a connection, and whether chunks have content by their ids alone.
+_Passed = tuple[RequestMeter, Sequence[SampleDelta], bool]

@@ -1,13 +1,14 @@
 """The accounts of requests that run, and of those that have ended lately: bounded, and each tenant's for itself."""
 
 from collections import deque
-from collections.abc import Callable
 
 from penstock.observability.account import Account
 
-# Of requests that have ended; of those that failed or missed what was promised; of batches' lines.
+# Of requests that have ended; of those that failed or missed what was promised; of those that were not taken on; of
+# batches' lines.
 MOST_RECENT = 1024
 MOST_NOTED = 256
+MOST_REFUSED = 256
 MOST_LINES = 256
 
 _NOTED = ("failed", "timed_out")
@@ -16,20 +17,19 @@ _NOTED = ("failed", "timed_out")
 class Recent:
     """Keeps accounts.
 
-    What was slow or failed is kept longer than what was not, so that it can still be asked for; lines of batches, of
-    which there may be very many, do not crowd out what people wait for.
+    What was slow or failed is kept longer than what was not, so that it can still be asked for; refusals and lines of
+    batches, of which there may be very many, do not crowd out what people wait for.
 
     Args:
-        missed: whether a request that has ended missed a service level.
         keep_prompts: whether prompts' tokens are kept behind their requests' ends.
     """
 
-    def __init__(self, missed: Callable[[Account], bool] | None = None, *, keep_prompts: bool = False) -> None:
+    def __init__(self, *, keep_prompts: bool = False) -> None:
         self.keep_prompts = keep_prompts
-        self._missed = missed
         self._running: dict[str, Account] = {}
         self._recent: deque[Account] = deque()
         self._noted: deque[Account] = deque()
+        self._refused: deque[Account] = deque()
         self._lines: deque[Account] = deque()
         # By the request's id and by its response's; those that clients gave, by tenant.
         self._by_id: dict[str, Account] = {}
@@ -54,9 +54,9 @@ class Recent:
             account.prompts = []
         if account.line:
             self._keep(self._lines, account, MOST_LINES)
-            return
-        noted = account.outcome in _NOTED or (self._missed is not None and self._missed(account))
-        if noted:
+        elif account.taken_on is None:
+            self._keep(self._refused, account, MOST_REFUSED)
+        elif account.outcome in _NOTED or account.missed:
             self._keep(self._noted, account, MOST_NOTED)
         else:
             self._keep(self._recent, account, MOST_RECENT)
@@ -73,7 +73,7 @@ class Recent:
 
     def all(self, tenant: str | None) -> list[Account]:
         """A tenant's accounts, or everybody's where `tenant` is None; those of the newest requests first."""
-        accounts = [*self._running.values(), *self._recent, *self._noted, *self._lines]
+        accounts = [*self._running.values(), *self._recent, *self._noted, *self._refused, *self._lines]
         seen = [account for account in accounts if tenant in (None, account.tenant)]
         return sorted(seen, key=lambda account: account.arrived, reverse=True)
 

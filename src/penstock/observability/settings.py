@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from penstock.core.config import EngineConfig, Reason
+from penstock.core.config import LONGEST_TARGET_ITL, EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.slo import Slo
 from penstock.observability.stats import Settings
@@ -31,6 +31,12 @@ class FigureOptions(msgspec.Struct, frozen=True):
                 f"--cost-per-hour is {cost:g}; it must be more than 0 and at most {_MOST_COST:g}, in your currency."
             )
         return self
+
+    def target_itl(self, asked: float | None) -> float | None:
+        """What the engine's steps aim for: what was asked for, else the service level, so that it can be met."""
+        if asked is not None or self.slo is None or self.slo.itl is None:
+            return asked
+        return min(self.slo.itl, LONGEST_TARGET_ITL)
 
     @property
     def reasons(self) -> list[Reason]:

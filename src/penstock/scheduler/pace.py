@@ -1,4 +1,4 @@
-"""How many tokens a step may have, so that it takes no longer than it should."""
+"""How many tokens and rows a step may have, so that it takes no longer than it should."""
 
 from penstock.core.plan import StepPlan
 
@@ -7,6 +7,14 @@ from penstock.core.plan import StepPlan
 LEAST_PROMPT = 64
 # What the newest step weighs beside all before it.
 NEWEST = 0.1
+# Of what a step takes whatever is in it, the part by which rows may lengthen it in any case.
+LEAST_ROWS_PART = 0.25
+# A batch of so many rows is never too large, and one of more at most so many times as large as one that was measured.
+LEAST_ROWS = 4
+GROWTH = 2
+LEAST_VARIANCE = 0.25
+# A step has mostly decodes where it has at most so many tokens to a row. One of a short prompt costs about as much.
+MOSTLY_DECODES = 1.5
 
 
 class Pace:
@@ -38,3 +46,55 @@ class Pace:
         # Until a first step was measured, one that is worth its while says how fast they are.
         wanted = int(self._target * self._tokens / self._seconds) if self._seconds else 0
         return min(most, max(wanted, decodes + LEAST_PROMPT))
+
+
+class Rows:
+    """How long steps are in which mostly decodes are computed, and so how many rows they may have.
+
+    Seconds are taken to be a constant, in which weights are read, and as much for each row: the line through the last
+    steps that is nearest to them in squares, older ones weighing less. Contexts that grow make it steeper in time.
+    """
+
+    def __init__(self, target: float | None) -> None:
+        """`target`: seconds that such a step should take at most; None: it may have any number of rows."""
+        self._target = target
+        self._largest = 0
+        self._rows = self._seconds = self._variance = self._covariance = 0.0
+        # Seconds of a row; nothing is known of it before batches of several sizes were measured.
+        self._each = 0.0
+
+    def measured(self, plan: StepPlan, seconds: float) -> None:
+        """A step took so long; 0 where that is not known."""
+        rows, tokens = len(plan.rows), plan.num_tokens
+        if self._target is None or seconds <= 0:
+            return
+        if seconds <= self._target or rows == tokens:
+            self._largest = max(self._largest, rows)
+        # Where somebody comes in every step, there are none in which nothing else is computed.
+        if tokens > MOSTLY_DECODES * rows:
+            return
+        if not self._rows:
+            self._rows, self._seconds = float(tokens), seconds
+        more, longer = tokens - self._rows, seconds - self._seconds
+        self._rows += NEWEST * more
+        self._seconds += NEWEST * longer
+        self._variance = (1 - NEWEST) * (self._variance + NEWEST * more * more)
+        self._covariance = (1 - NEWEST) * (self._covariance + NEWEST * more * longer)
+        # A batch that has not changed for long says nothing new of it.
+        if self._variance > LEAST_VARIANCE:
+            self._each = max(0.0, self._covariance / self._variance)
+
+    def most(self, limit: int) -> int:
+        """Rows that a batch may have, at most `limit`.
+
+        Where a step takes too long with whatever is in it, rows that lengthen it little are no loss.
+        """
+        if self._target is None:
+            return limit
+        if not self._largest:
+            return min(limit, LEAST_ROWS)
+        most = limit
+        if self._each > 0:
+            fixed = self._seconds - self._each * self._rows
+            most = int(max(self._target - fixed, LEAST_ROWS_PART * fixed) / self._each)
+        return max(1, min(limit, max(LEAST_ROWS, min(most, GROWTH * self._largest))))

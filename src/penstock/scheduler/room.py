@@ -5,6 +5,7 @@ from itertools import chain
 
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
+from penstock.scheduler.pace import Rows
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
 from penstock.scheduler.sequence import Sequence
 
@@ -15,11 +16,19 @@ RESERVED_PART = 8
 class Room:
     """Asks the pool and the queues; changes nothing."""
 
-    def __init__(self, config: SchedulerConfig, cache: KVCache, running: OrderedQueue, waiting: WaitingQueue) -> None:
+    def __init__(
+        self, config: SchedulerConfig, cache: KVCache, running: OrderedQueue, waiting: WaitingQueue, pace: Rows
+    ) -> None:
         self._config = config
+        self._pace = pace
         self._cache = cache
         self._running = running
         self._waiting = waiting
+
+    @property
+    def rows(self) -> int:
+        """Sequences that may run at a time."""
+        return self._pace.most(self._config.max_num_seqs)
 
     @property
     def is_closed(self) -> bool:
@@ -50,7 +59,7 @@ class Room:
         known = self._waiting.tenants(sequence.order[0])
         if sequence.admitted or known < 2:
             return True
-        tenant, rows = sequence.request.standing.tenant, self._config.max_num_seqs
+        tenant, rows = sequence.request.standing.tenant, self.rows
         beside = [other for other in self._running if other.order[0] <= sequence.order[0]]
         own = sum(other.request.standing.tenant == tenant for other in beside)
         if not own:
@@ -97,7 +106,7 @@ class Room:
         if head.background != background or self._waiting.tenants(priority) < 2:
             return
         running = len(self._running)
-        rows = self._config.max_num_seqs - sum(sequence.background <= background for sequence in self._running)
+        rows = self.rows - sum(sequence.background <= background for sequence in self._running)
         blocks = self.blocks(running) - running * len(self._cache.spec.groups)
         firsts = self._waiting.firsts(priority)
         for turn, sequence in enumerate(chain(firsts, self._waiting.seconds(priority))):

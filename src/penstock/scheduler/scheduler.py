@@ -17,7 +17,7 @@ from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.draft import Draft, PlannedRow
 from penstock.scheduler.notes import Notes
-from penstock.scheduler.pace import Pace
+from penstock.scheduler.pace import Pace, Rows
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
 from penstock.scheduler.room import Room
 from penstock.scheduler.sequence import NO_STAMP, Sequence
@@ -52,8 +52,9 @@ class Scheduler:
         self._requests: dict[int, list[Sequence]] = {}
         self._waiting = WaitingQueue()
         self._running = OrderedQueue()
-        self._room = Room(config, cache, self._running, self._waiting)
         self._pace = Pace(config.target_itl)
+        self._rows = Rows(config.target_itl if config.bound_batch else None)
+        self._room = Room(config, cache, self._running, self._waiting, self._rows)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
         # Of the plan in the making; who was preempted for none is told with the next.
         self._notes = Notes()
@@ -267,7 +268,7 @@ class Scheduler:
         for victim in reversed(outranked):
             running = len(self._running)
             blocks = self._room.blocks(running) + pool.num_retiring
-            if running < self.config.max_num_seqs and self._room.blocks_to_admit(head, running) <= blocks:
+            if running < self._room.rows and self._room.blocks_to_admit(head, running) <= blocks:
                 return
             self._preempt(victim)
 
@@ -280,13 +281,13 @@ class Scheduler:
         if self._waiting.first().background != background:
             return "background"
         if not self._make_row(background):
-            return "rows"
+            return self._full
         held: Wait | None = None
         for sequence in self._room.turns():
             if sequence.background != background:
                 return held or "background"
             if not self._make_row(background):
-                return held or "rows"
+                return held or self._full
             if draft.budget <= 0:
                 return held or "budget"
             # One that was preempted while a plan was outstanding still has to receive its token.
@@ -316,9 +317,14 @@ class Scheduler:
             allowances.take(sequence, self._start(sequence, cached, allowed, draft))
         return held or "place"
 
+    @property
+    def _full(self) -> Wait:
+        """Why the batch has no row left."""
+        return "rows" if len(self._running) >= self.config.max_num_seqs else "pace"
+
     def _make_row(self, background: bool) -> bool:
         """Whether the batch has a row left; somebody who waits can have one of those for which nobody does."""
-        if len(self._running) < self.config.max_num_seqs:
+        if len(self._running) < self._room.rows:
             return True
         if background or not self._running.last().background:
             return False
@@ -410,6 +416,7 @@ class Scheduler:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
         self._pace.measured(plan, result.seconds)
+        self._rows.measured(plan, result.seconds)
         self._totals.steps += 1
         return outputs
 
@@ -437,7 +444,7 @@ class Scheduler:
             if fork.finished:
                 continue
             alive = parent.running and parent.epoch == row.epoch and self.cache.can_fork(parent.blocks, row.end)
-            if alive and len(self._running) < self.config.max_num_seqs:
+            if alive and len(self._running) < self._room.rows:
                 fork.blocks = self.cache.fork(parent.blocks, fork.id, row.end)
                 fork.computed = fork.reserved = row.end
                 fork.running = True

@@ -13,6 +13,7 @@ from penstock.observability.explain.explanation import Explanation, RequestSumma
 from penstock.observability.metrics import Endpoint, Outcome
 from penstock.observability.recent import Recent
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
+from penstock.server.refusals import RefusalLog
 
 logger = logging.getLogger("penstock.server")
 
@@ -33,11 +34,13 @@ class Accounts:
         self._engine = engine
         self._recent = recent or Recent()
         self._text = text
+        self._refusals = RefusalLog()
         self.figures = Figures()
 
-    def begin(self, endpoint: Endpoint, tenant: str, client_id: str | None = None) -> Account:
-        """The account of the request that the running task serves."""
-        account = Account(REQUEST_ID.get() or new_request_id(), endpoint, tenant, client_id=client_id)
+    def begin(self, endpoint: Endpoint, tenant: str, arrived: float, client_id: str | None = None) -> Account:
+        """The account of the request that the running task serves, whose head was read at `arrived`."""
+        created = time.time() - (time.monotonic() - arrived)
+        account = Account(REQUEST_ID.get() or new_request_id(), endpoint, tenant, arrived, created, client_id=client_id)
         self._recent.begin(account)
         return account
 
@@ -54,13 +57,27 @@ class Accounts:
 
     def end(self, account: Account, outcome: Outcome) -> None:
         """The request has ended; only the first call counts."""
+        if self._end(account, outcome) and not account.line:
+            self._log(account)
+
+    def refuse(self, account: Account, outcome: Outcome, error: PenstockError, status: int) -> None:
+        """The request has ended with an error before it was taken on."""
+        failed(account, error, status)
+        if self._end(account, outcome):
+            others = self._refusals.refused(error, time.monotonic())
+            if others is not None:
+                self._log(account, others)
+
+    def _end(self, account: Account, outcome: Outcome) -> bool:
         if account.outcome is not None:
-            return
+            return False
         account.end(outcome)
         self._recent.end(account)
-        # Of a batch, one line tells.
-        if not account.line and logger.isEnabledFor(logging.INFO):
-            _log(account, cause_of(account, self._now(), self.figures))
+        return True
+
+    def _log(self, account: Account, others: str = "") -> None:
+        if logger.isEnabledFor(logging.INFO):
+            _log(account, cause_of(account, self._now(), self.figures), others)
 
     def explain(self, request_id: str, tenant: str | None) -> Explanation | None:
         """Why a tenant's request took as long as it did, or anybody's, for the operator, where `tenant` is None."""
@@ -85,7 +102,7 @@ def failed(account: Account, error: PenstockError, status: int) -> None:
     account.code, account.message, account.status = error.code, error.message, status
 
 
-def _log(account: Account, cause: str) -> None:
+def _log(account: Account, cause: str, others: str) -> None:
     """One line for a request; whatever reads JSON gets its figures by name."""
     assert account.ended is not None
     seconds = account.ended - account.arrived
@@ -103,6 +120,7 @@ def _log(account: Account, cause: str) -> None:
         "seconds": _rounded(seconds),
         "queue_seconds": _rounded(account.queue_seconds),
         "time_to_first_token": _rounded(account.time_to_first_token),
+        "missed": list(account.missed),
         "cause": cause,
         "error": account.code,
     }
@@ -121,7 +139,7 @@ def _log(account: Account, cause: str) -> None:
         text += f"{account.status} {account.message} "
     if account.taken_on is not None:
         text += f"{account.prompt_tokens} prompt tokens, {account.output_tokens} output tokens, "
-    logger.info("%s%.3f s, most of it %s%s", text, seconds, cause, named, extra={"fields": fields})
+    logger.info("%s%.3f s, most of it %s%s%s", text, seconds, cause, named, others, extra={"fields": fields})
 
 
 def _rounded(seconds: float | None) -> float | None:

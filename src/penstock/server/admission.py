@@ -193,6 +193,13 @@ class Admission:
 
     def admit(self, demand: Demand, load: LoadSnapshot, now: float) -> Ticket:
         """Take a request on, or raise Overloaded."""
+        ticket = self.consider(demand, load, now)
+        self._promised += ticket.promised
+        self._count(demand.priority, len(demand.prompts), sum(demand.prompts))
+        return ticket
+
+    def consider(self, demand: Demand, load: LoadSnapshot, now: float) -> Ticket:
+        """What a request would have if it were taken on now. Raises Overloaded where it would not be."""
         self._look(load, now)
         tokens = sum(demand.prompts)
         self._check_bounds(len(demand.prompts), tokens)
@@ -205,8 +212,6 @@ class Admission:
             ticket.owed[prompt * demand.samples : (prompt + 1) * demand.samples] = [owed] * demand.samples
             ticket.promised += own + demand.samples * owed
         self._check_memory(ticket, load)
-        self._promised += ticket.promised
-        self._count(demand.priority, len(demand.prompts), tokens)
         return ticket
 
     def gained(self, ticket: Ticket, sample: int, tokens: int, load: LoadSnapshot, now: float, *, ended: bool) -> None:

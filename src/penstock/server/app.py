@@ -4,7 +4,8 @@ It is Starlette, with bodies parsed by msgspec: strict types, unknown fields ref
 between a token and its socket.
 """
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -103,7 +104,7 @@ def create_app(
     condition = None if store is None else store.condition
     keys, settings = keys or Keyring(), settings or Settings()
     slo = None if settings.slo is None else Slo(**settings.slo)
-    metrics = Metrics(lambda: engine.load, lambda: engine.totals, slo=slo)
+    metrics = Metrics(lambda: engine.load, lambda: engine.totals, slo=slo, soon=_soon)
     engine.observe(metrics.step)
     gate = Gate(engine, admission or default_admission())
     accounts = accounts or Accounts(engine)
@@ -118,13 +119,13 @@ def create_app(
             Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local),
         ],
         routes=[
-            *stored.routes(),
             Route("/v1/completions", api.completions, methods=["POST"]),
             Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
             Route("/v1/embeddings", api.embeddings, methods=["POST"]),
             *MessagesApi(service).routes(),
             *ResponsesApi(service, None if store is None else store.responses).routes(),
             *ExplainApi(accounts).routes(),
+            *stored.routes(),
             Route("/v1/models", api.models, methods=["GET"]),
             Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
             *TokensApi(service).routes(),
@@ -200,6 +201,11 @@ class _Api:
     async def page(self, request: Request) -> Response:
         """`GET /docs`"""
         return Response(page(_description(self._keyed)), media_type="text/html")
+
+
+def _soon(function: Callable[[], None]) -> None:
+    """Call it in the loop's next turn, before which it writes what it was given in this one."""
+    asyncio.get_running_loop().call_soon(function)
 
 
 @cache

@@ -15,7 +15,7 @@ logger = logging.getLogger("penstock.server")
 
 # What answers without a key: to those who watch the server, and a page that asks for a key. They say nothing of what is
 # served, or to whom.
-OPEN_PATHS = frozenset({"/health/live", "/health/ready", *PAGE_FILES})
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", *PAGE_FILES})
 _POLICY_VIOLATION = 1008
 
 

@@ -1,10 +1,11 @@
-"""Reading a request's body: only JSON, and never more than the limit."""
+"""Reading a request's body: only JSON, and never more than the limit. Behind it nothing comes but the client's end."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import cast
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
 
 from penstock.core.errors import RequestError
 from penstock.server.errors import BodiesFull, BodyTooLarge, UnsupportedMediaType
@@ -73,6 +74,13 @@ async def read_json_body(request: Request, limit: int, room: BodyRoom | None = N
     if size > limit:
         raise _too_large(limit)
     return cast(bytes, body)  # nobody changes it any more, and a copy would take the room again
+
+
+async def disconnected(receive: Receive) -> None:
+    """Returns when the client has gone, or its request is answered."""
+    message: Message = {}
+    while message.get("type") != "http.disconnect":
+        message = await receive()
 
 
 def _too_large(limit: int) -> BodyTooLarge:

@@ -6,7 +6,7 @@ from typing import Protocol
 # So many of all are left to those who watch the server, and to take a request in and say that there is no room.
 SPARE_CONNECTIONS = 16
 # What is answered although there is no room for requests.
-WATCHED_PATHS = frozenset({b"/health/live", b"/health/ready", b"/metrics"})
+WATCHED_PATHS = frozenset({b"/health", b"/health/live", b"/health/ready", b"/metrics"})
 
 
 class Idle(Protocol):

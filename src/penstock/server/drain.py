@@ -12,7 +12,7 @@ from penstock.server.errors import ServerStopping, error_response, form_of
 from penstock.server.request_ids import Identified
 
 # What still answers: whoever watches wants to see the end.
-_OPEN = ("/health/live", "/metrics")
+_OPEN = ("/health/live", "/metrics", "/v1/stats")
 # Where responses find the drain in an ASGI scope.
 _KEY = "penstock.drain"
 _LAST_WORDS_SECONDS = 5.0
@@ -36,6 +36,11 @@ class Drain:
         # What those are told that are left when there is no more time, and those whose bodies arrive later still.
         self._verdict: PenstockError | None = None
         self._quiet = asyncio.Event()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the end has begun, so that nothing else does."""
+        return self._begun
 
     @property
     def requests(self) -> int:
@@ -90,3 +95,9 @@ def running(scope: Scope, response: Ending) -> contextlib.AbstractContextManager
     """Let the server that handles `scope` know of a response that takes long, while the block runs."""
     drain = scope.get(_KEY)
     return contextlib.nullcontext() if drain is None else drain.runs(response)
+
+
+def is_ending(scope: Scope) -> bool:
+    """Whether the server that handles `scope` takes on nothing more."""
+    drain = scope.get(_KEY)
+    return drain is not None and drain.begun

@@ -122,6 +122,7 @@ ENDPOINTS = (
     ),
     Endpoint("GET", "/v1/requests/{id}/explain", "Where a request's time went", Explanation),
     Endpoint("GET", "/version", "The release", answers.Version),
+    Endpoint("GET", "/health", "The same as /health/ready", answers.Readiness, open=True),
     Endpoint("GET", "/health/live", "Whether this process answers", answers.Status, open=True),
     Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Readiness, open=True),
     Endpoint("GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", answers.Probe),

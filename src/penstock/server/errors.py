@@ -322,6 +322,4 @@ async def on_method_not_allowed(request: Request, error: Exception) -> Response:
 
 def _message(error: PenstockError) -> str:
     # Messages may quote what a client sent, and so hold half of a surrogate pair.
-    if any(0xD800 <= ord(character) <= 0xDFFF for character in error.message):
-        return error.message.encode("utf-8", "replace").decode()
-    return error.message
+    return error.message if error.message.isascii() else error.message.encode("utf-8", "replace").decode()

@@ -28,6 +28,7 @@ def check_extras(fields: CommonFields | EmbeddingFields) -> None:
     if isinstance(fields, CommonFields):
         check_metadata(fields.metadata or {})
         _check_tier(fields)
+        _check_stream_options(fields)
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
@@ -48,6 +49,16 @@ def _check_tier(fields: CommonFields) -> None:
         raise InvalidParameter("service_tier", f"{tier[:40]!r} is not one of {', '.join(TIERS)}.")
     if fields.priority is not None:
         raise InvalidParameter("service_tier", "cannot be combined with priority; send one of them.")
+
+
+def _check_stream_options(fields: CommonFields) -> None:
+    options = fields.stream_options
+    if options is None:
+        return
+    if not fields.stream:
+        raise InvalidParameter("stream_options", "needs stream to be true.")
+    if options.continuous_usage_stats and not options.include_usage:
+        raise InvalidParameter("stream_options.continuous_usage_stats", "needs include_usage to be true.")
 
 
 def standing_of(fields: CommonFields | EmbeddingFields) -> Standing:

@@ -9,6 +9,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import InvalidParameter
+from penstock.server.body import disconnected
 from penstock.server.errors import StorageOff
 from penstock.server.listing import list_page, read_page
 from penstock.server.service import json_response
@@ -82,7 +83,7 @@ class ContentResponse:
         self._contents = contents
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends as fast as the client reads."""
+        """Sends as fast as the client reads, and until it has gone."""
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", str(self._file.bytes).encode()),
@@ -90,11 +91,17 @@ class ContentResponse:
             (b"content-disposition", f'attachment; filename="{self._file.id}.jsonl"'.encode()),
             (b"x-content-type-options", b"nosniff"),
         ]
-        with self._contents as contents:
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            while scope["method"] != "HEAD" and (data := await asyncio.to_thread(contents.read, _CHUNK_BYTES)):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            with self._contents as contents:
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                while scope["method"] != "HEAD" and (data := await asyncio.to_thread(contents.read, _CHUNK_BYTES)):
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    if gone.done():
+                        return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
 
 
 def file_object(file: StoredFile) -> dict[str, Any]:

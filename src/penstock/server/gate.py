@@ -1,13 +1,38 @@
 """What stands between requests and the engine: admission with its clock, for one server."""
 
 import asyncio
+import hashlib
+from collections import OrderedDict
+from typing import NamedTuple
 
+from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.server.admission import Admission, Demand, Ticket
 from penstock.server.resolve import Job
 
 # A body without these words asks for no priority. One that writes them otherwise, as JSON can, is taken for such.
 _PRIORITY_WORDS = (b'"priority"', b'"service_tier"')
+
+# Of requests that were refused once their tokens were counted, so many are known again, if they have no more bytes and
+# prompts than these.
+_MOST_KNOWN = 4096
+_MOST_KNOWN_BYTES, _MOST_KNOWN_PROMPTS = 64 * 1024, 8
+
+
+class Asked(NamedTuple):
+    """A request that was read and not yet parsed: whose it is, and what it asks of whom."""
+
+    tenant: str
+    endpoint: str
+    body: bytes
+
+    def digest(self) -> bytes | None:
+        """The same for the same request, None for one that is too long to be known again."""
+        if len(self.body) > _MOST_KNOWN_BYTES:
+            return None
+        digest = hashlib.blake2b(f"{self.endpoint} {self.tenant}\n".encode(), digest_size=16)
+        digest.update(self.body)
+        return digest.digest()
 
 
 class Pass:
@@ -36,20 +61,29 @@ class Gate:
     def __init__(self, engine: EngineClient, admission: Admission) -> None:
         self.engine = engine
         self.admission = admission
+        # Whoever is refused sends the same again, whose tokens need not be counted again to refuse it again.
+        self._known: OrderedDict[bytes, Demand] = OrderedDict()
 
     def check(self) -> None:
         """Raise Overloaded where whatever comes is refused: nothing of it has to be read."""
         self.admission.check(self.engine.load, _now())
 
-    def check_body(self, body: bytes) -> bool:
-        """The same for a body that was read; False where its priority has to be known first."""
-        if any(word in body for word in _PRIORITY_WORDS):
+    def check_asked(self, asked: Asked) -> bool:
+        """The same for a request that was read; False where its priority has to be known first."""
+        load, now = self.engine.load, _now()
+        digest = asked.digest() if self._known else None
+        known = None if digest is None else self._known.get(digest)
+        if known is not None:
+            self.admission.shed(known.priority, load, now)
+            self.admission.consider(known, load, now)
+            return True
+        if any(word in asked.body for word in _PRIORITY_WORDS):
             return False
-        self.admission.shed(0, self.engine.load, _now())
+        self.admission.shed(0, load, now)
         return True
 
-    def admit(self, job: Job, *, checked: bool) -> Pass:
-        """Take a job on, or raise Overloaded; `checked` is what `check_body` has said."""
+    def admit(self, asked: Asked, job: Job, *, checked: bool) -> Pass:
+        """Take a job on, or raise Overloaded; `checked` is what `check_asked` has said."""
         load, now, priority = self.engine.load, _now(), job.standing.priority
         if not checked:
             self.admission.shed(priority, load, now)
@@ -60,7 +94,18 @@ class Gate:
             priority=priority,
             tenant=job.standing.tenant,
         )
-        return Pass(self, self.admission.admit(demand, load, now))
+        try:
+            return Pass(self, self.admission.admit(demand, load, now))
+        except Overloaded:
+            self._remember(asked, demand)
+            raise
+
+    def _remember(self, asked: Asked, demand: Demand) -> None:
+        digest = asked.digest()
+        if digest is not None and len(demand.prompts) <= _MOST_KNOWN_PROMPTS:
+            self._known[digest] = demand
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
 
 
 def _now() -> float:

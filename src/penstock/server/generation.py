@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Protocol, runtime_checkable
 
 import msgspec
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.engine.interface import EngineClient, RequestOutput
@@ -15,6 +15,7 @@ from penstock.engine.journal import Journal
 from penstock.observability.account import Account
 from penstock.observability.metrics import Outcome, RequestMeter
 from penstock.server.accounts import Accounts, failed
+from penstock.server.body import disconnected
 from penstock.server.drain import running
 from penstock.server.errors import ErrorForm, as_penstock_error, error_response, outcome_of
 from penstock.server.gate import Pass
@@ -138,7 +139,7 @@ class GenerationResponse:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = self._work = asyncio.create_task(self._run(scope, receive, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         # Cancellation comes from a server that stops at once. This is the outermost call of ours, so it ends here, and
         # the server closes the connection of an incomplete response.
         with contextlib.suppress(asyncio.CancelledError):
@@ -194,6 +195,7 @@ class GenerationResponse:
         if not self._ended:
             self._ended = True
             self._meter.end(outcome)
+            self._account.judged(self._meter.ttft, self._meter.missed)
             self._accounts.end(self._account, outcome)
 
     async def _take(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
@@ -341,13 +343,6 @@ async def _forward(
         await queue.put(error)
     else:
         await queue.put(None)
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Returns when the client has gone."""
-    message: Message = {}
-    while message.get("type") != "http.disconnect":
-        message = await receive()
 
 
 async def _send_whole(send: Send, body: bytes) -> None:

@@ -50,6 +50,8 @@ class HealthApi:
     def routes(self) -> list[Route]:
         """Where they are."""
         return [
+            # Where load generators and load balancers look that were made for vLLM.
+            Route("/health", self.ready, methods=["GET"]),
             Route("/health/live", self.live, methods=["GET"]),
             Route("/health/ready", self.ready, methods=["GET"]),
             Route("/health/deep", self.deep, methods=["GET"]),
@@ -60,7 +62,7 @@ class HealthApi:
         return json_response({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
-        """`GET /health/ready`: requests can be served now; else 503 with the cause.
+        """`GET /health/ready` and `GET /health`: requests can be served now; else 503 with the cause.
 
         A disk that fails is told, and does not make the server unready: it generates.
         """

@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from penstock.core.errors import PenstockError, RequestError
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
+from penstock.server.arrival import ARRIVED, arrival
 from penstock.server.connections import Connections
 from penstock.server.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections, error_body
 from penstock.server.heads import check_head
@@ -29,6 +30,8 @@ MAX_FRAMING_BYTES = 64 * 1024
 _FRAMING_TIMES = 8
 # Requests that one connection has sent ahead of their answers.
 MAX_PIPELINED = 64
+# With so many sent ahead the connection is still read, since only who reads it notices that its client has left.
+_READ_PIPELINED = 8
 _REASONS = {
     400: b"Bad Request",
     408: b"Request Timeout",
@@ -152,7 +155,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._connections.begin(self)
         if not self._connections.allow(httptools.parse_url(self.url).path):
             raise TooManyConnections()
+        self.scope["state"][ARRIVED] = arrival(self.transport)
         super().on_headers_complete()
+        if 0 < len(self.pipeline) <= _READ_PIPELINED:
+            self.flow.resume_reading()
         self._in_body, self._body_bytes, self._content_bytes, self._framing_bytes = True, 0, 0, 0
         if not self.flow.write_paused:
             self._stall.end()

@@ -15,7 +15,15 @@ from penstock.engine.interface import ModelInfo
 from penstock.server.chat_output import ChatOutput, resolve_output
 from penstock.server.extras import MAX_NAME_LENGTH, check_extras, standing_of
 from penstock.server.parsing import check_count
-from penstock.server.schema import ROLES, ChatFields, CommonFields, CompletionFields, EmbeddingFields, Message
+from penstock.server.schema import (
+    ROLES,
+    ChatFields,
+    CommonFields,
+    CompletionFields,
+    EmbeddingFields,
+    Message,
+    StreamOptions,
+)
 from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
 from penstock.text.chat_template import ChatEncoder
@@ -54,6 +62,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         values: how many log probabilities of prompts, or numbers of vectors, the response holds at most.
         parsing: how outputs are cut into pieces; None where they are text and nothing else.
         stream, include_usage, return_token_ids: how the response is written.
+        continuous_usage: whether every event has the usage so far; only with include_usage.
     """
 
     prompts: list[list[int]]
@@ -73,6 +82,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     parsing: Parsing | None = None
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     return_token_ids: bool = False
 
     @property
@@ -223,14 +233,12 @@ class Resolver:
     ) -> Job:
         """`scored` has the fields that ask for log probabilities of the prompts."""
         stream = bool(fields.stream)
-        if fields.stream_options is not None and not stream:
-            raise InvalidParameter("stream_options", "needs stream to be true.")
         if stream and fields.prompt_logprobs is not None:
             raise InvalidParameter(
                 "prompt_logprobs", "cannot be streamed; leave out stream, or send echo and logprobs to /v1/completions."
             )
         check_extras(fields)
-        options = fields.stream_options
+        options = fields.stream_options or StreamOptions()
         return Job(
             prompts=prompts,
             params=params,
@@ -244,7 +252,8 @@ class Resolver:
             values=_prompt_logprobs(prompts, params[0].n, scored),
             parsing=parsing,
             stream=stream,
-            include_usage=options is not None and bool(options.include_usage),
+            include_usage=bool(options.include_usage),
+            continuous_usage=bool(options.continuous_usage_stats),
             return_token_ids=bool(fields.return_token_ids),
         )
 

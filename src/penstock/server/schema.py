@@ -56,6 +56,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a response is streamed."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

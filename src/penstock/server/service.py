@@ -16,10 +16,11 @@ from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
 from penstock.observability.account import PREPARED, working
 from penstock.observability.metrics import Endpoint, Metrics
-from penstock.server.accounts import Accounts, failed
+from penstock.server.accounts import Accounts
+from penstock.server.arrival import ARRIVED
 from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
-from penstock.server.gate import Gate
+from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer, begun
 from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.request_ids import client_id_of
@@ -99,8 +100,8 @@ class Service:
 
     async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
         """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
-        meter = self.metrics.begin(endpoint)
-        account = self._accounts.begin(endpoint, tenant_of(request).name, client_id_of(request))
+        meter = self.metrics.begin(endpoint, request.scope.get("state", {}).get(ARRIVED))
+        account = self._accounts.begin(endpoint, tenant_of(request).name, meter.arrived, client_id_of(request))
         arrived = asyncio.get_running_loop().time()
         PREPARED.set(account.preparation)
         try:
@@ -109,11 +110,13 @@ class Service:
             self._gate.check()
             body = await self.read(request)
             account.body(len(body))
-            checked = self._gate.check_body(body)
+            tenant = tenant_of(request)
+            asked = Asked(tenant.name, endpoint, body)
+            checked = self._gate.check_asked(asked)
             job, writer = await prepare(body)
-            job = job_of(tenant_of(request), job)
+            job = job_of(tenant, job)
             deadline = self._deadline(job, arrived)
-            admitted = self._gate.admit(job, checked=checked)
+            admitted = self._gate.admit(asked, job, checked=checked)
         except asyncio.CancelledError:
             meter.end("cancelled")
             self._accounts.end(account, "cancelled")
@@ -125,8 +128,8 @@ class Service:
                 self.metrics.refused[error.code] += 1
             meter.end(outcome)
             form = form_of(request.scope["path"])
-            failed(account, error, form.status(error))
-            self._accounts.end(account, outcome)
+            account.judged(meter.ttft, meter.missed)
+            self._accounts.refuse(account, outcome, error, form.status(error))
             return error_response(error, form)
         meter.accepted(job.prompt_tokens)
         begun(account, job)

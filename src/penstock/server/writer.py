@@ -98,10 +98,7 @@ class ResponseWriter:
         self._cached: dict[int, int] = {}
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         self._head = b""
-        # Ends an event without anything special, which nearly all are.
-        self._usage_field = b',"usage":null' if job.include_usage else b""
-        self._tail = b"}]" + self._usage_field + b"}\n\n"
-        self._plain_tail = shape.after_text + b',"logprobs":null,"finish_reason":null' + self._tail
+        self._end_events_with(b',"usage":null' if job.include_usage else b"")
         self._choices = [
             self._choice(prompt, sample) for prompt, params in enumerate(job.params) for sample in range(params.n)
         ]
@@ -114,6 +111,8 @@ class ResponseWriter:
         if not self._head:
             self._begin(output)
         self._count(output)
+        if self._job.continuous_usage:
+            self._end_events_with(b',"usage":' + _encode(self._usage()))
         events = b""
         for delta in output.deltas:
             choice = self._choices[delta.index]
@@ -200,6 +199,11 @@ class ResponseWriter:
         if self._job.parsing is not None:
             choice.message = ChatMessage(self._job.parsing)
         return choice
+
+    def _end_events_with(self, usage: bytes) -> None:
+        self._tail = b"}]" + usage + b"}\n\n"
+        # Ends an event without anything special, which nearly all are.
+        self._plain_tail = self._shape.after_text + b',"logprobs":null,"finish_reason":null' + self._tail
 
     def _begin(self, output: RequestOutput) -> None:
         head: dict[str, Any] = {

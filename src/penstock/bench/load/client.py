@@ -37,10 +37,11 @@ class Exchange:
         ended: when the answer's last byte came, or the client left.
         status: of HTTP, 0 before there is one.
         content_type: of the answer.
+        retry_after: seconds after which a refused request may come back, where the answer says so.
         body: of an answer that is not a success; other bodies go to `take` piece by piece.
     """
 
-    __slots__ = ("_length_known", "_take", "body", "content_type", "done", "ended", "sent", "status")
+    __slots__ = ("_length_known", "_take", "body", "content_type", "done", "ended", "retry_after", "sent", "status")
 
     def __init__(self, take: Take, done: "asyncio.Future[None]") -> None:
         self._take = take
@@ -50,6 +51,7 @@ class Exchange:
         self.ended = 0.0
         self.status = 0
         self.content_type = ""
+        self.retry_after: int | None = None
         self.body = b""
 
     def header(self, name: bytes, value: bytes) -> None:
@@ -59,6 +61,8 @@ class Exchange:
                 self.content_type = value.decode("latin-1")
             case b"content-length" | b"transfer-encoding":
                 self._length_known = True
+            case b"retry-after" if value.isdigit():
+                self.retry_after = int(value)
 
     def piece(self, data: bytes, now: float) -> bool:
         """A piece of the body; whether the client is to leave."""

@@ -17,6 +17,7 @@ from penstock.observability.explain.phases import Course, Span
 # What waiting for something means; a step without a token left has others' prompts in it.
 _QUEUED: dict[Wait, CauseCode] = {
     "rows": "queue_rows",
+    "pace": "queue_pace",
     "blocks": "queue_memory",
     "budget": "neighbour_prefill",
     "share": "queue_share",
@@ -134,7 +135,7 @@ def _queued(course: Course, phase: Span) -> Seconds:
     # Nobody waited when the step began in whose midst it came.
     if did.seconds > 0:
         found["neighbour_prefill"] += (seconds - named) * min(1.0, did.chunk_seconds / did.seconds)
-    return _with_starvation(found, did)
+    return found
 
 
 def _prefilled(course: Course, phase: Span) -> Seconds:
@@ -162,10 +163,12 @@ def _prefilled(course: Course, phase: Span) -> Seconds:
         beside += each * chunk.beside_tokens
         steps += lasted
     found["preemption"] = lost + recomputed
-    found[_why_computed(journal)] += computed
+    starved = computed * _starved(course)
+    found["cpu_contention"] = starved
+    found[_why_computed(journal)] += computed - starved
     active = 1.0 - lost / phase.seconds if phase.seconds else 0.0
     found["neighbour_prefill"] = beside + max(0.0, did.chunk_seconds - steps) * active
-    return _with_starvation(found, did, untouched=("engine_restart",))
+    return found
 
 
 def _part_left_out(journal: Journal) -> float:
@@ -208,10 +211,11 @@ def _decoded(course: Course, phase: Span, work: ModelWork) -> Seconds:
         return found
     neighbours = min(active, _stretched_by_prompts(did, redone) * active / phase.seconds)
     found["neighbour_prefill"] = neighbours
-    reading = _context_share(journal, course.account.samples, did, work)
-    found["long_context"] = (active - neighbours) * reading
-    found["decode"] = active - neighbours - found["long_context"]
-    return _with_starvation(found, did, untouched=("engine_restart", "preemption"))
+    found["cpu_contention"] = (active - neighbours) * _starved(course)
+    own = active - neighbours - found["cpu_contention"]
+    found["long_context"] = own * _context_share(journal, course.account.samples, did, work)
+    found["decode"] = own - found["long_context"]
+    return found
 
 
 def _stretched_by_prompts(did: StepTotals, redone: list[ComputedChunk]) -> float:
@@ -238,13 +242,13 @@ def _context_share(journal: Journal, samples: int, did: StepTotals, work: ModelW
     return min(1.0, read / did.bytes) * min(1.0, did.execute / did.seconds)
 
 
-def _with_starvation(found: Seconds, did: StepTotals, untouched: tuple[CauseCode, ...] = ()) -> Seconds:
-    """The same with what the engine's threads waited for a processor taken from all that they did."""
-    if not did.seconds or not did.cpu_wait:
-        return found
-    starved = min(1.0, did.cpu_wait / did.seconds)
-    for code in list(found):
-        if code not in untouched:
-            found["cpu_contention"] += found[code] * starved
-            found[code] *= 1.0 - starved
-    return found
+def _starved(course: Course) -> float:
+    """The part of the engine's time in which its threads waited for a processor.
+
+    It is taken of what was computed for the request itself, at any time: what others' work takes is theirs, however
+    slow they were.
+    """
+    journal = course.journal
+    assert journal is not None
+    did = course.between(journal.submitted, journal.finished)
+    return min(1.0, did.cpu_wait / did.seconds) if did.seconds else 0.0

@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.observability.metrics import Endpoint, Outcome
+from penstock.observability.metrics import Endpoint, Miss, Outcome
 
 PhaseName = Literal["receive", "prepare", "grammar", "queue", "prefill", "decode", "deliver"]
 State = Literal["receiving", "preparing", "compiling", "waiting", "prefilling", "decoding", "delivering", "ended"]
@@ -15,6 +15,7 @@ CauseCode = Literal[
     "tokenisation",
     "grammar_compile",
     "queue_rows",
+    "queue_pace",
     "queue_memory",
     "queue_share",
     "queue_place",
@@ -148,6 +149,7 @@ class Explanation(msgspec.Struct, frozen=True):
         state: what is done with it now.
         waits_for: what keeps it waiting now; None where it does not wait.
         outcome, status, error: how it has ended; None while it runs.
+        missed: the service levels that it missed.
         prompts: how many it has; the timeline is that of number `prompt`, which was the last to be finished.
         prompt_text: where the operator has prompts kept.
         causes: the largest first.
@@ -168,6 +170,7 @@ class Explanation(msgspec.Struct, frozen=True):
     seconds: float
     queue_seconds: float | None
     time_to_first_token: float | None
+    missed: list[Miss]
     prompts: int
     prompt: int
     prompt_tokens: int
@@ -196,6 +199,7 @@ class RequestSummary(msgspec.Struct, frozen=True):
     seconds: float
     queue_seconds: float | None
     time_to_first_token: float | None
+    missed: list[Miss]
     prompt_tokens: int
     output_tokens: int
     verdict: Verdict

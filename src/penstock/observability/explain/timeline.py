@@ -7,9 +7,13 @@ from penstock.observability.explain.explanation import Part, PartName, Phase, Ph
 from penstock.observability.explain.phases import Course
 from penstock.observability.explain.wording import duration, number
 
+# A call takes a moment even where nobody is in its way.
+_LEAST_WAIT = 0.0005
+
 # What the first of those who wait needs, in words.
 WAITING: dict[Wait, str] = {
     "rows": "a place in the batch (--max-num-seqs)",
+    "pace": "a place in the batch, which the time between tokens keeps small (--target-itl)",
     "blocks": "KV memory (--kv-cache-memory)",
     "budget": "tokens of a step, which others' prompts have (--max-num-batched-tokens)",
     "share": "its key's next share of a step",
@@ -45,7 +49,7 @@ def _parts(course: Course) -> list[tuple[PhaseName, Part]]:
     done, prepare = course.account.preparation, course.phases.get("prepare")
     if prepare is not None and done.worked:
         begins = prepare.began + min(done.waited, prepare.seconds)
-        if done.waited:
+        if done.waited > _LEAST_WAIT:
             tell("prepare", "tokenizer_wait", prepare.began, begins, "for a thread that tokenizes")
         worked = min(begins + done.worked, prepare.ended)
         tell("prepare", "tokenise", begins, worked, f"{duration(done.computed)} of it with a processor")

@@ -27,14 +27,12 @@ def verdict_of(course: Course, causes: list[Cause]) -> Verdict:
         return Verdict("other", 0.0, None, "It took no time worth speaking of.")
     first = causes[0]
     whole = course.whole.seconds
-    sentence = (
-        f"{duration(first.seconds)} of its {duration(whole)} ({first.share:.0%}) {_SENTENCES[first.code](course)}"
-    )
+    sentence = f"{duration(first.seconds)} of its {duration(whole)} ({first.share:.0%}) {SENTENCES[first.code](course)}"
     others = [cause for cause in causes[1:] if cause.code != "other" and cause.share >= _WORTH_TELLING]
     if first.code == "decode" and others:
         more = others[0]
         hint = f" ({more.setting})" if more.setting else ""
-        sentence += f"; the most on top of that, {duration(more.seconds)}, is {_NAMES[more.code]}{hint}"
+        sentence += f"; the most on top of that, {duration(more.seconds)}, is {NAMES[more.code]}{hint}"
     return Verdict(first.code, first.seconds, first.setting, sentence + ".")
 
 
@@ -63,6 +61,7 @@ _SETTINGS: dict[CauseCode, str] = {
     "tokenisation": "prompt",
     "grammar_compile": "response_format",
     "queue_rows": "--max-num-seqs",
+    "queue_pace": "--target-itl",
     "queue_memory": "--kv-cache-memory",
     "queue_share": "weight",
     "queue_place": "--max-num-seqs",
@@ -78,12 +77,13 @@ _SETTINGS: dict[CauseCode, str] = {
 }
 
 # Of causes as they are named beside another.
-_NAMES: dict[CauseCode, str] = {
+NAMES: dict[CauseCode, str] = {
     "slow_upload": "the time that its body took to arrive",
     "tokenizer_busy": "the wait for a thread that tokenizes",
     "tokenisation": "the tokenisation of its prompt",
     "grammar_compile": "the compilation of its grammar",
     "queue_rows": "the wait for a place in the batch",
+    "queue_pace": "the wait for a place in a batch that the time between tokens keeps small",
     "queue_memory": "the wait for KV memory",
     "queue_share": "the wait for its key's share of steps",
     "queue_place": "the wait for a place that is kept for other keys",
@@ -180,12 +180,13 @@ def _decoded(course: Course) -> str:
     )
 
 
-_SENTENCES: dict[CauseCode, _Sentence] = {
+SENTENCES: dict[CauseCode, _Sentence] = {
     "slow_upload": _received,
     "tokenizer_busy": lambda _: "it waited for a thread that tokenizes, while others' long prompts had them all",
     "tokenisation": _tokenised,
     "grammar_compile": lambda _: "went into compiling its grammar; a smaller response_format takes less",
     "queue_rows": lambda _: "it waited because the batch was full; --max-num-seqs lets more run at a time",
+    "queue_pace": lambda _: "it waited because a larger batch would have taken too long between tokens (--target-itl)",
     "queue_memory": lambda _: "it waited for KV memory that others held; --kv-cache-memory gives room for more",
     "queue_share": lambda _: "it waited since its key had had its share of the steps; the key's weight changes that",
     "queue_place": lambda _: "it waited since what was free is kept for other keys; --max-num-seqs gives more places",

@@ -71,6 +71,7 @@ class ResponsesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     min_p: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
     stream: bool | None = None
     store: bool | None = None
     previous_response_id: str | None = None

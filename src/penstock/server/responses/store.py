@@ -112,11 +112,10 @@ class ResponseStore:
         self._clock = clock
         self._writes: set[asyncio.Task[None]] = set()
         self.waiting: dict[str, _Kept] = {}
-        # Known to the database's thread only; not right any more once a transaction that changed them was undone.
+        # Known to the database's thread only. Right once they are measured, until what changed them is undone.
         self._measured = False
         self._counts: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
-        database.run_at_start(self._measure)
 
     @classmethod
     def open(

@@ -45,6 +45,7 @@ def chat_of_response(fields: ResponsesFields, earlier: Iterable[Item], items: It
         min_p=fields.min_p,
         seed=fields.seed,
         stop=fields.stop,
+        ignore_eos=fields.ignore_eos,
         stream=fields.stream,
         user=fields.user,
         priority=fields.priority,

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
@@ -43,6 +44,8 @@ class StorageCondition:
         self._longest = longest_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed = asyncio.Event()
+        # Held while `failure` is set or taken back.
+        self._lock = threading.Lock()
 
     def explain(self, error: OSError | sqlite3.Error) -> StorageUnavailable:
         """The error to raise for what the operating system, or SQLite, has said."""
@@ -50,12 +53,13 @@ class StorageCondition:
         if not by_disk:
             logger.error("the database failed", exc_info=error)
             return made
-        self.failures["full" if isinstance(made, StorageFull) else "failed"] += 1
-        if self.failure is None:
+        with self._lock:
+            self.failures["full" if isinstance(made, StorageFull) else "failed"] += 1
+            worked, self.failure = self.failure is None, made
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._failed.set)
+        if worked:
             logger.error("What needs the disk is refused, or waits, until it works again: %s (%s)", made.message, error)
-        self.failure = made
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._failed.set)
         return made
 
     def check(self) -> None:
@@ -98,12 +102,19 @@ class StorageCondition:
                 delays = self.delays()
             while self.failure is not None:
                 await asyncio.sleep(delays.next())
+                known = self.failure
                 with contextlib.suppress(StorageUnavailable):
                     await probe()
-                    self.failure = None
+                    self._recover(known)
             self._failed.clear()
             worked = time.monotonic()
             logger.warning("The disk works again after %.0f s.", worked - failed)
+
+    def _recover(self, known: StorageUnavailable | None) -> None:
+        """A probe has succeeded. What has failed since `known` says more: it failed beside the probe, or after it."""
+        with self._lock:
+            if self.failure is known:
+                self.failure = None
 
 
 class Delays:

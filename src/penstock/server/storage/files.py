@@ -58,7 +58,7 @@ _COLUMNS = StoredFile.__struct_fields__
 
 
 class Incoming:
-    """The contents of a file that does not exist yet. Ends with `FileStore.add`, `place` or `discard`."""
+    """The contents of a file that does not exist yet. Ends with `discard`, however it went."""
 
     def __init__(self, store: "FileStore", path: Path, owner: str, room: "_Room | None") -> None:
         self.owner = owner
@@ -71,6 +71,7 @@ class Incoming:
         self._parts: list[bytes] = []
         self._waiting = 0
         self._work: asyncio.Future[Any] | None = None
+        self._placed = False
 
     async def write(self, data: bytes) -> None:
         """Append. Raises StorageLimitReached where what is being written would not fit, and StorageUnavailable."""
@@ -90,19 +91,21 @@ class Incoming:
     async def place(self, path: Path) -> None:
         """Have everything on the disk under its final name."""
         await self._in_thread(lambda: self._finish(path))
+        self._placed = True
         self._forget()
 
     async def discard(self) -> None:
-        """Remove what was written, unless it was placed."""
-        if self._work is not None:
-            # A caller that was cancelled may have left it at work.
-            await asyncio.wait((self._work,))
+        """Remove what was written, unless the caller has had it placed."""
         self._forget()
-        if self._descriptor is not None:
-            # Closing can tell of a failure, too; what was written is to go all the same.
-            with contextlib.suppress(OSError):
-                os.close(self._descriptor)
-            self._descriptor = None
+        if self._work is None:
+            return
+        # A caller that was cancelled may have left it at work; if that fails, nobody else asks why.
+        await asyncio.wait((self._work,))
+        self._work.exception()
+        # Closing can tell of a failure, too; what was written is to go all the same.
+        with contextlib.suppress(OSError):
+            self._close()
+        if not self._placed:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
 
@@ -124,14 +127,14 @@ class Incoming:
         assert self._descriptor is not None, "it has been opened"
         os.fsync(self._descriptor)
         self._path.rename(path)
+        self._path = path
+        self._close()
+        sync_folder(path.parent)
+
+    def _close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
-        try:
+        if descriptor is not None:
             os.close(descriptor)
-            sync_folder(path.parent)
-        except OSError:
-            # Nobody will be told that it is there.
-            path.unlink(missing_ok=True)
-            raise
 
     def _forget(self) -> None:
         if self._room is not None:
@@ -211,12 +214,16 @@ class FileStore:
                 raise all_full(self.limits)
             insert(connection, file)
 
+        inserted = asyncio.ensure_future(self._database.run(work))
         try:
-            await self._database.run(work)
-        except Exception:
-            # What cannot be removed either is at the next start.
-            with contextlib.suppress(StorageUnavailable):
-                await self.remove_contents({file.id})
+            await asyncio.shield(inserted)
+        except BaseException:
+            # A caller that was cancelled may have left it at work.
+            await asyncio.wait((inserted,))
+            if inserted.exception() is not None:
+                # What cannot be removed either is at the next start.
+                with contextlib.suppress(StorageUnavailable):
+                    await self.remove_contents({file.id})
             raise
         return file
 

