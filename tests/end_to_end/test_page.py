@@ -113,8 +113,9 @@ def test_recent_requests_lead_to_their_accounts(browser: Browser, haiku: Running
     assert browser.text("#detail .verdict") == newest["verdict"]["sentence"]
     assert browser.run("return location.hash") == f"#requests/{newest['id']}"
     assert all(name in browser.text("#detail .timeline") for name in ("receive", "prefill", "chunk", "decode"))
-    browser.run("location.hash = '#requests/req_none'")
-    browser.wait_for("#detail", "is remembered here")
+    for unknown in ("%", "req_none", "%3Cb%3E"):
+        browser.run("location.hash = `#requests/${arguments[0]}`", unknown)
+        browser.wait_for("#detail", f"No request '{unknown.replace('%3Cb%3E', '<b>')}'")
 
 
 def test_figures_change_as_the_server_works(browser: Browser, haiku: RunningServer) -> None:

@@ -36,3 +36,32 @@ def test_a_request_whose_body_arrives_when_time_is_over_is_told(seconds: float) 
             assert exchange.status == 200
 
     simulate(main())
+
+
+def test_figures_are_told_to_the_end_and_say_that_it_has_begun() -> None:
+    async def main() -> None:
+        engine = ScriptedEngine(None, [5, 6, 7])
+        gate = asyncio.Event()
+        engine.before = lambda call: gate.wait()
+        drain = Drain(create_app(engine, None))
+        exchange = Exchange(drain, "POST", "/v1/completions", BODY)
+        told = []
+        for ending in (False, True):
+            await asyncio.sleep(0.1)
+            end = asyncio.ensure_future(drain.finish(5)) if ending else None
+            await asyncio.sleep(0.01)
+            stats = Exchange(drain, "GET", "/v1/stats", b"")
+            metrics = Exchange(drain, "GET", "/metrics", b"")
+            await stats.read()
+            await metrics.read()
+            told.append((json.loads(stats.body), metrics.body.decode()))
+        gate.set()
+        await exchange.read()
+        assert end is not None
+        await end
+        (before, ready), (after, not_ready) = told
+        assert before["ready"] and before["why_not"] is None and "\npenstock_ready 1" in ready
+        assert not after["ready"] and "stopping" in after["why_not"] and "\npenstock_ready 0" in not_ready
+        assert after["now"]["in_flight"] == 1
+
+    simulate(main())

@@ -147,13 +147,13 @@ def test_a_server_with_keys_asks_for_one(browser: Browser, scripted: Scripted) -
 def test_a_server_that_goes_away_is_waited_for(browser: Browser, scripted: Scripted) -> None:
     port = free_port()
     with running(scripted.app, port=port) as url:
+        scripted.engine.unavailable = "The engine is being started."
         browser.open(url)
-        browser.wait_for("#state", "ready")
-        scripted.engine.unavailable = "The engine is being started again."
-        browser.wait_for("#banner", "started again")
+        browser.wait_for("#banner", "being started")
         browser.wait_for("#state", "not ready")
         scripted.engine.unavailable = None
         browser.until(lambda: not browser.text("#banner"), "end of the banner")
+        assert browser.run("return document.getElementById('model').value") == NAME
     assert "What is shown is from" in browser.wait_for("#banner", "does not answer")
     browser.wait_for("#state", "away")
     with running(scripted.again, port=port):

@@ -43,23 +43,23 @@ class Monitor:
         self._wall_clock = wall_clock
         self._probe = ProcessProbe()
 
-    def exposition(self) -> bytes:
-        """Everything, in Prometheus' text format."""
+    def exposition(self, *, ending: bool = False) -> bytes:
+        """Everything, in Prometheus' text format. `ending`: the server takes on nothing more."""
         values: dict[str, Value] = {
             **values_of(self._metrics),
             **settings_values(self._known(), self._metrics.now() - self._metrics.began),
             **process_values(self._processes()),
-            "penstock_ready": int(self._why_not() is None),
+            "penstock_ready": int(self._why_not(ending) is None),
         }
         if self._storage is not None:
             values |= storage_values(self._storage)
         return exposition(values)
 
-    def stats(self) -> Stats:
-        """Everything, as of now."""
+    def stats(self, *, ending: bool = False) -> Stats:
+        """Everything, as of now. `ending`: the server takes on nothing more."""
         metrics, settings = self._metrics, self._known()
         now, at = metrics.now(), self._wall_clock()
-        sums, uptime, why_not = metrics.sums(), now - metrics.began, self._why_not()
+        sums, uptime, why_not = metrics.sums(), now - metrics.began, self._why_not(ending)
         return Stats(
             version=__version__,
             model=self._model(),
@@ -96,7 +96,9 @@ class Monitor:
         except EngineUnavailable:
             return None
 
-    def _why_not(self) -> str | None:
+    def _why_not(self, ending: bool) -> str | None:
+        if ending:
+            return "The server is stopping: what runs may finish, and nothing new begins."
         try:
             self._engine.check_ready()
         except EngineUnavailable as error:

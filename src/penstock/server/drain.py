@@ -38,6 +38,11 @@ class Drain:
         self._quiet = asyncio.Event()
 
     @property
+    def begun(self) -> bool:
+        """Whether the end has begun, so that nothing else does."""
+        return self._begun
+
+    @property
     def requests(self) -> int:
         """Requests that are being answered."""
         return self._requests
@@ -90,3 +95,9 @@ def running(scope: Scope, response: Ending) -> contextlib.AbstractContextManager
     """Let the server that handles `scope` know of a response that takes long, while the block runs."""
     drain = scope.get(_KEY)
     return contextlib.nullcontext() if drain is None else drain.runs(response)
+
+
+def is_ending(scope: Scope) -> bool:
+    """Whether the server that handles `scope` takes on nothing more."""
+    drain = scope.get(_KEY)
+    return drain is not None and drain.begun

@@ -6,6 +6,7 @@ from starlette.routing import Route
 
 from penstock.observability.exposition import CONTENT_TYPE
 from penstock.observability.monitor import Monitor
+from penstock.server.drain import is_ending
 from penstock.server.service import json_response
 
 
@@ -24,8 +25,8 @@ class FiguresApi:
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, in Prometheus' text format."""
-        return Response(self._monitor.exposition(), media_type=CONTENT_TYPE)
+        return Response(self._monitor.exposition(ending=is_ending(request.scope)), media_type=CONTENT_TYPE)
 
     async def stats(self, request: Request) -> Response:
         """`GET /v1/stats`"""
-        return json_response(self._monitor.stats())
+        return json_response(self._monitor.stats(ending=is_ending(request.scope)))

@@ -30,9 +30,18 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   document.title = view === "live" ? "Penstock" : `${view[0].toUpperCase()}${view.slice(1)} · Penstock`;
-  if (view === "requests") requests.choose(id ? decodeURIComponent(id) : null);
+  if (view === "requests") requests.choose(id ? decoded(id) : null);
   if (view !== before) window.scrollTo(0, 0);
   soon();
+}
+
+/** A part of the address, which anybody may have written. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 /** Ask now, instead of at the next turn. */
@@ -56,7 +65,10 @@ async function turn() {
 async function look() {
   try {
     const stats = await get("v1/stats");
-    if (seen === null || !stats.ready || pause !== USUAL_MS) await onReturn(stats);
+    byId("forget").hidden = !hasKey();
+    byId("docs-link").hidden = hasKey();
+    // For the first time, or again: it may be another server.
+    if (stats.ready && (!seen?.ready || pause !== USUAL_MS)) await playground.loadModels();
     seen = stats;
     if (view === "live") live.show(stats);
     if (view === "requests") await requests.refresh();
@@ -66,13 +78,6 @@ async function look() {
     showProblem(problem);
     pause = Math.min(pause * 1.5, MOST_MS);
   }
-}
-
-/** The server is there, for the first time or again; it may be another one. */
-async function onReturn(stats) {
-  byId("forget").hidden = !hasKey();
-  byId("docs-link").hidden = hasKey();
-  if (stats.ready) await playground.loadModels();
 }
 
 function showServer(stats) {
