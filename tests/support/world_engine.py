@@ -131,7 +131,7 @@ class WatchedExecutor:
 class NoWait(CpuWait):
     """In the world, nobody waits for a processor."""
 
-    def since_last(self, now: float) -> float:
+    def since_last(self, now: float, computed: float) -> float:
         return 0.0
 
 

@@ -17,14 +17,21 @@ class CpuWait:
     def __init__(self) -> None:
         self._seconds = _waited()
         self._asked = float("-inf")
+        self._computed = 0.0
 
-    def since_last(self, now: float) -> float:
-        """Seconds since the last answer that was not 0, of the thread that waited longest; mostly 0, without asking."""
+    def since_last(self, now: float, computed: float) -> float:
+        """Seconds that the thread which waited longest has waited since the kernel was asked last; mostly 0, unasked.
+
+        `computed` is how long the newest step took. No more than the steps since then can have been waited for in them:
+        what waited besides did so before the first, or while there was nothing to do.
+        """
+        self._computed += computed
         if now - self._asked < INTERVAL:
             return 0.0
-        self._asked = now
+        most, self._computed, self._asked = self._computed, 0.0, now
         before, self._seconds = self._seconds, _waited()
-        return max((waited - before.get(task, 0.0) for task, waited in self._seconds.items()), default=0.0)
+        longest = max((waited - before.get(task, 0.0) for task, waited in self._seconds.items()), default=0.0)
+        return min(most, longest)
 
 
 def _waited() -> dict[str, float]:

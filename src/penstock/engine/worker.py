@@ -255,7 +255,7 @@ class _Loop:
                 if core.failure is not None:
                     # What this engine holds cannot be trusted any more; another one computes what was lost.
                     raise core.failure
-                cpu_wait = self._cpu_wait.since_last(core.clock())
+                cpu_wait = self._cpu_wait.since_last(core.clock(), core.facts.seconds)
                 facts = replace(core.facts, send=self._send_seconds, cpu_wait=cpu_wait)
                 fail_point("engine.send")
             computed = core.clock()
