@@ -131,6 +131,9 @@ class WatchedExecutor:
 class NoWait(CpuWait):
     """In the world, nobody waits for a processor."""
 
+    def begin_step(self, now: float) -> None:
+        pass
+
     def since_last(self, now: float) -> float:
         return 0.0
 
