@@ -87,6 +87,14 @@ def test_a_request_is_found_by_each_of_its_ids(served: Any) -> None:
     assert "the fox" not in json.dumps(told)
 
 
+def test_an_id_of_a_client_s_may_have_slashes(served: Any) -> None:
+    given = "a/b:7"
+    answer = served.http.post("/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": given})
+    for path in ("a%2Fb:7", given):
+        told = served.http.get(f"/v1/requests/{path}/explain").json()
+        assert (told["id"], told["client_id"]) == (answer.headers["x-request-id"], given)
+
+
 def test_what_is_no_id_is_neither_kept_nor_repeated(served: Any) -> None:
     given = '{"x"}' + "y" * 200
     answer = served.http.post("/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": given})

@@ -30,9 +30,18 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   document.title = view === "live" ? "Penstock" : `${view[0].toUpperCase()}${view.slice(1)} · Penstock`;
-  if (view === "requests") requests.choose(id ? decodeURIComponent(id) : null);
+  if (view === "requests") requests.choose(id ? decoded(id) : null);
   if (view !== before) window.scrollTo(0, 0);
   soon();
+}
+
+/** What stands in an address may be no such text at all. */
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 /** Ask now, instead of at the next turn. */
