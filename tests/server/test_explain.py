@@ -15,7 +15,9 @@ import pytest
 
 from penstock.core.config import Reason
 from penstock.core.facts import PrefixFound
+from penstock.observability.monitor import Monitor
 from penstock.observability.recent import Recent
+from penstock.observability.request_ids import REQUEST_ID as REQUEST_ID_HERE
 from penstock.server.accounts import Accounts
 from penstock.server.admin import create_admin_app
 from penstock.server.app import create_app
@@ -63,6 +65,27 @@ def test_so_has_one_to_what_is_no_request(served: Any) -> None:
         connection.sendall(b"nonsense\r\n\r\n")
         head = connection.makefile("rb").read().decode()
     assert REQUEST_ID.search(head)
+
+
+def test_so_has_one_that_failed_and_the_log_says_why_under_it(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids: list[str] = []
+
+    def fail(monitor: Monitor) -> None:
+        raise ValueError("of this test")
+
+    def keep(record: logging.LogRecord) -> bool:
+        ids.append(REQUEST_ID_HERE.get())
+        return True
+
+    monkeypatch.setattr(Monitor, "stats", fail)
+    caplog.handler.addFilter(keep)
+    with running(create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer)) as url:
+        answer = httpx.get(f"{url}/v1/stats")
+    assert answer.status_code == 500 and "of this test" not in answer.text
+    assert REQUEST_ID.fullmatch(answer.headers["x-request-id"])
+    assert "of this test" in caplog.text and set(ids) == {answer.headers["x-request-id"]}
 
 
 def test_anthropic_s_clients_find_it_under_their_name(served: Any) -> None:
