@@ -128,6 +128,27 @@ def test_others_prompts_in_the_same_steps_and_between_them() -> None:
     assert seconds(make_account([journal], ended=6.0)) == {"cold_prefix": 1.0, "neighbour_prefill": 5.0}
 
 
+def test_the_request_s_own_other_prompts_are_no_neighbours() -> None:
+    # Two steps of 2 s, of which a half was somebody else's; the second prompt waits while the first is computed.
+    begun = waited("budget", 2.0, chunk_steps=1, chunk_seconds=2.0, chunk_tokens=200)
+    done = waited("budget", 2.0, execute=4.0, chunk_steps=2, chunk_seconds=4.0, chunk_tokens=400)
+    first = make_journal(0.0, mark(0.0), None, mark(2.0, begun), computed_tokens=100)
+    last = make_journal(0.0, mark(2.0, begun), None, mark(4.0, done), computed_tokens=100)
+    first.chunks, last.chunks = [chunk(0.0, 2.0, 0, 100, (100, 0))], [chunk(2.0, 2.0, 0, 100, (100, 0))]
+    last.prefix = PrefixFound(96, 0, "unseen")
+    account = make_account([first, last], ended=4.0)
+    assert seconds(account) == {"cold_prefix": 2.0, "neighbour_prefill": 2.0}
+    assert "200 tokens of its 2 prompts" in SENTENCES["cold_prefix"](course_of(account, NOTHING))
+    assert seconds(make_account([last], ended=4.0)) == {"cold_prefix": 1.0, "neighbour_prefill": 3.0}
+
+
+def test_a_sample_that_found_no_place_computes_the_prompt_for_itself() -> None:
+    did = totals(steps=10, execute=5.0, chunk_steps=1, chunk_seconds=1.0, chunk_tokens=100, decodes=20)
+    journal = make_journal(0.0, mark(0.0), mark(0.0), mark(5.0, did), output_tokens=20, prefix=PrefixFound(96, 96))
+    journal.chunks = [chunk(2.0, 1.0, 0, 100)]
+    assert seconds(make_account([journal], ended=5.0, samples=2)) == {"long_prompt": 1.0, "decode": 4.0}
+
+
 def test_decoding_behind_others_prompts() -> None:
     # Ten steps of 0.1 s, and four of 1 s that would have taken as long.
     did = totals(steps=14, execute=5.0, chunk_steps=4, chunk_seconds=4.0, chunk_tokens=2000, decodes=14)

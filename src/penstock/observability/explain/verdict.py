@@ -126,8 +126,10 @@ def _neighbours(course: Course) -> str:
 
 
 def _computed(course: Course) -> str:
-    assert course.journal is not None
-    return f"went into computing {number(course.journal.computed_tokens)} tokens of its prompt"
+    journals = course.account.journals
+    tokens = sum(journal.computed_tokens for journal in journals)
+    what = "prompt" if len(journals) == 1 else f"{number(len(journals))} prompts"
+    return f"went into computing {number(tokens)} tokens of its {what}"
 
 
 def _cold(course: Course) -> str:
