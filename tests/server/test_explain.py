@@ -1,5 +1,6 @@
 """Ids of requests on every answer, and explanations: of whose requests, and what they tell of prompts."""
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -133,6 +134,15 @@ def test_refusals_are_explained_too(served: Any) -> None:
     assert [phase["name"] for phase in told["timeline"]] == ["receive", "prepare"]
 
 
+def test_whoever_leaves_before_the_answer_got_no_status(served: Any) -> None:
+    served.engine.before = lambda call: asyncio.sleep(60)
+    body = {"prompt": "the fox", "max_tokens": 5}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{served.url}/v1/completions", json=body, headers={"X-Request-Id": "left-1"}, timeout=0.3)
+    told = explain(served.http, "left-1")
+    assert (told["outcome"], told["status"], told["output_tokens"]) == ("cancelled", None, 0)
+
+
 def test_what_runs_is_explained_as_far_as_it_got(served: Any) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -145,8 +155,6 @@ def test_what_runs_is_explained_as_far_as_it_got(served: Any) -> None:
     done: queue.Queue[bool] = queue.Queue()
 
     async def before(call: Any) -> None:
-        import asyncio
-
         await asyncio.to_thread(look, call)
 
     served.engine.before = before

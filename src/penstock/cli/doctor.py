@@ -315,6 +315,8 @@ def _value(change: Change, value: float | None) -> str:
         return "–"
     if change.unit == "s":
         return f"{1000 * value:,.3g} ms"
+    if change.unit == "1/s":
+        return f"{value:,.3g}/s"
     return f"{value:.0%}" if change.unit == "share" else f"{value:,.3g} {change.unit}".strip()
 
 

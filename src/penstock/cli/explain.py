@@ -108,7 +108,8 @@ def show(told: Explanation, console: Console) -> None:
 
 
 def _heading(told: Explanation) -> str:
-    ended = f"{told.outcome} ({told.status})" if told.outcome is not None else f"is {told.state}"
+    status = "" if told.status is None else f" ({told.status})"
+    ended = f"{told.outcome}{status}" if told.outcome is not None else f"is {told.state}"
     prompts = f" in {told.prompts} prompts, of which this is number {told.prompt + 1}" if told.prompts > 1 else ""
     return (
         f"[bold]{escape(told.id)}[/bold] {told.endpoint}, {ended}, {duration(told.seconds)}: "
