@@ -16,7 +16,7 @@ from penstock.observability.explain.explain import Figures, explain
 from penstock.observability.explain.explanation import CauseCode
 from penstock.observability.explain.phases import course_of
 from penstock.observability.explain.timeline import WAITING
-from penstock.observability.explain.verdict import NAMES, SENTENCES
+from penstock.observability.explain.verdict import NAMES, SENTENCES, setting_of
 from support.accounts_made import ARRIVED, chunk, make_account, make_journal, mark, totals, waited
 
 NOTHING = Mark(ARRIVED + 10.0, StepTotals())
@@ -126,6 +126,16 @@ def test_others_prompts_in_the_same_steps_and_between_them() -> None:
     # A quarter of each step is its own; between them is a step of somebody else.
     journal.chunks = [chunk(0.0, 2.0, 0, 50, (150, 0)), chunk(4.0, 2.0, 50, 50, (150, 0))]
     assert seconds(make_account([journal], ended=6.0)) == {"cold_prefix": 1.0, "neighbour_prefill": 5.0}
+
+
+@pytest.mark.parametrize("code", get_args(CauseCode))
+@pytest.mark.parametrize("missing", ["unseen", "off", "different"])
+def test_a_sentence_names_the_setting_that_would_change_its_cause(code: CauseCode, missing: Missing) -> None:
+    journal = make_journal(0.0, mark(0.0), mark(1.0), mark(9.0), output_tokens=9, prefix=PrefixFound(96, 0, missing))
+    journal.preempted, journal.computed_tokens = [ARRIVED], 100
+    course = course_of(make_account([journal]), NOTHING)
+    setting = setting_of(code, course)
+    assert setting is None or setting in SENTENCES[code](course)
 
 
 def test_the_request_s_own_other_prompts_are_no_neighbours() -> None:

@@ -167,7 +167,10 @@ def _restarted(course: Course) -> str:
 def _read_context(course: Course) -> str:
     assert course.journal is not None
     tokens = course.journal.prompt_tokens + course.journal.output_tokens // max(1, course.account.samples)
-    return f"went into reading the KV of its context of up to {number(tokens)} tokens for each token of output"
+    return (
+        f"went into reading the KV of its context of up to {number(tokens)} tokens for each token of output; a shorter "
+        "prompt takes less"
+    )
 
 
 def _decoded(course: Course) -> str:
