@@ -28,7 +28,7 @@ def _engine() -> None:
     silent = StepFacts()
     _take_out(Notes, "admission", "preemption", "row")
     _take_out(Notes, "facts", put=lambda self, budget, waiting: silent)
-    _take_out(CpuWait, "since_last", put=lambda self, now, computed: 0.0)
+    _take_out(CpuWait, "since_last", put=lambda self, now: 0.0)
 
 
 def _server() -> None:

@@ -111,6 +111,13 @@ def test_the_operator_is_told_of_everybody(tmp_path: Path) -> None:
     assert [each["tenant"] for each in json.loads(done.stdout)["data"]] == ["alice"]
 
 
+def test_what_a_client_sent_tells_a_terminal_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    account = make_account(client_id="a\x1b[31mb", code="invalid_parameter", message="x\x1b]0;title\x07\ny")
+    show(explain(account, mark(10.0), Figures()), Console(width=200, highlight=False))
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "a\\x1b[31mb" in shown and "x\\x1b]0;title\\x07\\ny" in shown
+
+
 def test_everything_that_is_known_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     did = waited("rows", 4.0)
     journal: Any = make_journal(

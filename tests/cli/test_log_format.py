@@ -36,6 +36,11 @@ def test_lines_name_their_request() -> None:
     assert ConsoleLines().format(record("text")).endswith(" WARNING text")
 
 
+def test_what_a_client_sent_is_on_its_line() -> None:
+    line = ConsoleLines().format(record("400 %s", "a\nb \x1b[31m\u2028 ü\ud800"))
+    assert line.endswith(" WARNING 400 a\\nb \\x1b[31m\\u2028 ü\\ud800")
+
+
 def test_a_traceback_is_a_field() -> None:
     made = record("failed")
     try:

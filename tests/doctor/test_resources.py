@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from penstock.core.facts import StepTotals
 from penstock.doctor.observation import Observation
 from penstock.doctor.resources import Name, Resource, bottleneck, resources
 from penstock.observability.stats import Now
@@ -48,6 +49,9 @@ def test_what_is_not_told_is_unknown() -> None:
     blind = type(SETTINGS)(max_num_seqs=16)
     assert named("arithmetic", seen(settings=blind)).state == "unknown"
     assert named("memory reads", seen(settings=blind)).share is None
+    assert "does not say" in named("memory reads", seen(settings=blind)).meaning
+    idle = named("memory reads", seen(steps=StepTotals()))
+    assert (idle.state, idle.meaning) == ("unknown", "Nothing was computed.")
     assert named("API process", seen(api_cpu=None)).state == "unknown"
     assert named("token budget", seen(settings=blind)).state != "unknown", "the steps tell of their budgets"
 

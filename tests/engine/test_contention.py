@@ -1,48 +1,53 @@
-"""How long threads wait for a processor, where others take it."""
+"""How long threads waited for a processor, from files as the kernel writes them."""
 
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from penstock.engine.contention import INTERVAL, CpuWait
 
-COUNTED = Path("/proc/self/schedstat")
+
+def waits(folder: Path, **seconds: float) -> None:
+    """Have each thread wait for so long, from its beginning."""
+    for task, waited in seconds.items():
+        (folder / task).mkdir(exist_ok=True)
+        (folder / task / "schedstat").write_text(f"1 {int(waited * 1e9)} 1\n")
 
 
-def busy(seconds: float) -> None:
-    """Compute for so long, by the clock on the wall."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        sum(range(1000))
+def test_the_thread_that_waited_longest_counts(tmp_path: Path) -> None:
+    waits(tmp_path, a=5.0, b=7.0)
+    wait = CpuWait(tmp_path)
+    wait.begin_step(0.0)
+    waits(tmp_path, a=5.5, b=7.1, c=0.2)
+    assert wait.since_last(1.0) == pytest.approx(0.5)
+    waits(tmp_path, a=6.0)
+    assert wait.since_last(1.0 + INTERVAL / 2) == 0.0
+    assert wait.since_last(1.0 + INTERVAL) == pytest.approx(0.5)
 
 
-def test_it_is_asked_for_seldom_and_never_more_than_was_computed() -> None:
-    wait = CpuWait()
-    assert wait.since_last(100.0, 0.0) == 0.0, "no step, no wait"
-    assert wait.since_last(100.0 + INTERVAL / 2, 5.0) == 0.0, "too early to ask"
-    assert 0.0 <= wait.since_last(100.0 + INTERVAL, 0.001) <= 5.001
+def test_what_was_waited_for_in_a_pause_is_nobody_s(tmp_path: Path) -> None:
+    waits(tmp_path, heartbeat=0.0)
+    wait = CpuWait(tmp_path)
+    waits(tmp_path, heartbeat=3.0)
+    wait.begin_step(60.0)
+    assert wait.since_last(60.01) == 0.0
+    waits(tmp_path, heartbeat=3.1)
+    # The next step follows at once.
+    wait.begin_step(60.02)
+    assert wait.since_last(60.01 + INTERVAL) == pytest.approx(0.1)
 
 
-@pytest.mark.skipif(not COUNTED.exists(), reason="this kernel does not count it")
-def test_who_shares_a_core_waits() -> None:
-    cores = os.sched_getaffinity(0)
-    (core, *_) = cores
-    burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
-    try:
-        for burner in burners:
-            os.sched_setaffinity(burner.pid, {core})
-        os.sched_setaffinity(0, {core})
-        wait = CpuWait()
-        wait.since_last(time.monotonic(), 0.0)
-        busy(0.6)
-        # Of four who want one core, each waits three quarters of the time.
-        assert wait.since_last(time.monotonic(), 0.6) > 0.2
-    finally:
-        os.sched_setaffinity(0, cores)
-        for burner in burners:
-            burner.kill()
-            burner.wait()
+def test_a_thread_that_ends_while_it_is_read_hides_no_other(tmp_path: Path) -> None:
+    waits(tmp_path, a=5.0, b=7.0)
+    wait = CpuWait(tmp_path)
+    (tmp_path / "0").mkdir()
+    assert wait.since_last(1.0) == 0.0
+    (tmp_path / "0").rmdir()
+    waits(tmp_path, a=5.1)
+    assert wait.since_last(2.0) == pytest.approx(0.1)
+
+
+def test_without_such_files_nobody_waits(tmp_path: Path) -> None:
+    wait = CpuWait(tmp_path / "none")
+    wait.begin_step(0.0)
+    assert wait.since_last(1.0) == 0.0

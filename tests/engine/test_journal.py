@@ -83,3 +83,32 @@ def test_of_very_many_chunks_the_first_and_the_last_are_kept() -> None:
     assert [chunk.start for chunk in journal.chunks[:3]] == [0, 8, 16]
     assert journal.chunks[-1].start == 8 * (MOST_CHUNKS + 9)
     assert (journal.chunks[0].beside_tokens, journal.chunks[0].beside_rows) == (4, 3)
+
+
+def test_whoever_was_preempted_by_an_engine_that_ended_is_begun_anew() -> None:
+    journal = Journal(100, Mark(0.0, StepTotals()))
+    journal.preemption(StepFacts(began=1.0))
+    journal.interruption()
+    assert journal.returned == journal.interrupted
+    # It has not lost anything to the next one.
+    journal.interruption()
+    assert len(journal.returned) == 1
+
+
+def test_an_observer_that_fails_is_left_and_nobody_else_notices(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[StepFacts] = []
+
+    def failing(step: StepFacts) -> None:
+        raise ValueError("of this test")
+
+    async def main() -> None:
+        async with await AsyncEngine.start(str(checkpoint), threads=1, max_model_len=512) as engine:
+            engine._engine.observe(failing)
+            engine._engine.observe(seen.append)
+            check(await run(engine, list(range(10, 60)), 5))
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert len(seen) >= 5
+    assert caplog.text.count("An observer of the engine's steps failed") == 1

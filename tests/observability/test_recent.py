@@ -3,7 +3,16 @@
 from typing import Any
 
 from penstock.observability.account import MOST_STALLS, STALL_SECONDS, Account
-from penstock.observability.recent import MOST_LINES, MOST_NOTED, MOST_RECENT, MOST_REFUSED, Recent
+from penstock.observability.recent import (
+    MOST_LINES,
+    MOST_NOTED,
+    MOST_PROMPTS,
+    MOST_RECENT,
+    MOST_REFUSED,
+    MOST_TOKENS,
+    Recent,
+)
+from support.accounts_made import make_journal
 
 
 def ended(recent: Recent, name: str, tenant: str = "", outcome: Any = "completed", **fields: Any) -> Account:
@@ -43,6 +52,28 @@ def test_what_failed_or_was_slow_is_remembered_longer() -> None:
     for number in range(MOST_NOTED):
         ended(recent, f"bad_{number}", outcome="timed_out")
     assert recent.find("req_failed", "") is None
+
+
+def test_requests_with_very_many_prompts_take_the_place_of_others() -> None:
+    recent = Recent()
+    many = MOST_PROMPTS // 4
+    for number in range(6):
+        ended(recent, f"req_{number}", journals=[make_journal()] * many)
+    assert [account.id for account in recent.all("")] == ["req_5", "req_4", "req_3", "req_2"]
+    assert recent.find("req_1", "") is None
+    # The newest is there, however large.
+    huge = ended(recent, "huge", journals=[make_journal()] * (MOST_PROMPTS + 1))
+    assert recent.all("") == [huge]
+    for number in range(5):
+        ended(recent, f"small_{number}")
+    assert len(recent.all("")) == 5 and recent.find("huge", "") is None
+
+
+def test_prompts_are_kept_up_to_so_many_tokens() -> None:
+    recent, prompt = Recent(keep_prompts=True), [7] * (MOST_TOKENS // 2)
+    for number in range(3):
+        ended(recent, f"req_{number}", prompts=[prompt])
+    assert [account.id for account in recent.all("")] == ["req_2", "req_1"]
 
 
 def test_lines_of_batches_and_refusals_crowd_out_nobody() -> None:

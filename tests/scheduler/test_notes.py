@@ -53,6 +53,15 @@ def test_what_the_cache_had_is_told_with_an_admission() -> None:
     assert admissions(simulation, 2) == [(False, PrefixFound(11, 11))]
 
 
+def test_what_differs_is_told_although_its_block_is_taken_in_the_same_step() -> None:
+    simulation = Simulation(6)
+    simulation.submit(make_request(0, prompt(12), 1))
+    simulation.run()
+    simulation.submit(make_request(1, [*prompt(8), *range(70, 84)], 1))
+    simulation.run()
+    assert admissions(simulation, 1) == [(False, PrefixFound(20, 8, "different", position=8, cached_token=8))]
+
+
 def test_without_a_cache_nothing_is_looked_up() -> None:
     simulation = Simulation(40, prefix_caching=False)
     simulation.submit(make_request(0, prompt(12), 1), make_request(1, prompt(2), 1))

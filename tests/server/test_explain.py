@@ -1,5 +1,6 @@
 """Ids of requests on every answer, and explanations: of whose requests, and what they tell of prompts."""
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -15,7 +16,9 @@ import pytest
 
 from penstock.core.config import Reason
 from penstock.core.facts import PrefixFound
+from penstock.observability.monitor import Monitor
 from penstock.observability.recent import Recent
+from penstock.observability.request_ids import REQUEST_ID as REQUEST_ID_HERE
 from penstock.server.accounts import Accounts
 from penstock.server.admin import create_admin_app
 from penstock.server.app import create_app
@@ -65,6 +68,27 @@ def test_so_has_one_to_what_is_no_request(served: Any) -> None:
     assert REQUEST_ID.search(head)
 
 
+def test_so_has_one_that_failed_and_the_log_says_why_under_it(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids: list[str] = []
+
+    def fail(monitor: Monitor) -> None:
+        raise ValueError("of this test")
+
+    def keep(record: logging.LogRecord) -> bool:
+        ids.append(REQUEST_ID_HERE.get())
+        return True
+
+    monkeypatch.setattr(Monitor, "stats", fail)
+    caplog.handler.addFilter(keep)
+    with running(create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer)) as url:
+        answer = httpx.get(f"{url}/v1/stats")
+    assert answer.status_code == 500 and "of this test" not in answer.text
+    assert REQUEST_ID.fullmatch(answer.headers["x-request-id"])
+    assert "of this test" in caplog.text and set(ids) == {answer.headers["x-request-id"]}
+
+
 def test_anthropic_s_clients_find_it_under_their_name(served: Any) -> None:
     body = {"model": "scripted", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
     answer = served.http.post("/v1/messages", json=body)
@@ -87,6 +111,14 @@ def test_a_request_is_found_by_each_of_its_ids(served: Any) -> None:
     assert "the fox" not in json.dumps(told)
 
 
+def test_an_id_of_a_client_s_may_have_slashes(served: Any) -> None:
+    given = "a/b:7"
+    answer = served.http.post("/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": given})
+    for path in ("a%2Fb:7", given):
+        told = served.http.get(f"/v1/requests/{path}/explain").json()
+        assert (told["id"], told["client_id"]) == (answer.headers["x-request-id"], given)
+
+
 def test_what_is_no_id_is_neither_kept_nor_repeated(served: Any) -> None:
     given = '{"x"}' + "y" * 200
     answer = served.http.post("/v1/completions", json={"prompt": "a"}, headers={"X-Request-Id": given})
@@ -102,6 +134,15 @@ def test_refusals_are_explained_too(served: Any) -> None:
     assert [phase["name"] for phase in told["timeline"]] == ["receive", "prepare"]
 
 
+def test_whoever_leaves_before_the_answer_got_no_status(served: Any) -> None:
+    served.engine.before = lambda call: asyncio.sleep(60)
+    body = {"prompt": "the fox", "max_tokens": 5}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{served.url}/v1/completions", json=body, headers={"X-Request-Id": "left-1"}, timeout=0.3)
+    told = explain(served.http, "left-1")
+    assert (told["outcome"], told["status"], told["output_tokens"]) == ("cancelled", None, 0)
+
+
 def test_what_runs_is_explained_as_far_as_it_got(served: Any) -> None:
     seen: list[dict[str, Any]] = []
 
@@ -114,8 +155,6 @@ def test_what_runs_is_explained_as_far_as_it_got(served: Any) -> None:
     done: queue.Queue[bool] = queue.Queue()
 
     async def before(call: Any) -> None:
-        import asyncio
-
         await asyncio.to_thread(look, call)
 
     served.engine.before = before

@@ -57,6 +57,13 @@ def test_what_a_model_and_its_user_write_stays_text(browser: Browser, scripted: 
         assert browser.complaints() == []
 
 
+def test_an_address_that_is_no_text_does_not_stop_the_page(browser: Browser, scripted: Scripted) -> None:
+    with running(scripted.app) as url:
+        browser.open(f"{url}/#requests/%E0%A4%A")
+        browser.wait_for("#detail", "No request")
+        assert browser.complaints() == []
+
+
 def fail_with(message: str) -> Callable[[Call], None]:
     def before(call: Call) -> None:
         raise EngineUnavailable(message)

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -80,17 +81,19 @@ class RunningServer:
 def serving(model: Path | None, *options: str, log: Path | None = None) -> Iterator[RunningServer]:
     """Serve `model`, or what is served without one, until the block ends, and see that the server ends in order.
 
-    What it writes goes to `log`.
+    What it writes goes to `log`, and its data into a folder of its own, which only one server at a time can have.
     """
     port = free_port()
     models = () if model is None else (str(model),)
     command = [sys.executable, "-m", "penstock.cli.main", "serve", *models, "--port", str(port), *options]
-    with open(log or os.devnull, "wb") as out:
-        process = subprocess.Popen(command, stdout=None if log is None else out, stderr=out)
-    running = RunningServer(f"http://127.0.0.1:{port}", process)
-    running.wait_until_ready()
-    try:
-        yield running
-    finally:
-        process.terminate()
-        assert process.wait(timeout=60) == 0
+    with tempfile.TemporaryDirectory() as data:
+        with open(log or os.devnull, "wb") as out:
+            environment = {**os.environ, "PENSTOCK_DATA": data}
+            process = subprocess.Popen(command, stdout=None if log is None else out, stderr=out, env=environment)
+        running = RunningServer(f"http://127.0.0.1:{port}", process)
+        running.wait_until_ready()
+        try:
+            yield running
+        finally:
+            process.terminate()
+            assert process.wait(timeout=60) == 0

@@ -131,7 +131,10 @@ class WatchedExecutor:
 class NoWait(CpuWait):
     """In the world, nobody waits for a processor."""
 
-    def since_last(self, now: float, computed: float) -> float:
+    def begin_step(self, now: float) -> None:
+        pass
+
+    def since_last(self, now: float) -> float:
         return 0.0
 
 

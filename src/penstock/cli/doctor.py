@@ -256,7 +256,7 @@ def _latencies(diagnosis: Diagnosis) -> Table:
     rates = f"{figures.requests:.3g} requests/s, {figures.output_tokens:,.0f} output tokens/s"
     if figures.goodput is not None:
         share = "" if figures.attainment is None else f" ({figures.attainment:.0%})"
-        rates += f", goodput {figures.goodput:.3g}/s{share}"
+        rates += f"; in the last minute, goodput {figures.goodput:.3g}/s{share}"
     table = Table("latency of the last minute, ms", title=rates, title_justify="left")
     for heading in ("p50", "p95", "p99", "count"):
         table.add_column(heading, justify="right")
@@ -315,6 +315,8 @@ def _value(change: Change, value: float | None) -> str:
         return "–"
     if change.unit == "s":
         return f"{1000 * value:,.3g} ms"
+    if change.unit == "1/s":
+        return f"{value:,.3g}/s"
     return f"{value:.0%}" if change.unit == "share" else f"{value:,.3g} {change.unit}".strip()
 
 

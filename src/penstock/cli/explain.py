@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.bench_serve import read_key
+from penstock.cli.log_format import visible
 from penstock.cli.remote import get
 from penstock.observability.explain.explanation import Cause, Explanation, Part, Phase, PrefixAccount, RequestList
 from penstock.observability.explain.wording import duration, number
@@ -97,7 +98,7 @@ def show(told: Explanation, console: Console) -> None:
     """One request: what it was, its timeline, its causes, and the verdict."""
     console.print(_heading(told), soft_wrap=True)
     for line in _notes(told):
-        console.print(escape(line), soft_wrap=True)
+        console.print(escape(visible(line)), soft_wrap=True)
     console.print()
     console.print(timeline_table(told))
     console.print()
@@ -107,7 +108,8 @@ def show(told: Explanation, console: Console) -> None:
 
 
 def _heading(told: Explanation) -> str:
-    ended = f"{told.outcome} ({told.status})" if told.outcome is not None else f"is {told.state}"
+    status = "" if told.status is None else f" ({told.status})"
+    ended = f"{told.outcome}{status}" if told.outcome is not None else f"is {told.state}"
     prompts = f" in {told.prompts} prompts, of which this is number {told.prompt + 1}" if told.prompts > 1 else ""
     return (
         f"[bold]{escape(told.id)}[/bold] {told.endpoint}, {ended}, {duration(told.seconds)}: "

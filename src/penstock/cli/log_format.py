@@ -31,16 +31,27 @@ def set_up_logging(level: LogLevel, form: LogFormat) -> None:
     logging.basicConfig(level=level.value.upper(), handlers=[handler])
 
 
+def visible(text: str) -> str:
+    """Text with every character that is not to be printed written as an escape.
+
+    What clients have sent, and an error repeats, is to begin no line of its own, and tell a terminal nothing.
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
 class ConsoleLines(logging.Formatter):
     """A time, a level, the request's id where there is one, and a sentence."""
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(request)s%(message)s")
+        super().__init__("%(asctime)s %(levelname)s %(request)s%(text)s")
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, and a traceback below it where an exception is logged."""
         request_id = REQUEST_ID.get()
         record.request = f"[{request_id}] " if request_id else ""
+        record.text = visible(record.getMessage())
         return super().format(record)
 
 

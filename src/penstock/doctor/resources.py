@@ -145,6 +145,7 @@ def _machine(
     if state == "saturated" and seen.busy < BUSY:
         state = "busy"
     amount, seconds = getattr(seen.steps, what), seen.steps.seconds
+    unknown = "The server does not say what its machine can do." if seen.steps.steps else "Nothing was computed."
     rate = f"{amount / seconds / 1e9:,.1f} billion {what}/s in steps" if seconds else f"no {what}"
     return Resource(
         name=name,
@@ -153,7 +154,7 @@ def _machine(
         share=share,
         meaning=f"{words} took at least {share:.0%} of what this machine can do while steps ran."
         if share is not None
-        else "The server does not say what its machine can do.",
+        else unknown,
         evidence=(Evidence(rate, f"steps.{what}"),) if share is not None else (),
     )
 

@@ -280,8 +280,8 @@ def _bursts(seen: Observation) -> Answer:
         f"{count} {words}"
         for count, words in (
             (full, "were refused since the queue was full"),
-            (slow, "since their first token would have come too late"),
-            (bodies, "since too many bodies were being received"),
+            (slow, "were refused since their first token would have come too late"),
+            (bodies, "were refused since too many bodies were being received"),
             (late, "ran out of time"),
         )
         if count

@@ -126,8 +126,13 @@ class Engine:
         self._observers.append(observer)
 
     def _observed(self, step: StepFacts) -> None:
-        for observer in self._observers:
-            observer(step)
+        for observer in self._observers.copy():
+            try:
+                observer(step)
+            except Exception:
+                # It is called while the engine's messages are taken in, which must go on, and once a step.
+                self._observers.remove(observer)
+                logger.exception("An observer of the engine's steps failed, and is told of no more.")
 
     @property
     def ceilings(self) -> Ceilings | None:

@@ -47,7 +47,7 @@ class Journal:
         grammar_seconds: how long its grammar was compiled before it could be queued.
         admitted: it came into the batch for the first time.
         prefix: what was found in the cache then.
-        returned: when it came back after each preemption.
+        returned: when it came back after each preemption, or the engine ended that had preempted it.
         preempted: when it lost its blocks.
         chunks: of its prompt, in order; with what was computed again after preemptions.
         chunks_left_out: how many more there were than are kept.
@@ -105,5 +105,7 @@ class Journal:
             self.finished = Mark(time.monotonic(), totals)
 
     def interruption(self) -> None:
-        """The engine that had it has ended."""
-        self.interrupted.append(time.monotonic())
+        """The engine that had it has ended, and with it whatever it was preempted for: the next one begins it anew."""
+        now = time.monotonic()
+        self.interrupted.append(now)
+        self.returned += [now] * (len(self.preempted) - len(self.returned))

@@ -251,11 +251,12 @@ class _Loop:
                 prepared.append((request.request_id, seconds))
             facts = None
             if self.busy:
+                self._cpu_wait.begin_step(core.clock())
                 outputs += core.step()
                 if core.failure is not None:
                     # What this engine holds cannot be trusted any more; another one computes what was lost.
                     raise core.failure
-                cpu_wait = self._cpu_wait.since_last(core.clock(), core.facts.seconds)
+                cpu_wait = self._cpu_wait.since_last(core.clock())
                 facts = replace(core.facts, send=self._send_seconds, cpu_wait=cpu_wait)
                 fail_point("engine.send")
             computed = core.clock()

@@ -56,7 +56,8 @@ class Account:
         journals: of the prompts, in the order in which the engine was given them.
         stalls: in which the client did not read; `stalled` is the sum of all.
         sending: since when something is being sent.
-        status, code, message: of the response's head, and of the error with which it ended.
+        status, code, message: of the response's head, None where its client left before it, and of the error with which
+            it ended.
         outcome: how it has ended.
         ttft: seconds until its client got to see something; `missed` are the service levels that it missed.
         line: whether it is one of a batch.
@@ -86,7 +87,7 @@ class Account:
     stalls: list[Stall] = field(default_factory=list)
     stalled: float = 0.0
     outcome: Outcome | None = None
-    status: int = 200
+    status: int | None = 200
     code: str | None = None
     message: str | None = None
     ended: float | None = None

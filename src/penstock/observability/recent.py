@@ -1,6 +1,7 @@
 """The accounts of requests that run, and of those that have ended lately: bounded, and each tenant's for itself."""
 
 from collections import deque
+from collections.abc import Iterator
 
 from penstock.observability.account import Account
 
@@ -10,8 +11,41 @@ MOST_RECENT = 1024
 MOST_NOTED = 256
 MOST_REFUSED = 256
 MOST_LINES = 256
+# Of the prompts of all accounts of one kind, and of their tokens where they are kept: a request may have very many.
+MOST_PROMPTS = 1 << 13
+MOST_TOKENS = 1 << 21
 
 _NOTED = ("failed", "timed_out")
+
+
+class _Ring:
+    """The newest of some accounts that have ended."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._accounts: deque[Account] = deque()
+        self._prompts = self._tokens = 0
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._accounts)
+
+    def add(self, account: Account) -> list[Account]:
+        """Keep one more; returns those that are kept no longer. The newest is kept, whatever it takes."""
+        self._accounts.append(account)
+        self._count(account, 1)
+        gone = []
+        while len(self._accounts) > 1 and self._is_too_much:
+            gone.append(self._accounts.popleft())
+            self._count(gone[-1], -1)
+        return gone
+
+    @property
+    def _is_too_much(self) -> bool:
+        return len(self._accounts) > self._most or self._prompts > MOST_PROMPTS or self._tokens > MOST_TOKENS
+
+    def _count(self, account: Account, sign: int) -> None:
+        self._prompts += sign * len(account.journals)
+        self._tokens += sign * sum(map(len, account.prompts))
 
 
 class Recent:
@@ -27,10 +61,10 @@ class Recent:
     def __init__(self, *, keep_prompts: bool = False) -> None:
         self.keep_prompts = keep_prompts
         self._running: dict[str, Account] = {}
-        self._recent: deque[Account] = deque()
-        self._noted: deque[Account] = deque()
-        self._refused: deque[Account] = deque()
-        self._lines: deque[Account] = deque()
+        self._recent = _Ring(MOST_RECENT)
+        self._noted = _Ring(MOST_NOTED)
+        self._refused = _Ring(MOST_REFUSED)
+        self._lines = _Ring(MOST_LINES)
         # By the request's id and by its response's; those that clients gave, by tenant.
         self._by_id: dict[str, Account] = {}
         self._by_client_id: dict[tuple[str, str], Account] = {}
@@ -53,13 +87,13 @@ class Recent:
         if not self.keep_prompts:
             account.prompts = []
         if account.line:
-            self._keep(self._lines, account, MOST_LINES)
+            self._keep(self._lines, account)
         elif account.taken_on is None:
-            self._keep(self._refused, account, MOST_REFUSED)
+            self._keep(self._refused, account)
         elif account.outcome in _NOTED or account.missed:
-            self._keep(self._noted, account, MOST_NOTED)
+            self._keep(self._noted, account)
         else:
-            self._keep(self._recent, account, MOST_RECENT)
+            self._keep(self._recent, account)
 
     def find(self, request_id: str, tenant: str | None) -> Account | None:
         """The account of a tenant's request, by any of its ids; of anybody's where `tenant` is None."""
@@ -77,10 +111,9 @@ class Recent:
         seen = [account for account in accounts if tenant in (None, account.tenant)]
         return sorted(seen, key=lambda account: account.arrived, reverse=True)
 
-    def _keep(self, ring: deque[Account], account: Account, most: int) -> None:
-        ring.append(account)
-        if len(ring) > most:
-            self._forget(ring.popleft())
+    def _keep(self, ring: _Ring, account: Account) -> None:
+        for gone in ring.add(account):
+            self._forget(gone)
 
     def _forget(self, account: Account) -> None:
         self._by_id.pop(account.id, None)

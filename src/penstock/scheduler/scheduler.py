@@ -359,12 +359,13 @@ class Scheduler:
         sequence.computed_once = max(sequence.computed_once, cached)
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
         count = sequence.within_scores(min(sequence.pending, most), draft.scores)
+        # Before its own blocks take the place of those that tell why it found no more.
+        self._notes.admission(sequence, self.cache, cached)
         if self._reserve(sequence, count, draft):
             raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
         self._waiting.admit(sequence)
         self._running.add(sequence)
         sequence.running = True
-        self._notes.admission(sequence, self.cache, cached)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
             if sequence.request.keep:

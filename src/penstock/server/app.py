@@ -115,7 +115,6 @@ def create_app(
     application = Starlette(
         lifespan=stored.lifespan,
         middleware=[
-            Middleware(Identified),
             Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local),
         ],
         routes=[
@@ -145,6 +144,8 @@ def create_app(
     )
     # They would lead to wherever the Host header says.
     application.router.redirect_slashes = False
+    # Around what answers for endpoints that failed, too, which Starlette puts around all middleware of ours.
+    application.middleware_stack = Identified(application.build_middleware_stack())
     return application
 
 

@@ -34,7 +34,8 @@ class ExplainApi:
         """Where they are."""
         return [
             Route("/v1/requests", self.list, methods=["GET"]),
-            Route("/v1/requests/{id}/explain", self.one, methods=["GET"]),
+            # Ids that clients give may have slashes in them.
+            Route("/v1/requests/{id:path}/explain", self.one, methods=["GET"]),
         ]
 
     async def list(self, request: Request) -> Response:

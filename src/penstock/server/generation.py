@@ -195,6 +195,8 @@ class GenerationResponse:
         if not self._ended:
             self._ended = True
             self._meter.end(outcome)
+            if outcome == "cancelled" and not self._started:
+                self._account.status = None
             self._account.judged(self._meter.ttft, self._meter.missed)
             self._accounts.end(self._account, outcome)
 
@@ -251,6 +253,7 @@ class GenerationResponse:
     async def _send_body(self, send: Send) -> None:
         long = self._job.values > _INLINE_VALUES
         body = await asyncio.to_thread(self._writer.body) if long else self._writer.body()
+        self._started = True
         began = self._account.sending = time.monotonic()
         await _send_whole(send, body)
         self._account.sent(began)

@@ -34,10 +34,9 @@ class Identified:
             await send(message)
 
         token = REQUEST_ID.set(request_id)
-        try:
-            await self._app(scope, receive, identified)
-        finally:
-            REQUEST_ID.reset(token)
+        await self._app(scope, receive, identified)
+        # Where it failed, whoever called this logs why, under the same id.
+        REQUEST_ID.reset(token)
 
 
 def client_id_of(request: Request) -> str | None:

@@ -119,6 +119,7 @@ class Service:
             admitted = self._gate.admit(asked, job, checked=checked)
         except asyncio.CancelledError:
             meter.end("cancelled")
+            account.status = None
             self._accounts.end(account, "cancelled")
             raise
         except Exception as problem:

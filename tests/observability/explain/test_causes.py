@@ -16,7 +16,7 @@ from penstock.observability.explain.explain import Figures, explain
 from penstock.observability.explain.explanation import CauseCode
 from penstock.observability.explain.phases import course_of
 from penstock.observability.explain.timeline import WAITING
-from penstock.observability.explain.verdict import NAMES, SENTENCES
+from penstock.observability.explain.verdict import NAMES, SENTENCES, setting_of
 from support.accounts_made import ARRIVED, chunk, make_account, make_journal, mark, totals, waited
 
 NOTHING = Mark(ARRIVED + 10.0, StepTotals())
@@ -126,6 +126,37 @@ def test_others_prompts_in_the_same_steps_and_between_them() -> None:
     # A quarter of each step is its own; between them is a step of somebody else.
     journal.chunks = [chunk(0.0, 2.0, 0, 50, (150, 0)), chunk(4.0, 2.0, 50, 50, (150, 0))]
     assert seconds(make_account([journal], ended=6.0)) == {"cold_prefix": 1.0, "neighbour_prefill": 5.0}
+
+
+@pytest.mark.parametrize("code", get_args(CauseCode))
+@pytest.mark.parametrize("missing", ["unseen", "off", "different"])
+def test_a_sentence_names_the_setting_that_would_change_its_cause(code: CauseCode, missing: Missing) -> None:
+    journal = make_journal(0.0, mark(0.0), mark(1.0), mark(9.0), output_tokens=9, prefix=PrefixFound(96, 0, missing))
+    journal.preempted, journal.computed_tokens = [ARRIVED], 100
+    course = course_of(make_account([journal]), NOTHING)
+    setting = setting_of(code, course)
+    assert setting is None or setting in SENTENCES[code](course)
+
+
+def test_the_request_s_own_other_prompts_are_no_neighbours() -> None:
+    # Two steps of 2 s, of which a half was somebody else's; the second prompt waits while the first is computed.
+    begun = waited("budget", 2.0, chunk_steps=1, chunk_seconds=2.0, chunk_tokens=200)
+    done = waited("budget", 2.0, execute=4.0, chunk_steps=2, chunk_seconds=4.0, chunk_tokens=400)
+    first = make_journal(0.0, mark(0.0), None, mark(2.0, begun), computed_tokens=100)
+    last = make_journal(0.0, mark(2.0, begun), None, mark(4.0, done), computed_tokens=100)
+    first.chunks, last.chunks = [chunk(0.0, 2.0, 0, 100, (100, 0))], [chunk(2.0, 2.0, 0, 100, (100, 0))]
+    last.prefix = PrefixFound(96, 0, "unseen")
+    account = make_account([first, last], ended=4.0)
+    assert seconds(account) == {"cold_prefix": 2.0, "neighbour_prefill": 2.0}
+    assert "200 tokens of its 2 prompts" in SENTENCES["cold_prefix"](course_of(account, NOTHING))
+    assert seconds(make_account([last], ended=4.0)) == {"cold_prefix": 1.0, "neighbour_prefill": 3.0}
+
+
+def test_a_sample_that_found_no_place_computes_the_prompt_for_itself() -> None:
+    did = totals(steps=10, execute=5.0, chunk_steps=1, chunk_seconds=1.0, chunk_tokens=100, decodes=20)
+    journal = make_journal(0.0, mark(0.0), mark(0.0), mark(5.0, did), output_tokens=20, prefix=PrefixFound(96, 96))
+    journal.chunks = [chunk(2.0, 1.0, 0, 100)]
+    assert seconds(make_account([journal], ended=5.0, samples=2)) == {"long_prompt": 1.0, "decode": 4.0}
 
 
 def test_decoding_behind_others_prompts() -> None:

@@ -57,6 +57,7 @@ def attribute(course: Course, work: ModelWork = NO_WORK) -> dict[CauseCode, floa
                 found = {"slow_reader": sum(phase.within(each.began, each.ended) for each in stalls(course))}
         for code, seconds in _fitted(found, phase.seconds).items():
             total[code] += seconds
+    _claim_own(course, total)
     return {code: seconds for code, seconds in total.items() if seconds > 0}
 
 
@@ -100,6 +101,28 @@ def computed_again(journal: Journal) -> list[bool]:
 
 def _none() -> Seconds:
     return defaultdict(float)
+
+
+def _claim_own(course: Course, total: Seconds) -> None:
+    """What the request's other prompts took is no neighbour's, although steps tell of one prompt beside others."""
+    journal = course.journal
+    if journal is None or len(course.account.journals) < 2:
+        return
+    span = Span(journal.submitted.at, course.whole.ended)
+    took = sum(
+        span.within(chunk.began, chunk.began + chunk.seconds) * chunk.tokens / _rows_and_tokens(chunk)
+        for other in course.account.journals
+        if other is not journal
+        for chunk in other.chunks
+    )
+    own = min(took, total["neighbour_prefill"])
+    total["neighbour_prefill"] -= own
+    total[_why_computed(journal)] += own
+
+
+def _rows_and_tokens(chunk: ComputedChunk) -> int:
+    """A step takes about as long as its tokens; those that only decode are few."""
+    return max(1, chunk.tokens + chunk.beside_tokens + chunk.beside_rows)
 
 
 def _fitted(found: Mapping[CauseCode, float], seconds: float) -> Seconds:
@@ -154,9 +177,8 @@ def _prefilled(course: Course, phase: Span) -> Seconds:
     for chunk, repeated in zip(journal.chunks, computed_again(journal), strict=True):
         if not rest.began <= chunk.began <= rest.ended:
             continue
-        # A step takes about as long as its tokens; those that only decode are few.
         lasted = chunk.seconds * _part_left_out(journal)
-        each = lasted / max(1, chunk.tokens + chunk.beside_tokens + chunk.beside_rows)
+        each = lasted / _rows_and_tokens(chunk)
         if repeated:
             recomputed += each * chunk.tokens
         else:
@@ -204,7 +226,9 @@ def _decoded(course: Course, phase: Span, work: ModelWork) -> Seconds:
     found["preemption"] = sum(phase.within(each.began, each.ended) for each in preemptions(journal, phase.ended))
     redone = [chunk for chunk in journal.chunks if phase.began <= chunk.began <= phase.ended]
     recomputed = min(sum(chunk.seconds for chunk in redone), phase.seconds)
-    found["preemption" if journal.preempted else "engine_restart"] += recomputed
+    # A sample for which there was no place when the first forked computes the prompt for itself.
+    why = "preemption" if journal.preempted else "engine_restart" if journal.interrupted else _why_computed(journal)
+    found[why] += recomputed
     # Where no facts came, all of it is decoding: that is what the phase is.
     idle = phase.seconds - sum(found.values()) - did.seconds if did.steps else 0.0
     active = phase.seconds - sum(found.values()) - max(0.0, idle)

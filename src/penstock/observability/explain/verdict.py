@@ -126,8 +126,10 @@ def _neighbours(course: Course) -> str:
 
 
 def _computed(course: Course) -> str:
-    assert course.journal is not None
-    return f"went into computing {number(course.journal.computed_tokens)} tokens of its prompt"
+    journals = course.account.journals
+    tokens = sum(journal.computed_tokens for journal in journals)
+    what = "prompt" if len(journals) == 1 else f"{number(len(journals))} prompts"
+    return f"went into computing {number(tokens)} tokens of its {what}"
 
 
 def _cold(course: Course) -> str:
@@ -165,7 +167,10 @@ def _restarted(course: Course) -> str:
 def _read_context(course: Course) -> str:
     assert course.journal is not None
     tokens = course.journal.prompt_tokens + course.journal.output_tokens // max(1, course.account.samples)
-    return f"went into reading the KV of its context of up to {number(tokens)} tokens for each token of output"
+    return (
+        f"went into reading the KV of its context of up to {number(tokens)} tokens for each token of output; a shorter "
+        "prompt takes less"
+    )
 
 
 def _decoded(course: Course) -> str:

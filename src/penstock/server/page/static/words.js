@@ -54,6 +54,7 @@ export const spoken = (code) => code.replaceAll("_", " ");
 
 const WAITS = {
   rows: ["a place in the batch", "--max-num-seqs"],
+  pace: ["a place in a batch that the time between tokens keeps small", "--target-itl"],
   blocks: ["KV memory", "--kv-cache-memory"],
   budget: ["tokens of a step", "--max-num-batched-tokens"],
   share: ["its key's next share of a step"],
