@@ -9,7 +9,7 @@ from penstock.core.plan import RowPlan, SampleResult, StepPlan, StepResult
 from penstock.scheduler.pace import GROWTH, LEAST_ROWS, Rows
 from penstock.scheduler.scheduler import Scheduler
 from support.scripted import kv_spec
-from support.simulation import config, make_request, prompt
+from support.simulation import Simulation, config, make_request, prompt
 
 
 def decodes(rows: int) -> StepPlan:
@@ -77,3 +77,21 @@ def test_whatever_was_measured_somebody_runs(target: float, steps: list[tuple[in
     for size, taken in steps:
         rows.measured(decodes(size), taken)
     assert min(limit, LEAST_ROWS) <= rows.most(limit) <= limit
+
+
+def test_nobody_is_preempted_for_one_who_does_not_come_in_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation = Simulation(200, config=config(8, 64))
+    urgent = [make_request(number, prompt(4, 10 * number), 30) for number in range(4)]
+    later = [make_request(number, prompt(4, 10 * number), 30, priority=5) for number in range(4, 6)]
+    simulation.submit(*urgent, *later)
+    assert simulation.step()
+    # Steps have become slow: of those that run, there are now too many even without the others.
+    monkeypatch.setattr(simulation.scheduler._rows, "most", lambda limit: 3)
+    simulation.submit(make_request(6, prompt(4, 90), 2))
+    for _ in range(5):
+        assert simulation.step()
+    assert [step.preempted for step in simulation.facts if step.preempted] == []
+    # With one place more than the urgent ones have, whoever matters least makes it.
+    monkeypatch.setattr(simulation.scheduler._rows, "most", lambda limit: 6)
+    assert simulation.step()
+    assert [step.preempted for step in simulation.facts if step.preempted] == [[5]]

@@ -254,6 +254,9 @@ class Scheduler:
         if not self._room.has_place_for(head):
             return
         outranked = [sequence for sequence in self._running if sequence.order[0] > head.order[0]]
+        # A batch that has to become smaller may be too large without them, too.
+        if len(self._running) - len(outranked) >= self._room.rows:
+            return
         # It would not come in where the running ones leave it nothing to score.
         if head.unscored:
             wanted = sum(sequence.unscored for sequence in self._running)
