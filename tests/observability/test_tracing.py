@@ -119,6 +119,8 @@ def test_secrets_come_from_the_environment_and_nothing_else_does(
     monkeypatch.setenv("OTEL_SERVICE_NAME", "other")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "a=b")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "1")
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT", "1")
     traces = Tracing(collector.url)
     send(traces, account())
     traces.close()
@@ -126,6 +128,8 @@ def test_secrets_come_from_the_environment_and_nothing_else_does(
     assert headers["authorization"] == "Bearer s3cret" and "content-encoding" not in headers
     (resource,) = collector.resources
     assert resource["service.name"] == "penstock" and "a" not in resource
+    (root,) = collector.roots()
+    assert root.attributes["http.route"] == "/v1/completions"
     assert not any(b"s3cret" in message for message in collector.raw)
 
 
@@ -209,4 +213,10 @@ def test_an_address_is_taken_as_it_is() -> None:
 def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install 'penstock\[otel\]'"):
+        check_endpoint("http://localhost:4318")
+
+
+def test_traces_that_the_environment_turns_off_are_not_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    with pytest.raises(ConfigurationError, match="OTEL_SDK_DISABLED turns them off; leave out one of them"):
         check_endpoint("http://localhost:4318")
