@@ -1,6 +1,7 @@
 """Traces on their way to a collector that takes them, refuses them, or is not there."""
 
 import logging
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -159,6 +160,20 @@ def test_a_collector_that_refuses_is_told_of_with_what_it_said(
     assert traces.outcomes == {"exported": 0, "queue_full": 0, "failed": 1}
     (line,) = [record.getMessage() for record in caplog.records if record.name == "penstock.tracing"]
     assert line.startswith("Traces of 1 requests were dropped: ") and "403" in line
+
+
+def test_an_end_does_not_wait_for_a_collector_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        traces = Tracing(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        send(traces, *(account(number) for number in range(20)))
+        traces.close()
+        assert traces._thread.is_alive() and traces._thread.daemon
+        connection, _ = silent.accept()
+        connection.close()
+    traces._thread.join(20)
+    assert not traces._thread.is_alive()
+    assert traces.outcomes == {"exported": 0, "queue_full": 0, "failed": 20}
+    traces._troubles.close()
 
 
 def test_one_trace_that_cannot_be_made_does_not_end_the_others(
