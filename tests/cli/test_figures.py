@@ -39,6 +39,7 @@ def test_what_is_printed_is_what_the_repository_has(
         ("--slo", "itl=1s,itl=2s", "--slo has itl twice"),
         ("--cost-per-hour", "0", "--cost-per-hour is 0; it must be more than 0"),
         ("--cost-per-hour", "inf", "--cost-per-hour is inf"),
+        ("--otlp-endpoint", "localhost:4318", "is no address of a collector"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
@@ -51,11 +52,13 @@ def test_what_cannot_be_is_refused_before_anything_starts(
 
 def test_settings_are_explained(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ("serve", "haiku", "--explain-config", "--slo", "ttft=0.5s,itl=50ms", "--cost-per-hour", "2.5")
+    arguments += ("--otlp-endpoint", "http://localhost:4318/")
     status, output, _ = printed(monkeypatch, capfd, *arguments)
     lines = {line.partition("  ")[0]: line for line in output.splitlines()}
     assert not status
     assert "TTFT ≤ 500 ms, ITL ≤ 50 ms" in lines["service levels"] and "as asked" in lines["service levels"]
     assert "2.5" in lines["cost per hour"]
+    assert "sent to http://localhost:4318/v1/traces" in lines["traces"]
     assert "0.05" in lines["target itl"]
 
 

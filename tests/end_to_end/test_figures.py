@@ -14,6 +14,7 @@ from penstock.observability.dashboard import dashboard, queries
 from penstock.observability.definitions import DEFINITIONS
 from penstock.observability.histogram import SECONDS
 from penstock.observability.stats import Quantiles, Stats
+from support.collector import collecting
 from support.live_server import RunningServer, serving
 from support.promql import series_of
 
@@ -25,8 +26,10 @@ SOMETIMES = {name for name, definition in DEFINITIONS.items() if definition.only
 def judged(served_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     data = str(tmp_path_factory.mktemp("data"))
     options = ("--threads", "1", "--data-dir", data, "--cost-per-hour", "2", "--max-num-seqs", "6")
-    with serving(served_checkpoint, *options, *OPTIONS) as running:
-        yield running
+    with collecting() as collector:
+        traced = ("--otlp-endpoint", collector.url)
+        with serving(served_checkpoint, *options, *traced, *OPTIONS) as running:
+            yield running
 
 
 def stats_of(server: RunningServer) -> Stats:

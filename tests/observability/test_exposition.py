@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.slo import Slo
-from penstock.observability.definitions import DEFINITIONS, SECTIONS, as_markdown
+from penstock.observability.definitions import DEFINITIONS, SECTIONS, TRACES, as_markdown
 from penstock.observability.exposition import exposition
 from penstock.observability.metrics import Metrics
 from penstock.observability.monitor import Monitor
@@ -48,7 +48,8 @@ def text_of(settings: Settings | None, *, stored: bool) -> str:
     metrics = Metrics(lambda: engine.load, lambda: engine.totals, slo=slo)
     metrics.step(STEP)
     storage = SimpleNamespace(failure=None, failures={"full": 0, "failed": 2}) if stored else None
-    return Monitor(engine, metrics, settings, storage).exposition().decode()
+    traces = SimpleNamespace(outcomes=dict.fromkeys(TRACES, 4)) if stored else None
+    return Monitor(engine, metrics, settings, storage, traces).exposition().decode()
 
 
 def samples(text: str) -> Iterator[tuple[str, tuple[tuple[str, str], ...], float]]:
@@ -92,6 +93,7 @@ def test_labels_say_which() -> None:
     assert found["penstock_waiting_seconds_total", (("reason", "blocks"),)] == 2.875
     assert found["penstock_slo_seconds", (("figure", "itl"),)] == 0.05
     assert found["penstock_storage_failures_total", (("reason", "failed"),)] == 2
+    assert found["penstock_traces_total", (("outcome", "queue_full"),)] == 4
     assert found["penstock_process_resident_bytes", (("process", "api"),)] > 1e6
     assert found["penstock_requests_total", (("endpoint", "chat"), ("outcome", "completed"))] == 0
 

@@ -96,6 +96,7 @@ def serve(
     from penstock.cli.serve import ServeOptions, run_serve
     from penstock.core.slo import parse_slo
     from penstock.observability.settings import FigureOptions
+    from penstock.observability.tracing import check_endpoint
     from penstock.server.limits import LimitOptions
     from penstock.server.tls import choose_tls
 
@@ -116,6 +117,7 @@ def serve(
         figures=figures,
         tls=choose_tls(**vars(tls)),
         explain_prompts=records.explain_prompts,
+        otlp_endpoint=check_endpoint(records.otlp_endpoint),
     )
     with unfailing_stderr():
         set_up_logging(records.log_level, records.log_format)

@@ -203,6 +203,9 @@ class RecordOptions:
     explain_prompts: Annotated[
         bool, typer.Option("--explain-prompts", help="Keep prompts with the accounts of recent requests.")
     ] = False
+    otlp_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send traces to this OpenTelemetry collector (the extra otel).")
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True)

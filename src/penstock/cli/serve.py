@@ -27,6 +27,7 @@ from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
+from penstock.observability import tracing
 from penstock.observability.explain.explain import Figures
 from penstock.observability.recent import Recent
 from penstock.observability.settings import FigureOptions
@@ -75,6 +76,7 @@ class ServeOptions:
         watchdog: seconds without progress after which the engine is started again.
         tls: what connections are encrypted with, None where they are not.
         explain_prompts: whether prompts are kept with the accounts of recent requests.
+        otlp_endpoint: of the collector that traces are sent to; None where they are not.
     """
 
     host: str
@@ -89,6 +91,7 @@ class ServeOptions:
     figures: FigureOptions
     tls: Tls | None
     explain_prompts: bool
+    otlp_endpoint: str | None
 
 
 def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *, explain_only: bool) -> int:
@@ -104,7 +107,8 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
         _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
-        kept = (why, access.reason, encrypted, files, *bounds, *serving.figures.reasons)
+        traced = tracing.reason_of(serving.otlp_endpoint)
+        kept = (why, access.reason, encrypted, files, *bounds, *serving.figures.reasons, traced)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
@@ -127,6 +131,7 @@ async def _serve(
     patience = Patience(hang_seconds=serve_options.watchdog)
     engine = await Engine.start(lambda: EngineProcess.start(engine_command(sys.executable), progress.update), patience)
     storage, tls = _Storage(), serve_options.tls
+    traces: tracing.Tracing | None = None
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
@@ -140,7 +145,10 @@ async def _serve(
             reading = _read_output(tokenizer, serve_options.parsers)
             tokenizer_seconds = time.monotonic() - before
             text = None if tokenizer is None else partial(tokenizer.decode, skip_special=False)
-            accounts = Accounts(engine, Recent(keep_prompts=serve_options.explain_prompts), text)
+            if serve_options.otlp_endpoint is not None:
+                scheme = "http" if tls is None else "https"
+                traces = await asyncio.to_thread(tracing.Tracing, serve_options.otlp_endpoint, scheme)
+            accounts = Accounts(engine, Recent(keep_prompts=serve_options.explain_prompts), text, traces)
             serving = asyncio.ensure_future(
                 serve(
                     _make_app(
@@ -181,6 +189,8 @@ async def _serve(
             await _cancel(serving)
         await engine.close()
         storage.close()
+        if traces is not None:
+            traces.close()
 
 
 def _make_app(

@@ -2,11 +2,12 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from penstock.core.facts import PrefixFound
+from penstock.core.plan import FinishReason
 from penstock.engine.journal import Journal
 from penstock.observability.explain.explanation import RequestSummary
 from penstock.observability.metrics import Endpoint, Miss, Outcome
@@ -47,12 +48,14 @@ class Account:
         id: of the request, from its response's head.
         arrived: its head came in; `created` is that moment in Unix time. `begun`: the server got to it.
         client_id: what its client calls it; `user` and `metadata` are whose it says that it is.
+        caller: the headers in which its client says to which trace it belongs.
         response_id: of the response that it got.
         body_bytes: of its body, which was read at `received`.
         taken_on: it was admitted, and goes to the engine.
         prompts: their tokens, until it has ended; beyond that where the operator wants them kept.
         differed: by prompt, the token where the prompt cache goes on with another one.
-        samples: for each prompt.
+        samples: for each prompt; `stream`: whether they are sent as they come.
+        finish_reasons: of the samples that are finished, in that order.
         journals: of the prompts, in the order in which the engine was given them.
         stalls: in which the client did not read; `stalled` is the sum of all.
         sending: since when something is being sent.
@@ -74,6 +77,7 @@ class Account:
     response_id: str | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
+    caller: Mapping[str, str] = field(default_factory=dict)
     body_bytes: int = 0
     received: float | None = None
     preparation: Preparation = field(default_factory=Preparation)
@@ -82,6 +86,8 @@ class Account:
     prompts: list[list[int]] = field(default_factory=list)
     differed: dict[int, int] = field(default_factory=dict)
     samples: int = 1
+    stream: bool = False
+    finish_reasons: list[FinishReason] = field(default_factory=list)
     journals: list[Journal] = field(default_factory=list)
     sending: float | None = None
     stalls: list[Stall] = field(default_factory=list)

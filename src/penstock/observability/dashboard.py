@@ -223,6 +223,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             ),
             DEFINITIONS["penstock_storage_failing"].help,
         ),
+        Panel(
+            "Traces",
+            "short",
+            (("{{outcome}}/s", _query.rate("penstock_traces_total", by="outcome")),),
+            DEFINITIONS["penstock_traces_total"].help,
+        ),
     ),
     "Cost": (
         Panel(

@@ -17,6 +17,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 FIGURES = ("ttft", "itl", "tpot", "e2e")
 PROCESSES = ("api", "engine")
+TRACES = ("exported", "queue_full", "failed")
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,13 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
             "Operations that the disk has failed, by why.",
             _STORED,
             reason=("full", "failed"),
+        ),
+        _counter(
+            "traces",
+            "requests",
+            "Requests by what became of their traces; all but the exported ones were dropped.",
+            "with `--otlp-endpoint`",
+            outcome=TRACES,
         ),
     ),
 }

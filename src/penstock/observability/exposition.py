@@ -27,6 +27,14 @@ class Storage(Protocol):
         """Operations that failed, by why."""
 
 
+class Traces(Protocol):
+    """What is known of the traces of requests."""
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """Requests by what became of their traces."""
+
+
 def values_of(metrics: Metrics) -> dict[str, Value]:
     """What a server counts, by name of metric."""
     now = metrics.now()
@@ -96,6 +104,11 @@ def storage_values(storage: Storage) -> dict[str, Value]:
         "penstock_storage_failing": int(storage.failure is not None),
         "penstock_storage_failures_total": _labelled(storage.failures),
     }
+
+
+def traces_values(traces: Traces) -> dict[str, Value]:
+    """What became of traces."""
+    return {"penstock_traces_total": _labelled(traces.outcomes)}
 
 
 def settings_values(settings: Settings, uptime: float) -> dict[str, Value]:

@@ -11,11 +11,13 @@ from penstock.core.facts import WAITS
 from penstock.engine.interface import EngineClient
 from penstock.observability.exposition import (
     Storage,
+    Traces,
     Value,
     exposition,
     process_values,
     settings_values,
     storage_values,
+    traces_values,
     values_of,
 )
 from penstock.observability.metrics import Metrics
@@ -33,13 +35,15 @@ class Monitor:
         metrics: Metrics,
         settings: Settings | None = None,
         storage: Storage | None = None,
+        traces: Traces | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`storage` is None where nothing is kept."""
+        """`storage` is None where nothing is kept, `traces` where none are made."""
         self._engine = engine
         self._metrics = metrics
         self._settings = settings or Settings()
         self._storage = storage
+        self._traces = traces
         self._wall_clock = wall_clock
         self._probe = ProcessProbe()
 
@@ -53,6 +57,8 @@ class Monitor:
         }
         if self._storage is not None:
             values |= storage_values(self._storage)
+        if self._traces is not None:
+            values |= traces_values(self._traces)
         return exposition(values)
 
     def stats(self, *, ending: bool = False) -> Stats:

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import EngineUnavailable, PenstockError
 from penstock.engine.interface import EngineClient
 from penstock.engine.journal import Mark
 from penstock.observability.account import Account
@@ -15,6 +15,7 @@ from penstock.observability.explain.explanation import Explanation, RequestSumma
 from penstock.observability.metrics import Endpoint, Outcome
 from penstock.observability.recent import Recent
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
+from penstock.observability.tracing import Tracing
 from penstock.server.refusals import RefusalLog
 
 logger = logging.getLogger("penstock.server")
@@ -27,15 +28,24 @@ class Accounts:
         engine: what engines have done.
         recent: where accounts are kept.
         text: makes text of tokens; None where nothing does.
+        tracing: makes traces of requests that have ended; None where nobody wants them.
 
     Attributes:
         figures: of the model and the machine, once they are known.
+        tracing: as it was given.
     """
 
-    def __init__(self, engine: EngineClient, recent: Recent | None = None, text: Decode | None = None) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        recent: Recent | None = None,
+        text: Decode | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._engine = engine
         self._recent = recent or Recent()
         self._text = text
+        self.tracing = tracing
         self._refusals = RefusalLog()
         self.figures = Figures()
 
@@ -59,8 +69,10 @@ class Accounts:
 
     def end(self, account: Account, outcome: Outcome) -> None:
         """The request has ended; only the first call counts."""
-        if self._end(account, outcome) and not account.line:
-            self._log(account)
+        if self._end(account, outcome):
+            self._trace(account)
+            if not account.line:
+                self._log(account)
 
     def refuse(self, account: Account, outcome: Outcome, error: PenstockError, status: int) -> None:
         """The request has ended with an error before it was taken on."""
@@ -68,6 +80,7 @@ class Accounts:
         if self._end(account, outcome):
             others = self._refusals.refused(error, time.monotonic())
             if others is not None:
+                self._trace(account)
                 self._log(account, others)
 
     def _end(self, account: Account, outcome: Outcome) -> bool:
@@ -76,6 +89,16 @@ class Accounts:
         account.end(outcome)
         self._recent.end(account)
         return True
+
+    def _trace(self, account: Account) -> None:
+        if self.tracing is not None:
+            self.tracing.ended(account, self._now(), self.figures, self._model())
+
+    def _model(self) -> str | None:
+        try:
+            return self._engine.model.name
+        except EngineUnavailable:
+            return None
 
     def _log(self, account: Account, others: str = "") -> None:
         if logger.isEnabledFor(logging.INFO):

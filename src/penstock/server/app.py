@@ -130,7 +130,7 @@ def create_app(
             *TokensApi(service).routes(),
             Route("/version", api.version, methods=["GET"]),
             *HealthApi(engine, condition).routes(),
-            *FiguresApi(Monitor(engine, metrics, settings, condition)).routes(),
+            *FiguresApi(Monitor(engine, metrics, settings, condition, accounts.tracing)).routes(),
             Route("/openapi.json", api.description, methods=["GET"]),
             Route("/docs", api.page, methods=["GET"]),
             *page_routes(),

@@ -10,6 +10,7 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import DeadlineExceeded, PenstockError
+from penstock.core.plan import FinishReason
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal
 from penstock.observability.account import Account
@@ -277,20 +278,24 @@ class GenerationResponse:
         for delta in output.deltas:
             tokens += len(delta.token_ids)
             if delta.finish_reason is not None:
-                self._meter.finished(delta.finish_reason)
+                self._finished(delta.finish_reason)
         self._meter.tokens(tokens)
 
     def _measure_cut(self) -> None:
         """Count the choices whose answers are complete, although the engine would have gone on."""
         for _ in range(self._writer.cut):
-            self._meter.finished("stop")
+            self._finished("stop")
+
+    def _finished(self, reason: FinishReason) -> None:
+        self._meter.finished(reason)
+        self._account.finish_reasons.append(reason)
 
 
 def begun(account: Account, job: Job) -> None:
     """The account's request was taken on as a job."""
     account.taken_on = time.monotonic()
     account.prompts, account.prompt_tokens = job.prompts, job.prompt_tokens
-    account.samples = job.params[0].n if job.params else 1
+    account.samples, account.stream = job.params[0].n if job.params else 1, job.stream
     account.user, account.metadata = job.user, job.metadata
 
 

@@ -9,6 +9,9 @@ _HEADER = b"x-request-id"
 # Anthropic's clients look for this one.
 _ANTHROPIC_HEADER = b"request-id"
 _ANTHROPIC_PATHS = "/v1/messages"
+# Of W3C's Trace Context, whose own rules say what of them is one; longer than this, none is.
+_TRACE_HEADERS = (b"traceparent", b"tracestate")
+_MAX_TRACE_HEADER = 512
 
 
 class Identified:
@@ -43,3 +46,13 @@ def client_id_of(request: Request) -> str | None:
     """What the client calls its request, where it says so, once, in the way of an id."""
     given = [value for name, value in request.scope["headers"] if name == _HEADER]
     return client_id(given[0]) if len(given) == 1 else None
+
+
+def caller_of(request: Request) -> dict[str, str]:
+    """The headers in which a client says to which trace its request belongs, each if it is there once."""
+    found: dict[str, str] = {}
+    for header in _TRACE_HEADERS:
+        given = [value for name, value in request.scope["headers"] if name == header]
+        if len(given) == 1 and len(given[0]) <= _MAX_TRACE_HEADER:
+            found[header.decode()] = given[0].decode("latin-1")
+    return found

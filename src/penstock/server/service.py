@@ -23,7 +23,7 @@ from penstock.server.errors import as_penstock_error, error_response, form_of, o
 from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer, begun
 from penstock.server.parsing import Names, in_terms_of, renamed
-from penstock.server.request_ids import client_id_of
+from penstock.server.request_ids import caller_of, client_id_of
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
 from penstock.server.tenants import job_of, tenant_of
@@ -102,6 +102,7 @@ class Service:
         """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
         meter = self.metrics.begin(endpoint, request.scope.get("state", {}).get(ARRIVED))
         account = self._accounts.begin(endpoint, tenant_of(request).name, meter.arrived, client_id_of(request))
+        account.caller = caller_of(request)
         arrived = asyncio.get_running_loop().time()
         PREPARED.set(account.preparation)
         try:
