@@ -104,7 +104,7 @@ def trace_of(account: Account, told: Explanation, model: str | None, serving: Se
     attributes = {**_generation(account, told, model, operation), **_verdict(account, told)}
     if not account.line:
         attributes |= _http(account, route, serving.scheme)
-    failed = account.outcome in _ERRORS or account.status >= _SERVER_ERROR
+    failed = account.outcome in _ERRORS or (account.status or 0) >= _SERVER_ERROR
     return TraceSpan(
         f"{operation} {model or ''}".strip() if account.line else f"POST {route}",
         began,
@@ -123,8 +123,8 @@ def _http(account: Account, route: str, scheme: str) -> dict[str, Attribute]:
         "url.path": route,
         "url.scheme": scheme,
     }
-    # Who has gone may not even have got the head of an answer.
-    if account.outcome != "cancelled":
+    # Who has gone may not have got the head of an answer.
+    if account.status is not None:
         attributes["http.response.status_code"] = account.status
     return attributes
 
