@@ -118,21 +118,14 @@ def create_app(
             Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local),
         ],
         routes=[
-            Route("/v1/completions", api.completions, methods=["POST"]),
-            Route("/v1/chat/completions", api.chat_completions, methods=["POST"]),
-            Route("/v1/embeddings", api.embeddings, methods=["POST"]),
+            *api.routes(),
             *MessagesApi(service).routes(),
             *ResponsesApi(service, None if store is None else store.responses).routes(),
             *ExplainApi(accounts).routes(),
             *stored.routes(),
-            Route("/v1/models", api.models, methods=["GET"]),
-            Route("/v1/models/{name:path}", api.one_model, methods=["GET"]),
             *TokensApi(service).routes(),
-            Route("/version", api.version, methods=["GET"]),
             *HealthApi(engine, condition).routes(),
             *FiguresApi(Monitor(engine, metrics, settings, condition, accounts.tracing)).routes(),
-            Route("/openapi.json", api.description, methods=["GET"]),
-            Route("/docs", api.page, methods=["GET"]),
             *page_routes(),
         ],
         exception_handlers={
@@ -157,6 +150,19 @@ class _Api:
         self._service = service
         self._engine = service.engine
         self._endpoints = endpoints
+
+    def routes(self) -> list[Route]:
+        """All of them."""
+        return [
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat_completions, methods=["POST"]),
+            Route("/v1/embeddings", self.embeddings, methods=["POST"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.one_model, methods=["GET"]),
+            Route("/version", self.version, methods=["GET"]),
+            Route("/openapi.json", self.description, methods=["GET"]),
+            Route("/docs", self.page, methods=["GET"]),
+        ]
 
     async def completions(self, request: Request) -> Response | GenerationResponse:
         """`POST /v1/completions`"""
