@@ -73,7 +73,7 @@ def test_so_has_one_that_failed_and_the_log_says_why_under_it(
 ) -> None:
     ids: list[str] = []
 
-    def fail(monitor: Monitor) -> None:
+    def fail(*arguments: object, **named: object) -> None:
         raise ValueError("of this test")
 
     def keep(record: logging.LogRecord) -> bool:
