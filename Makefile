@@ -33,7 +33,7 @@ FILES ?= 3000
 ABORTS ?= 10000
 NAMES ?= 100000
 soak: $(VENV)/.test
-	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest --optimized $(ARGS)
+	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest --optimized --slow $(ARGS)
 	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_fuzz.py tests/server/test_schemathesis.py \
 		--workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)

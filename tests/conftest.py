@@ -36,7 +36,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--names", type=int, default=100, help="how many names of each kind strangers make up")
     parser.addoption("--files", type=int, default=100, help="how many broken model files of each kind are opened")
     parser.addoption("--schemas", type=int, default=48, help="how many random JSON schemas a model is held to")
+    parser.addoption("--slow", action="store_true", help="run what takes long too, of which others show a part")
     parser.addoption("--optimized", action="store_true", help="refuse unless only the tests have assertions")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--slow"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

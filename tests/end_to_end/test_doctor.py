@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from penstock.cli.doctor import ServerReport
 from penstock.doctor.diagnosis import Diagnosis, diagnose
@@ -75,6 +76,7 @@ def test_a_queue_before_a_batch_of_one_and_where_the_bottleneck_moves(
     assert changes["queue p50"].better, "nobody waits for a row any more"
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_too_small_and_prefixes_that_are_not_kept(served_checkpoint: Path) -> None:
     options = ("--kv-cache-memory", "1200KB", "--max-model-len", "512", "--no-enable-prefix-caching", "--threads", "1")
     many = ("--concurrency", "16", "--input-len", "128", "--output-len", "256")
@@ -91,12 +93,14 @@ def test_a_pool_that_is_too_small_and_prefixes_that_are_not_kept(served_checkpoi
     assert 3 in applying(found), found.sheet[2].why
 
 
+@pytest.mark.slow
 def test_prefixes_that_repeat_and_are_kept(server: RunningServer) -> None:
     with load(server, "--concurrency", "4", "--prefix-len", "1500", "--input-len", "8", "--output-len", "2"):
         found = diagnosed(server)
     assert found.sheet[2].verdict == "does not apply" and "from the cache" in found.sheet[2].why
 
 
+@pytest.mark.slow
 def test_long_prompts_beside_streams() -> None:
     streams = ("--concurrency", "4", "--input-len", "16", "--output-len", "512", "--seed", "1")
     prompts = ("--concurrency", "1", "--input-len", "1800", "--output-len", "8", "--seed", "2")
