@@ -1,4 +1,4 @@
-"""Streamed completions with the client of `penstock bench serve`, one connection for each request."""
+"""Streamed completions with the client of `penstock bench serve`."""
 
 import asyncio
 import time
@@ -64,17 +64,26 @@ class Timing:
 
 
 async def complete(port: int, body: dict[str, Any], scheduled: float, host: str = "127.0.0.1") -> Timing:
-    """Stream one completion from /v1/completions and time it. Failures are returned, not raised."""
+    """Stream one completion from /v1/completions, over a connection of its own, and time it.
+
+    Failures are returned, not raised.
+    """
+    client = Client(Address(host, port))
+    try:
+        return await complete_over(client, body, scheduled)
+    finally:
+        client.close()
+
+
+async def complete_over(client: Client, body: dict[str, Any], scheduled: float) -> Timing:
+    """The same over a connection that the client has, or makes and keeps."""
     timing, answer = Timing(scheduled), Answer(keep_text=True)
     payload = msgspec.json.encode({**body, "stream": True, "stream_options": {"include_usage": True}})
-    client = Client(Address(host, port))
     try:
         exchange = await client.fetch("POST", "/v1/completions", payload, answer.feed)
         _take_exchange(timing, exchange, answer)
     except TransferError as error:
         timing.error, timing.ended = f"{error.kind}: {error.message}", time.monotonic()
-    finally:
-        client.close()
     if answer.first is not None:
         timing.chunks = list(accumulate(answer.gaps, initial=answer.first))
     timing.text = answer.text

@@ -5,8 +5,10 @@ goodput at growing numbers of streams at a time. Then requests come at --factor 
 that waits for nobody, for --seconds; then at half the peak, until --recovery seconds have passed.
 
 Times count from when a request was due; with --retries from when the try that was served was due: a refused client
-comes back after as long as Retry-After says, up to so many times. A refusal's time is from sending to its last byte,
-and the client shares the cores with the server, so that a machine without a core to spare shows there.
+comes back after as long as Retry-After says, up to so many times. A refusal's time is from connecting to its last
+byte. Who makes such a load has no time to look at a refusal when it comes: so it is also timed by a process of its own,
+which asks --probes times a second in between, and leaves again where it is served. Both share the cores with the
+server; the load, which would come from elsewhere, is nicer (by 10) than server and probes.
 
 Starts `penstock serve MODEL --max-num-seqs … --max-ttft …`: what runs at a time bounds the time of each token, and what
 is admitted the time to the first. --admitted-ttft says how much of --ttft is promised.
@@ -14,18 +16,31 @@ is admitted the time to the first. --admitted-ttft says how much of --ttft is pr
 
 import argparse
 import asyncio
+import http.client
+import json
+import multiprocessing
+import os
 import random
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 
 import reporting
-from http_client import Timing, complete
-from serving import Server, serving
+import uvloop
+from http_client import Timing, complete_over
+from serving import HOST, Server, serving
+
+from penstock.bench.load.address import Address
+from penstock.bench.load.client import Client
 
 CONCURRENCIES = (4, 8, 16, 32, 64)
 # The server has recovered when everything that was due from then on was served within the service levels.
 USUAL_SHARE = 0.5
+# Each waits for one request at a time.
+PROBING_THREADS = 128
+LOAD_NICENESS = 10
 
 
 @dataclass
@@ -61,19 +76,20 @@ async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace
 
     async def stream() -> None:
         while time.monotonic() < end:
-            timings.append(await complete(port, body(arguments, generator), time.monotonic()))
+            timings.append(await complete_over(client, body(arguments, generator), time.monotonic()))
 
-    await asyncio.gather(*(stream() for _ in range(concurrency)))
+    with closing(Client(Address(HOST, port))) as client:
+        await asyncio.gather(*(stream() for _ in range(concurrency)))
     # What ends later counts for nothing, which is right at the beginning too, where nothing had ended yet.
     return sum(good(timing, arguments) and timing.ended <= end for timing in timings) / arguments.peak_seconds
 
 
-async def one(port: int, request: int, due: float, arguments: argparse.Namespace, tries: list[Try]) -> None:
+async def one(client: Client, request: int, due: float, arguments: argparse.Namespace, tries: list[Try]) -> None:
     """A client, and its tries."""
     asked = body(arguments, random.Random(request))
     for attempt in range(arguments.retries + 1):
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        timing = await complete(port, asked, due)
+        timing = await complete_over(client, asked, due)
         last = timing.status not in (429, 503) or attempt == arguments.retries
         tries.append(Try(timing, request, last))
         if last:
@@ -88,14 +104,40 @@ async def open_loop(
     generator, tries, clients = random.Random(0), [], []
     start = due = time.monotonic()
     end = start
-    for rate, seconds in rates:
-        end += seconds
-        while (due := due + generator.expovariate(rate)) < end:
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            clients.append(asyncio.ensure_future(one(port, len(clients), due, arguments, tries)))
-        due = end
-    await asyncio.gather(*clients)
+    with closing(Client(Address(HOST, port))) as client:
+        for rate, seconds in rates:
+            end += seconds
+            while (due := due + generator.expovariate(rate)) < end:
+                await asyncio.sleep(max(0.0, due - time.monotonic()))
+                clients.append(asyncio.ensure_future(one(client, len(clients), due, arguments, tries)))
+            due = end
+        await asyncio.gather(*clients)
     return start, tries
+
+
+def refusal_time(port: int, asked: dict[str, object]) -> float | None:
+    """Milliseconds until a request was refused; None where it is served, which is not waited for any longer."""
+    began = time.monotonic()
+    with closing(http.client.HTTPConnection(HOST, port, timeout=60)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"})
+        with connection.getresponse() as response:
+            if response.status != 503:
+                return None
+            response.read()
+            return 1000 * (time.monotonic() - began)
+
+
+def probe(port: int, end: float, arguments: argparse.Namespace, found: "multiprocessing.Queue[list[float]]") -> None:
+    """Put into `found` how long refusals took, until `end`, for clients that do nothing else."""
+    generator = random.Random(-1)
+    with ThreadPoolExecutor(PROBING_THREADS) as threads:
+        probes = []
+        while time.monotonic() < end:
+            asked = {**body(arguments, generator), "stream": True}
+            probes.append(threads.submit(refusal_time, port, asked))
+            time.sleep(generator.expovariate(arguments.probes))
+        times = [each.result() for each in probes]
+    found.put([milliseconds for milliseconds in times if milliseconds is not None])
 
 
 def recovery(tries: list[Try], drop: float, arguments: argparse.Namespace) -> float | None:
@@ -106,7 +148,8 @@ def recovery(tries: list[Try], drop: float, arguments: argparse.Namespace) -> fl
     bad = [timing.scheduled for timing in later if not good(timing, arguments)]
     if not bad:
         return 0.0
-    return max(bad) - drop if any(timing.scheduled > max(bad) for timing in later) else None
+    last = max(bad)
+    return last - drop if any(timing.scheduled > last for timing in later) else None
 
 
 def report(server: Server, peaks: dict[int, float], arguments: argparse.Namespace) -> None:
@@ -115,7 +158,13 @@ def report(server: Server, peaks: dict[int, float], arguments: argparse.Namespac
     if not peak:
         raise SystemExit("No request was served within the service levels; raise --ttft or --tpot.")
     rates = [(arguments.factor * peak, arguments.seconds), (USUAL_SHARE * peak, arguments.recovery)]
-    start, tries = asyncio.run(open_loop(server.port, rates, arguments))
+    found: multiprocessing.Queue[list[float]] = multiprocessing.Queue()
+    end = time.monotonic() + arguments.seconds
+    prober = multiprocessing.Process(target=probe, args=(server.port, end, arguments, found), daemon=True)
+    prober.start()
+    os.nice(LOAD_NICENESS)
+    start, tries = uvloop.run(open_loop(server.port, rates, arguments))
+    probed = found.get(timeout=60)
     drop = start + arguments.seconds
     # A second to get full, which is no part of what lasts.
     lasting = [item for item in tries if start + 1.0 <= item.timing.scheduled < drop]
@@ -137,6 +186,9 @@ def report(server: Server, peaks: dict[int, float], arguments: argparse.Namespac
         ("refusals", len(refusals)),
         ("refusal, median, ms", reporting.median(refusals)),
         ("refusal, p99, ms", reporting.percentile(refusals, 0.99)),
+        ("refusals of a client that does nothing else", len(probed)),
+        ("the same, median, ms", reporting.median(probed)),
+        ("the same, p99, ms", reporting.percentile(probed, 0.99)),
         (f"recovered after the load fell to {USUAL_SHARE:g} of the peak, s", recovery(tries, drop, arguments)),
         ("tries for each request", len(tries) / max(1, sum(item.last for item in tries))),
     ]
@@ -158,6 +210,7 @@ def main() -> None:
     parser.add_argument("--recovery", type=float, default=15.0, help="seconds that are watched after it (default 15)")
     parser.add_argument("--peak-seconds", type=float, default=8.0, help="for each number of streams (default 8)")
     parser.add_argument("--retries", type=int, default=0, help="how often a refused client comes back (default 0)")
+    parser.add_argument("--probes", type=float, default=20.0, help="a second, of refusals' time (default 20)")
     parser.add_argument("--ttft", type=float, default=2.0, help="service level: seconds to a first token (default 2)")
     parser.add_argument("--tpot", type=float, default=0.1, help="service level: seconds a token (default 0.1)")
     parser.add_argument("--admitted-ttft", type=float, default=0.5, help="share of --ttft as --max-ttft (default 0.5)")
@@ -173,8 +226,8 @@ def main() -> None:
     with serving(arguments.model, [*bounds, "--log-level", "warning", *arguments.option]) as server:
         server.wait_until_ready()
         # What only first requests wait for.
-        asyncio.run(closed_loop(server.port, CONCURRENCIES[0], arguments))
-        peaks = {count: asyncio.run(closed_loop(server.port, count, arguments)) for count in CONCURRENCIES}
+        uvloop.run(closed_loop(server.port, CONCURRENCIES[0], arguments))
+        peaks = {count: uvloop.run(closed_loop(server.port, count, arguments)) for count in CONCURRENCIES}
         report(server, peaks, arguments)
 
 

@@ -115,10 +115,11 @@ def test_prompts_are_kept_only_where_that_is_wanted() -> None:
 
 def test_many_stalls_are_one_long_one_in_the_end() -> None:
     account = Account("req_1", "chat", "")
-    account.sent(account.arrived)
+    account.sent()
     first = account.arrived - 1000.0
     for number in range(MOST_STALLS + 10):
-        account.sent(first + number)
+        account.sending = first + number
+        account.sent()
     assert len(account.stalls) == MOST_STALLS
     assert account.stalls[-1].began == first + MOST_STALLS - 1
     assert all(stall.seconds > STALL_SECONDS for stall in account.stalls)

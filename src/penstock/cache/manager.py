@@ -107,7 +107,7 @@ class KVCache:
             return PrefixFound(0, 0, "off")
         looked_up = min(most, len(known) - 1) // size * size
         if looked_up <= found:
-            return PrefixFound(max(looked_up, found), found)
+            return PrefixFound(found, found)
         miss = self.index.explain(blocks.chain, found // size, self.pool.now)
         return PrefixFound(looked_up, found, miss.missing, miss.position, miss.cached_token, miss.evicted_seconds)
 

@@ -142,3 +142,11 @@ class EngineClient(Protocol):
 
         Raises, and is aborted, as in `generate`.
         """
+
+
+def model_name(engine: EngineClient) -> str | None:
+    """Of the model that is served; None before there is one."""
+    try:
+        return engine.model.name
+    except EngineUnavailable:
+        return None

@@ -129,12 +129,11 @@ class Account:
         """Its body was read."""
         self.body_bytes, self.received = size, time.monotonic()
 
-    def sent(self, began: float) -> None:
-        """What was handed to the connection at `began` is on its way."""
+    def sent(self) -> None:
+        """What was being sent is on its way."""
+        if self.sending is not None and (now := time.monotonic()) - self.sending > STALL_SECONDS:
+            self._stall(self.sending, now)
         self.sending = None
-        now = time.monotonic()
-        if now - began > STALL_SECONDS:
-            self._stall(began, now)
 
     def _stall(self, began: float, now: float) -> None:
         self.stalled += now - began

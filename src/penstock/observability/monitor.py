@@ -8,7 +8,7 @@ import msgspec
 from penstock import __version__
 from penstock.core.errors import EngineUnavailable
 from penstock.core.facts import WAITS
-from penstock.engine.interface import EngineClient
+from penstock.engine.interface import EngineClient, model_name
 from penstock.observability.exposition import (
     Storage,
     Traces,
@@ -68,7 +68,7 @@ class Monitor:
         sums, uptime, why_not = metrics.sums(), now - metrics.began, self._why_not(ending)
         return Stats(
             version=__version__,
-            model=self._model(),
+            model=model_name(self._engine),
             at=at,
             uptime=uptime,
             ready=why_not is None,
@@ -95,12 +95,6 @@ class Monitor:
             memory_bytes_per_second=ceilings.read * 1e9,
             operations_per_second=ceilings.peak(format) * 1e9 or None,
         )
-
-    def _model(self) -> str | None:
-        try:
-            return self._engine.model.name
-        except EngineUnavailable:
-            return None
 
     def _why_not(self, ending: bool) -> str | None:
         if ending:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
+from penstock.core.facts import StepTotals
 from penstock.observability.metrics import Mark, Metrics, Sums
 from penstock.observability.stats import (
     KvBlocks,
@@ -89,15 +90,14 @@ def _period(before: Sums, after: Sums, seconds: float, latencies: Latencies, set
         rates=Rates(
             *(_rate(count, seconds) for count in (sum(requests.values()), prompt, output, steps.steps)),
         ),
-        utilisation=_utilisation(before, after, seconds, settings),
+        utilisation=_utilisation(steps, seconds, settings),
         slo=None if settings.slo is None else _slo(before, after, seconds),
         cost=cost,
         cost_per_million_tokens=None if cost is None or not output else cost / output * 1e6,
     )
 
 
-def _utilisation(before: Sums, after: Sums, seconds: float, settings: Settings) -> Utilisation:
-    steps = after.steps.since(before.steps)
+def _utilisation(steps: StepTotals, seconds: float, settings: Settings) -> Utilisation:
     busy = steps.seconds
     moved = steps.bytes / busy if busy and steps.bytes else None
     computed = steps.operations / busy if busy and steps.operations else None

@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.errors import EngineUnavailable, PenstockError
-from penstock.engine.interface import EngineClient
+from penstock.core.errors import PenstockError
+from penstock.engine.interface import EngineClient, model_name
 from penstock.engine.journal import Mark
 from penstock.observability.account import Account
 from penstock.observability.explain.explain import Decode, Figures, cause_of, explain, summarize
@@ -92,13 +92,7 @@ class Accounts:
 
     def _trace(self, account: Account) -> None:
         if self.tracing is not None:
-            self.tracing.ended(account, self._now(), self.figures, self._model())
-
-    def _model(self) -> str | None:
-        try:
-            return self._engine.model.name
-        except EngineUnavailable:
-            return None
+            self.tracing.ended(account, self._now(), self.figures, model_name(self._engine))
 
     def _log(self, account: Account, others: str = "") -> None:
         if logger.isEnabledFor(logging.INFO):

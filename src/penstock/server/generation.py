@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -239,25 +239,24 @@ class GenerationResponse:
         # The status is sent with the first output, so that whatever goes wrong before it has its own.
         await self._start(send)
         if events:
-            began = self._account.sending = time.monotonic()
-            await send({"type": "http.response.body", "body": events, "more_body": True})
-            self._account.sent(began)
+            await self._hand_over(send({"type": "http.response.body", "body": events, "more_body": True}))
             self._unsent = b""
 
     async def _end_stream(self, writer: StreamWriter, send: Send) -> None:
         await self._start(send)
         body = self._unsent + writer.end()
-        began = self._account.sending = time.monotonic()
-        await send({"type": "http.response.body", "body": body, "more_body": False})
-        self._account.sent(began)
+        await self._hand_over(send({"type": "http.response.body", "body": body, "more_body": False}))
 
     async def _send_body(self, send: Send) -> None:
         long = self._job.values > _INLINE_VALUES
         body = await asyncio.to_thread(self._writer.body) if long else self._writer.body()
         self._started = True
-        began = self._account.sending = time.monotonic()
-        await _send_whole(send, body)
-        self._account.sent(began)
+        await self._hand_over(_send_whole(send, body))
+
+    async def _hand_over(self, sending: Awaitable[None]) -> None:
+        self._account.sending = time.monotonic()
+        await sending
+        self._account.sent()
 
     async def _start(self, send: Send) -> None:
         if not self._started:

@@ -44,15 +44,20 @@ class Identified:
 
 def client_id_of(request: Request) -> str | None:
     """What the client calls its request, where it says so, once, in the way of an id."""
-    given = [value for name, value in request.scope["headers"] if name == _HEADER]
-    return client_id(given[0]) if len(given) == 1 else None
+    given = _given_once(request, _HEADER)
+    return None if given is None else client_id(given)
 
 
 def caller_of(request: Request) -> dict[str, str]:
     """The headers in which a client says to which trace its request belongs, each if it is there once."""
     found: dict[str, str] = {}
     for header in _TRACE_HEADERS:
-        given = [value for name, value in request.scope["headers"] if name == header]
-        if len(given) == 1 and len(given[0]) <= _MAX_TRACE_HEADER:
-            found[header.decode()] = given[0].decode("latin-1")
+        given = _given_once(request, header)
+        if given is not None and len(given) <= _MAX_TRACE_HEADER:
+            found[header.decode()] = given.decode("latin-1")
     return found
+
+
+def _given_once(request: Request, header: bytes) -> bytes | None:
+    given = [value for name, value in request.scope["headers"] if name == header]
+    return given[0] if len(given) == 1 else None

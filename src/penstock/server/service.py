@@ -101,7 +101,8 @@ class Service:
     async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
         """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
         meter = self.metrics.begin(endpoint, request.scope.get("state", {}).get(ARRIVED))
-        account = self._accounts.begin(endpoint, tenant_of(request).name, meter.arrived, client_id_of(request))
+        tenant = tenant_of(request)
+        account = self._accounts.begin(endpoint, tenant.name, meter.arrived, client_id_of(request))
         account.caller = caller_of(request)
         arrived = asyncio.get_running_loop().time()
         PREPARED.set(account.preparation)
@@ -111,7 +112,6 @@ class Service:
             self._gate.check()
             body = await self.read(request)
             account.body(len(body))
-            tenant = tenant_of(request)
             asked = Asked(tenant.name, endpoint, body)
             checked = self._gate.check_asked(asked)
             job, writer = await prepare(body)
