@@ -35,9 +35,9 @@ class Figures:
 
 
 def body(generator: random.Random, tokens: int, most: int, vocabulary: int) -> dict[str, Any]:
-    """A request that has so many tokens of prompt and of output."""
+    """A request that has so many tokens of prompt and of output, each of which is told, with a text or without."""
     prompt = generator.choices(range(10, vocabulary), k=tokens)
-    return {"prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True}
+    return {"prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
 
 
 async def one_round(port: int, arguments: argparse.Namespace, seed: int, figures: Figures) -> None:

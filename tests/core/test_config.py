@@ -52,22 +52,12 @@ def test_weights_are_counted_as_they_lie_in_memory() -> None:
     assert config.cache.num_blocks > 0
 
 
-@pytest.mark.parametrize(
-    ("parameters", "cores", "api_beside", "threads"),
-    [
-        (20_000_000, 2, True, 1),
-        (20_000_000, 8, True, 7),
-        (20_000_000, 1, True, 1),
-        (20_000_000, 2, False, 2),
-        (1_000_000_000, 2, True, 2),
-    ],
-)
-def test_a_small_model_leaves_a_core_to_the_api_process(
-    parameters: int, cores: int, api_beside: bool, threads: int
-) -> None:
-    facts = ModelFacts(**{**FACTS, "num_parameters": parameters})
-    config, _ = resolve(EngineOptions(model="/model"), facts, MachineFacts(16 * GIB, cores, api_beside))
-    assert config.threads == threads
+@pytest.mark.parametrize("api_beside", [True, False])
+def test_all_cores_compute(api_beside: bool) -> None:
+    facts = ModelFacts(**{**FACTS, "num_parameters": 20_000_000})
+    config, reasons = resolve(EngineOptions(model="/model"), facts, MachineFacts(16 * GIB, 8, api_beside))
+    assert config.threads == 8
+    assert any("API process" in reason.why for reason in reasons if reason.setting == "threads") == api_beside
 
 
 def test_the_pool_is_no_larger_than_what_can_be_filled() -> None:

@@ -110,8 +110,9 @@ def test_shares_are_within_budget_and_demand(budget: int, demands: dict[str, Dem
     assert shares.keys() == demands.keys()
     assert sum(shares.values()) <= budget + 1
     assert all(0 <= shares[name] <= demand.tokens for name, demand in demands.items())
-    # Whoever has less than it wants has no less by weight than anybody else, but for rounding.
+    # Whoever has less than it wants has no less by weight than anybody else, but for rounding: each leaves up to one
+    # token to those behind it.
     for name, demand in demands.items():
         if shares[name] < demand.tokens:
-            most = max((shares[other] - 2) / demands[other].weight for other in list(demands)[1:])
+            most = max((shares[other] - len(demands)) / demands[other].weight for other in list(demands)[1:])
             assert most <= (shares[name] + 2) / demand.weight

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.plan import RowPlan, StepPlan
-from penstock.scheduler.pace import LEAST_PROMPT, Pace
+from penstock.scheduler.pace import ENOUGH_PROMPT, LEAST_PROMPT, STRETCH, Pace
 from support.simulation import Simulation, config, make_request, prompt
 
 MOST = 4096
@@ -48,6 +48,24 @@ def test_steps_settle_at_the_target_and_are_never_beyond_it(fixed: float, each: 
 
 def test_a_slow_machine_has_steps_that_are_worth_their_while() -> None:
     assert set(settled(Pace(0.1), 0.1, 0.01)) == {LEAST_PROMPT}
+
+
+def test_where_nothing_is_asked_for_a_prompt_makes_steps_little_longer() -> None:
+    pace = Pace(0.1, asked=False)
+    pace.measured(step(1024), 0.05)
+    assert pace.budget(MOST, 8) == 2048, "nothing is known of steps that decode"
+    pace.measured(step(0, decodes=8), 0.01)
+    assert pace.budget(MOST, 8) == pytest.approx(STRETCH * 204.8, abs=1)
+    # Nobody decodes, or somebody said how long a step may take.
+    assert pace.budget(MOST, 0) == 2048
+    asked = Pace(0.1)
+    asked.measured(step(1024), 0.05)
+    asked.measured(step(0, decodes=8), 0.01)
+    assert asked.budget(MOST, 8) == 2048
+    # However fast decodes are, a step has some tokens of prompts.
+    for _ in range(100):
+        pace.measured(step(0, decodes=8), 0.0001)
+    assert pace.budget(MOST, 8) == ENOUGH_PROMPT + 8
 
 
 def test_a_step_that_was_held_up_is_forgotten() -> None:

@@ -18,7 +18,6 @@ WORKSPACE_BYTES = 512 << 20
 KV_SHARE_OF_FREE_MEMORY = 0.8
 # Of the pool's blocks, those that clients can have kept; the rest is for whoever comes.
 KEPT_SHARE = 0.25
-SMALL_MODEL_PARAMETERS = 100_000_000
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
 # Text that comes in pieces ten times a second can be read as it comes, and in so much time weights are read for many
@@ -90,7 +89,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
             gain anything.
         target_itl: seconds that a step should take at most, which bound its tokens by how fast those before it were;
             None: however long its tokens take.
-        bound_batch: whether this bounds how many sequences run at a time too.
+        bound_batch: whether this was asked for, and bounds how many sequences run at a time too.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -214,7 +213,7 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(options, model, out)
     quantization = _resolve_quantization(options, model, dtype, out)
-    threads = _resolve_threads(options, model, machine, out)
+    threads = _resolve_threads(options, machine, out)
     max_num_seqs, batched = _resolve_batch(options, out)
     target_itl = _resolve_target_itl(options, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
@@ -272,16 +271,13 @@ def _resolve_model(options: EngineOptions, model: ModelFacts, out: _Resolver) ->
     return options.tokenizer or model.path
 
 
-def _resolve_threads(options: EngineOptions, model: ModelFacts, machine: MachineFacts, out: _Resolver) -> int:
+def _resolve_threads(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> int:
     _positive("threads", options.threads)
     if options.threads is not None:
         out.note("threads", options.threads, "as asked")
         return options.threads
-    if machine.api_beside and machine.cores > 1 and model.num_parameters < SMALL_MODEL_PARAMETERS:
-        why = "the model is so small that the API process works as hard as the engine, so a core is left to it"
-        out.note("threads", machine.cores - 1, why)
-        return machine.cores - 1
-    out.note("threads", machine.cores, f"all {machine.cores} cores this process may use")
+    beside = ", of which the API process has first what it needs" if machine.api_beside else ""
+    out.note("threads", machine.cores, f"all {machine.cores} cores this process may use{beside}")
     return machine.cores
 
 

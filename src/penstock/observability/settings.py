@@ -10,6 +10,8 @@ from penstock.core.slo import Slo
 from penstock.observability.stats import Settings
 
 _MOST_COST = 1e9
+# Steps aim for so much of a service level: some take longer than they should, and what comes of them has to be sent.
+AIM = 0.85
 
 
 class FigureOptions(msgspec.Struct, frozen=True):
@@ -33,10 +35,10 @@ class FigureOptions(msgspec.Struct, frozen=True):
         return self
 
     def target_itl(self, asked: float | None) -> float | None:
-        """What the engine's steps aim for: what was asked for, else the service level, so that it can be met."""
+        """What the engine's steps aim for: what was asked for, else somewhat less than the service level."""
         if asked is not None or self.slo is None or self.slo.itl is None:
             return asked
-        return min(self.slo.itl, LONGEST_TARGET_ITL)
+        return min(AIM * self.slo.itl, LONGEST_TARGET_ITL)
 
     @property
     def reasons(self) -> list[Reason]:

@@ -5,6 +5,10 @@ from penstock.core.plan import StepPlan
 # A step has room for so many tokens of prompts, however long they take: with fewer, much of its time would go into
 # reading the weights once more.
 LEAST_PROMPT = 64
+# Where no time is asked for, a step with a prompt in it takes at most so many times as long as those before it that
+# only decoded, unless it had fewer tokens of prompts than this: for them, what a step costs by itself is too much.
+STRETCH = 2
+ENOUGH_PROMPT = 128
 # What the newest step weighs beside all before it.
 NEWEST = 0.1
 # Of what a step takes whatever is in it, the part by which rows may lengthen it in any case.
@@ -25,15 +29,23 @@ class Pace:
     as steps of the budget that follows from it are measured, it settles where they take the time they should.
     """
 
-    def __init__(self, target: float | None) -> None:
-        """`target`: seconds that a step should take at most; None: as long as its tokens take."""
+    def __init__(self, target: float | None, *, asked: bool = True) -> None:
+        """`target`: seconds that a step should take at most; None: as long as its tokens take.
+
+        Where it is not `asked` for, steps are shorter if that costs little: who decodes waits less, and so do most of
+        those who come together, whose first tokens come one after the other instead of all in the end.
+        """
         self._target = target
+        self._asked = asked
+        self._decoding = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
 
     def measured(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long; 0 where that is not known."""
         tokens = plan.num_tokens
+        if seconds > 0 and tokens == len(plan.rows):
+            self._decoding += NEWEST * (seconds - self._decoding) if self._decoding else seconds
         # Decodes, and steps in the background, say little of prompts.
         if seconds > 0 and tokens >= LEAST_PROMPT and tokens > len(plan.rows):
             self._tokens += NEWEST * (tokens - self._tokens)
@@ -45,6 +57,9 @@ class Pace:
             return most
         # Until a first step was measured, one that is worth its while says how fast they are.
         wanted = int(self._target * self._tokens / self._seconds) if self._seconds else 0
+        if decodes and self._decoding and self._seconds and not self._asked:
+            little = int(STRETCH * self._decoding * self._tokens / self._seconds)
+            wanted = min(wanted, max(little, decodes + ENOUGH_PROMPT))
         return min(most, max(wanted, decodes + LEAST_PROMPT))
 
 

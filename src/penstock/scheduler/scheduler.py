@@ -52,7 +52,7 @@ class Scheduler:
         self._requests: dict[int, list[Sequence]] = {}
         self._waiting = WaitingQueue()
         self._running = OrderedQueue()
-        self._pace = Pace(config.target_itl)
+        self._pace = Pace(config.target_itl, asked=config.bound_batch)
         self._rows = Rows(config.target_itl if config.bound_batch else None)
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()

@@ -48,4 +48,12 @@ class Words(msgspec.Struct, frozen=True):
         return " ".join(chosen)
 
 
-Content = TokenIds | Words
+class FirstWords(msgspec.Struct, frozen=True):
+    """Prompts of the first words there are, each once: as many as there should be tokens."""
+
+    def render(self, blocks: Sequence[Block]) -> str:
+        """The words of all blocks."""
+        return " ".join(WORDS[: sum(block.tokens for block in blocks)])
+
+
+Content = TokenIds | Words | FirstWords

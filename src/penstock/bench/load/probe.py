@@ -7,12 +7,10 @@ import msgspec
 from penstock.bench.load.answer import Answer
 from penstock.bench.load.bodies import Bodies
 from penstock.bench.load.client import Client, Exchange, TransferError
-from penstock.bench.load.content import Content, TokenIds, Words
+from penstock.bench.load.content import WORDS, Content, FirstWords, TokenIds, Words
 from penstock.bench.load.workload import Block, Turn
 from penstock.core.errors import ConfigurationError
 
-# Words of the two prompts whose lengths say how many tokens a word has.
-_FEW, _MANY = 32, 160
 _LONGEST_SHOWN = 300
 
 
@@ -49,15 +47,16 @@ async def find_model(client: Client, wanted: str | None) -> str:
     return names[0]
 
 
-async def calibrate(client: Client, bodies: Bodies, seed: int) -> Content:
-    """Words with as many tokens each as the server counts; token ids as they are."""
+async def calibrate(client: Client, bodies: Bodies) -> Content:
+    """Words with as many tokens each as the server counts, in the mean over all; token ids as they are."""
     if not isinstance(bodies.content, Words):
         return bodies.content
-    single, counts = msgspec.structs.replace(bodies, content=Words(1.0)), []
-    for words in (_FEW, _MANY):
-        answer = await ask_once(client, single, (Block((seed, words), words),))
+    single, counts = msgspec.structs.replace(bodies, content=FirstWords()), []
+    # What every prompt has besides is in both.
+    for words in (1, len(WORDS)):
+        answer = await ask_once(client, single, (Block((words,), words),))
         counts.append(answer.usage.prompt_tokens if answer.usage else 0)
-    return Words(max(0.1, (counts[1] - counts[0]) / (_MANY - _FEW)))
+    return Words(max(0.1, (counts[1] - counts[0]) / (len(WORDS) - 1)))
 
 
 async def ask_once(client: Client, bodies: Bodies, blocks: tuple[Block, ...]) -> Answer:

@@ -96,7 +96,7 @@ async def _prepare(client: Client, plan: Plan) -> Bodies:
     bodies = Bodies(plan.endpoint, model, content, plan.temperature, plan.ignore_eos, plan.extra)
     await ask_once(client, bodies, (Block((plan.seed,), _PROBE_TOKENS),))
     if plan.dataset is None:
-        bodies = msgspec.structs.replace(bodies, content=await calibrate(client, bodies, plan.seed))
+        bodies = msgspec.structs.replace(bodies, content=await calibrate(client, bodies))
     return bodies
 
 
