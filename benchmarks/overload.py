@@ -8,7 +8,7 @@ Times count from when a request was due; with --retries from when the try that w
 comes back after as long as Retry-After says, up to so many times. A refusal's time is from connecting to its last
 byte. Who makes such a load has no time to look at a refusal when it comes: so it is also timed by a process of its own,
 which asks --probes times a second in between, and leaves again where it is served. Both share the cores with the
-server; the load, which would come from elsewhere, is nicer (by 10) than server and probes.
+server; the load, which would come from elsewhere, is nicer (by 5) than server and probes, and less so than the engine.
 
 Starts `penstock serve MODEL --max-num-seqs … --max-ttft …`: what runs at a time bounds the time of each token, and what
 is admitted the time to the first. --admitted-ttft says how much of --ttft is promised.
@@ -16,6 +16,7 @@ is admitted the time to the first. --admitted-ttft says how much of --ttft is pr
 
 import argparse
 import asyncio
+import gc
 import http.client
 import json
 import multiprocessing
@@ -40,7 +41,7 @@ CONCURRENCIES = (4, 8, 16, 32, 64)
 USUAL_SHARE = 0.5
 # Each waits for one request at a time.
 PROBING_THREADS = 128
-LOAD_NICENESS = 10
+LOAD_NICENESS = 5
 
 
 @dataclass
@@ -203,6 +204,8 @@ def report(server: Server, peaks: dict[int, float], arguments: argparse.Namespac
 
 
 def main() -> None:
+    # All tries are kept to the end, and to look through them for garbage again and again would slow the load down.
+    gc.disable()
     parser = reporting.parser(__doc__)
     parser.add_argument("model", nargs="?", default="haiku", help="what to serve (default haiku)")
     parser.add_argument("--factor", type=float, default=5.0, help="load, in times of the peak (default 5)")

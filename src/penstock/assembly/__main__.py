@@ -13,7 +13,7 @@ import sys  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
 # Where there are fewer cores than threads, what the API process does comes first: it is short, and clients wait for it.
-NICENESS = 5
+NICENESS = 10
 
 
 def main() -> int:
