@@ -167,6 +167,7 @@ class LLM:
         self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
         built = build_engine(self._prepared.config, lambda done, total: None)
         self._core = built.core
+        self._totals = StepTotals()
         self.tokenizer = built.tokenizer
         self._intake = Intake(
             self._core.scheduler.limits,
@@ -179,6 +180,11 @@ class LLM:
     def load(self) -> LoadSnapshot:
         """State and totals of the engine: blocks, hits, preemptions, tokens."""
         return self._core.snapshot()
+
+    @property
+    def totals(self) -> StepTotals:
+        """What all steps so far have done."""
+        return self._totals
 
     @property
     def vocab_size(self) -> int:
@@ -243,7 +249,9 @@ class LLM:
             for request in requests:
                 self._core.add(request)
             while self._core.has_work:
-                for event in self._core.step():
+                events = self._core.step()
+                self._totals = self._totals.add(self._core.facts)
+                for event in events:
                     states[event.request_id].push(event)
         except BaseException:
             # An interrupted call must not leave its requests to the next one.

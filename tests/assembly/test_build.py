@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.assembly import build
+from penstock.assembly import build, load
 from penstock.assembly.prepare import prepare
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
@@ -35,6 +35,7 @@ def test_the_native_kernels_keep_the_promise(quantization: str) -> None:
 
 def test_without_them_the_start_says_why_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "OBSTACLE", "they were not built")
+    monkeypatch.setattr(load, "OBSTACLE", "they were not built")
     monkeypatch.setattr(packing, "OBSTACLE", "they were not built")
     monkeypatch.setattr(operations, "OBSTACLE", "they were not built")
     monkeypatch.setattr(build, "IMPLEMENTATIONS", (*CPU_TORCH, *REFERENCE))

@@ -229,7 +229,7 @@ def test_salts_and_caches_without_prefix_caching_never_hit() -> None:
 def test_namespaces_give_different_keys() -> None:
     chains = [KVCache(kv_spec(4), 4, namespace=namespace).open(0, "").chain for namespace in (b"", b"int8")]
     for chain in chains:
-        chain.extend([1, 2, 3, 4])
+        chain.extend([1, 2, 3, 4], 4)
     assert chains[0].key(0) != chains[1].key(0)
 
 

@@ -18,7 +18,7 @@ def make_pool(num_blocks: int) -> tuple[BlockPool, PrefixIndex]:
 def publish(index: PrefixIndex, block: int, tokens: list[int]) -> PrefixChain:
     """Publish `block` as the only block of `tokens`."""
     chain = PrefixChain(b"", b"root", len(tokens), keyed_hash(b""))
-    chain.extend(tokens)
+    chain.extend(tokens, len(tokens))
     index.publish(0, chain, 0, block)
     return chain
 

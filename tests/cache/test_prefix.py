@@ -16,14 +16,14 @@ def chain_of(
 ) -> PrefixChain:
     key_of = key_of or keyed_hash(b"")
     chain = PrefixChain(namespace, key_of(b"", namespace), block_size, key_of)
-    chain.extend(tokens)
+    chain.extend(tokens, len(tokens))
     return chain
 
 
 def test_only_full_blocks_have_keys() -> None:
     chain = chain_of([1, 2, 3])
     assert len(chain) == 1
-    chain.extend([1, 2, 3, 4, 5])
+    chain.extend([1, 2, 3, 4, 5], 5)
     assert len(chain) == 2
 
 
@@ -115,8 +115,8 @@ def test_a_hit_adopts_the_published_nodes() -> None:
 def test_chains_of_forks_go_their_own_ways() -> None:
     chain = chain_of([1, 2])
     fork = chain.copy()
-    chain.extend([1, 2, 3, 4])
-    fork.extend([1, 2, 5, 6])
+    chain.extend([1, 2, 3, 4], 4)
+    fork.extend([1, 2, 5, 6], 4)
     assert chain.key(0) == fork.key(0) and chain.key(1) != fork.key(1)
     assert fork.key(1) == chain_of([1, 2, 5, 6]).key(1)
 

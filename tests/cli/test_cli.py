@@ -153,6 +153,38 @@ def test_bench_engine_refuses_what_would_mislead(
     assert "tokens/s" not in result.stdout
 
 
+def test_bench_speculation_compares_and_writes_its_figures(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    result = penstock(
+        "bench", "speculation", "haiku", "--proposer", "draft,self", "--depth", "auto,2", "--temperature", "0",
+        "--batch-size", "2", "--workload", "quote", "--output-len", "12", "--rounds", "1", "--threads", "1",
+        "--json", str(file),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    results = json.loads(file.read_text())["results"]
+    assert [(entry["setting"]["proposer"], entry["setting"]["depth"]) for entry in results] == [
+        ("draft", None), ("draft", 2), ("self", None), ("self", 2),
+    ]  # fmt: skip
+    for entry in results:
+        assert entry["speedup"] > 0 and 0 <= entry["acceptance"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--depth", "2,x"), "--depth"),
+        (("--temperature", "warm"), "--temperature"),
+        (("--workload", "poems"), "--workload"),
+        (("--proposer", "eagle"), "--speculative eagle"),
+        (("--speculative-depth", "2"), "--depth"),
+    ],
+)
+def test_bench_speculation_refuses_what_there_is_not(penstock_here, arguments: tuple[str, ...], says: str) -> None:
+    result = penstock_here("bench", "speculation", "haiku", "--threads", "1", "--rounds", "1", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert says in result.stderr and "Traceback" not in result.stderr
+
+
 def test_without_a_model_the_bundled_one_is_taken_and_announced() -> None:
     result = penstock("serve", "--explain-config")
     assert result.returncode == 0, result.stderr

@@ -21,7 +21,7 @@ def test_garbage_in_unused_blocks_changes_nothing(family: str, tmp_path: Path) -
     for poison in (False, True):
         llm = LLM(str(path), threads=1, max_model_len=256, max_num_batched_tokens=48, max_num_seqs=8)
         if poison:
-            for planes in llm._core._executor._storage._planes:
+            for planes in llm._core._executor._storages[0]._planes:
                 for plane in planes:
                     plane.fill_(math.nan)
         tokens.append([[sample.token_ids for sample in done.samples] for done in llm.generate(prompts, params)])

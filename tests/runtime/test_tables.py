@@ -45,7 +45,7 @@ def test_a_ragged_batch_puts_single_tokens_first() -> None:
         for group in range(2):
             tables.update(place, (BlockUpdate(group, 0, [10 * sequence + 100 * group + index for index in range(3)]),))
     tokens = [token for member in ordered for token in member.tokens]
-    batch = gather_batch(ordered, tokens, [places[member.sequence] for member in ordered], tables, 2)
+    batch = gather_batch(ordered, tokens, [places[member.sequence] for member in ordered], tables, (0, 1))
     assert batch.num_decodes == 2
     assert batch.token_ids.tolist() == [21, 41, 11, 12, 13, 31, 32]
     assert batch.positions.tolist() == [6, 9, 4, 5, 6, 0, 1]
@@ -71,7 +71,7 @@ def test_scored_positions_come_before_the_one_that_is_sampled() -> None:
     for place in places:
         tables.update(place, (BlockUpdate(0, 0, [0, 1, 2]),))
     tokens = [token for member in planned for token in member.tokens]
-    batch = gather_batch(planned, tokens, places, tables, 1)
+    batch = gather_batch(planned, tokens, places, tables, (0,))
     # Tokens 2 to 5 are row 3's positions 4 to 7: two are scored, the last is sampled.
     assert batch.logit_rows.tolist() == [0, 1, 3, 4, 5]
 

@@ -24,7 +24,7 @@ def seconds(fixed: float, each: float, plan: StepPlan) -> float:
 
 def test_without_a_target_there_is_no_bound() -> None:
     rows = Rows(None)
-    rows.measured(decodes(4), 100.0)
+    rows.measured(4, 4, 100.0)
     assert rows.most(256) == 256
 
 
@@ -33,7 +33,7 @@ def test_a_batch_grows_no_faster_than_what_was_measured() -> None:
     assert rows.most(256) == LEAST_ROWS, "nothing is known yet"
     for size in (1, 2, 3, 8):
         for _ in range(20):
-            rows.measured(decodes(size), seconds(0.01, 0.0001, decodes(size)))
+            rows.measured(size, size, seconds(0.01, 0.0001, decodes(size)))
         assert rows.most(256) == max(LEAST_ROWS, GROWTH * size)
 
 
@@ -75,7 +75,7 @@ def test_where_no_batch_is_fast_enough_rows_that_cost_little_are_let_in() -> Non
 def test_whatever_was_measured_somebody_runs(target: float, steps: list[tuple[int, float]], limit: int) -> None:
     rows = Rows(target)
     for size, taken in steps:
-        rows.measured(decodes(size), taken)
+        rows.measured(size, size, taken)
     assert min(limit, LEAST_ROWS) <= rows.most(limit) <= limit
 
 

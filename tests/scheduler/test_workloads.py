@@ -88,6 +88,7 @@ def random_workload(seed: int) -> Workload:
     if luck.random() < 0.5:
         requests = [random_tenant(luck, request) for request in requests]
     target_itl, slowness = luck.choice([None, 0.1]), luck.choice([0.0, 0.0005, 0.01])
+    draft_depth = luck.choice([0, 0, 1, 3, 8])
     max_num_seqs = rng.choice([1, 2, 4, 8])
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -99,6 +100,8 @@ def random_workload(seed: int) -> Workload:
         max_prefix_waits=rng.choice([0, 2, 64]),
         max_scored_positions=rng.choice([1, 3, 17, 128]),
         target_itl=target_itl,
+        draft_depth=draft_depth,
+        fixed_depth=luck.random() < 0.5,
     )
     block_size = rng.choice([1, 2, 4, 16])
     windows = rng.choice([(None,), (None,), (None, 5), (3,), (9, None, 9)])

@@ -83,7 +83,7 @@ def now(waiting: int = 0, used: int = 100, running: int = 8) -> Now:
 
 
 def second(at: float, waiting: int = 0, used: int = 100) -> Second:
-    return Second(at, 8, waiting, 50 * waiting, used, 0, 1, 50, 800, 100, 0.02, 0.94, 0.02, 0.02)
+    return Second(at, 8, waiting, 50 * waiting, used, 0, 1, 50, 800, 100, 0.02, 0.0, 0.94, 0.02, 0.02)
 
 
 def latencies(itl: Quantiles = EVEN, ttft: Quantiles = EVEN) -> Latencies:

@@ -7,6 +7,7 @@ too early trips an assertion or changes the output. `expected_output` says what 
 wrong.
 """
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -170,12 +171,14 @@ class Row:
 class ScriptedExecutor:
     """Executes plans on simulated KV memory of `num_blocks` blocks.
 
-    Rows of the sequences in `failing` yield an error instead of their next token.
+    Rows of the sequences in `failing` yield an error instead of their next token. Where drafts are wanted, `luck` says
+    how many there are and which are wrong.
     """
 
     spec: KVSpec
     num_blocks: int
     failing: set[int] = field(default_factory=set)
+    luck: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
         self.rows: dict[int, Row] = {}
@@ -183,6 +186,7 @@ class ScriptedExecutor:
         self._memory: list[list[int | None]] = [[None] * self.spec.block_size for _ in range(self.num_blocks)]
         self._seen: set[int] = set()
         self._next_number = 0
+        self._guesses: dict[int, History] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one plan, with the order of effects that a plan promises."""
@@ -200,8 +204,10 @@ class ScriptedExecutor:
         # All contexts are read before anything is written: a step's rows can't use one another's results.
         for row_plan in plan.rows:
             self._check_context(row_plan)
+        guesses = {row_plan.sequence: self._guess(row_plan) for row_plan in plan.rows if row_plan.draft_depth}
         for row_plan in plan.rows:
-            self._write(row_plan)
+            self._write(row_plan, guesses.get(row_plan.sequence))
+        self._guesses = guesses
         results = [result for row_plan in plan.rows for result in self._results(row_plan, plan.number)]
         return StepResult(plan.number, tuple(results))
 
@@ -290,7 +296,7 @@ class ScriptedExecutor:
     def blocks_written(self, row_plan: RowPlan) -> list[int]:
         """The blocks that a row's new positions go to, over all groups."""
         size = self.spec.block_size
-        first, last = row_plan.start // size, (row_plan.start + row_plan.count - 1) // size
+        first, last = row_plan.start // size, (row_plan.start + row_plan.count + row_plan.draft_depth - 1) // size
         tables = self.rows[row_plan.sequence].tables
         return [block for table in tables for block in table[first : last + 1]]
 
@@ -315,13 +321,30 @@ class ScriptedExecutor:
                 f"positions {first} to {row_plan.start - 1}"
             )
 
-    def _write(self, row_plan: RowPlan) -> None:
+    def _guess(self, row_plan: RowPlan) -> History:
+        """The row's tokens with up to as many behind them as may be drafted, most of them right."""
+        row = self.rows[row_plan.sequence]
+        guess = row.history.copy()
+        for _ in range(self.luck.randint(0, row_plan.draft_depth)):
+            position = len(guess.tokens) - 1
+            visible = [
+                guess.slots[index][first_visible(position, group.window) :]
+                for index, group in enumerate(self.spec.groups)
+            ]
+            token = choose_token(visible, row.begin.sampling, row.begin.sample_index, position)
+            guess.extend([token if self.luck.random() < 0.8 else (token + 1) % VOCABULARY])
+        return guess
+
+    def _write(self, row_plan: RowPlan, guess: History | None) -> None:
         row = self.rows[row_plan.sequence]
         size = self.spec.block_size
+        history, end = row.history, row_plan.start + row_plan.count
+        if guess is not None:
+            history, end = guess, len(guess.tokens)
         for group, table in enumerate(row.tables):
-            for position in range(row_plan.start, row_plan.start + row_plan.count):
-                self._memory[table[position // size]][position % size] = row.history.slots[group][position]
-        self.computed_tokens += row_plan.count
+            for position in range(row_plan.start, end):
+                self._memory[table[position // size]][position % size] = history.slots[group][position]
+        self.computed_tokens += end - row_plan.start
 
     def _results(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
         """The row's tokens; its scores come with its own."""
@@ -360,10 +383,34 @@ class ScriptedExecutor:
             for index, group in enumerate(self.spec.groups)
         ]
 
+    def _verify(self, row_plan: RowPlan, number: int) -> SampleResult:
+        """The tokens of a row with drafts: those that are right, and the one behind them."""
+        assert row_plan.samples == (row_plan.sequence,), "drafts are of one sequence"
+        row = self.rows[row_plan.sequence]
+        first = len(row.history.tokens)
+        guessed = self._guesses[row_plan.sequence].tokens[first:]
+        row.last_sampled_in = number
+        if row_plan.sequence in self.failing:
+            row.history.extend([0])
+            return SampleResult(row_plan.sequence, [], "error", error="The scripted row failed.", drafted=len(guessed))
+        sampling, tokens, stops = row.begin.sampling, [], False
+        for guess in [*guessed, None]:
+            position = first + len(tokens) - 1
+            token = choose_token(self._visible(row, position), sampling, row.begin.sample_index, position)
+            row.history.extend([token])
+            tokens.append(token)
+            output_length = len(row.history.tokens) - row.prompt_length
+            stops = ends_output(token, sampling, row.begin.eos_token_ids, output_length)
+            if stops or token != guess:
+                break
+        return SampleResult(row_plan.sequence, tokens, "stop" if stops else None, drafted=len(guessed))
+
     def _sample(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
         if not row_plan.samples:
             return []
         assert row_plan.samples[0] == row_plan.sequence, "a row samples for its own sequence first"
+        if row_plan.draft_depth:
+            return [self._verify(row_plan, number)]
         position = row_plan.start + row_plan.count - 1
         origin = self.rows[row_plan.sequence]
         visible = self._visible(origin, position)

@@ -151,6 +151,7 @@ class Simulation:
         assert facts.chunk_tokens == sum(chunk.count for chunk in facts.chunks)
         assert facts.sampled == sum(len(row.samples) for row in plan.rows)
         assert facts.context >= facts.decodes
+        assert facts.accepted <= facts.drafted <= sum(row.draft_depth for row in plan.rows)
 
     def step(self) -> bool:
         """Plan as far ahead as allowed and commit one plan. False: there is nothing to do."""
@@ -279,7 +280,8 @@ class Simulation:
             assert found == expected
 
     def _check_plan(self, plan: StepPlan) -> None:
-        assert 0 < plan.num_tokens <= self.config.max_num_batched_tokens
+        drafts = sum(row.draft_depth for row in plan.rows)
+        assert 0 < plan.num_tokens <= plan.num_tokens + drafts <= self.config.max_num_batched_tokens
         assert len(plan.rows) <= self.config.max_num_seqs
         assert sum(row.scored[1] - row.scored[0] for row in plan.rows) <= self.config.max_scored_positions
         assert plan.number == (self.plans[-1].number + 1 if self.plans else 0)
@@ -288,7 +290,7 @@ class Simulation:
         for row in plan.rows:
             tables = by_id[row.sequence].blocks.tables
             for table in tables:
-                for block in table[row.start // size : -(-(row.start + row.count) // size)]:
+                for block in table[row.start // size : -(-(row.start + row.count + row.draft_depth) // size)]:
                     assert self.cache.pool.is_writable(block), f"block {block} is written but shared or published"
 
     def _check_preemptions(self, before: list[tuple[Sequence, int]], plan: StepPlan | None) -> None:

@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 
 from penstock.assembly.gain import describe_gain, measure_machine
+from penstock.assembly.load import load
 from penstock.assembly.prepare import eos_token_ids
+from penstock.assembly.speculation import make_proposer
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
-from penstock.core.config import EngineConfig, ModelConfig
+from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
@@ -24,20 +26,16 @@ from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
-from penstock.loading.checkpoint import Checkpoint, open_checkpoint
-from penstock.loading.packed_cache import LoadedWeights, load_cached
-from penstock.loading.packing import packing_of
-from penstock.loading.weights import Progress, dummy_weights, load_weights
-from penstock.models.declaration import ModelDeclaration
+from penstock.loading.checkpoint import open_checkpoint
 from penstock.models.registry import declare
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.storage import TORCH_DTYPES, KVStorage
+from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
 from penstock.scheduler.scheduler import Scheduler
 from penstock.text.tokenizer import find_tokenizer
 
-DUMMY_SEED = 0
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
 PROMISE_OPEN = (
     "Where two tokens are nearly as likely, which one is chosen can depend on the requests beside it, since sums in "
@@ -74,7 +72,7 @@ def build_engine(
     dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     declaration = declare(checkpoint.config)
-    loaded = _load(config.model, checkpoint, declaration, progress)
+    loaded = load(config.model, checkpoint, declaration, progress)
     if OBSTACLE is None:
         # What is left to torch is too little to share out, and its threads would take cores from the native ones.
         torch.set_num_threads(1)
@@ -96,7 +94,9 @@ def build_engine(
         eos = eos_token_ids(checkpoint, tokenizer)
         grammars = Grammars(table, declaration.vocab_size, eos, config.threads)
     sampler = Sampler(declaration.vocab_size, fill_masks=None if grammars is None else grammars.fill)
-    executor = ModelExecutor(program, storage, sampler, table, grammars, encoder)
+    tables = BlockTables(len(spec.groups), spec.block_size)
+    proposer = make_proposer(config, declaration, loaded.weights, storage, tables)
+    executor = ModelExecutor(program, storage, tables, sampler, table, grammars, encoder, proposer)
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     ceilings = measure_machine(loaded.weights)
@@ -118,19 +118,6 @@ def build_engine(
     notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program)]
     work = model_work(declaration, loaded.weights, spec)
     return BuiltEngine(core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings)
-
-
-def _load(
-    model: ModelConfig, checkpoint: Checkpoint, declaration: ModelDeclaration, progress: Progress
-) -> LoadedWeights:
-    dtype = TORCH_DTYPES[model.dtype]
-    packing = packing_of(model, declaration)
-    if model.load_format == "dummy":
-        return LoadedWeights(dummy_weights(declaration, dtype, DUMMY_SEED, packing=packing))
-    if model.packed_cache is None or OBSTACLE is not None:
-        return LoadedWeights(load_weights(checkpoint, declaration, dtype, progress, packing=packing))
-    folder = Path(model.packed_cache).expanduser()
-    return load_cached(folder, checkpoint, declaration, dtype, packing, progress)
 
 
 def _use_instruction_set(name: str) -> None:

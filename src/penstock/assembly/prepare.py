@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.bundled.registry import find_bundled
+from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason, resolve
 from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.engine.interface import ModelInfo
@@ -106,7 +106,29 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     path = resolve_model(options.model)
     checkpoint = open_checkpoint(path, weights=options.load_format != "dummy")
     declaration = declare(checkpoint.config)
-    facts = ModelFacts(
+    facts = _facts(path, declaration)
+    drafting = draft_model_of(options)
+    draft = None
+    if drafting is not None:
+        draft_path = resolve_model(drafting)
+        weights = options.load_format != "dummy"
+        draft = _facts(draft_path, declare(open_checkpoint(draft_path, weights=weights).config))
+    if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
+        raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
+    machine = machine_facts(api_beside=api_beside, cache_folder=str(default_folder()) if OBSTACLE is None else None)
+    config, reasons = resolve(options, facts, machine, draft)
+    return Prepared(options, config, reasons, checkpoint, declaration)
+
+
+def draft_model_of(options: EngineOptions) -> str | None:
+    """The model that drafts: the one that is asked for, or the bundled one that belongs to a bundled model."""
+    if options.draft_model is not None or options.speculative not in ("auto", "draft"):
+        return options.draft_model
+    return DRAFTS.get(options.model) if find_bundled(options.model) is not None else None
+
+
+def _facts(path: Path, declaration: ModelDeclaration) -> ModelFacts:
+    return ModelFacts(
         path=str(path),
         stored_dtype=declaration.dtype,
         num_parameters=declaration.num_parameters,
@@ -116,12 +138,8 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
         head_parameters=declaration.parameters_in("head", "embedding"),
         max_position_embeddings=declaration.max_position_embeddings,
         kv_layers=declaration.kv_layers,
+        vocab_size=declaration.vocab_size,
     )
-    if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
-        raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
-    machine = machine_facts(api_beside=api_beside, cache_folder=str(default_folder()) if OBSTACLE is None else None)
-    config, reasons = resolve(options, facts, machine)
-    return Prepared(options, config, reasons, checkpoint, declaration)
 
 
 def engine_command(python: str) -> list[str]:

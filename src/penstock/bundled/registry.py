@@ -7,6 +7,8 @@ from penstock.core.errors import ModelFileError
 
 FOLDER = Path(__file__).parent / "models"
 DEFAULT = "haiku"
+# Which model drafts for which.
+DRAFTS = {DEFAULT: "haiku-draft"}
 
 _SUMMARIES = {
     DEFAULT: "writes haiku, chats a little, and answers in JSON",

@@ -71,10 +71,10 @@ class PrefixChain:
         self._key_of = key_of
         self.nodes = [PrefixNode(root, namespace)]
 
-    def extend(self, known: list[int]) -> None:
-        """Add keys for the blocks that `known`, the sequence's tokens so far, has filled."""
+    def extend(self, known: list[int], tokens: int) -> None:
+        """Add keys for the blocks that the first `tokens` tokens of `known`, the sequence's so far, have filled."""
         size = self.block_size
-        for index in range(len(self), len(known) // size):
+        for index in range(len(self), tokens // size):
             content = token_bytes(known[index * size : (index + 1) * size])
             parent = self.nodes[index]
             key = self._key_of(parent.key, content)

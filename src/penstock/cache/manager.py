@@ -84,7 +84,7 @@ class KVCache:
         """
         if not self.prefix_caching:
             return 0
-        blocks.chain.extend(known)
+        blocks.chain.extend(known, len(known))
         limit = len(blocks.chain)
         return self.shorten_hit(blocks, limit if most is None else min(limit, most // self.spec.block_size))
 
@@ -212,7 +212,8 @@ class KVCache:
         full = computed // self.spec.block_size
         if not self.prefix_caching or full <= blocks.published:
             return
-        blocks.chain.extend(known)
+        # No further: a fork takes the chain as it is, and its tokens may be others.
+        blocks.chain.extend(known, computed)
         for index in range(blocks.published, full):
             for group, table in enumerate(blocks.tables):
                 if table[index] != RELEASED:

@@ -137,7 +137,9 @@ def _notes(told: Explanation) -> list[str]:
     if told.decode is not None:
         batch = "" if told.decode.mean_batch is None else f", {told.decode.mean_batch:.1f} sequences at a time"
         memory = "" if told.decode.memory_share is None else f", {told.decode.memory_share:.0%} of what memory allows"
-        lines.append(f"{told.decode.tokens_per_second:.1f} tokens/s behind the first{batch}{memory}")
+        right = f"{number(told.decode.accepted_tokens)} of {number(told.decode.drafted_tokens)} drafted tokens right"
+        drafts = f", {right}" if told.decode.drafted_tokens else ""
+        lines.append(f"{told.decode.tokens_per_second:.1f} tokens/s behind the first{batch}{memory}{drafts}")
     return lines
 
 

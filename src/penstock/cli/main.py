@@ -280,6 +280,37 @@ def bench_serve(
     raise typer.Exit(run_bench_serve(url, requests, workload, load, output))
 
 
+@bench.command("speculation")
+@with_groups
+def bench_speculation(
+    model: options.Model = None,
+    proposer: Annotated[str, typer.Option(help="Who drafts; several separated by commas.")] = "auto,ngram",
+    depth: Annotated[str, typer.Option(help="Tokens drafted at a time, or auto; several.")] = "auto,2,4",
+    temperature: Annotated[str, typer.Option(help="Of sampling; several separated by commas.")] = "0,0.8",
+    batch_size: Annotated[str, typer.Option(help="Prompts at a time; several separated by commas.")] = "1,4,16",
+    workload: Annotated[str, typer.Option(help="What is asked: chat, quote, json or random.")] = "chat",
+    output_len: Annotated[int, typer.Option(help="Output tokens of each prompt.", min=2)] = 64,
+    rounds: Annotated[int, typer.Option(help="Runs of which the median counts.", min=1)] = 5,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    *,
+    computing: options.ModelOptions,
+) -> None:
+    """What drafts gain, and how often they are right, with the theory beside it."""
+    from penstock.cli.bench_speculation import run_bench_speculation
+
+    run_bench_speculation(
+        computing.engine(model, enable_prefix_caching=False),
+        proposer.split(","),
+        options.parse_depths(depth),
+        options.parse_temperatures(temperature),
+        options.parse_batch_sizes(batch_size),
+        workload,
+        output_len,
+        rounds,
+        json_file,
+    )
+
+
 @bench.command("kernels")
 def bench_kernels(
     operation: Annotated[

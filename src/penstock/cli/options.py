@@ -46,6 +46,18 @@ InstructionSet = Annotated[str, typer.Option(help="Of the native kernels: auto, 
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]
+Speculative = Annotated[
+    str,
+    typer.Option(help="Who drafts tokens for steps to verify: off, auto, ngram, draft or self. Output stays the same."),
+]
+DraftModel = Annotated[str | None, typer.Option(help="The model that drafts, with --speculative draft.")]
+DraftQuantization = Annotated[str, typer.Option(help="Round the draft model's weights: none, int8 or int4.")]
+SpeculativeLayers = Annotated[
+    int | None, typer.Option(help="How many of the model's own layers draft, with --speculative self; by default half.")
+]
+SpeculativeDepth = Annotated[
+    int | None, typer.Option(help="Tokens drafted at a time, always; without it, as many as pay.")
+]
 DataDir = Annotated[
     str | None,
     typer.Option(
@@ -131,6 +143,19 @@ def parse_batch_sizes(text: str, option: str = "--batch-size") -> list[int]:
     return sizes
 
 
+def parse_depths(text: str, option: str = "--depth") -> list[int | None]:
+    """Depths of "auto,2,4", None for auto. Raises ConfigurationError."""
+    return [None if part.strip() == "auto" else parse_batch_sizes(part, option)[0] for part in text.split(",")]
+
+
+def parse_temperatures(text: str) -> list[float]:
+    """Temperatures of "0,0.8". Raises ConfigurationError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?", part) for part in parts):
+        raise ConfigurationError(f"--temperature {text!r} is not a list of numbers such as 0,0.8.")
+    return [float(part) for part in parts]
+
+
 def model_or_default(model: str | None) -> str:
     """The model that was asked for, or the bundled one, which is announced.
 
@@ -185,6 +210,11 @@ class ModelOptions:
     threads: Threads = None
     instruction_set: InstructionSet = "auto"
     packed_cache: PackedCache = None
+    speculative: Speculative = "off"
+    speculative_depth: SpeculativeDepth = None
+    draft_model: DraftModel = None
+    draft_quantization: DraftQuantization = "none"
+    speculative_layers: SpeculativeLayers = None
 
     def engine(self, model: str | None, **others: Any) -> dict[str, Any]:
         """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""

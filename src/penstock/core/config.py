@@ -5,7 +5,8 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from penstock.core.errors import ConfigurationError, InsufficientMemory
-from penstock.core.kv import DTYPE_BYTES, KVSpec, LayerKV, build_kv_spec
+from penstock.core.kv import DTYPE_BYTES, KVSpec, LayerKV, beside, build_kv_spec
+from penstock.core.speculation import DraftModelConfig, SpeculationConfig, SpeculationOptions, resolve_speculation
 
 LoadFormat = Literal["auto", "dummy"]
 COMPUTE_DTYPES = ("bfloat16", "float32")
@@ -50,6 +51,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         threads: threads of the computation.
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.
         packed_cache: the folder that keeps packed weights between starts; "off" keeps none.
+        speculative: who drafts tokens: "ngram" the sequence's own text, "draft" another model, "self" the first layers
+            of this one, "auto" what costs next to nothing; "off": nobody.
+        speculative_depth: tokens drafted at a time, always; None: as many as pay.
+        draft_model: the model that drafts, like `model`; draft_quantization: to what its weights are rounded.
+        speculative_layers: how many layers draft where the model does so itself; None: half of them.
     """
 
     model: str
@@ -69,6 +75,22 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     instruction_set: str = "auto"
     packed_cache: str | None = None
+    speculative: str = "off"
+    speculative_depth: int | None = None
+    draft_model: str | None = None
+    draft_quantization: str = "none"
+    speculative_layers: int | None = None
+
+    @property
+    def speculation(self) -> SpeculationOptions:
+        """Those of speculative decoding."""
+        return SpeculationOptions(
+            self.speculative,
+            self.speculative_depth,
+            self.draft_model,
+            self.draft_quantization,
+            self.speculative_layers,
+        )
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True):
@@ -90,6 +112,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         target_itl: seconds that a step should take at most, which bound its tokens by how fast those before it were;
             None: however long its tokens take.
         bound_batch: whether this was asked for, and bounds how many sequences run at a time too.
+        draft_depth: tokens that may be drafted for a sequence in one step; 0: none are.
+        fixed_depth: whether as many are drafted always, instead of as many as pay.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -103,6 +127,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     max_scored_positions: int = 128
     target_itl: float | None = None
     bound_batch: bool = False
+    draft_depth: int = 0
+    fixed_depth: bool = False
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
@@ -136,13 +162,14 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """Everything an engine needs, with nothing left to choose."""
+    """Everything an engine needs, with nothing left to choose; `speculation` is None where nobody drafts."""
 
     model: ModelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
     threads: int
     instruction_set: str = "auto"
+    speculation: SpeculationConfig | None = None
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -157,6 +184,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
             what quantization makes smaller.
         max_position_embeddings: the longest context it was made for.
         kv_layers: what its attention layers store.
+        vocab_size: number of logits.
     """
 
     path: str
@@ -167,6 +195,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     head_parameters: int
     max_position_embeddings: int
     kv_layers: tuple[LayerKV, ...]
+    vocab_size: int = 0
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
@@ -203,8 +232,12 @@ class _Resolver:
         self.reasons.append(Reason(setting, str(value), why))
 
 
-def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) -> tuple[EngineConfig, list[Reason]]:
+def resolve(
+    options: EngineOptions, model: ModelFacts, machine: MachineFacts, draft: ModelFacts | None = None
+) -> tuple[EngineConfig, list[Reason]]:
     """The configuration that `options` mean for this model on this machine, with a reason for every value.
+
+    `draft` is the model that drafts, if there is one.
 
     Pure: the same arguments give the same answer. Raises ConfigurationError where options contradict each other or
     the model, InsufficientMemory where weights and the smallest useful pool do not fit.
@@ -218,8 +251,16 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
     target_itl = _resolve_target_itl(options, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
-    weights = _weight_bytes(model, dtype, *quantization)
-    num_blocks, max_model_len = _resolve_memory(options, model, machine, spec, weights, (max_num_seqs, batched), out)
+    speculation, depth = resolve_speculation(
+        options.speculation, _draft_model(options, model, draft, spec, dtype), len(model.kv_layers), out.note
+    )
+    weights, block_bytes = _weight_bytes(model, dtype, *quantization), spec.block_bytes
+    if speculation is not None and speculation.draft is not None and draft is not None:
+        weights += _weight_bytes(draft, dtype, *[speculation.draft.quantization] * 2)
+        block_bytes += speculation.draft.spec.block_bytes
+    num_blocks, max_model_len = _resolve_memory(
+        options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out
+    )
     sharing = "as asked: every prompt is computed"
     if options.enable_prefix_caching:
         sharing = f"equal prefixes share their KV; up to {KEPT_SHARE:.0%} of the pool is kept where clients ask for it"
@@ -242,9 +283,12 @@ def resolve(options: EngineOptions, model: ModelFacts, machine: MachineFacts) ->
             static_batching=options.static_batching,
             target_itl=target_itl,
             bound_batch=options.target_itl is not None,
+            draft_depth=depth,
+            fixed_depth=options.speculative_depth is not None,
         ),
         threads=threads,
         instruction_set=_resolve_instruction_set(options, out),
+        speculation=speculation,
     )
     return config, out.reasons
 
@@ -407,16 +451,38 @@ def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Res
     return DEFAULT_TARGET_ITL
 
 
+def _draft_model(
+    options: EngineOptions, model: ModelFacts, draft: ModelFacts | None, spec: KVSpec, dtype: str
+) -> DraftModelConfig | None:
+    """How the model that drafts is loaded. Raises ConfigurationError where it cannot draft for this one."""
+    if options.draft_quantization not in QUANTIZATIONS:
+        raise ConfigurationError(
+            f"--draft-quantization {options.draft_quantization} is not one of {', '.join(QUANTIZATIONS)}."
+        )
+    if draft is None:
+        return None
+    if draft.vocab_size != model.vocab_size:
+        raise ConfigurationError(
+            f"The draft model's vocabulary has {draft.vocab_size} tokens and the model's {model.vocab_size}: they have "
+            "to be the same; give another --draft-model."
+        )
+    return DraftModelConfig(draft.path, options.draft_quantization, beside(spec, draft.kv_layers, dtype))
+
+
 def _resolve_memory(
     options: EngineOptions,
     model: ModelFacts,
     machine: MachineFacts,
-    spec: KVSpec,
+    blocks: tuple[KVSpec, int],
     weights: int,
     batch: tuple[int, int],
     out: _Resolver,
 ) -> tuple[int, int]:
-    """Blocks of the pool and the longest context, which must fit into the pool."""
+    """Blocks of the pool and the longest context, which must fit into the pool.
+
+    `blocks` are their geometry, and the bytes of one with what a draft model keeps in it.
+    """
+    spec, block_bytes = blocks
     _positive("max_model_len", options.max_model_len)
     _positive("kv_cache_memory", options.kv_cache_memory)
     longest = options.max_model_len or model.max_position_embeddings
@@ -427,14 +493,14 @@ def _resolve_memory(
         )
     max_num_seqs, chunk = batch
     free = machine.available_memory - weights - WORKSPACE_BYTES
-    smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * spec.block_bytes
+    smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * block_bytes
     if free < smallest:
         raise InsufficientMemory(
             f"The weights take {_gib(weights)} and {_gib(WORKSPACE_BYTES)} are kept for the computation, but only "
             f"{_gib(machine.available_memory)} of memory are available: free some, or use a smaller model or dtype."
         )
     # Blocks that a window has passed are still worth keeping: the prefix cache can hit them.
-    largest_use = max_num_seqs * len(spec.groups) * -(-longest // spec.block_size) * spec.block_bytes
+    largest_use = max_num_seqs * len(spec.groups) * -(-longest // spec.block_size) * block_bytes
     if options.kv_cache_memory is not None:
         memory, why = options.kv_cache_memory, "as asked"
         if memory > free:
@@ -451,7 +517,7 @@ def _resolve_memory(
             f"{KV_SHARE_OF_FREE_MEMORY:.0%} of what is left of {_gib(machine.available_memory)} available after "
             f"{_gib(weights)} of weights and {_gib(WORKSPACE_BYTES)} of working space"
         )
-    num_blocks = memory // spec.block_bytes
+    num_blocks = memory // block_bytes
     out.note("kv cache memory", f"{_gib(memory)} ({num_blocks} blocks of {spec.block_size} tokens)", why)
     return num_blocks, _fit_context(options, longest, spec, num_blocks, chunk, out)
 

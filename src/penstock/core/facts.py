@@ -69,13 +69,33 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     count: int
 
 
+class Drafted(msgspec.Struct, frozen=True, array_like=True):
+    """A row of a step had drafts.
+
+    Attributes:
+        drafted: how many tokens.
+        accepted: how many of them were right, from the first on.
+    """
+
+    request_id: int
+    sample_index: int
+    drafted: int
+    accepted: int
+
+    @property
+    def judged(self) -> int:
+        """Tokens that were looked at: behind the first that is wrong, none is."""
+        return min(self.accepted + 1, self.drafted)
+
+
 class StepFacts(msgspec.Struct, frozen=True, array_like=True):
     """What one step did. Rows that only decode are not named: each has a token in the same message.
 
     Attributes:
         began: when, in seconds on the monotonic clock that all processes of a machine share.
-        schedule, execute, sample, send: seconds in which it was planned and committed, the model was run, tokens were
-            chosen, and outputs were sent; the last is of the step before, since it is not known any sooner.
+        schedule, draft, execute, sample, send: seconds in which it was planned and committed, tokens were drafted, the
+            model was run, tokens were chosen, and outputs were sent; the last is of the step before, since it is not
+            known any sooner.
         budget: tokens it could have had.
         rows, decodes: sequences in it, and those of them that computed the newest token of their output only.
         chunk_tokens: tokens of all others.
@@ -84,11 +104,12 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
         cpu_wait: seconds in which the engine's thread that waited most was ready to run and had no processor; counted
             every tenth of a second, for all steps since.
         held: what keeps the first of those who still wait; None where nobody does.
-        admissions, chunks, preempted: what happened to which request; `preempted` has ids.
+        admissions, chunks, preempted, drafts: what happened to which request; `preempted` has ids.
     """
 
     began: float = 0.0
     schedule: float = 0.0
+    draft: float = 0.0
     execute: float = 0.0
     sample: float = 0.0
     send: float = 0.0
@@ -103,11 +124,27 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
     admissions: list[Admission] = []
     chunks: list[Chunk] = []
     preempted: list[int] = []
+    drafts: list[Drafted] = []
+
+    @property
+    def drafted(self) -> int:
+        """Tokens that were drafted."""
+        return sum(row.drafted for row in self.drafts)
+
+    @property
+    def accepted(self) -> int:
+        """Those of them that were right."""
+        return sum(row.accepted for row in self.drafts)
+
+    @property
+    def tokens(self) -> int:
+        """Positions that were computed."""
+        return self.decodes + self.chunk_tokens + self.drafted
 
     @property
     def seconds(self) -> float:
         """How long it took, but for what is known only later."""
-        return self.schedule + self.execute + self.sample
+        return self.schedule + self.draft + self.execute + self.sample
 
 
 class StepTotals(msgspec.Struct, frozen=True):
@@ -115,16 +152,18 @@ class StepTotals(msgspec.Struct, frozen=True):
 
     Attributes:
         steps: how many.
-        schedule, execute, sample, send, cpu_wait, budget, rows, decodes, chunk_tokens, sampled, context: sums of what
-            steps say under the same names.
+        schedule, draft, execute, sample, send, cpu_wait, budget, rows, decodes, chunk_tokens, sampled, context: sums
+            of what steps say under the same names.
         bytes, operations: what they must have moved through memory, and multiplied and added (`core/work.py`).
         chunk_steps, chunk_seconds: steps in which a prompt was computed, and how long they took.
+        drafted, accepted: tokens that were drafted, and those of them that were right.
         preemptions: sequences that lost their blocks.
         held: seconds in which somebody waited, by what for, in the order of `WAITS`.
     """
 
     steps: int = 0
     schedule: float = 0.0
+    draft: float = 0.0
     execute: float = 0.0
     sample: float = 0.0
     send: float = 0.0
@@ -134,6 +173,8 @@ class StepTotals(msgspec.Struct, frozen=True):
     decodes: int = 0
     chunk_tokens: int = 0
     sampled: int = 0
+    drafted: int = 0
+    accepted: int = 0
     context: int = 0
     bytes: int = 0
     operations: int = 0
@@ -143,9 +184,14 @@ class StepTotals(msgspec.Struct, frozen=True):
     held: tuple[float, ...] = (0.0,) * len(WAITS)
 
     @property
+    def tokens(self) -> int:
+        """Positions that were computed."""
+        return self.decodes + self.chunk_tokens + self.drafted
+
+    @property
     def seconds(self) -> float:
         """How long the steps took."""
-        return self.schedule + self.execute + self.sample + self.send
+        return self.schedule + self.draft + self.execute + self.sample + self.send
 
     def add(self, step: StepFacts, work: tuple[int, int] = (0, 0)) -> "StepTotals":
         """With one step more; `work` is its bytes and operations."""
@@ -157,6 +203,7 @@ class StepTotals(msgspec.Struct, frozen=True):
         return StepTotals(
             self.steps + 1,
             self.schedule + step.schedule,
+            self.draft + step.draft,
             self.execute + step.execute,
             self.sample + step.sample,
             self.send + step.send,
@@ -166,6 +213,8 @@ class StepTotals(msgspec.Struct, frozen=True):
             self.decodes + step.decodes,
             self.chunk_tokens + step.chunk_tokens,
             self.sampled + step.sampled,
+            self.drafted + step.drafted,
+            self.accepted + step.accepted,
             self.context + step.context,
             self.bytes + work[0],
             self.operations + work[1],

@@ -74,6 +74,17 @@ class KVSpec(msgspec.Struct, frozen=True):
         return total
 
 
+def beside(spec: KVSpec, layers: Sequence[LayerKV], dtype: str) -> KVSpec:
+    """What a second model keeps in the blocks of the first group of `spec`, all of its layers together.
+
+    Raises UnsupportedModel where that group does not keep whole contexts, or the layers differ in their heads.
+    """
+    if spec.groups[0].window is not None:
+        raise UnsupportedModel("A draft model needs a target with a layer whose attention has no window.")
+    whole = [LayerKV(layer.kv_heads, layer.head_dim, None) for layer in layers]
+    return build_kv_spec(whole, dtype, spec.block_size)
+
+
 def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16) -> KVSpec:
     """Group `layers` by window and choose how many layers share a block.
 

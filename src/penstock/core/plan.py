@@ -71,7 +71,8 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
         samples: sequences that receive a token from the last position's logits. Empty while more of the prompt is to
             come, and where nothing is generated; more than one where `n` samples fork at their first token.
         blocks: changes of the row's block tables.
-        draft_depth: how many tokens a proposer may draft after this row's token (0: no speculation).
+        draft_depth: how many tokens may be drafted behind this row's last, which is then the newest that is known and
+            is sampled from; there are slots for as many positions more.
         scored: the row's positions from the first number up to, but not including, the second whose logits are wanted
             too, since they say how likely the prompt's next token was. The prompt's last position is never among
             them; equal numbers: none are.
@@ -102,7 +103,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     @property
     def num_tokens(self) -> int:
-        """Positions computed in the step."""
+        """Positions computed in the step, but for drafts."""
         return sum(row.count for row in self.rows)
 
 
@@ -130,7 +131,7 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         sequence: which one.
-        tokens: verified tokens in order, one without speculation; none where its row only scores.
+        tokens: verified tokens in order, one without drafts; none where its row only scores.
         finish: "stop" where the last token ended the output, "error" where the row failed, else None. Running out of
             `max_tokens` is the scheduler's to see.
         stop_reason: the stop string or stop token id that ended it; None at end-of-sequence.
@@ -139,6 +140,8 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
         prompt_logprobs: one entry for each of the row's `scored` positions, of the prompt's token behind it.
         embedding: the vector, once it is complete: float32 in the machine's order of bytes, of length 1 in the
             Euclidean norm.
+        drafted: how many tokens were drafted for it. All of its tokens but the last are drafts that were right, and
+            their positions are computed.
     """
 
     sequence: int
@@ -149,6 +152,7 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
     error: str | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
+    drafted: int = 0
 
 
 class StepResult(msgspec.Struct, frozen=True):
@@ -161,10 +165,11 @@ class StepResult(msgspec.Struct, frozen=True):
         number: the plan's.
         samples: what came of it.
         seconds: how long it was computed; 0 where that is not known.
-        sampling_seconds: how long of this it took to choose tokens.
+        sampling_seconds, drafting_seconds: how long of this it took to choose tokens, and to draft them before.
     """
 
     number: int
     samples: tuple[SampleResult, ...]
     seconds: float = 0.0
     sampling_seconds: float = 0.0
+    drafting_seconds: float = 0.0

@@ -45,9 +45,9 @@ class ModelWork(msgspec.Struct, frozen=True):
         Weights are read once, and the keys and values that a row sees once for all its queries; activations, which
         stay in caches, are left out. Where layers have a window, decodes are taken to have equally long contexts.
         """
-        tokens = step.decodes + step.chunk_tokens
+        tokens, sampled = step.tokens, step.sampled + step.drafted
         moved = self.weight_bytes + (self.head_bytes if step.sampled else 0)
-        operations = tokens * self.token_operations + step.sampled * self.head_operations
+        operations = tokens * self.token_operations + sampled * self.head_operations
         for work in self.attention:
             seen, pairs = _attended(step, work.window)
             # What is new is written besides.

@@ -66,7 +66,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def budget(self) -> float:
         """Share of the steps' token budgets that was used."""
-        return _share(self.steps.decodes + self.steps.chunk_tokens, self.steps.budget)
+        return _share(self.steps.tokens, self.steps.budget)
 
     @property
     def kv(self) -> float:

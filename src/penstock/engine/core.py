@@ -137,7 +137,8 @@ class EngineCore:
             self.scheduler.facts,
             began=began,
             schedule=planned - began + self.clock() - computed,
-            execute=computed - planned - result.sampling_seconds,
+            draft=result.drafting_seconds,
+            execute=computed - planned - result.sampling_seconds - result.drafting_seconds,
             sample=result.sampling_seconds,
         )
         return outputs

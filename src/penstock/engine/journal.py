@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from penstock.core.facts import Admission, Chunk, PrefixFound, StepFacts, StepTotals
+from penstock.core.facts import Admission, Chunk, Drafted, PrefixFound, StepFacts, StepTotals
 
 # Chunks of one request that are kept one by one; those between the first and the last of more are counted.
 MOST_CHUNKS = 64
@@ -54,6 +54,7 @@ class Journal:
         computed_tokens: of all of them.
         first_token, finished: they reached the client.
         output_tokens: of all samples.
+        drafted_tokens, accepted_tokens: that were drafted for it, and those of them that were right.
         interrupted: when engines ended that had computed it; what they did is part of the above.
     """
 
@@ -70,6 +71,8 @@ class Journal:
     first_token: Mark | None = None
     finished: Mark | None = None
     output_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     interrupted: list[float] = field(default_factory=list)
 
     def admission(self, fact: Admission, step: StepFacts, before: StepTotals) -> None:
@@ -92,6 +95,11 @@ class Journal:
     def preemption(self, step: StepFacts) -> None:
         """It lost its blocks while a step was planned."""
         self.preempted.append(step.began)
+
+    def drafts(self, fact: Drafted) -> None:
+        """A step verified drafts of one of its samples."""
+        self.drafted_tokens += fact.drafted
+        self.accepted_tokens += fact.accepted
 
     def tokens(self, count: int, totals: StepTotals) -> None:
         """So many tokens of its output have come."""

@@ -19,7 +19,7 @@ from penstock.core.request import Request
 from penstock.core.work import ModelWork
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 

@@ -288,6 +288,9 @@ class EngineProcess(asyncio.Protocol):
         for request_id in step.preempted:
             if request_id in waiters:
                 waiters[request_id].state.journal.preemption(step)
+        for drafts in step.drafts:
+            if drafts.request_id in waiters:
+                waiters[drafts.request_id].state.journal.drafts(drafts)
         if self.observe is not None:
             self.observe(step)
 

@@ -91,17 +91,19 @@ class Decoder:
         blocks = (weight for block in self.blocks for weight in block.weights)
         return (self.embedding_weight, *blocks, self.norm.weight, *self.output.weights)
 
-    def record(self, tape: Tape, *, head: bool = True) -> None:
+    def record(self, tape: Tape, *, head: bool = True, layers: int | None = None) -> None:
         """Record the model; its result is the logits [logit rows, vocab_size].
 
         Without `head` it is what the head would read: the hidden states behind the final norm, [logit rows, width].
+        Only the first `layers` are recorded where that is given.
         """
+        blocks = self.blocks[:layers]
         residual = tape.embedding(self.embedding_weight.ref, self.width)
         if self.embedding_scale is not None:
             residual = tape.scale(residual, self.embedding_scale)
         x: Value | None = None
-        for block in self.blocks:
-            x, residual = block.record(tape, x, residual, last=block is self.blocks[-1])
+        for block in blocks:
+            x, residual = block.record(tape, x, residual, last=block is blocks[-1])
         assert x is not None
         normed, _ = self.norm.record_add(tape, x, residual)
         if not head:

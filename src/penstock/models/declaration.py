@@ -61,8 +61,11 @@ class ModelDeclaration:
         parts = {part.tensor: part.shape for weight in self.weights if weight.role in roles for part in weight.parts}
         return sum(math.prod(shape) for shape in parts.values())
 
-    def record(self, *, head: bool = True) -> Tape:
-        """The model as a list of operations, whose result is logits, or without `head` final hidden states."""
+    def record(self, *, head: bool = True, layers: int | None = None) -> Tape:
+        """The model, or its first `layers`, as a list of operations.
+
+        Its result is logits, or without `head` final hidden states.
+        """
         tape = Tape()
-        self.decoder.record(tape, head=head)
+        self.decoder.record(tape, head=head, layers=layers)
         return tape

@@ -178,9 +178,12 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ("steps/s", _query.rate("penstock_engine_steps_total")),
                 ("prefill tokens/s", _query.rate("penstock_prefill_tokens_total")),
                 ("decode tokens/s", _query.rate("penstock_decode_tokens_total")),
+                ("drafted tokens/s", _query.rate("penstock_drafted_tokens_total")),
             ),
             "What the engine did.",
         ),
+        _rates("Drafted tokens judged, by place", "short", "penstock_judged_drafts_total", "place"),
+        _rates("Drafted tokens right, by place", "short", "penstock_accepted_drafts_total", "place"),
     ),
     "Machine": (
         Panel(

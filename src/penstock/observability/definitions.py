@@ -9,9 +9,18 @@ from typing import Literal, get_args
 
 from penstock.core.facts import WAITS
 from penstock.observability.histogram import SECONDS
-from penstock.observability.metrics import ENDPOINTS, FINISH_REASONS, MISSES, OUTCOMES, POWERS, REFUSALS, SHARES
+from penstock.observability.metrics import (
+    DRAFT_PLACES,
+    ENDPOINTS,
+    FINISH_REASONS,
+    MISSES,
+    OUTCOMES,
+    POWERS,
+    REFUSALS,
+    SHARES,
+)
 
-Phase = Literal["schedule", "execute", "sample", "send"]
+Phase = Literal["schedule", "draft", "execute", "sample", "send"]
 Kind = Literal["counter", "gauge", "histogram"]
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -129,6 +138,11 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         _counter("engine_steps", "steps", "Steps of the engine."),
         _counter("prefill_tokens", "tokens", "Prompt tokens computed."),
         _counter("decode_tokens", "tokens", "Output tokens computed."),
+        _counter("drafted_tokens", "tokens", "Tokens that were drafted, and verified by a step."),
+        _counter(
+            "judged_drafts", "tokens", "Drafted tokens that were looked at, by place in the draft.", place=DRAFT_PLACES
+        ),
+        _counter("accepted_drafts", "tokens", "Drafted tokens that were right, and are output.", place=DRAFT_PLACES),
         _counter("step_seconds", "seconds", "Time of steps, by what they did.", phase=PHASES),
         _histogram("step_duration_seconds", "seconds", "Time of a step, but for sending its outputs."),
         _histogram("step_rows", "sequences", "Sequences in a step (batch size).", POWERS),

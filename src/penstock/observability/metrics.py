@@ -31,6 +31,8 @@ REFUSALS: tuple[Refusal, ...] = get_args(Refusal)
 MISSES: tuple[Miss, ...] = get_args(Miss)
 FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 
+# Places of a token in a draft, the last of them for all that follow.
+DRAFT_PLACES = ("1", "2", "3", "4", "5", "6", "7", "8", "9+")
 # Bounds of histograms over sequences or tokens, and over shares.
 POWERS = tuple(float(2**power) for power in range(14))
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -73,6 +75,7 @@ class Metrics:
         requests, finished, refused, missed: counts by endpoint and outcome, by finish reason, by why, by which limit.
         in_flight: requests that have not ended.
         held: what the first of those who wait waits for, as of the newest step.
+        drafts: drafted tokens by their place in a draft: those that were judged, and those of them that were right.
         nothing: the sums at the beginning.
         marks: the ends of the last 60 seconds, and the beginning of the first of them.
     """
@@ -105,6 +108,7 @@ class Metrics:
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.in_flight = 0
+        self.drafts = {place: [0, 0] for place in DRAFT_PLACES}
         self.batch_lines = {"completed": 0, "failed": 0}
         self.batch_lines_running = 0
         self.judged = self.good = self.good_tokens = 0
@@ -156,12 +160,16 @@ class Metrics:
     def step(self, step: StepFacts) -> None:
         """The engine has computed a step."""
         self.now()
-        tokens = step.decodes + step.chunk_tokens
         self.step_seconds.observe(step.seconds)
         self.step_rows.observe(step.rows)
-        self.step_tokens.observe(tokens)
+        self.step_tokens.observe(step.tokens)
+        for row in step.drafts:
+            for place in range(row.judged):
+                counts = self.drafts[DRAFT_PLACES[min(place, len(DRAFT_PLACES) - 1)]]
+                counts[0] += 1
+                counts[1] += place < row.accepted
         if step.budget:
-            self.step_budget_used.observe(tokens / step.budget)
+            self.step_budget_used.observe(step.tokens / step.budget)
         self.held = step.held
 
     def judge(self, figures: Mapping[Figure, float | None] | None, tokens: int = 0) -> Sequence[Miss]:

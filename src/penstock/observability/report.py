@@ -59,6 +59,7 @@ def _second(before: Sums, mark: Mark, clock_offset: float) -> Second:
         output_tokens=after.output_tokens - before.output_tokens,
         steps=steps.steps,
         schedule=steps.schedule,
+        draft=steps.draft,
         execute=steps.execute,
         sample=steps.sample,
         send=steps.send,
@@ -101,7 +102,6 @@ def _utilisation(steps: StepTotals, seconds: float, settings: Settings) -> Utili
     busy = steps.seconds
     moved = steps.bytes / busy if busy and steps.bytes else None
     computed = steps.operations / busy if busy and steps.operations else None
-    tokens = steps.decodes + steps.chunk_tokens
     return Utilisation(
         # The newest step may have begun before the period.
         busy=min(1.0, _rate(busy, seconds)),
@@ -109,7 +109,7 @@ def _utilisation(steps: StepTotals, seconds: float, settings: Settings) -> Utili
         operations_per_second=computed,
         memory=_share(moved, settings.memory_bytes_per_second),
         arithmetic=_share(computed, settings.operations_per_second),
-        budget=tokens / steps.budget if steps.budget else None,
+        budget=steps.tokens / steps.budget if steps.budget else None,
         batch=steps.rows / steps.steps if steps.steps else None,
     )
 

@@ -165,7 +165,7 @@ class Second(msgspec.Struct, frozen=True):
         requests: that ended.
         prompt_tokens, output_tokens: of requests that were taken on, and sent to clients.
         steps: that ended.
-        schedule, execute, sample, send: seconds that they spent with each.
+        schedule, draft, execute, sample, send: seconds that they spent with each.
         ttft, itl: medians of what was measured.
     """
 
@@ -180,6 +180,7 @@ class Second(msgspec.Struct, frozen=True):
     output_tokens: int
     steps: int
     schedule: float
+    draft: float
     execute: float
     sample: float
     send: float

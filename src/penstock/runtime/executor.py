@@ -1,7 +1,7 @@
 """The executor that computes plans with a model: `execute(plan)` → tokens."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +19,8 @@ from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
+from penstock.speculation.proposer import Proposer, Wanted
+from penstock.speculation.verifier import DraftedRow, verify
 from penstock.text.reasoning_limit import ReasoningLimit
 from penstock.text.stops import StopMatcher
 from penstock.text.table import TokenStream, TokenTable
@@ -75,33 +77,41 @@ class ModelExecutor:
 
     Args:
         model: what computes a step's logits.
+        storage, tables: where keys and values are, and in which blocks each row's.
         table: without one, rows cannot have stop strings or a budget of reasoning.
         grammars: without them, no row can have one.
         encoder: makes the model whose result is hidden states; called once, when the first are asked for.
+        proposer: drafts what plans allow to be drafted; without one, nothing is.
     """
 
     def __init__(
         self,
         model: Model,
         storage: KVStorage,
+        tables: BlockTables,
         sampler: Sampler,
         table: TokenTable | None,
         grammars: Grammars | None = None,
         encoder: Callable[[], Model] | None = None,
+        proposer: Proposer | None = None,
     ) -> None:
         self._model = model
         self._make_encoder = encoder
         self._encoder: Model | None = None
-        self._storage = storage
+        self._storages = [storage]
+        if proposer is not None and proposer.storage is not None:
+            self._storages.append(proposer.storage)
+        self._groups = tuple(range(len(storage.spec.groups)))
         self._sampler = sampler
         self._table = table
         self._grammars = grammars
-        self._tables = BlockTables(len(storage.spec.groups), storage.spec.block_size)
+        self._proposer = proposer
+        self._tables = tables
         self._rows: dict[int, _Row] = {}
         # Of the sequences that become vectors.
         self._pools: dict[int, Pool] = {}
         # Of the step under way.
-        self._sampling_seconds = 0.0
+        self._sampling_seconds = self._drafting_seconds = 0.0
 
     def execute(self, plan: StepPlan) -> CompletedStep:
         """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
@@ -112,18 +122,21 @@ class ModelExecutor:
             # A row is not there where the plan that should have begun it failed.
             if row is not None:
                 self._tables.close_row(row.table)
+                if self._proposer is not None:
+                    self._proposer.forget(sequence)
         for begin in plan.begin:
             self._begin(begin)
-        self._storage.copy_blocks(plan.copies)
-        self._sampling_seconds = 0.0
+        for storage in self._storages:
+            storage.copy_blocks(plan.copies)
+        self._sampling_seconds = self._drafting_seconds = 0.0
         samples = tuple(self._compute(plan))
         seconds = time.perf_counter() - started
-        return CompletedStep(StepResult(plan.number, samples, seconds, self._sampling_seconds))
+        return CompletedStep(StepResult(plan.number, samples, seconds, self._sampling_seconds, self._drafting_seconds))
 
     def warm_up(self) -> None:
         """Compute one token into a block that nobody holds yet, so that the first request need not pay for it."""
         row = RowPlan(0, 0, 1, [0], None, (0,), ())
-        batch = gather_batch([row], [0], [0], self._tables, len(self._storage.spec.groups))
+        batch = gather_batch([row], [0], [0], self._tables, self._groups)
         self._model.run(batch)
 
     def _begin(self, begin: BeginRow) -> None:
@@ -145,6 +158,8 @@ class ModelExecutor:
         self._rows[begin.sequence] = _Row(self._tables.open_row(), prompt, state)
         if begin.pooling is not None:
             self._pools[begin.sequence] = Pool()
+        elif self._proposer is not None:
+            self._proposer.begin(begin.sequence, prompt)
 
     def _compute(self, plan: StepPlan) -> list[SampleResult]:
         if not self._pools:
@@ -155,38 +170,60 @@ class ModelExecutor:
         return [*(self._generate(others) if others else ()), *(self._pool(pooled) if pooled else ())]
 
     def _generate(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
-        rows = order_rows(planned)
+        self._place(planned)
+        drafts = self._propose(planned)
+        rows = order_rows([_with_drafts(row, drafts.get(row.sequence, ())) for row in planned] if drafts else planned)
         logits = self._run(self._model, rows)
         started = time.perf_counter()
-        results = self._sample(rows, logits)
+        results = self._sample(rows, logits, drafts)
         self._sampling_seconds = time.perf_counter() - started
         return results
+
+    def _place(self, planned: Sequence[RowPlan]) -> None:
+        """Take over what the plan says of the rows' block tables."""
+        fresh: list[int] = []
+        for row in planned:
+            if row.blocks:
+                self._tables.update(self._rows[row.sequence].table, row.blocks)
+                fresh += _fresh_blocks(row, self._tables.block_size)
+        if fresh:
+            # Attention hides what is behind a row's context by a weight of 0, and 0 · NaN is NaN: a request whose
+            # values broke must not leave them to the next holder of its blocks.
+            for storage in self._storages:
+                storage.clear_blocks(fresh)
+
+    def _propose(self, planned: Sequence[RowPlan]) -> dict[int, Sequence[int]]:
+        """What may come next in the rows that are to have drafts, by their sequences."""
+        if self._proposer is None:
+            return {}
+        started = time.perf_counter()
+        tables = [self._rows[row.sequence].table for row in planned]
+        self._proposer.follow(planned, tables)
+        wanted = [
+            Wanted(row.sequence, row.draft_depth, self._rows[row.sequence].state, table)
+            for row, table in zip(planned, tables, strict=True)
+            if row.draft_depth
+        ]
+        drafts = self._proposer.propose(wanted) if wanted else []
+        self._drafting_seconds = time.perf_counter() - started
+        return {row.sequence: guesses for row, guesses in zip(wanted, drafts, strict=True)}
 
     def _run(self, model: Model, rows: list[RowPlan]) -> Tensor:
         """The model's output for the step's rows, or some of them, which are ordered."""
         tokens: list[int] = []
-        fresh: list[int] = []
         for planned in rows:
-            row = self._rows[planned.sequence]
-            if planned.blocks:
-                self._tables.update(row.table, planned.blocks)
-                fresh += _fresh_blocks(planned, self._tables.block_size)
             tokens.extend(planned.tokens)
             if planned.source is not None:
-                tokens.append(row.last_token)
-        if fresh:
-            # Attention hides what is behind a row's context by a weight of 0, and 0 · NaN is NaN: a request whose
-            # values broke must not leave them to the next holder of its blocks.
-            self._storage.clear_blocks(fresh)
+                tokens.append(self._rows[planned.sequence].last_token)
         table_rows = [self._rows[planned.sequence].table for planned in rows]
-        batch = gather_batch(rows, tokens, table_rows, self._tables, len(self._storage.spec.groups))
-        return model.run(batch)
+        return model.run(gather_batch(rows, tokens, table_rows, self._tables, self._groups))
 
     def _pool(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
         """Add the rows' hidden states to their vectors; a result for each that is complete, or cannot be."""
         if self._encoder is None:
             assert self._make_encoder is not None, "nobody said how to compute hidden states"
             self._encoder = self._make_encoder()
+        self._place(planned)
         rows = order_rows(planned)
         states = self._run(self._encoder, rows)
         results = []
@@ -200,10 +237,9 @@ class ModelExecutor:
                 results.append(_vector(row.sequence, pool))
         return results
 
-    def _sample(self, rows: list[RowPlan], logits: Tensor) -> list[SampleResult]:
+    def _sample(self, rows: list[RowPlan], logits: Tensor, drafts: Mapping[int, Sequence[int]]) -> list[SampleResult]:
         """Results of the rows that sample or score; their logits are in the order of `gather_batch`."""
-        states: list[RowState] = []
-        logit_index: list[int] = []
+        asked: list[DraftedRow] = []
         scores: dict[int, SampleResult] = {}
         place = 0
         for planned in rows:
@@ -212,13 +248,15 @@ class ModelExecutor:
                 scores[planned.sequence] = self._score(planned, logits[place : place + count])
                 place += count
             if planned.samples:
-                states += [self._rows[sequence].state for sequence in planned.samples]
-                logit_index += [place] * len(planned.samples)
-                place += 1
-        results = self._sampler.sample(logits, states, logit_index) if states else []
+                guessed = drafts.get(planned.sequence, ())
+                asked += [DraftedRow(self._rows[sequence].state, place, guessed) for sequence in planned.samples]
+                place += 1 + len(guessed)
+        results = verify(self._sampler.sample, logits, asked)
         for result in results:
             if result.tokens:
                 self._rows[result.sequence].last_token = result.tokens[-1]
+                if self._proposer is not None:
+                    self._proposer.observe(result.sequence, result.tokens)
         return _with_scores(results, scores) if scores else results
 
     def _score(self, planned: RowPlan, logits: Tensor) -> SampleResult:
@@ -230,6 +268,14 @@ class ModelExecutor:
         except RowFailed as failure:
             return SampleResult(planned.sequence, [], "error", error=failure.message)
         return SampleResult(planned.sequence, [], prompt_logprobs=scores)
+
+
+def _with_drafts(planned: RowPlan, drafts: Sequence[int]) -> RowPlan:
+    """The row with its drafts behind it, as if they were known."""
+    if not planned.draft_depth:
+        return planned
+    tokens, count = [*planned.tokens, *drafts], planned.count + len(drafts)
+    return msgspec.structs.replace(planned, count=count, tokens=tokens, draft_depth=len(drafts))
 
 
 def _vector(sequence: int, pool: Pool) -> SampleResult:

@@ -26,9 +26,10 @@ def _tensor(numbers: list[int]) -> Tensor:
 def _logit_rows(rows: Sequence[RowPlan], ends: Sequence[int]) -> list[int]:
     """Indices of the tokens whose output is wanted: of each row those that it scores, then its last if it samples.
 
-    Of a row that is pooled they are those that go into its vector.
+    Of a row that is pooled they are those that go into its vector; of one with drafts, all that may be followed by
+    another token.
     """
-    if not any(row.scored[1] or row.pooled[1] for row in rows):
+    if not any(row.scored[1] or row.pooled[1] or row.draft_depth for row in rows):
         return [end - 1 for row, end in zip(rows, ends, strict=True) if row.samples]
     wanted: list[int] = []
     for row, end in zip(rows, ends, strict=True):
@@ -36,14 +37,17 @@ def _logit_rows(rows: Sequence[RowPlan], ends: Sequence[int]) -> list[int]:
         for first, last in (row.scored, row.pooled):
             wanted += range(origin + first, origin + last)
         if row.samples:
-            wanted.append(end - 1)
+            wanted += range(end - 1 - row.draft_depth, end)
     return wanted
 
 
 def gather_batch(
-    rows: Sequence[RowPlan], tokens: list[int], table_rows: list[int], tables: BlockTables, num_groups: int
+    rows: Sequence[RowPlan], tokens: list[int], table_rows: list[int], tables: BlockTables, groups: Sequence[int]
 ) -> StepBatch:
-    """The batch of `rows`, which are ordered, with their `tokens` in one list and their rows of the block tables."""
+    """The batch of `rows`, which are ordered, with their `tokens` in one list and their rows of the block tables.
+
+    `groups` are those of the tables that the model uses, in its own order.
+    """
     counts = [row.count for row in rows]
     starts = [row.start for row in rows]
     contexts = [start + count for start, count in zip(starts, counts, strict=True)]
@@ -63,6 +67,6 @@ def gather_batch(
         context_lengths=contexts,
         num_decodes=num_decodes,
         logit_rows=_tensor(_logit_rows(rows, ends)),
-        block_tables=tuple(torch.from_numpy(tables.rows_of(group, row_array, width)) for group in range(num_groups)),
+        block_tables=tuple(torch.from_numpy(tables.rows_of(group, row_array, width)) for group in groups),
         block_size=tables.block_size,
     )

@@ -106,6 +106,10 @@ class RowState:
         """How the token at the current output position is chosen, from row `index` of the logits under mask `mask`."""
         return Choice(index, mask, self.position, *self._constants)
 
+    def choice_ahead(self, index: int, ahead: int) -> Choice:
+        """How a token `ahead` positions further would be chosen; of what its logits are edited by, nothing is known."""
+        return self.choice(index)._replace(position=self.position + ahead, logprobs=-1)
+
     def advance(self, token: int) -> tuple[FinishReason | None, int | str | None]:
         """Take a verified output token; whether it ends the output ("stop"), and by which stop string or token id.
 

@@ -87,6 +87,11 @@ class Sampler:
             scores.append(scored_token(row, token, peak, logprob, top_tokens, top_logprobs))
         return scores
 
+    def guess(self, logits: Tensor, choices: Sequence[Choice]) -> list[int]:
+        """One token for each choice, none of which has a mask; 0 where the logits are not finite at their largest."""
+        chosen = self._choose(self._as_floats(logits), choices, self._masks[:0])
+        return [token if math.isfinite(peak) else 0 for token, peak, *_ in chosen]
+
     def _masks_of(self, rows: Sequence[RowState]) -> tuple[Masks, list[int]]:
         """The masks of the rows that have a grammar, and for each row the place of its own, -1 for none."""
         matchers: list[GrammarState] = []

@@ -17,12 +17,14 @@ class PlannedRow:
         epoch: its sequence's when it was planned.
         end: the position behind it.
         samples: who gets a token from its last position.
+        depth: how many tokens may be drafted behind it.
     """
 
     sequence: Sequence
     epoch: int
     end: int
     samples: tuple[Sequence, ...]
+    depth: int = 0
 
 
 @dataclass(slots=True)
@@ -44,9 +46,14 @@ class Draft:
     committed_by: list[PlannedRow] = field(default_factory=list)
 
     def add(
-        self, sequence: Sequence, count: int, samples: tuple[Sequence, ...], blocks: tuple[BlockUpdate, ...]
+        self,
+        sequence: Sequence,
+        count: int,
+        samples: tuple[Sequence, ...],
+        blocks: tuple[BlockUpdate, ...],
+        depth: int = 0,
     ) -> None:
-        """A row for the next `count` positions of a sequence, which `samples` get a token from."""
+        """A row for the next `count` positions of a sequence, which `samples` get a token from, and `depth` drafts."""
         start = sequence.reserved
         end = start + count
         wanted = (max(start, sequence.extracted), min(end, sequence.to_extract))
@@ -66,13 +73,15 @@ class Draft:
                 source=sequence.last_plan if end > len(sequence.tokens) else None,
                 samples=tuple(sample.id for sample in samples),
                 blocks=blocks,
+                draft_depth=depth,
                 scored=scored,
                 pooled=pooled,
             )
         )
-        self.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples))
-        self.budget -= count
+        self.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples, depth))
+        self.budget -= count + depth
         sequence.reserved = end
+        sequence.drafting = depth
         sequence.last_plan = self.number
         for sample in samples:
             sample.in_flight += 1

@@ -56,11 +56,14 @@ class Pace:
         if self._target is None:
             return most
         # Until a first step was measured, one that is worth its while says how fast they are.
-        wanted = int(self._target * self._tokens / self._seconds) if self._seconds else 0
-        if decodes and self._decoding and self._seconds and not self._asked:
-            little = int(STRETCH * self._decoding * self._tokens / self._seconds)
-            wanted = min(wanted, max(little, decodes + ENOUGH_PROMPT))
+        wanted = self._within(self._target, most)
+        if decodes and self._decoding and not self._asked:
+            wanted = min(wanted, max(self._within(STRETCH * self._decoding, most), decodes + ENOUGH_PROMPT))
         return min(most, max(wanted, decodes + LEAST_PROMPT))
+
+    def _within(self, seconds: float, most: int) -> int:
+        """Tokens that are computed in a time, at most `most`; 0 where nothing is known."""
+        return int(min(most, seconds * self._tokens / self._seconds)) if self._seconds else 0
 
 
 class Rows:
@@ -78,9 +81,8 @@ class Rows:
         # Seconds of a row; nothing is known of it before batches of several sizes were measured.
         self._each = 0.0
 
-    def measured(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long; 0 where that is not known."""
-        rows, tokens = len(plan.rows), plan.num_tokens
+    def measured(self, rows: int, tokens: int, seconds: float) -> None:
+        """A step of so many rows and tokens, drafts among them, took so long; 0 where that is not known."""
         if self._target is None or seconds <= 0:
             return
         if seconds <= self._target or rows == tokens:

@@ -1,6 +1,6 @@
 """Who could come in now: what there is room for in the batch and in the pool."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from penstock.cache.manager import KVCache
@@ -71,6 +71,17 @@ class Room:
         blocks = self.blocks(len(beside)) + self._cache.pool.num_retiring
         blocks += sum(self._cache.exclusive_blocks(other.blocks) for other in making_way)
         return blocks - self.blocks_to_admit(sequence, 0) >= self._cache.pool.num_blocks // RESERVED_PART
+
+    def for_drafts(self, pending: Iterable[int]) -> bool:
+        """Whether a step has time and blocks for drafts, where sequences with so many positions `pending` are in it.
+
+        There are none where prompts are computed, or somebody could come in, or blocks are so few that somebody might
+        have to be preempted: beside the one with which each goes on, one more is for its drafts.
+        """
+        running = len(self._running)
+        if (self._waiting and running < self.rows) or any(positions > 1 for positions in pending):
+            return False
+        return self.blocks(running) >= 2 * running * len(self._cache.spec.groups)
 
     def would_stand_back(self, sequence: Sequence, hit: int) -> bool:
         """Whether to wait for a block behind a hit of so many, since another sequence is computing it."""

@@ -7,6 +7,8 @@ PagedAttention (Kwon et al., SOSP 2023, section 4), with chunked prefill mixed i
 
 from collections import deque
 
+from msgspec.structs import replace
+
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import LoadSnapshot, SampleOutput
@@ -15,6 +17,7 @@ from penstock.core.plan import BeginRow, FinishReason, SampleResult, StepPlan, S
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
+from penstock.scheduler.depth import Depths
 from penstock.scheduler.draft import Draft, PlannedRow
 from penstock.scheduler.notes import Notes
 from penstock.scheduler.pace import Pace, Rows
@@ -54,6 +57,7 @@ class Scheduler:
         self._running = OrderedQueue()
         self._pace = Pace(config.target_itl, asked=config.bound_batch)
         self._rows = Rows(config.target_itl if config.bound_batch else None)
+        self._depths = Depths(config.draft_depth, fixed=config.fixed_depth)
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
         # Of the plan in the making; who was preempted for none is told with the next.
@@ -149,6 +153,8 @@ class Scheduler:
     def _plan_running(self, draft: Draft, running: list[tuple[Sequence, int]], allowances: Allowances) -> None:
         """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
         decodes_left = sum(pending == 1 for _, pending in running)
+        drafted = [sequence for sequence, pending in running if pending == 1 and sequence.output_length]
+        depths = self._depths.choose(drafted) if self._room.for_drafts(pending for _, pending in running) else {}
         for sequence, pending in running:
             if pending == 1:
                 decodes_left -= 1
@@ -160,7 +166,13 @@ class Scheduler:
             # A prompt's last position is never scored.
             if pending > 1:
                 count = allowances.of(sequence, sequence.within_scores(count, draft.scores))
-            if count > 0 and self._reserve_or_preempt(sequence, count, draft):
+            if count <= 0:
+                continue
+            depth = min(depths.get(sequence.id, 0), draft.budget - decodes_left - count, sequence.tokens_left - 1)
+            # Nobody loses blocks for drafts.
+            if depth > 0 and self._reserve(sequence, count + depth, draft) == 0:
+                self._add_row(sequence, count, draft, depth)
+            elif self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
                 if pending > 1:
                     allowances.take(sequence, count)
@@ -214,14 +226,14 @@ class Scheduler:
         self._totals.preemptions += 1
         self._notes.preemption(victim)
 
-    def _add_row(self, sequence: Sequence, count: int, draft: Draft) -> None:
+    def _add_row(self, sequence: Sequence, count: int, draft: Draft, depth: int = 0) -> None:
         end = sequence.reserved + count
         self.cache.announce(sequence.blocks, sequence.reserved, end)
         samples: tuple[Sequence, ...] = ()
         if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, draft)
         self._notes.row(sequence, count, len(samples))
-        draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks))
+        draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), depth)
 
     def _samples_of(self, sequence: Sequence, draft: Draft) -> tuple[Sequence, ...]:
         """Who gets a token from the row's last position: the sequence, and all its forks at their first token."""
@@ -406,11 +418,14 @@ class Scheduler:
         answers = {answer.sequence: answer for answer in result.samples}
         outputs: list[SampleOutput] = []
         for row in rows:
-            self._advance(row)
-            if len(row.samples) > 1:
-                self._place_forks(row)
             for sequence in row.samples:
                 sequence.in_flight -= 1
+                answer = answers.get(sequence.id)
+                if answer is not None and not sequence.finished:
+                    sequence.tokens.extend(answer.tokens)
+            self._advance(row, answers.get(row.sequence.id))
+            if len(row.samples) > 1:
+                self._place_forks(row)
             for sequence in row.samples or (row.sequence,):
                 answer = answers.get(sequence.id)
                 if not sequence.finished:
@@ -419,25 +434,39 @@ class Scheduler:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
-        self._pace.measured(plan, result.seconds)
-        self._rows.measured(plan, result.seconds)
+        self._measured(plan, result)
         self._totals.steps += 1
         return outputs
 
-    def _advance(self, row: PlannedRow) -> None:
-        """The row's KV is valid now, unless its sequence ended or lost its blocks since it was planned."""
-        sequence = row.sequence
+    def _measured(self, plan: StepPlan, result: StepResult) -> None:
+        """What the step tells of how long steps take."""
+        self.facts = replace(self.facts, drafts=self._depths.measured(plan, result))
+        self._pace.measured(plan, result.seconds)
+        self._rows.measured(len(plan.rows), plan.num_tokens + self.facts.drafted, result.seconds)
+
+    def _advance(self, row: PlannedRow, answer: SampleResult | None) -> None:
+        """The KV of the row, and of its drafts that were right, is valid now.
+
+        It is not where its sequence ended or lost its blocks since it was planned.
+        """
+        sequence, end = row.sequence, row.end
+        if row.depth:
+            sequence.drafting = 0
+            end += self._depths.judged(sequence, answer)
         if sequence.finished or sequence.epoch != row.epoch:
             return
-        fresh = max(0, row.end - sequence.computed_once)
-        self._totals.recomputed_tokens += row.end - sequence.computed - fresh
-        self._totals.prefill_tokens += max(0, min(row.end, sequence.prompt_length) - (row.end - fresh))
-        sequence.computed = row.end
+        fresh = max(0, end - sequence.computed_once)
+        self._totals.recomputed_tokens += end - sequence.computed - fresh
+        self._totals.prefill_tokens += max(0, min(end, sequence.prompt_length) - (end - fresh))
+        sequence.computed = end
         sequence.computed_once += fresh
+        if row.depth:
+            sequence.reserved = end
+            self.cache.roll_back(sequence.blocks, end + 1, until=None)
         self.cache.settle(sequence.blocks)
-        self.cache.publish(sequence.blocks, sequence.tokens, row.end)
+        self.cache.publish(sequence.blocks, sequence.tokens, end)
         keep = sequence.request.keep
-        while len(sequence.kept_now) < len(keep) and keep[len(sequence.kept_now)].tokens <= row.end:
+        while len(sequence.kept_now) < len(keep) and keep[len(sequence.kept_now)].tokens <= end:
             prefix = keep[len(sequence.kept_now)]
             sequence.kept_now.append(self.cache.keep(sequence.blocks, prefix.tokens, prefix.seconds))
 
@@ -457,13 +486,12 @@ class Scheduler:
                 self._waiting.add(fork)
 
     def _take(self, sequence: Sequence, answer: SampleResult | None, end: int) -> list[SampleOutput]:
-        """Append a sequence's new tokens and end it where they, its length or an error say so.
+        """Tell of a sequence's new tokens, and end it where they, its length or an error say so.
 
         There is no answer to a row that neither samples nor scores. `end` is the position behind the row.
         """
         finish = None
         if answer is not None:
-            sequence.tokens.extend(answer.tokens)
             self._totals.decode_tokens += len(answer.tokens)
             self._waiting.charge(sequence, output=len(answer.tokens))
             finish = answer.finish

@@ -11,6 +11,7 @@ from penstock.cache.manager import SequenceBlocks
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import FinishReason, SampleResult
 from penstock.core.request import BACKGROUND_PRIORITY, Request
+from penstock.scheduler.acceptance import Acceptance
 
 NO_STAMP = 2**63 - 1
 
@@ -36,6 +37,9 @@ class Sequence:
         admitted: whether it was ever let into the batch, or forked from one that was.
         finished: whether it has had its terminal event.
         epoch: rises with every preemption, so that a plan made before is recognised at its commit.
+        drafting: positions behind its newest token for which an outstanding plan has slots, for drafts; until it has
+            committed, nobody knows what comes next.
+        acceptance: how often tokens that were drafted for it have been right.
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
         kept_before: how many of those were kept on request, within what this request wants kept.
@@ -64,6 +68,8 @@ class Sequence:
     admitted: bool = False
     finished: bool = False
     epoch: int = 0
+    drafting: int = 0
+    acceptance: Acceptance = field(default_factory=Acceptance)
     waits: int = 0
     cached_tokens: int | None = None
     kept_before: int = 0
@@ -94,8 +100,15 @@ class Sequence:
         return len(self.tokens) - self.prompt_length
 
     @property
+    def tokens_left(self) -> int:
+        """Tokens that it may still generate once all outstanding plans have succeeded."""
+        return self.max_tokens - self.output_length - self.in_flight
+
+    @property
     def pending(self) -> int:
         """Positions left to compute once all outstanding plans have succeeded; 1 for a sequence that decodes."""
+        if self.drafting:
+            return 0
         expected = len(self.tokens) + self.in_flight
         # The last token of an output is returned but never computed; where nothing is generated, all of the prompt is.
         if self.max_tokens and expected - self.prompt_length >= self.max_tokens:

@@ -169,4 +169,6 @@ def _decode(course: Course, figures: Figures) -> DecodeAccount | None:
         did.rows / did.steps if did.steps else None,
         rate,
         ceilings.of_memory(did.bytes, did.seconds) if rate and ceilings is not None and ceilings.read else None,
+        journal.drafted_tokens,
+        journal.accepted_tokens,
     )

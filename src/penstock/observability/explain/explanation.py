@@ -95,6 +95,7 @@ class DecodeAccount(msgspec.Struct, frozen=True):
         mean_batch: sequences in a step, on average.
         bytes_per_second: what the steps must have moved through memory at least; None where that is not known.
         memory_share: of what this machine's memory was measured to move; None where that is not known.
+        drafted_tokens, accepted_tokens: that were drafted for the request, and those of them that were right.
     """
 
     tokens: int
@@ -106,6 +107,8 @@ class DecodeAccount(msgspec.Struct, frozen=True):
     mean_batch: float | None
     bytes_per_second: float | None
     memory_share: float | None
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Cause(msgspec.Struct, frozen=True):

@@ -124,7 +124,10 @@ def _decode(course: Course) -> str:
         return f"{number(journal.output_tokens)} tokens"
     prompts = f", {number(did.chunk_steps)} of them with prompts" if did.chunk_steps else ""
     batch = f", {did.rows / did.steps:.1f} sequences at a time" if did.rows else ""
-    return f"{number(journal.output_tokens)} tokens in {number(did.steps)} steps{prompts}{batch}"
+    drafts = ""
+    if journal.drafted_tokens:
+        drafts = f", {number(journal.accepted_tokens)} of {number(journal.drafted_tokens)} drafted tokens right"
+    return f"{number(journal.output_tokens)} tokens in {number(did.steps)} steps{prompts}{batch}{drafts}"
 
 
 def state_of(course: Course) -> State:

@@ -11,7 +11,7 @@ const LATENCIES = [
   ["e2e", "Total", "to the last token"],
   ["queue", "Queue", "before the first step"],
 ];
-const STEP_PARTS = ["schedule", "execute", "sample", "send"];
+const STEP_PARTS = ["schedule", "draft", "execute", "sample", "send"];
 const OUTCOMES = ["completed", "cancelled", "rejected", "refused", "timed_out", "failed"];
 
 let charts = null;
@@ -136,7 +136,7 @@ function showSteps({ minute, settings }) {
     ["steps per second", amount(minute.rates.steps)],
     ["engine busy", percent(utilisation.busy)],
   ];
-  if (steps.steps) facts.push(["a step takes", duration((steps.schedule + steps.execute + steps.sample) / steps.steps)]);
+  if (steps.steps) facts.push(["a step takes", duration((steps.schedule + steps.draft + steps.execute + steps.sample) / steps.steps)]);
   if (utilisation.budget !== null) facts.push(["token budget used", percent(utilisation.budget)]);
   if (utilisation.memory !== null) facts.push(["memory bandwidth used", percent(utilisation.memory)]);
   if (utilisation.arithmetic !== null) facts.push(["arithmetic used", percent(utilisation.arithmetic)]);

@@ -1,0 +1,139 @@
+"""What speculation gains, against how often drafts are right, with the theory beside it."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.core.facts import StepTotals
+from penstock.core.sampling import SamplingParams
+
+
+class Generator(Protocol):
+    """What is measured: `penstock.LLM`, or anything that generates for a batch of prompts and counts its steps."""
+
+    @property
+    def totals(self) -> StepTotals:
+        """What all steps so far have done."""
+
+    def generate(self, prompts: Sequence[Any], params: SamplingParams) -> Sequence[Any]:
+        """Complete all prompts together."""
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """Who drafts and how deep; a depth of None is as many as pay."""
+
+    proposer: str
+    depth: int | None
+
+
+class SpeculationFigures(msgspec.Struct, frozen=True):
+    """What one setting gains at one temperature and batch size.
+
+    Attributes:
+        setting, temperature, batch_size: see above.
+        acceptance: how often a drafted token must be right for drafts of this depth to gain what they did.
+        drafted: tokens drafted in a row of a step, in the mean.
+        tokens_per_row: output tokens of a row of a step, in the mean.
+        cost: what drafting a token takes, in steps without drafts.
+        tokens_per_second, plain_tokens_per_second: of output, with and without drafts, medians.
+        speedup: the median of the rounds' ratios.
+        expected_tokens, expected_speedup: by theory, from acceptance, depth and cost; see `theory`.
+    """
+
+    setting: Setting
+    temperature: float
+    batch_size: int
+    acceptance: float
+    drafted: float
+    tokens_per_row: float
+    cost: float
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    speedup: float
+    expected_tokens: float
+    expected_speedup: float
+
+
+def theory(acceptance: float, depth: float, cost: float) -> tuple[float, float]:
+    """Tokens of a step, and how much faster it goes, where each draft is right with the same probability.
+
+    E = (1 - a^(K+1)) / (1 - a), and E / (1 + K r) where drafting a token costs r steps and verifying costs nothing
+    (Leviathan et al., "Fast inference from transformers via speculative decoding", ICML 2023, section 3).
+    """
+    expected = depth + 1 if acceptance >= 1 else (1 - acceptance ** (depth + 1)) / (1 - acceptance)
+    return expected, expected / (1 + depth * cost)
+
+
+class _Run(msgspec.Struct, frozen=True):
+    tokens: int
+    seconds: float
+    did: StepTotals
+
+
+def measure_speculation(
+    plain: Generator,
+    drafting: Generator,
+    setting: Setting,
+    prompts: Sequence[Any],
+    temperatures: Sequence[float],
+    batch_sizes: Sequence[int],
+    output_len: int,
+    rounds: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Iterator[SpeculationFigures]:
+    """Figures for every temperature and batch size; rounds of the two engines take turns, after one that warms up."""
+
+    def run(engine: Generator, chosen: Sequence[Any], temperature: float) -> _Run:
+        params = SamplingParams(temperature=temperature, seed=1, max_tokens=output_len, ignore_eos=True)
+        before, start = engine.totals, clock()
+        outputs = engine.generate(chosen, params)
+        seconds = clock() - start
+        return _Run(sum(len(output.token_ids) for output in outputs), seconds, engine.totals.since(before))
+
+    for temperature in temperatures:
+        for batch in batch_sizes:
+            pairs: list[tuple[_Run, _Run]] = []
+            for round_ in range(rounds + 1):
+                chosen = [prompts[(round_ * batch + place) % len(prompts)] for place in range(batch)]
+                pairs.append((run(plain, chosen, temperature), run(drafting, chosen, temperature)))
+            yield _figures(setting, temperature, batch, pairs[1:])
+
+
+def _figures(
+    setting: Setting, temperature: float, batch: int, pairs: Sequence[tuple[_Run, _Run]]
+) -> SpeculationFigures:
+    totals = [run.did for _, run in pairs]
+    decodes = sum(did.decodes for did in totals)
+    drafted, accepted = sum(did.drafted for did in totals), sum(did.accepted for did in totals)
+    depth, gained = drafted / max(1, decodes), accepted / max(1, decodes)
+    acceptance = _acceptance(depth, gained)
+    plain_step = statistics.median(run.seconds / max(1, run.did.steps) for run, _ in pairs)
+    # Drafts of all rows are made together, one place after the other.
+    cost = sum(did.draft for did in totals) / max(1, sum(did.steps for did in totals)) / max(1e-9, depth) / plain_step
+    expected, speedup = theory(acceptance, depth, cost)
+    return SpeculationFigures(
+        setting,
+        temperature,
+        batch,
+        acceptance,
+        depth,
+        1 + gained,
+        cost,
+        statistics.median(run.tokens / run.seconds for _, run in pairs),
+        statistics.median(run.tokens / run.seconds for run, _ in pairs),
+        statistics.median(run.tokens / run.seconds * (off.seconds / off.tokens) for off, run in pairs),
+        expected,
+        speedup,
+    )
+
+
+def _acceptance(depth: float, gained: float) -> float:
+    """The probability of a draft to be right at which drafts of this depth gain so many tokens, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if theory(middle, depth, 0.0)[0] - 1 < gained else (low, middle)
+    return low

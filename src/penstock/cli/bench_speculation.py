@@ -1,0 +1,91 @@
+"""`penstock bench speculation`: what drafts gain, by who drafts, how deep, how warm, and for how many at a time."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from penstock.bench.prompts import make_prompts
+from penstock.bench.speculation import Setting, SpeculationFigures, measure_speculation
+from penstock.cli.files import check_writable
+from penstock.core.errors import ConfigurationError
+from penstock.llm import LLM, chat_encoder
+
+PROMPTS = 64
+
+
+def run_bench_speculation(
+    engine: dict[str, Any],
+    proposers: list[str],
+    depths: list[int | None],
+    temperatures: list[float],
+    batch_sizes: list[int],
+    workload: str,
+    output_len: int,
+    rounds: int,
+    json_file: Path | None,
+) -> None:
+    """Measure, show the figures as they come, and write them where asked. Raises ConfigurationError."""
+    if json_file is not None:
+        check_writable(json_file)
+    if engine.get("speculative_depth") is not None:
+        raise ConfigurationError("--speculative-depth is one depth; give those to compare with --depth.")
+    engine = {**engine, "max_num_seqs": max(batch_sizes)}
+    plain = LLM(**_options(engine, Setting("off", None)))
+    encode = None if plain.tokenizer is None else chat_encoder(plain.tokenizer).encode
+    prompts = [{"prompt_token_ids": ids} for ids in make_prompts(workload, PROMPTS, encode, plain.vocab_size)]
+    console = Console()
+    table = _table(f"{engine['model']}: {workload}, {output_len} tokens out, median of {rounds}")
+    results: list[SpeculationFigures] = []
+    with console.status("measuring"):
+        for proposer in proposers:
+            for depth in depths:
+                setting = Setting(proposer, depth)
+                drafting = LLM(**_options(engine, setting))
+                for figures in measure_speculation(
+                    plain, drafting, setting, prompts, temperatures, batch_sizes, output_len, rounds
+                ):
+                    results.append(figures)
+                    table.add_row(*_row(figures))
+    console.print(table)
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode({"results": results}), indent=1))
+
+
+def _options(engine: dict[str, Any], setting: Setting) -> dict[str, Any]:
+    """Of an engine with this setting: what another proposer's options say is left out."""
+    options = {**engine, "speculative": setting.proposer, "speculative_depth": setting.depth}
+    if setting.proposer not in ("draft", "auto"):
+        options |= {"draft_model": None, "draft_quantization": "none"}
+    if setting.proposer != "self":
+        options["speculative_layers"] = None
+    return options
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title)
+    for heading in ("proposer", "depth", "temperature", "batch", "right", "tokens a row", "by theory"):
+        table.add_column(heading, justify="right")
+    for heading in ("draft's cost", "tokens/s", "without", "speed-up", "by theory"):
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _row(figures: SpeculationFigures) -> list[str]:
+    depth = figures.setting.depth
+    return [
+        figures.setting.proposer,
+        f"auto, {figures.drafted:.1f}" if depth is None else str(depth),
+        f"{figures.temperature:g}",
+        str(figures.batch_size),
+        f"{figures.acceptance:.0%}",
+        f"{figures.tokens_per_row:.2f}",
+        f"{figures.expected_tokens:.2f}",
+        f"{figures.cost:.3f}",
+        f"{figures.tokens_per_second:,.0f}",
+        f"{figures.plain_tokens_per_second:,.0f}",
+        f"{figures.speedup:.2f}",
+        f"{figures.expected_speedup:.2f}",
+    ]

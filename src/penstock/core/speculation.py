@@ -1,0 +1,120 @@
+"""Who drafts tokens and how many: what a user may ask for, and what that means for a model."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from penstock.core.errors import ConfigurationError
+from penstock.core.kv import KVSpec
+
+SPECULATIVE = ("off", "auto", "ngram", "draft", "self")
+Proposer = Literal["ngram", "draft", "self"]
+# Tokens drafted for a sequence in one step: where that is decided by what pays, and at all.
+DRAFT_DEPTH = 8
+DEEPEST_DRAFT = 32
+
+Note = Callable[[str, object, str], None]
+
+
+class DraftModelConfig(msgspec.Struct, frozen=True):
+    """A model that drafts.
+
+    Attributes:
+        path: its directory.
+        quantization: what its weights are rounded to when they are loaded.
+        spec: what it keeps in the target's KV blocks.
+    """
+
+    path: str
+    quantization: str
+    spec: KVSpec
+
+
+class SpeculationConfig(msgspec.Struct, frozen=True):
+    """Who drafts.
+
+    Attributes:
+        proposer: "ngram" the sequence's own text, "draft" another model, "self" the first layers of the same one.
+        draft: the other model.
+        layers: how many layers of the same one.
+    """
+
+    proposer: Proposer
+    draft: DraftModelConfig | None = None
+    layers: int = 0
+
+
+class SpeculationOptions(msgspec.Struct, frozen=True):
+    """As the user gave them; see `EngineOptions`."""
+
+    proposer: str = "off"
+    depth: int | None = None
+    draft_model: str | None = None
+    draft_quantization: str = "none"
+    layers: int | None = None
+
+    def check(self, layers: int) -> None:
+        """Raise ConfigurationError where they are none, or contradict one another or a model of so many layers."""
+        asked, depth = self.proposer, self.depth
+        if asked not in SPECULATIVE:
+            raise ConfigurationError(f"--speculative {asked} is not one of {', '.join(SPECULATIVE)}.")
+        if depth is not None and (type(depth) is not int or not 1 <= depth <= DEEPEST_DRAFT):
+            raise ConfigurationError(
+                f"--speculative-depth is {depth!r}; it must be a whole number from 1 to {DEEPEST_DRAFT}."
+            )
+        if asked == "off" and depth is not None:
+            raise ConfigurationError("--speculative-depth says how many tokens are drafted, but --speculative is off.")
+        for option, given in (
+            ("--draft-model", self.draft_model is not None),
+            ("--draft-quantization", self.draft_quantization != "none"),
+        ):
+            if given and asked not in ("auto", "draft"):
+                raise ConfigurationError(f"{option} is of no use with --speculative {asked}; it goes with draft.")
+        if self.layers is not None and asked != "self":
+            raise ConfigurationError(
+                f"--speculative-layers is of no use with --speculative {asked}; it goes with self."
+            )
+        if self.layers is not None and (type(self.layers) is not int or not 1 <= self.layers < layers):
+            raise ConfigurationError(
+                f"--speculative-layers is {self.layers!r}; it must be a whole number from 1 to {layers - 1}, since the "
+                f"model has {layers} layers."
+            )
+
+
+def resolve_speculation(
+    options: SpeculationOptions, draft: DraftModelConfig | None, layers: int, note: Note
+) -> tuple[SpeculationConfig | None, int]:
+    """Who drafts for a model of so many `layers`, and how many tokens at most.
+
+    `draft` is the model that was asked for, or that belongs to the target. Raises ConfigurationError.
+    """
+    options.check(layers)
+    asked, depth, own = options.proposer, options.depth, options.layers or max(1, layers // 2)
+    source = "none is asked for, and none belongs to the model"
+    if draft is not None:
+        source = "as asked" if options.draft_model else "it belongs to the model"
+    note("draft model", "none" if draft is None else draft.path, source)
+    rounding = "as the checkpoint has them" if options.draft_quantization == "none" else "as asked"
+    note("draft quantization", options.draft_quantization, f"of the draft model's weights, {rounding}")
+    note("speculative layers", own, f"of {layers}; with --speculative self, they draft")
+    if asked == "off":
+        note("speculative", "off", "each step gives a sequence one token")
+        note("speculative depth", 0, "nobody drafts")
+        return None, 0
+    unchanged = "drafts never change what comes out"
+    match asked:
+        case "self":
+            config = SpeculationConfig("self", layers=own)
+            note("speculative", "self", f"as asked: the first {own} layers draft; {unchanged}")
+        case "draft" | "auto" if draft is not None:
+            config = SpeculationConfig("draft", draft)
+            note("speculative", asked, f"the draft model drafts; {unchanged}")
+        case "draft":
+            raise ConfigurationError("--speculative draft needs a model that drafts; name it with --draft-model.")
+        case _:
+            config = SpeculationConfig("ngram")
+            note("speculative", asked, f"drafts come from the sequence's own text, at next to no cost; {unchanged}")
+    measured = f"as many as pay by this machine's own measure, at most {DRAFT_DEPTH}"
+    note("speculative depth", depth or "auto", measured if depth is None else "as asked, always")
+    return config, depth or DRAFT_DEPTH

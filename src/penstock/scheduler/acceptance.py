@@ -1,0 +1,25 @@
+"""How often drafts are right."""
+
+# A drafted token weighs less by this factor with each that is judged after it; what all sequences have shown counts as
+# so many tokens of a sequence's own.
+OLDER = 0.9
+COMMON = 4.0
+
+
+class Acceptance:
+    """How often drafted tokens have been right lately."""
+
+    __slots__ = ("judged", "right")
+
+    def __init__(self) -> None:
+        self.right = self.judged = 0.0
+
+    def add(self, right: int, judged: int) -> None:
+        """Of `judged` tokens so many were right."""
+        older = OLDER**judged
+        self.right = older * self.right + right
+        self.judged = older * self.judged + judged
+
+    def rate(self, common: float) -> float:
+        """The part that is right, where `common` is what all sequences have shown."""
+        return (self.right + COMMON * common) / (self.judged + COMMON)

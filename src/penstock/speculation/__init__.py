@@ -1,0 +1,1 @@
+"""Speculative decoding: who drafts tokens, and the one verifier that accepts them."""

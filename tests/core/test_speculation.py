@@ -1,0 +1,64 @@
+"""Which options of speculation go together, and what they mean."""
+
+from typing import Any
+
+import pytest
+
+from penstock.core.errors import ConfigurationError
+from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.speculation import (
+    DRAFT_DEPTH,
+    DraftModelConfig,
+    SpeculationConfig,
+    SpeculationOptions,
+    resolve_speculation,
+)
+
+DRAFT = DraftModelConfig("/draft", "none", build_kv_spec([LayerKV(1, 16)], "float32"))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"proposer": "eagle"}, "--speculative eagle"),
+        ({"proposer": "off", "depth": 2}, "--speculative is off"),
+        ({"proposer": "ngram", "depth": 0}, "--speculative-depth is 0"),
+        ({"proposer": "ngram", "depth": 33}, "from 1 to 32"),
+        ({"proposer": "ngram", "draft_model": "/draft"}, "--draft-model"),
+        ({"proposer": "self", "draft_quantization": "int4"}, "--draft-quantization"),
+        ({"proposer": "draft", "layers": 2}, "--speculative-layers"),
+        ({"proposer": "self", "layers": 6}, "from 1 to 5"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        resolve_speculation(SpeculationOptions(**options), None, 6, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "draft", "expected"),
+    [
+        ("off", None, None),
+        ("off", DRAFT, None),
+        ("ngram", None, SpeculationConfig("ngram")),
+        ("self", None, SpeculationConfig("self", layers=3)),
+        ("draft", DRAFT, SpeculationConfig("draft", DRAFT)),
+        ("auto", DRAFT, SpeculationConfig("draft", DRAFT)),
+        ("auto", None, SpeculationConfig("ngram")),
+    ],
+)
+def test_who_drafts(asked: str, draft: DraftModelConfig | None, expected: SpeculationConfig | None) -> None:
+    notes: dict[str, str] = {}
+    options = SpeculationOptions(asked)
+    config, depth = resolve_speculation(options, draft, 6, lambda name, value, why: notes.update({name: why}))
+    assert config == expected and depth == (DRAFT_DEPTH if expected else 0)
+    assert all(notes.values()) and "speculative" in notes
+
+
+def test_a_depth_that_is_asked_for_is_taken() -> None:
+    assert resolve_speculation(SpeculationOptions("ngram", 3), None, 1, lambda *_: None)[1] == 3
+
+
+def test_a_draft_model_has_to_be_there() -> None:
+    with pytest.raises(ConfigurationError, match="--draft-model"):
+        resolve_speculation(SpeculationOptions("draft"), None, 1, lambda *_: None)

@@ -1,0 +1,204 @@
+"""Speculation never changes a token: whoever drafts, however much is right, whatever else goes on.
+
+`--drafted-prompts` says how many prompts are compared, 200 in `make soak`.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from penstock import LLM, Grammar, SamplingParams
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.llm import Completion
+from penstock.speculation.ngram import NgramProposer
+from penstock.speculation.proposer import Wanted
+
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+
+OUTPUT = 48
+BLOCK_BYTES = 16 * 8 * 2 * 2 * 64 * 2
+
+
+class Knowing(NgramProposer):
+    """Knows what comes, and says something else now and then."""
+
+    def __init__(self, outputs: dict[tuple[int, ...], list[int]], right: float) -> None:
+        super().__init__()
+        self._outputs, self._right = outputs, right
+        self._luck = random.Random(0)
+        self._known: dict[int, tuple[list[int], int]] = {}
+
+    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+        self._known[sequence] = (self._outputs.get(tuple(prompt), []), 0)
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        output, place = self._known[sequence]
+        self._known[sequence] = (output, place + len(tokens))
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        drafts = []
+        for row in wanted:
+            output, place = self._known[row.sequence]
+            ahead = output[place : place + self._luck.randint(0, row.depth)]
+            drafts.append([token if self._luck.random() < self._right else (token + 1) % 4096 for token in ahead])
+        return drafts
+
+    def forget(self, sequence: int) -> None:
+        self._known.pop(sequence, None)
+
+
+def prompts(count: int) -> list[dict[str, list[int]]]:
+    """Some repeat themselves, and some begin alike."""
+    luck, common = random.Random(count), [random.Random(1).randrange(300, 4096) for _ in range(40)]
+    made = []
+    for number in range(count):
+        own = [luck.randrange(300, 4096) for _ in range(luck.randint(1, 30))]
+        made.append({"prompt_token_ids": [*(common if number % 3 else ()), *own * luck.randint(1, 3)]})
+    return made
+
+
+def params(count: int) -> list[SamplingParams]:
+    """Greedy, sampled, and with all that depends on the tokens before."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0, "logprobs": 2},
+        {"temperature": 0.8, "logprobs": 0},
+        {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "logprobs": 1},
+        {"temperature": 0.0, "presence_penalty": 0.5, "min_tokens": 10, "ignore_eos": False, "stop": [" the", "e"]},
+        {"temperature": 0.8, "n": 2, "top_k": 50},
+    ]
+    return [
+        SamplingParams(**{"seed": number, "max_tokens": OUTPUT - number % 7, "ignore_eos": True, **kinds[number % 5]})
+        for number in range(count)
+    ]
+
+
+def engine(**options: Any) -> LLM:
+    return LLM("haiku", **{"threads": 1, "max_model_len": 512, **options})
+
+
+def told(outputs: Sequence[Completion]) -> list[object]:
+    return [
+        [(each.token_ids, each.text, each.logprobs, each.finish_reason, each.stop_reason) for each in output.samples]
+        for output in outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def count(pytestconfig: pytest.Config) -> int:
+    return int(pytestconfig.getoption("drafted_prompts"))
+
+
+@pytest.fixture(scope="module")
+def expected(count: int) -> list[Completion]:
+    return engine(speculative="off", enable_prefix_caching=False).generate(prompts(count), params(count))
+
+
+@pytest.fixture(scope="module")
+def knowing(count: int, expected: list[Completion]) -> dict[tuple[int, ...], list[int]]:
+    asked = prompts(count)
+    return {
+        tuple(prompt["prompt_token_ids"]): list(done.token_ids) for prompt, done in zip(asked, expected, strict=True)
+    }
+
+
+PROPOSERS: dict[str, dict[str, Any]] = {
+    "ngram": {"speculative": "ngram"},
+    "draft": {"speculative": "draft"},
+    "rounded": {"speculative": "draft", "draft_model": "haiku", "draft_quantization": "int4"},
+    "self": {"speculative": "self", "speculative_layers": 6},
+    "half right": {"speculative": "ngram"},
+    "always right": {"speculative": "ngram"},
+    "always wrong": {"speculative": "ngram"},
+}
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_tokens_and_logprobs_are_those_without(
+    count: int,
+    expected: list[Completion],
+    knowing: dict[tuple[int, ...], list[int]],
+    proposer: str,
+    batch: int,
+) -> None:
+    luck = random.Random(f"{proposer} {batch}")
+    depth = luck.choice([1, 3, 5])
+    options: dict[str, Any] = {
+        **PROPOSERS[proposer],
+        "speculative_depth": depth,
+        "max_num_seqs": batch,
+        "enable_prefix_caching": luck.random() < 0.7,
+        "long_prefill_token_threshold": luck.choice([None, 7]),
+        # Some of them are preempted.
+        "kv_cache_memory": luck.choice([68, 120, 600]) * BLOCK_BYTES,
+    }
+    llm = engine(**options)
+    right = {"half right": 0.5, "always right": 1.0, "always wrong": 0.0}.get(proposer)
+    if right is not None:
+        llm._core._executor._proposer = Knowing(knowing, right)
+    assert told(llm.generate(prompts(count), params(count))) == told(expected)
+    assert llm.totals.drafted > 0 and (llm.totals.accepted > 0) == (proposer != "always wrong")
+
+
+def test_a_depth_by_what_pays_changes_nothing(count: int, expected: list[Completion]) -> None:
+    llm = engine(max_num_seqs=4, speculative="auto")
+    assert told(llm.generate(prompts(count), params(count))) == told(expected)
+    assert llm.totals.drafted > 0
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_cache_memory": 68 * BLOCK_BYTES}])
+def test_a_model_that_drafts_for_itself_is_always_right(options: dict[str, Any]) -> None:
+    """Its keys and values are where they should be, after chunks, forks and preemptions; its noise is the target's."""
+    asked = prompts(20)
+    plain = [
+        SamplingParams(temperature=temperature, top_p=0.95, seed=number, max_tokens=OUTPUT, ignore_eos=True, n=n)
+        for number, (temperature, n) in enumerate([(0.0, 1), (0.8, 1), (1.2, 2), (0.7, 3)] * 5)
+    ]
+    expected = engine(speculative="off", enable_prefix_caching=False).generate(asked, plain)
+    llm = engine(
+        speculative="draft",
+        draft_model="haiku",
+        speculative_depth=4,
+        enable_prefix_caching=False,
+        long_prefill_token_threshold=7,
+        max_num_seqs=6,
+        **options,
+    )
+    assert told(llm.generate(asked, plain)) == told(expected)
+    assert llm.totals.accepted == llm.totals.drafted > 0
+    assert bool(llm.load.preemptions) == bool(options)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 20},
+        "lines": {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 3, "maxItems": 3},
+        "season": {"enum": ["spring", "summer", "autumn", "winter"]},
+    },
+    "required": ["title", "lines", "season"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "draft", "self"])
+def test_what_is_held_to_a_grammar_is_the_same(proposer: str) -> None:
+    asked = [
+        [{"role": "user", "content": f"Write a haiku about {topic} as JSON."}] for topic in ("rain", "a crow", "snow")
+    ]
+    found = []
+    for options in ({"speculative": "off"}, {"speculative_depth": 3, **PROPOSERS[proposer]}):
+        llm, answers = engine(max_model_len=1024, **options), []
+        for temperature in (0.0, 0.8):
+            held = SamplingParams(
+                temperature=temperature, seed=5, max_tokens=150, grammar=Grammar.json_schema(SCHEMA), logprobs=1
+            )
+            answers += told(llm.chat(asked, held))
+        found.append(answers)
+    assert found[0] == found[1]
+    for ((_, text, _, finish, _),) in found[1]:
+        assert finish == "stop" and set(json.loads(text)) == {"title", "lines", "season"}
+    assert llm.totals.accepted > 0

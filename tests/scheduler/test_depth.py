@@ -1,0 +1,101 @@
+"""How deep drafts are follows from what steps cost and how often drafts are right."""
+
+import random
+
+import pytest
+
+from penstock.core.plan import RowPlan, SampleResult, StepPlan, StepResult
+from penstock.scheduler.costs import FORGOTTEN, SIZES, StepCosts
+from penstock.scheduler.depth import Depths
+from penstock.scheduler.sequence import Sequence
+from support.simulation import Simulation, config, make_request, prompt
+
+
+def sequences(count: int) -> list[Sequence]:
+    simulation = Simulation(400, config=config(64, 512))
+    simulation.submit(*(make_request(index, prompt(3, index), 50) for index in range(count)))
+    return simulation.sequences()
+
+
+def planned(running: list[Sequence], depths: dict[int, int]) -> StepPlan:
+    """A step in which all decode."""
+    rows = (RowPlan(each.id, 9, 1, [1], None, (each.id,), (), depths[each.id]) for each in running)
+    return StepPlan(0, tuple(rows))
+
+
+def settled(chance: float, cost: dict[str, float], count: int = 1, steps: int = 1500) -> list[float]:
+    """The mean depth in the last steps where each draft is right with a chance and steps cost `fixed` and `each`."""
+    luck, depths, running, used = random.Random(0), Depths(8, fixed=False), sequences(count), []
+    for step in range(steps):
+        chosen = depths.choose(running)
+        tokens = count + sum(chosen.values())
+        for sequence in running:
+            depth = chosen[sequence.id]
+            if depth:
+                right = next((place for place in range(depth) if luck.random() >= chance), depth)
+                assert depths.judged(sequence, SampleResult(sequence.id, [0] * (right + 1), drafted=depth)) == right
+        seconds = (cost["fixed"] + cost["each"] * tokens) * luck.uniform(0.95, 1.1)
+        facts = depths.measured(planned(running, chosen), StepResult(step, (), seconds))
+        assert len(facts) == sum(depth > 0 for depth in chosen.values())
+        if step >= steps // 2:
+            used.append(sum(chosen.values()) / count)
+    return used
+
+
+@pytest.mark.parametrize(
+    ("chance", "each", "count", "least", "most"),
+    [
+        # Where tokens cost nothing beside the step, drafts are as deep as they may be.
+        (0.95, 0.001, 1, 6.5, 8.0),
+        # Where they are seldom right, or cost as much as other tokens, there are none but for a trial now and then.
+        (0.02, 0.1, 1, 0.0, 0.3),
+        (0.7, 10.0, 32, 0.0, 0.2),
+        # The best depth at a chance of 0.7 and a tenth of a step for each token is 3: E / (1 + 0.1 (K + 1)).
+        (0.7, 0.1, 1, 1.8, 4.5),
+        (0.7, 0.1, 32, 0.0, 2.0),
+    ],
+)
+def test_the_depth_is_what_pays(chance: float, each: float, count: int, least: float, most: float) -> None:
+    used = settled(chance, {"fixed": 1.0, "each": each}, count)
+    assert least <= sum(used) / len(used) <= most
+
+
+def test_a_depth_that_is_asked_for_is_kept() -> None:
+    running = sequences(3)
+    depths = Depths(4, fixed=True)
+    for _ in range(20):
+        assert depths.choose(running) == {sequence.id: 4 for sequence in running}
+        for sequence in running:
+            depths.judged(sequence, SampleResult(sequence.id, [0], drafted=4))
+        depths.measured(planned(running, depths.choose(running)), StepResult(0, (), 100.0))
+    assert set(Depths(0, fixed=False).choose(running).values()) == {0}
+
+
+def test_costs_are_straight_lines_between_what_was_measured() -> None:
+    costs = StepCosts()
+    assert costs.of(5) == 0.0
+    costs.measured(2, 0.0)
+    assert costs.of(5) == 0.0
+    costs.measured(4, 1.0)
+    costs.measured(8, 2.0)
+    assert [costs.of(tokens) for tokens in (1, 4, 6, 8, 100)] == [0.25, 1.0, 1.5, 2.0, 2.0]
+    costs.measured(SIZES[-1] + 1, 50.0)
+    assert costs.of(SIZES[-1]) == 2.0
+    for _ in range(FORGOTTEN):
+        costs.measured(4, 3.0)
+    # What was large once has long been passed by.
+    assert costs.of(8) == pytest.approx(3.0, rel=0.01)
+
+
+def test_drafts_take_nobodys_blocks_and_no_more_than_is_left() -> None:
+    limits = config(4, 12, draft_depth=8, fixed_depth=True)
+    simulation = Simulation(7, config=limits)
+    simulation.submit(*(make_request(index, prompt(5, 10 * index), 6) for index in range(3)))
+    simulation.run()
+    depths = [row.draft_depth for plan in simulation.plans for row in plan.rows]
+    assert max(depths) >= 2
+    for plan in simulation.plans:
+        assert plan.num_tokens + sum(row.draft_depth for row in plan.rows) <= 12
+    assert simulation.scheduler.snapshot().preemptions <= 1
+    assert sum(facts.accepted for facts in simulation.facts) > 0
+    assert len(simulation.plans) < 3 * 6

@@ -1,0 +1,72 @@
+"""Drafts from a sequence's own text."""
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.speculation.ngram import LONGEST, SHORTEST, NgramProposer
+from penstock.speculation.proposer import Wanted
+from support.sampling_rows import make_row
+
+
+def drafts(proposer: NgramProposer, depth: int, sequence: int = 0) -> list[int]:
+    (found,) = proposer.propose([Wanted(sequence, depth, make_row(sequence), 0)])
+    return found
+
+
+def begun(tokens: list[int]) -> NgramProposer:
+    proposer = NgramProposer()
+    proposer.begin(0, tokens)
+    return proposer
+
+
+def test_what_followed_last_time_is_drafted() -> None:
+    proposer = begun([1, 2, 3, 4, 5, 6, 1, 2])
+    assert drafts(proposer, 3) == [3, 4, 5]
+    proposer.observe(0, [3, 9])
+    assert drafts(proposer, 3) == []
+    proposer.observe(0, [1, 2])
+    # The newest place counts, and there 9 followed.
+    assert drafts(proposer, 2) == [3, 9]
+
+
+def test_the_longer_agreement_counts() -> None:
+    assert drafts(begun([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2]), 1) == [7]
+    assert drafts(begun([6, 1, 2, 8, 5, 1, 2]), 1) == [8]
+
+
+def test_a_text_that_repeats_itself_goes_on_so() -> None:
+    assert drafts(begun([1, 2, 3, 1, 2, 3]), 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert drafts(begun([4, 4, 4]), 3) == [4, 4, 4]
+
+
+def test_sequences_know_nothing_of_one_another() -> None:
+    proposer = begun([1, 2, 3, 1, 2])
+    proposer.begin(1, [1, 2])
+    assert drafts(proposer, 1) == [3] and drafts(proposer, 1, sequence=1) == []
+    proposer.forget(0)
+    proposer.forget(0)
+    proposer.begin(0, [8])
+    assert drafts(proposer, 4) == []
+
+
+def searched(tokens: list[int], depth: int) -> list[int]:
+    """The same, looked for from the end."""
+    for length in range(min(LONGEST, len(tokens)), SHORTEST - 1, -1):
+        for place in range(len(tokens) - 1, length - 1, -1):
+            if tokens[place - length : place] == tokens[-length:]:
+                period = len(tokens) - place
+                return [tokens[place + step % period] for step in range(depth)]
+    return []
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 10), st.randoms(use_true_random=False))
+def test_the_index_finds_what_a_search_finds(tokens: list[int], depth: int, luck: random.Random) -> None:
+    proposer = begun(tokens[:1])
+    known = 1
+    while known < len(tokens):
+        more = luck.randint(1, 5)
+        proposer.observe(0, tokens[known : known + more])
+        known = min(len(tokens), known + more)
+    assert drafts(proposer, depth) == searched(tokens, depth)
