@@ -32,6 +32,7 @@ WORLDS ?= 10000
 FILES ?= 3000
 ABORTS ?= 10000
 NAMES ?= 100000
+DRAFTED ?= 200
 soak: $(VENV)/.test
 	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest --optimized --slow $(ARGS)
 	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_fuzz.py tests/server/test_schemathesis.py \
@@ -42,6 +43,7 @@ soak: $(VENV)/.test
 	$(BIN)/python -m pytest tests/engine/test_aborts.py -s --aborts $(ABORTS) $(ARGS)
 	$(BIN)/python -m pytest tests/server/test_names.py -s --names $(NAMES) $(ARGS)
 	$(BIN)/python -m pytest tests/end_to_end/test_structured.py -k random_schemas -s --schemas $(SCHEMAS)
+	$(BIN)/python -m pytest tests/end_to_end/test_speculation.py --drafted-prompts $(DRAFTED)
 
 bench: $(VENV)/.serve
 	$(BIN)/penstock bench engine $(ARGS)
