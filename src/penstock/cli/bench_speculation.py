@@ -14,6 +14,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.llm import LLM, chat_encoder
 
 PROMPTS = 64
+WIDTH = 144
 
 
 def run_bench_speculation(
@@ -36,7 +37,8 @@ def run_bench_speculation(
     plain = LLM(**_options(engine, Setting("off", None)))
     encode = None if plain.tokenizer is None else chat_encoder(plain.tokenizer).encode
     prompts = [{"prompt_token_ids": ids} for ids in make_prompts(workload, PROMPTS, encode, plain.vocab_size)]
-    console = Console()
+    # A narrower table would cut its headings.
+    console = Console(width=max(WIDTH, Console().width))
     table = _table(f"{engine['model']}: {workload}, {output_len} tokens out, median of {rounds}")
     results: list[SpeculationFigures] = []
     with console.status("measuring"):
