@@ -13,7 +13,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ from typing import Any
 import reporting
 from load_tools import environments
 from load_tools.tools import ENVIRONMENTS, OFFLINE, call
-from serving import HOST, PENSTOCK
+from serving import HOST, PENSTOCK, free_port
 
 START_SECONDS = 600.0
 WARM_UP = 32
@@ -73,9 +72,7 @@ def running(command: list[str], port: int, log: Path, settings: dict[str, str]) 
 
 def measure(name: str, vllm: Path, number: int, arguments: Any) -> dict[str, float]:
     """Start a server, measure it, and end it."""
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port = free.getsockname()[1]
+    port = free_port()
     model, runs = arguments.model.resolve(), arguments.runs
     address = ["--host", HOST, "--port", str(port)]
     if name == OURS:

@@ -53,12 +53,18 @@ class Server:
         raise SystemExit(f"penstock serve was not ready after {timeout:.0f} s.")
 
 
+def free_port() -> int:
+    """A port of the loopback interface that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 @contextmanager
 def serving(model: str, options: Sequence[str] = ()) -> Iterator[Server]:
     """Run `penstock serve MODEL OPTIONS…` on a free port of the loopback interface."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [*PENSTOCK, "serve", model, "--host", HOST, "--port", str(port), *options]
     launched = time.monotonic()
     # What it prints belongs to the user, but not into the table.

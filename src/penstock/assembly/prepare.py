@@ -103,20 +103,16 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
 
     `api_beside` says whether the engine gets a process of its own, with a busy one beside it.
     """
-    path = resolve_model(options.model)
-    checkpoint = open_checkpoint(path, weights=options.load_format != "dummy")
-    declaration = declare(checkpoint.config)
-    facts = _facts(path, declaration)
+    path, checkpoint, declaration = _open(options.model, options)
     drafting = draft_model_of(options)
     draft = None
     if drafting is not None:
-        draft_path = resolve_model(drafting)
-        weights = options.load_format != "dummy"
-        draft = _facts(draft_path, declare(open_checkpoint(draft_path, weights=weights).config))
+        draft_path, _, draft_declaration = _open(drafting, options)
+        draft = _facts(draft_path, draft_declaration)
     if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
         raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
     machine = machine_facts(api_beside=api_beside, cache_folder=str(default_folder()) if OBSTACLE is None else None)
-    config, reasons = resolve(options, facts, machine, draft)
+    config, reasons = resolve(options, _facts(path, declaration), machine, draft)
     return Prepared(options, config, reasons, checkpoint, declaration)
 
 
@@ -125,6 +121,13 @@ def draft_model_of(options: EngineOptions) -> str | None:
     if options.draft_model is not None or options.speculative not in ("auto", "draft"):
         return options.draft_model
     return DRAFTS.get(options.model) if find_bundled(options.model) is not None else None
+
+
+def _open(model: str, options: EngineOptions) -> tuple[Path, Checkpoint, ModelDeclaration]:
+    """A model's directory, its files, and what they mean."""
+    path = resolve_model(model)
+    checkpoint = open_checkpoint(path, weights=options.load_format != "dummy")
+    return path, checkpoint, declare(checkpoint.config)
 
 
 def _facts(path: Path, declaration: ModelDeclaration) -> ModelFacts:

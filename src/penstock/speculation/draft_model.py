@@ -7,24 +7,16 @@ as the target will (`verifier.py`), so that the two agree often at any temperatu
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from torch import Tensor
 
 from penstock.core.plan import RowPlan
-from penstock.kernels.batch import StepBatch
+from penstock.runtime.executor import Model
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.proposer import Wanted
-
-
-class Model(Protocol):
-    """A compiled model: a ragged batch in, logits [logit rows, vocabulary] out."""
-
-    def run(self, batch: StepBatch) -> Tensor:
-        """Compute one step; writes this step's keys and values into the KV storage."""
 
 
 @dataclass(slots=True)
@@ -82,10 +74,10 @@ class DraftModel:
                 # It lags behind by what was decoded without drafts.
                 track.computed = min(known, row.start)
             else:
-                chunks.append((row, table))
+                chunks.append((row.sequence, row.start, row.tokens, table))
                 track.computed = row.start + row.count
         if chunks:
-            self._compute([(row.sequence, row.start, row.tokens, table) for row, table in chunks], wanted=False)
+            self._compute(chunks, wanted=False)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
         """Decode as many tokens as are wanted, for all rows together."""
@@ -118,8 +110,7 @@ class DraftModel:
         """Keys and values of those of its drafts that were right stay, but for the last, which it has not computed."""
         track = self._tracks[sequence]
         if track.computed == len(track.tokens):
-            right = sum(1 for _ in _agreeing(track.guesses[:-1], tokens))
-            track.computed += right
+            track.computed += _agreeing(track.guesses[:-1], tokens)
         track.guesses = []
         track.tokens.extend(tokens)
 
@@ -143,11 +134,9 @@ class DraftModel:
         return self._model.run(gather_batch(rows, tokens, table_rows, self._tables, self._groups)), order
 
 
-def _agreeing(guesses: Sequence[int], tokens: Sequence[int]) -> Sequence[int]:
-    """The guesses that are right, up to the first that is not."""
-    agreeing = []
-    for guess, token in zip(guesses, tokens, strict=False):
+def _agreeing(guesses: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many guesses are right, up to the first that is not."""
+    for count, (guess, token) in enumerate(zip(guesses, tokens, strict=False)):
         if guess != token:
-            break
-        agreeing.append(guess)
-    return agreeing
+            return count
+    return min(len(guesses), len(tokens))
