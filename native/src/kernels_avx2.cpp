@@ -1,5 +1,6 @@
-// For processors with AVX2 and FMA but without AVX-512. Integer products are by hand: a sum of two products of bytes fits 16 bits
-// where one of them is a nibble, so int8 weights are taken as two planes of nibbles. Floats are the generic kernels.
+// For processors with AVX2 and FMA but without AVX-512. A sum of two products of bytes fits 16 bits where one of them is a
+// nibble, so int8 weights are taken as two planes of nibbles. Of floats, a weight is widened once for all rows of a tile, as
+// many as leave their sums in registers.
 #include <cmath>
 
 namespace penstock {
@@ -185,14 +186,86 @@ template <int R> struct NibbleInt8 {
     }
 };
 
+// Rows of a tile, and vectors of outputs in a pass over the panel, so that 16 registers hold all sums and what is added to them.
+constexpr int64_t kBfloat16Rows = 5, kFloat32Rows = 6;
+// Of bfloat16, how many of these vectors are widened at once.
+template <int R> constexpr int kBfloat16Vectors = R <= 2 ? 4 : 2;
+template <int R> constexpr int kWidened = R <= 2 ? 1 : 2;
+template <int R> constexpr int kFloat32Vectors = R <= 3 ? 4 : 2;
+
+inline __m256 even(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
+inline __m256 odd(__m256i pairs) {
+    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u))));
+}
+
+template <int R> struct WideBfloat16 {
+    static void run(const Tile &tile) {
+        constexpr int V = kBfloat16Vectors<R>, W = kWidened<R>;
+        const int64_t steps = tile.shape->steps();
+        for (int part = 0; part < 4; part += V) {
+            __m256 sums[R][V];
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) sums[r][v] = _mm256_setzero_ps();
+            const uint8_t *weights = tile.panel + part * 32;
+            const uint32_t *values = tile.values;
+            for (int64_t step = 0; step < steps; ++step, weights += 2 * kLine, values += R) {
+                // Each pass asks for as much as it reads.
+                for (int line = 0; line < V / 2; ++line) ask(tile, 2 * step + part / 2 + line);
+#pragma GCC unroll 4
+                for (int v = 0; v < V; v += W) {
+                    __m256i pairs[W];
+                    for (int w = 0; w < W; ++w)
+                        pairs[w] = _mm256_load_si256(reinterpret_cast<const __m256i *>(weights) + v + w);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r) {
+                        const __m256i x = broadcast(values + r);
+                        for (int w = 0; w < W; ++w)
+                            sums[r][v + w] = _mm256_fmadd_ps(even(x), even(pairs[w]), sums[r][v + w]);
+                        for (int w = 0; w < W; ++w)
+                            sums[r][v + w] = _mm256_fmadd_ps(odd(x), odd(pairs[w]), sums[r][v + w]);
+                    }
+                }
+            }
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) store(tile, r, (part + v) * kVector, sums[r][v]);
+        }
+    }
+};
+
+template <int R> struct WideFloat32 {
+    static void run(const Tile &tile) {
+        constexpr int V = kFloat32Vectors<R>;
+        const int64_t inputs = tile.shape->inputs;
+        for (int part = 0; part < 4; part += V) {
+            __m256 sums[R][V];
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) sums[r][v] = _mm256_setzero_ps();
+            const float *weights = reinterpret_cast<const float *>(tile.panel) + part * kVector;
+            const auto *values = reinterpret_cast<const float *>(tile.values);
+            for (int64_t k = 0; k < inputs; ++k, weights += kPanel, values += R) {
+                for (int line = 0; line < V / 2; ++line) ask(tile, 2 * k + part / 2 + line);
+#pragma GCC unroll 4
+                for (int v = 0; v < V; ++v) {
+                    const __m256 weight = _mm256_load_ps(weights + v * kVector);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; ++r)
+                        sums[r][v] = _mm256_fmadd_ps(_mm256_broadcast_ss(values + r), weight, sums[r][v]);
+                }
+            }
+            for (int r = 0; r < R; ++r)
+                for (int v = 0; v < V; ++v) store(tile, r, (part + v) * kVector, sums[r][v]);
+        }
+    }
+};
+
 } // namespace
 
 const Kernels *avx2_kernels() {
     static const Kernels set = {"avx2",
                                 quantize,
-                                {tile_of<Float32>, tile_of<Bfloat16>, tile_of<NibbleInt8>, tile_of<NibbleInt4>,
+                                {tile_of<WideFloat32, kFloat32Rows>, tile_of<WideBfloat16, kBfloat16Rows>, tile_of<NibbleInt8>, tile_of<NibbleInt4>,
                                  tile_of<NibbleInt4Float16>},
-                                {kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows},
+                                {kFloat32Rows, kBfloat16Rows, kGenericRows, kGenericRows, kGenericRows},
                                 std::numeric_limits<int64_t>::max(),
                                 nullptr,
                                 {}};

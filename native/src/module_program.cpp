@@ -1,10 +1,13 @@
 // The native program in Python: built operation by operation, then run with one call for each step.
 #include "arrays.hpp"
+#include "choices.hpp"
+#include "decoding.hpp"
 #include "program.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -37,28 +40,28 @@ public:
 
     void embedding(const Weight &weight, Keeper owner, int y) {
         limit(ids_, weight.shape.outputs);
-        add(penstock::embedding(Matrix{weight.shape, weight.packed()}, known(y)), std::move(owner));
+        keep(penstock::embedding(Matrix{weight.shape, weight.packed()}, known(y)), std::move(owner));
     }
 
     void plain_embedding(const Array &table, int y) {
         require(table.ndim() == 2 && table.stride(1) == 1, "An embedding must be [ids, width] with adjacent columns.");
         limit(ids_, static_cast<int64_t>(table.shape(0)));
-        add(penstock::embedding(stored(table), static_cast<int64_t>(table.shape(1)), known(y)), keeper(table));
+        keep(penstock::embedding(stored(table), static_cast<int64_t>(table.shape(1)), known(y)), keeper(table));
     }
 
     void linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, int x, int y) {
         require(x != y, "A projection cannot work in place.");
-        add(penstock::linear({weight.shape, weight.packed()}, kept_bias(weight, bias), known(x), known(y)),
+        keep(penstock::linear({weight.shape, weight.packed()}, kept_bias(weight, bias), known(x), known(y)),
             std::move(owner));
     }
 
     void rms_norm(const Floats &weight, float eps, int x, int y) {
-        add(penstock::rms_norm(norm(weight, eps), known(x), known(y)), keeper(weight));
+        keep(penstock::rms_norm(norm(weight, eps), known(x), known(y)), keeper(weight));
     }
 
     void add_rms_norm(const Floats &weight, float eps, int x, int residual, int y, int total) {
         require(y != total && x != total && y != residual, "The sum and its norm need registers of their own.");
-        add(penstock::add_rms_norm(norm(weight, eps), known(x), known(residual), known(y), known(total)),
+        keep(penstock::add_rms_norm(norm(weight, eps), known(x), known(residual), known(y), known(total)),
             keeper(weight));
     }
 
@@ -66,7 +69,7 @@ public:
         require(query.size() == key.size(), "Query and key heads must be of one size.");
         const Heads heads = heads_of(query_heads, kv_heads, static_cast<int64_t>(query.size()));
         kept_.push_back(keeper(query));
-        add(penstock::head_norm(heads, norm(query, eps), norm(key, eps), known(x), known(y)), keeper(key));
+        keep(penstock::head_norm(heads, norm(query, eps), norm(key, eps), known(x), known(y)), keeper(key));
     }
 
     // Returns the table's number.
@@ -96,7 +99,7 @@ public:
         require(cache.heads == kv_heads, "The cache is for another number of heads.");
         groups_ = std::max(groups_, group + 1);
         kept_.push_back(keeper(keys));
-        add(penstock::write_kv(heads_of(query_heads, kv_heads, cache.size), cache, group, known(x)), keeper(values));
+        keep(penstock::write_kv(heads_of(query_heads, kv_heads, cache.size), cache, group, known(x)), keeper(values));
     }
 
     void attention(int64_t query_heads, const Array &keys, const Array &values, int64_t block_size, size_t group,
@@ -107,20 +110,34 @@ public:
         groups_ = std::max(groups_, group + 1);
         kept_.push_back(keeper(keys));
         const Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, window, softcap};
-        add(penstock::attention(operation, cache, group, known(x), known(y)), keeper(values));
+        keep(penstock::attention(operation, cache, group, known(x), known(y)), keeper(values));
     }
 
     void gated_linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, const std::string &gate,
                       int x, int y) {
         require(weight.shape.outputs % (2 * kPanel) == 0, "Gates and ups must be whole panels of 32 outputs.");
         require(x != y, "A projection cannot work in place.");
-        add(penstock::gated_linear({weight.shape, weight.packed()}, kept_bias(weight, bias), gate_of(gate),
+        keep(penstock::gated_linear({weight.shape, weight.packed()}, kept_bias(weight, bias), gate_of(gate),
                                    known(x), known(y)), std::move(owner));
     }
 
     void gated_activation(const std::string &gate, int x, int y) {
         require(x != y, "A gated activation cannot work in place.");
         program_.add(penstock::gated_activation(gate_of(gate), known(x), known(y)));
+    }
+
+    void activation(const std::string &name, int x, int y) {
+        program_.add(penstock::activation(is_silu(name) ? silu : gelu, known(x), known(y)));
+    }
+
+    void add(int x, int other, int y) {
+        require(y != other, "A sum can take the place of its first term only.");
+        program_.add(penstock::add(known(x), known(other), known(y)));
+    }
+
+    void concatenate(int x, int other, int y) {
+        require(y != x && y != other, "Values cannot be put side by side in place.");
+        program_.add(penstock::concatenate(known(x), known(other), known(y)));
     }
 
     void scale(float factor, int x, int y) {
@@ -140,18 +157,41 @@ public:
              const std::vector<int64_t> &context, const Indices &selected, const std::vector<Table> &tables,
              int64_t block_size, const std::vector<std::pair<int, Array>> &inputs,
              const std::vector<std::pair<int, Array>> &outputs) {
-        const Batch batch{ids.data(), positions.data(), static_cast<int64_t>(ids.size()), added.data(), context.data(),
-                          static_cast<int64_t>(added.size()), selected.data(), static_cast<int64_t>(selected.size()),
-                          block_size};
-        require(positions.size() == ids.size() && context.size() == added.size(), "The step's arrays do not fit together.");
-        check_ids(batch);
-        check_positions(batch);
-        std::vector<Tables> groups;
-        for (const Table &table : tables) groups.push_back(checked(batch, table));
-        require(groups.size() >= groups_, "There must be block tables for each group of the cache.");
+        const Batch batch = batch_of(ids, positions, added, context, selected, block_size);
+        const std::vector<Tables> groups = checked(batch, context, tables);
         const std::vector<Boundary> from = boundaries(inputs), into = boundaries(outputs);
         nb::gil_scoped_release unlocked;
         program_.run(batch, groups, from, into);
+    }
+
+    // The choices' rows are those of the sequences, whatever they say, and none has a mask.
+    std::vector<std::vector<int64_t>> decode(
+        const Indices &ids, const Indices &positions, const std::vector<int64_t> &added, const std::vector<int64_t> &context,
+        const Indices &selected, const std::vector<Table> &tables, int64_t block_size, int logits, int64_t vocabulary,
+        const std::vector<int64_t> &tokens, const std::vector<Asked> &asked,
+        const std::optional<std::tuple<int, int, Array>> &feedback) {
+        const Batch batch = batch_of(ids, positions, added, context, selected, block_size);
+        require(tokens.size() == added.size() && asked.size() == added.size() && selected.size() == added.size(),
+                "Each sequence must have a selected token, a count and a choice.");
+        require(vocabulary > 0 && vocabulary <= ids_, "Each token that may be chosen must have an embedding.");
+        std::vector<int64_t> ends;
+        for (size_t i = 0; i < tokens.size(); ++i) {
+            require(tokens[i] > 0, "Each sequence must be given a token.");
+            ends.push_back(context[i] + tokens[i] - 1);
+        }
+        const std::vector<Tables> groups = checked(batch, ends, tables);
+        std::vector<Choice> choices;
+        for (const Asked &one : asked) choices.push_back(choice_of(one, nullptr));
+        const Logits output{known(logits), vocabulary};
+        Feedback fed{};
+        if (feedback) {
+            const auto &[input, made, first] = *feedback;
+            const Boundary given = boundary(input, first);
+            require(given.rows == batch.tokens, "There must be a row of what is given for each token.");
+            fed = {given.reg, known(made), given.width, given.values};
+        }
+        nb::gil_scoped_release unlocked;
+        return penstock::decode(program_, output, batch, groups, tokens, std::move(choices), feedback ? &fed : nullptr);
     }
 
 private:
@@ -165,7 +205,7 @@ private:
         return index;
     }
 
-    void add(Program::Operation operation, Keeper owner) {
+    void keep(Program::Operation operation, Keeper owner) {
         kept_.push_back(std::move(owner));
         program_.add(std::move(operation));
     }
@@ -184,10 +224,12 @@ private:
         return {weight.data(), static_cast<int64_t>(weight.size()), eps};
     }
 
-    static Gate gate_of(const std::string &name) {
+    static bool is_silu(const std::string &name) {
         require(name == "silu" || name == "gelu_tanh", "The activation must be silu or gelu_tanh.");
-        return name == "silu" ? silu_gate : gelu_gate;
+        return name == "silu";
     }
+
+    static Gate gate_of(const std::string &name) { return is_silu(name) ? silu_gate : gelu_gate; }
 
     static Heads heads_of(int64_t query, int64_t key, int64_t size) {
         require(query > 0 && key > 0 && size > 0, "Heads must be there.");
@@ -222,7 +264,24 @@ private:
             require(batch.selected[i] >= 0 && batch.selected[i] < batch.tokens, "There is no such token to select.");
     }
 
-    void check_positions(const Batch &batch) const {
+    static Batch batch_of(const Indices &ids, const Indices &positions, const std::vector<int64_t> &added,
+                          const std::vector<int64_t> &context, const Indices &selected, int64_t block_size) {
+        require(positions.size() == ids.size() && context.size() == added.size(), "The step's arrays do not fit together.");
+        return {ids.data(), positions.data(), static_cast<int64_t>(ids.size()), added.data(), context.data(),
+                static_cast<int64_t>(added.size()), selected.data(), static_cast<int64_t>(selected.size()), block_size};
+    }
+
+    // The block tables, once all is in order up to the ends that contexts will have.
+    std::vector<Tables> checked(const Batch &batch, const std::vector<int64_t> &ends, const std::vector<Table> &tables) const {
+        check_ids(batch);
+        check_positions(batch, ends);
+        std::vector<Tables> groups;
+        for (const Table &table : tables) groups.push_back(checked(batch, ends, table));
+        require(groups.size() >= groups_, "There must be block tables for each group of the cache.");
+        return groups;
+    }
+
+    void check_positions(const Batch &batch, const std::vector<int64_t> &ends) const {
         int64_t reach = std::numeric_limits<int64_t>::max();
         for (const Rope &rope : ropes_) limit(reach, rope.positions);
         int64_t token = 0;
@@ -230,19 +289,19 @@ private:
             const int64_t added = batch.added[sequence], context = batch.context[sequence];
             require(added > 0 && added <= context && token + added <= batch.tokens,
                     "A sequence's tokens must be in its context and in the step.");
-            require(context <= reach, "The rope tables must reach as far as the positions.");
+            require(ends[static_cast<size_t>(sequence)] <= reach, "The rope tables must reach as far as the positions.");
             for (int64_t i = 0; i < added; ++i, ++token)
                 require(batch.positions[token] == context - added + i, "Positions must be the last of their contexts.");
         }
         require(token == batch.tokens, "Every token must be a sequence's.");
     }
 
-    Tables checked(const Batch &batch, const Table &table) const {
+    Tables checked(const Batch &batch, const std::vector<int64_t> &ends, const Table &table) const {
         require(block_size_ == 0 || batch.block_size == block_size_, "The step has blocks of another size.");
         require(static_cast<int64_t>(table.shape(0)) == batch.sequences && table.stride(1) == 1,
                 "There must be a row of the block tables for each sequence.");
         for (int64_t sequence = 0; sequence < batch.sequences; ++sequence) {
-            const int64_t blocks = (batch.context[sequence] + batch.block_size - 1) / batch.block_size;
+            const int64_t blocks = (ends[static_cast<size_t>(sequence)] + batch.block_size - 1) / batch.block_size;
             require(blocks <= static_cast<int64_t>(table.shape(1)), "A context must be in its block table.");
             const int32_t *row = table.data() + sequence * table.stride(0);
             for (int64_t i = 0; i < blocks; ++i) require(row[i] >= 0 && row[i] < blocks_, "There is no such block.");
@@ -252,12 +311,13 @@ private:
 
     std::vector<Boundary> boundaries(const std::vector<std::pair<int, Array>> &values) const {
         std::vector<Boundary> result;
-        for (const auto &[index, array] : values) {
-            require(array.ndim() == 2 && array.stride(1) == 1, "Values must be [rows, width] with adjacent columns.");
-            result.push_back({known(index), stored(array), static_cast<int64_t>(array.shape(0)),
-                              static_cast<int64_t>(array.shape(1))});
-        }
+        for (const auto &[index, array] : values) result.push_back(boundary(index, array));
         return result;
+    }
+
+    Boundary boundary(int index, const Array &array) const {
+        require(array.ndim() == 2 && array.stride(1) == 1, "Values must be [rows, width] with adjacent columns.");
+        return {known(index), stored(array), static_cast<int64_t>(array.shape(0)), static_cast<int64_t>(array.shape(1))};
     }
 
     int registers_;
@@ -303,12 +363,18 @@ void bind_program(nb::module_ &module) {
             self.gated_linear(nb::cast<const Weight &>(weight), keeper(weight), bias, gate, x, y);
         }, arg("weight"), arg("bias").noconvert().none(), arg("gate"), arg("x"), arg("y"))
         .def("gated_activation", &BoundProgram::gated_activation, arg("gate"), arg("x"), arg("y"))
+        .def("activation", &BoundProgram::activation, arg("name"), arg("x"), arg("y"))
+        .def("add", &BoundProgram::add, arg("x"), arg("other"), arg("y"))
+        .def("concatenate", &BoundProgram::concatenate, arg("x"), arg("other"), arg("y"))
         .def("scale", &BoundProgram::scale, arg("factor"), arg("x"), arg("y"))
         .def("soft_cap", &BoundProgram::soft_cap, arg("cap"), arg("x"), arg("y"))
         .def("select_rows", &BoundProgram::select_rows, arg("x"), arg("y"))
         .def("run", &BoundProgram::run, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
-             arg("inputs").noconvert(), arg("outputs").noconvert());
+             arg("inputs").noconvert(), arg("outputs").noconvert())
+        .def("decode", &BoundProgram::decode, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
+             arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"), arg("logits"),
+             arg("vocabulary"), arg("tokens"), arg("choices"), arg("feedback").noconvert().none() = nb::none());
 }
 
 } // namespace penstock

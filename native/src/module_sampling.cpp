@@ -1,12 +1,8 @@
 // The part of the Python module that chooses tokens.
-#include "arrays.hpp"
-#include "sampling.hpp"
+#include "choices.hpp"
 
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-
-#include <limits>
-#include <tuple>
 
 using namespace penstock;
 
@@ -14,20 +10,12 @@ namespace {
 
 using Masks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-// The fields of sampling/choice.py: Choice and Chosen, in their order.
-using Asked = std::tuple<int64_t, int64_t, uint32_t, double, int64_t, double, double, int64_t, uint64_t, uint32_t, uint32_t>;
-using Found = std::tuple<int64_t, double, double, std::vector<int64_t>, std::vector<double>>;
 
 Choice choice_of(const Asked &asked, size_t rows, const Masks &masks) {
-    const auto &[row, mask, position, temperature, top_k, top_p, log_min_p, logprobs, seed, sample, purpose] = asked;
+    const int64_t row = std::get<0>(asked), mask = std::get<1>(asked);
     require(row >= 0 && static_cast<size_t>(row) < rows, "There is no such row of logits.");
     require(mask < static_cast<int64_t>(masks.shape(0)), "There is no such mask.");
-    require(temperature >= 0 && temperature < std::numeric_limits<double>::infinity(),
-            "A temperature must be finite and not negative.");
-    require(top_k >= 0 && top_p > 0 && top_p <= 1 && log_min_p <= 0,
-            "top_k must not be negative, top_p in (0, 1] and log_min_p not above 0.");
-    const uint32_t *allowed = mask < 0 ? nullptr : masks.data() + mask * static_cast<int64_t>(masks.shape(1));
-    return {row, allowed, position, temperature, top_k, top_p, log_min_p, logprobs, {seed, sample, purpose}};
+    return penstock::choice_of(asked, mask < 0 ? nullptr : masks.data() + mask * static_cast<int64_t>(masks.shape(1)));
 }
 
 std::vector<Found> native_choose(const Logits &logits, const std::vector<Asked> &asked, const Masks &masks) {

@@ -166,6 +166,33 @@ Program::Operation gated_activation(Gate gate, int x, int y) {
     };
 }
 
+Program::Operation activation(Activate activate, int x, int y) {
+    return [=](Program::Step &step) {
+        const Register &values = copied(step, x, y);
+        activation(activate, values.data(), values.size());
+    };
+}
+
+Program::Operation add(int x, int other, int y) {
+    return [=](Program::Step &step) {
+        const Register &sum = copied(step, x, y);
+        add(at(step, other).data(), sum.data(), sum.size());
+    };
+}
+
+Program::Operation concatenate(int x, int other, int y) {
+    return [=](Program::Step &step) {
+        const Register &left = at(step, x), &right = at(step, other);
+        Register &output = at(step, y);
+        output.shape(left.rows(), left.width() + right.width());
+        const size_t width = sizeof(float);
+        for (int64_t row = 0; row < left.rows(); ++row) {
+            std::memcpy(output.row(row), left.row(row), static_cast<size_t>(left.width()) * width);
+            std::memcpy(output.row(row) + left.width(), right.row(row), static_cast<size_t>(right.width()) * width);
+        }
+    };
+}
+
 Program::Operation scale(float factor, int x, int y) {
     return [=](Program::Step &step) {
         const Register &values = copied(step, x, y);

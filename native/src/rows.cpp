@@ -37,8 +37,12 @@ PENSTOCK_CLONES void normalise(const Norm &norm, const float *x, float *y) {
     for (int64_t i = 0; i < norm.width; ++i) y[i] = x[i] * factor * norm.weight[i];
 }
 
-PENSTOCK_CLONES void add(const float *x, float *into, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) into[i] += x[i];
+PENSTOCK_INLINE float silu_of(float x) { return x / (1.0f + exponential(-x)); }
+
+// By the tanh form: (1 + tanh y) / 2 = 1 / (1 + e^(−2y))
+PENSTOCK_INLINE float gelu_of(float x) {
+    const float inner = 1.5957691216f * (x + 0.044715f * x * x * x);
+    return x / (1.0f + exponential(-inner));
 }
 
 PENSTOCK_CLONES void turn(const float *cos_sin, float *head, int64_t size) {
@@ -65,16 +69,23 @@ template <typename Work> void for_pieces(float *values, int64_t count, const Wor
 } // namespace
 
 PENSTOCK_CLONES void silu_gate(const float *gate, const float *up, float *output, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) output[i] = gate[i] / (1.0f + exponential(-gate[i])) * up[i];
+    for (int64_t i = 0; i < count; ++i) output[i] = silu_of(gate[i]) * up[i];
 }
 
 PENSTOCK_CLONES void gelu_gate(const float *gate, const float *up, float *output, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-        const float x = gate[i];
-        // (1 + tanh y) / 2 = 1 / (1 + e^(−2y))
-        const float inner = 1.5957691216f * (x + 0.044715f * x * x * x);
-        output[i] = x / (1.0f + exponential(-inner)) * up[i];
-    }
+    for (int64_t i = 0; i < count; ++i) output[i] = gelu_of(gate[i]) * up[i];
+}
+
+PENSTOCK_CLONES void silu(float *values, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) values[i] = silu_of(values[i]);
+}
+
+PENSTOCK_CLONES void gelu(float *values, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) values[i] = gelu_of(values[i]);
+}
+
+PENSTOCK_CLONES void add(const float *x, float *into, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) into[i] += x[i];
 }
 
 void rms_norm(const Norm &norm, const Rows &x, int64_t rows, const MutableRows &y) {
@@ -107,6 +118,8 @@ void rotary(const Heads &heads, const Rows &table, const int64_t *positions, con
 void gated_activation(Gate gate, const Rows &x, int64_t rows, int64_t width, const MutableRows &y) {
     for_rows(rows, 2 * width, [&](int64_t row) { gate(x.row(row), x.row(row) + width, y.row(row), width); });
 }
+
+void activation(Activate activate, float *values, int64_t count) { for_pieces(values, count, activate); }
 
 void scale(float factor, float *values, int64_t count) {
     for_pieces(values, count, [&](float *piece, int64_t size) { multiply_values(factor, piece, size); });

@@ -31,6 +31,13 @@ void silu_gate(const float *gate, const float *up, float *output, int64_t count)
 void gelu_gate(const float *gate, const float *up, float *output, int64_t count);
 // y [width] = gate of x = [gates | ups]
 void gated_activation(Gate gate, const Rows &x, int64_t rows, int64_t width, const MutableRows &y);
+// What a gate is before it is multiplied, in place.
+using Activate = void (*)(float *values, int64_t count);
+void silu(float *values, int64_t count);
+void gelu(float *values, int64_t count);
+void activation(Activate activate, float *values, int64_t count);
+// into += x
+void add(const float *x, float *into, int64_t count);
 // values · factor, and cap · tanh(values / cap), in place
 void scale(float factor, float *values, int64_t count);
 void soft_cap(float cap, float *values, int64_t count);

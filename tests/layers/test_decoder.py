@@ -77,11 +77,11 @@ def test_every_weight_is_read_and_every_read_is_declared() -> None:
 def test_values_die_once_and_never_before_their_last_use() -> None:
     tape = _record(DECODER)
     dead: set[Value] = set()
-    for step, dying in zip(tape.steps, last_uses(tape.steps, (tape.result,)), strict=True):
+    for step, dying in zip(tape.steps, last_uses(tape.steps, tape.results), strict=True):
         assert not dead & {*step.inputs, *step.outputs}
         assert not dead & set(dying)
         dead |= set(dying)
-    assert dead == {value for step in tape.steps for value in step.outputs} - {tape.result}
+    assert dead == {value for step in tape.steps for value in step.outputs} - {*tape.results}
 
 
 def test_tied_head_reads_the_embedding_as_a_weight_of_its_own() -> None:
@@ -102,4 +102,4 @@ def test_tape_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="halved"):
         tape.gated_activation(tape.linear(x, WeightRef("w"), 7), "silu")
     with pytest.raises(ValueError, match="no result"):
-        _ = tape.result
+        _ = tape.results

@@ -50,8 +50,9 @@ def settled(chance: float, cost: dict[str, float], count: int = 1, steps: int = 
         # Where they are seldom right, or cost as much as other tokens, there are none but for a trial now and then.
         (0.02, 0.1, 1, 0.0, 0.3),
         (0.7, 10.0, 32, 0.0, 0.2),
-        # The best depth at a chance of 0.7 and a tenth of a step for each token is 3: E / (1 + 0.1 (K + 1)).
-        (0.7, 0.1, 1, 1.8, 4.5),
+        # The best depth at a chance of 0.7 and a tenth of a step for each token is 4, E / (1 + 0.1 (K + 1)); at 2 and
+        # at 7 it is 5% less.
+        (0.7, 0.1, 1, 2.0, 7.0),
         (0.7, 0.1, 32, 0.0, 2.0),
     ],
 )
@@ -77,14 +78,40 @@ def test_costs_are_straight_lines_between_what_was_measured() -> None:
     costs.measured(2, 0.0)
     assert costs.of(5) == 0.0
     costs.measured(4, 1.0)
+    assert costs.of(6) == 1.25
     costs.measured(8, 2.0)
-    assert [costs.of(tokens) for tokens in (1, 4, 6, 8, 100)] == [0.25, 1.0, 1.5, 2.0, 2.0]
+    assert [costs.of(tokens) for tokens in (1, 4, 6, 8, 12)] == [0.25, 1.0, 1.5, 2.0, 3.0]
     costs.measured(SIZES[-1] + 1, 50.0)
-    assert costs.of(SIZES[-1]) == 2.0
+    assert costs.of(16) == 4.0
     for _ in range(FORGOTTEN):
         costs.measured(4, 3.0)
     # What was large once has long been passed by.
-    assert costs.of(8) == pytest.approx(3.0, rel=0.01)
+    assert costs.of(8) == pytest.approx(4.5, rel=0.01)
+
+
+def test_a_machine_that_becomes_slower_does_so_for_all_sizes() -> None:
+    costs = StepCosts()
+    for _ in range(50):
+        costs.measured(1, 1.0)
+        costs.measured(4, 2.0)
+    for _ in range(50):
+        costs.measured(1, 1.5)
+    assert costs.of(1) == pytest.approx(1.5, rel=0.01)
+    assert costs.of(4) == pytest.approx(2 * 1.5 ** (2 / 3), rel=0.02), "nobody measured it since"
+    for _ in range(20):
+        costs.measured(4, 3.0)
+        costs.measured(1, 1.5)
+    assert costs.of(4) == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_first_step_that_was_held_up_is_soon_forgotten() -> None:
+    costs = StepCosts()
+    costs.measured(4, 10.0)
+    for _ in range(20):
+        costs.measured(4, 1.0)
+    assert costs.of(4) < 1.2
+    costs.measured(4, 1000.0)
+    assert costs.of(4) < 1.3
 
 
 def test_drafts_take_nobodys_blocks_and_no_more_than_is_left() -> None:

@@ -50,6 +50,24 @@ def test_a_slow_machine_has_steps_that_are_worth_their_while() -> None:
     assert set(settled(Pace(0.1), 0.1, 0.01)) == {LEAST_PROMPT}
 
 
+@pytest.mark.parametrize(
+    ("target", "tokens"),
+    # What the target leaves to a prompt; what takes as long as the decodes, where it leaves less.
+    [(1.0, 8 + 26), (0.2, 8 + 4), (0.01, 8 + 4)],
+)
+def test_a_slow_machine_keeps_to_the_target_beside_decodes(target: float, tokens: int) -> None:
+    """A step of 64 tokens takes two seconds there, and much less than the target without any."""
+    pace = Pace(target)
+    pace.measured(step(LEAST_PROMPT), 2.0)
+    pace.measured(step(0, decodes=8), 0.13)
+    assert pace.budget(MOST, 8) >= 8 + LEAST_PROMPT, "nobody knows yet what a prompt costs beside them"
+    for _ in range(60):
+        found = pace.budget(MOST, 8)
+        pace.measured(step(found - 8, decodes=8), 0.13 + 0.033 * (found - 8))
+    assert found == pytest.approx(tokens, abs=1)
+    assert pace.budget(MOST, 0) == LEAST_PROMPT, "nobody waits"
+
+
 def test_where_nothing_is_asked_for_a_prompt_makes_steps_little_longer() -> None:
     pace = Pace(0.1, asked=False)
     pace.measured(step(1024), 0.05)
@@ -99,7 +117,8 @@ def test_whatever_was_measured_there_is_room_for_decodes_and_a_prompt(
     pace = Pace(target)
     for tokens, rows, seconds in steps:
         pace.measured(step(tokens, rows), seconds)
-    assert min(most, decodes + LEAST_PROMPT) <= pace.budget(most, decodes) <= most
+    assert min(most, decodes + 1) <= pace.budget(most, decodes) <= most
+    assert min(most, LEAST_PROMPT) <= pace.budget(most, 0)
 
 
 def test_prompts_are_cut_so_that_steps_take_the_target() -> None:

@@ -12,7 +12,7 @@ from support.sampling_rows import make_row
 
 def drafts(proposer: NgramProposer, depth: int, sequence: int = 0) -> list[int]:
     (found,) = proposer.propose([Wanted(sequence, depth, make_row(sequence), 0)])
-    return found
+    return found.tokens
 
 
 def begun(tokens: list[int]) -> NgramProposer:

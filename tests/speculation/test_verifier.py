@@ -99,7 +99,7 @@ def test_output_is_the_same_whatever_is_drafted(params: dict[str, Any], kind: st
         ahead = known[len(found) : len(found) + depth]
         drafts = [token if luck.random() >= wrong else (token + 1) % VOCABULARY for token in ahead]
         logits = torch.stack([logits_behind(found + drafts[:count]) for count in range(len(drafts) + 1)])
-        (result,) = verify(sampler.sample, logits, [DraftedRow(row, 0, drafts)])
+        (result,) = verify(sampler, logits, [DraftedRow(row, 0, drafts)])
         right = next((place for place, token in enumerate(drafts) if token != ahead[place]), len(drafts))
         # All that are right, and one behind them, unless one of these was the last.
         assert result.drafted == len(drafts) and len(result.tokens) in (right, right + 1)
@@ -120,7 +120,7 @@ def test_rows_go_on_for_themselves() -> None:
     for number, drafts in enumerate(several):
         asked.append(DraftedRow(make_row(number, temperature=0.0, ignore_eos=True), len(logits), drafts))
         logits += [logits_behind(drafts[:count]) for count in range(len(drafts) + 1)]
-    results = verify(sampler.sample, torch.stack(logits), asked)
+    results = verify(sampler, torch.stack(logits), asked)
     assert [result.sequence for result in results] == [0, 1, 2]
     assert [result.tokens for result in results] == [tokens, tokens[:1], tokens[:3]]
     assert [result.drafted for result in results] == [5, 0, 4]
@@ -130,12 +130,9 @@ def test_a_row_that_fails_behind_its_drafts_keeps_what_it_has_got() -> None:
     row, sampler = make_row(0, temperature=0.0, ignore_eos=True), Sampler(VOCABULARY)
     token = int(logits_behind([]).argmax())
     logits = torch.stack([logits_behind([]), torch.full((VOCABULARY,), float("nan"))])
-    (result,) = verify(sampler.sample, logits, [DraftedRow(row, 0, [token])])
+    (result,) = verify(sampler, logits, [DraftedRow(row, 0, [token])])
     assert (result.tokens, result.finish) == ([token], "error") and "NaN" in (result.error or "")
 
 
 def test_nothing_asked_for_is_nothing() -> None:
-    def never(*_: object) -> list[SampleResult]:
-        raise AssertionError("there is nothing to sample")
-
-    assert verify(never, torch.empty(0, VOCABULARY), []) == []
+    assert verify(Sampler(VOCABULARY), torch.empty(0, VOCABULARY), []) == []

@@ -79,13 +79,16 @@ class Stepper:
         """
         rows = sorted(added, key=lambda row: (len(added[row]) > 1, row))
         self.lengths += [0] * (max(rows) + 1 - len(self.lengths))
-        batch, counts = self._batch(added, rows, wanted)
+        batch, counts = self.batch(added, rows, wanted)
         logits = self.program.run(batch)
         for row in rows:
             self.lengths[row] += len(added[row])
         return dict(zip(rows, logits.split(counts), strict=True))
 
-    def _batch(self, added: dict[int, list[int]], rows: list[int], wanted: str) -> tuple[StepBatch, list[int]]:
+    def batch(
+        self, added: dict[int, list[int]], rows: list[int], wanted: str, further: int = 0
+    ) -> tuple[StepBatch, list[int]]:
+        """The batch of `rows`, whose tables reach `further` tokens behind each, and how many logits each row gets."""
         size = self.storage.block_size
         positions, logit_rows, counts = [], [], []
         for row in rows:
@@ -96,15 +99,15 @@ class Stepper:
             logit_rows.extend(tokens)
             counts.append(len(tokens))
             for group, table in enumerate(self.storage.tables):
-                for place in span:
+                for place in range(span.start, span.stop + further):
                     if place % size == 0:
                         self.storage.own(group, int(table[row, place // size]))
         contexts = [self.lengths[row] + len(added[row]) for row in rows]
         tables = []
         for spec, table in zip(self.storage.spec.groups, self.storage.tables, strict=True):
-            blocks = torch.zeros((len(rows), -(-max(contexts) // size)), dtype=torch.int32)
+            blocks = torch.zeros((len(rows), -(-(max(contexts) + further) // size)), dtype=torch.int32)
             for index, row in enumerate(rows):
-                held = -(-contexts[index] // size)
+                held = -(-(contexts[index] + further) // size)
                 low = 0 if spec.window is None else max(0, self.lengths[row] - spec.window + 1) // size
                 blocks[index, low:held] = table[row, low:held]
             tables.append(blocks)

@@ -11,7 +11,7 @@ import torch
 from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.load import load
 from penstock.assembly.prepare import eos_token_ids
-from penstock.assembly.speculation import make_proposer
+from penstock.assembly.speculation import STATES, make_proposer
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
@@ -26,6 +26,7 @@ from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
+from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.models.registry import declare
 from penstock.runtime.executor import ModelExecutor
@@ -37,6 +38,10 @@ from penstock.scheduler.scheduler import Scheduler
 from penstock.text.tokenizer import find_tokenizer
 
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
+PROMISE_OF_CHANCE = (
+    "Sampled tokens depend on how many are drafted, and that on the load, since drafts are accepted by rejection "
+    "sampling; their distribution does not, nor do greedy outputs."
+)
 PROMISE_OPEN = (
     "Where two tokens are nearly as likely, which one is chosen can depend on the requests beside it, since sums in "
     "these operations vary with the size of the batch: "
@@ -83,8 +88,12 @@ def build_engine(
     spec = config.cache.spec
     storage = KVStorage(spec, config.cache.num_blocks, kv_layout(spec, dtype))
 
+    states: States = "none"
+    if config.speculation is not None:
+        states = STATES.get(config.speculation.proposer, "none")
+
     def compiled(*, head: bool) -> Program:
-        tape = declaration.record(head=head)
+        tape = declaration.record(head=head, states=states if head else "none")
         return compile_program(tape, loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
 
     program = compiled(head=True)
@@ -96,7 +105,8 @@ def build_engine(
     sampler = Sampler(declaration.vocab_size, fill_masks=None if grammars is None else grammars.fill)
     tables = BlockTables(len(spec.groups), spec.block_size)
     proposer = make_proposer(config, declaration, loaded.weights, storage, tables)
-    executor = ModelExecutor(program, storage, tables, sampler, table, grammars, encoder, proposer)
+    rejects = config.speculation is not None and config.speculation.rejects
+    executor = ModelExecutor(program, storage, tables, sampler, table, grammars, encoder, proposer, rejects=rejects)
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     ceilings = measure_machine(loaded.weights)
@@ -115,7 +125,7 @@ def build_engine(
     core = EngineCore(Scheduler(config.scheduler, cache), executor, grammars)
     slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
     gain = describe_gain(model, declaration, loaded.weights, ceilings)
-    notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program)]
+    notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program, rejects)]
     work = model_work(declaration, loaded.weights, spec)
     return BuiltEngine(core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings)
 
@@ -128,9 +138,11 @@ def _use_instruction_set(name: str) -> None:
     native.use_instruction_set(there[0] if name == "auto" else name)
 
 
-def _promise(program: Program) -> str:
+def _promise(program: Program, rejects: bool) -> str:
     """Whether results are independent of the batch in this configuration, and which operations are in the way."""
     others = sorted(
         {f"{choice.operation} ({choice.implementation})" for choice in program.choices if not choice.row_function}
     )
+    if rejects and not others:
+        return PROMISE_OF_CHANCE
     return PROMISE_HOLDS if not others else PROMISE_OPEN + ", ".join(others) + "."

@@ -15,6 +15,7 @@ from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.models.declaration import ModelDeclaration
+from penstock.models.heads import declare_heads, size_of
 from penstock.models.registry import declare
 from penstock.runtime.machine import machine_facts
 from penstock.text.tokenizer import Tokenizer, find_tokenizer
@@ -107,8 +108,7 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     drafting = draft_model_of(options)
     draft = None
     if drafting is not None:
-        draft_path, _, draft_declaration = _open(drafting, options)
-        draft = _facts(draft_path, draft_declaration)
+        draft = _draft_facts(drafting, options, declaration)
     if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
         raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
     machine = machine_facts(api_beside=api_beside, cache_folder=str(default_folder()) if OBSTACLE is None else None)
@@ -128,6 +128,28 @@ def _open(model: str, options: EngineOptions) -> tuple[Path, Checkpoint, ModelDe
     path = resolve_model(model)
     checkpoint = open_checkpoint(path, weights=options.load_format != "dummy")
     return path, checkpoint, declare(checkpoint.config)
+
+
+def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -> ModelFacts:
+    """What the model that drafts, or the heads, say of themselves."""
+    if options.speculative not in ("medusa", "eagle"):
+        path, _, declaration = _open(model, options)
+        return _facts(path, declaration)
+    path = resolve_model(model)
+    checkpoint = open_checkpoint(path)
+    heads = declare_heads(options.speculative, checkpoint.config, checkpoint.tensors, target)
+    whole, body, head = size_of(heads)
+    return ModelFacts(
+        path=str(path),
+        stored_dtype=target.dtype,
+        num_parameters=whole,
+        resident_parameters=whole,
+        body_parameters=body,
+        head_parameters=head,
+        max_position_embeddings=target.max_position_embeddings,
+        kv_layers=heads.kv_layers,
+        vocab_size=heads.vocab_size,
+    )
 
 
 def _facts(path: Path, declaration: ModelDeclaration) -> ModelFacts:

@@ -11,8 +11,8 @@ Encode = Callable[[Sequence[Mapping[str, Any]]], list[int]]
 
 # By what their last answer is: a poem, one quoted or edited, an object in JSON.
 _TASKS = {
-    "chat": frozenset(("haiku", "another", "titled")),
-    "quote": frozenset(("repeat_line", "repeat_poem", "replace", "change")),
+    "chat": frozenset(("haiku", "another", "titled", "change")),
+    "quote": frozenset(("repeat_line", "repeat_poem", "repeat_about", "replace")),
     "json": frozenset(("json", "to_json")),
 }
 WORKLOADS = (*_TASKS, "random")

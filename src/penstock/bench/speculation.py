@@ -38,7 +38,8 @@ class SpeculationFigures(msgspec.Struct, frozen=True):
         drafted: tokens drafted in a row of a step, in the mean.
         tokens_per_row: output tokens of a row of a step, in the mean.
         cost: what drafting a token takes, in steps without drafts.
-        tokens_per_second, plain_tokens_per_second: of output, with and without drafts, medians.
+        tokens_per_second, plain_tokens_per_second: of output, with and without drafts, medians; the time that prompts
+            take is part of it.
         speedup: the median of the rounds' ratios.
         expected_tokens, expected_speedup: by theory, from acceptance, depth and cost; see `theory`.
     """
@@ -87,7 +88,7 @@ def measure_speculation(
     """Figures for every temperature and batch size; rounds of the two engines take turns, after one that warms up."""
 
     def run(engine: Generator, chosen: Sequence[Any], temperature: float) -> _Run:
-        params = SamplingParams(temperature=temperature, seed=1, max_tokens=output_len, ignore_eos=True)
+        params = SamplingParams(temperature=temperature, seed=1, max_tokens=output_len)
         before, start = engine.totals, clock()
         outputs = engine.generate(chosen, params)
         seconds = clock() - start

@@ -63,6 +63,8 @@ def _options(engine: dict[str, Any], setting: Setting) -> dict[str, Any]:
         options |= {"draft_model": None, "draft_quantization": "none"}
     if setting.proposer != "self":
         options["speculative_layers"] = None
+    if setting.proposer == "off":
+        options["speculative_acceptance"] = "coupled"
     return options
 
 

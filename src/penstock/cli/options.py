@@ -48,12 +48,22 @@ PackedCache = Annotated[
 ]
 Speculative = Annotated[
     str,
-    typer.Option(help="Who drafts tokens for steps to verify: off, auto, ngram, draft or self. Output stays the same."),
+    typer.Option(
+        help="Who drafts tokens for steps to verify: off, auto, ngram, draft, self, medusa or eagle. No output changes."
+    ),
 ]
-DraftModel = Annotated[str | None, typer.Option(help="The model that drafts, with --speculative draft.")]
+DraftModel = Annotated[
+    str | None, typer.Option(help="The model that drafts, or a directory with Medusa or EAGLE heads.")
+]
 DraftQuantization = Annotated[str, typer.Option(help="Round the draft model's weights: none, int8 or int4.")]
 SpeculativeLayers = Annotated[
     int | None, typer.Option(help="How many of the model's own layers draft, with --speculative self; by default half.")
+]
+SpeculativeAcceptance = Annotated[
+    str,
+    typer.Option(
+        help="coupled changes no token; rejection keeps more drafts of sampled outputs, and their distribution only."
+    ),
 ]
 SpeculativeDepth = Annotated[
     int | None, typer.Option(help="Tokens drafted at a time, always; without it, as many as pay.")
@@ -215,6 +225,7 @@ class ModelOptions:
     draft_model: DraftModel = None
     draft_quantization: DraftQuantization = "none"
     speculative_layers: SpeculativeLayers = None
+    speculative_acceptance: SpeculativeAcceptance = "coupled"
 
     def engine(self, model: str | None, **others: Any) -> dict[str, Any]:
         """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""

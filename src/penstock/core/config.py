@@ -52,10 +52,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.
         packed_cache: the folder that keeps packed weights between starts; "off" keeps none.
         speculative: who drafts tokens: "ngram" the sequence's own text, "draft" another model, "self" the first layers
-            of this one, "auto" what costs next to nothing; "off": nobody.
+            of this one, "medusa" and "eagle" heads on its hidden states, "auto" what costs next to nothing; "off":
+            nobody.
         speculative_depth: tokens drafted at a time, always; None: as many as pay.
-        draft_model: the model that drafts, like `model`; draft_quantization: to what its weights are rounded.
+        draft_model: the model that drafts, like `model`, or a directory with heads that do; draft_quantization: to what
+            their weights are rounded.
         speculative_layers: how many layers draft where the model does so itself; None: half of them.
+        speculative_acceptance: "coupled" changes no token; "rejection" keeps more drafts where tokens are sampled, and
+            only the distribution of what comes out.
     """
 
     model: str
@@ -80,6 +84,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     draft_model: str | None = None
     draft_quantization: str = "none"
     speculative_layers: int | None = None
+    speculative_acceptance: str = "coupled"
 
     @property
     def speculation(self) -> SpeculationOptions:
@@ -90,6 +95,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             self.draft_model,
             self.draft_quantization,
             self.speculative_layers,
+            self.speculative_acceptance,
         )
 
 
@@ -257,7 +263,7 @@ def resolve(
     weights, block_bytes = _weight_bytes(model, dtype, *quantization), spec.block_bytes
     if speculation is not None and speculation.draft is not None and draft is not None:
         weights += _weight_bytes(draft, dtype, *[speculation.draft.quantization] * 2)
-        block_bytes += speculation.draft.spec.block_bytes
+        block_bytes += 0 if speculation.draft.spec is None else speculation.draft.spec.block_bytes
     num_blocks, max_model_len = _resolve_memory(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out
     )
@@ -466,7 +472,8 @@ def _draft_model(
             f"The draft model's vocabulary has {draft.vocab_size} tokens and the model's {model.vocab_size}: they have "
             "to be the same; give another --draft-model."
         )
-    return DraftModelConfig(draft.path, options.draft_quantization, beside(spec, draft.kv_layers, dtype))
+    own = beside(spec, draft.kv_layers, dtype) if draft.kv_layers else None
+    return DraftModelConfig(draft.path, options.draft_quantization, own)
 
 
 def _resolve_memory(

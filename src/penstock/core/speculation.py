@@ -8,8 +8,11 @@ import msgspec
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import KVSpec
 
-SPECULATIVE = ("off", "auto", "ngram", "draft", "self")
-Proposer = Literal["ngram", "draft", "self"]
+ACCEPTANCES = ("coupled", "rejection")
+SPECULATIVE = ("off", "auto", "ngram", "draft", "self", "medusa", "eagle")
+Proposer = Literal["ngram", "draft", "self", "medusa", "eagle"]
+# Those that are a checkpoint of their own, and what it holds.
+CHECKPOINTS = {"draft": "a model that drafts", "medusa": "Medusa heads", "eagle": "an EAGLE head"}
 # Tokens drafted for a sequence in one step: where that is decided by what pays, and at all.
 DRAFT_DEPTH = 8
 DEEPEST_DRAFT = 32
@@ -18,31 +21,34 @@ Note = Callable[[str, object, str], None]
 
 
 class DraftModelConfig(msgspec.Struct, frozen=True):
-    """A model that drafts.
+    """A model that drafts, or heads that do so from the target's hidden states.
 
     Attributes:
         path: its directory.
         quantization: what its weights are rounded to when they are loaded.
-        spec: what it keeps in the target's KV blocks.
+        spec: what it keeps in the target's KV blocks; None: nothing.
     """
 
     path: str
     quantization: str
-    spec: KVSpec
+    spec: KVSpec | None
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True):
     """Who drafts.
 
     Attributes:
-        proposer: "ngram" the sequence's own text, "draft" another model, "self" the first layers of the same one.
-        draft: the other model.
+        proposer: "ngram" the sequence's own text, "draft" another model, "self" the first layers of the same one,
+            "medusa" and "eagle" heads on its hidden states.
+        draft: the other model, or the heads.
         layers: how many layers of the same one.
+        rejects: drafts are accepted by rejection sampling, which keeps the distribution of what comes out and no more.
     """
 
     proposer: Proposer
     draft: DraftModelConfig | None = None
     layers: int = 0
+    rejects: bool = False
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True):
@@ -53,6 +59,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
     draft_model: str | None = None
     draft_quantization: str = "none"
     layers: int | None = None
+    acceptance: str = "coupled"
 
     def check(self, layers: int) -> None:
         """Raise ConfigurationError where they are none, or contradict one another or a model of so many layers."""
@@ -63,14 +70,22 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"--speculative-depth is {depth!r}; it must be a whole number from 1 to {DEEPEST_DRAFT}."
             )
+        if self.acceptance not in ACCEPTANCES:
+            raise ConfigurationError(
+                f"--speculative-acceptance {self.acceptance} is not one of {', '.join(ACCEPTANCES)}."
+            )
+        if asked == "off" and self.acceptance != "coupled":
+            raise ConfigurationError("--speculative-acceptance says how drafts are accepted, but --speculative is off.")
         if asked == "off" and depth is not None:
             raise ConfigurationError("--speculative-depth says how many tokens are drafted, but --speculative is off.")
         for option, given in (
             ("--draft-model", self.draft_model is not None),
             ("--draft-quantization", self.draft_quantization != "none"),
         ):
-            if given and asked not in ("auto", "draft"):
-                raise ConfigurationError(f"{option} is of no use with --speculative {asked}; it goes with draft.")
+            if given and asked not in ("auto", *CHECKPOINTS):
+                raise ConfigurationError(
+                    f"{option} is of no use with --speculative {asked}; it goes with {', '.join(CHECKPOINTS)}."
+                )
         if self.layers is not None and asked != "self":
             raise ConfigurationError(
                 f"--speculative-layers is of no use with --speculative {asked}; it goes with self."
@@ -97,23 +112,31 @@ def resolve_speculation(
     note("draft model", "none" if draft is None else draft.path, source)
     rounding = "as the checkpoint has them" if options.draft_quantization == "none" else "as asked"
     note("draft quantization", options.draft_quantization, f"of the draft model's weights, {rounding}")
+    rejects = options.acceptance == "rejection"
+    kept = "each token is what it would be without drafts"
+    if rejects:
+        kept = "as asked: sampled outputs keep their distribution, not their tokens: a seed gives one text no more"
+    note("speculative acceptance", options.acceptance, kept)
     note("speculative layers", own, f"of {layers}; with --speculative self, they draft")
     if asked == "off":
         note("speculative", "off", "each step gives a sequence one token")
         note("speculative depth", 0, "nobody drafts")
         return None, 0
-    unchanged = "drafts never change what comes out"
+    unchanged = "drafts never change " + ("how likely what comes out is" if rejects else "what comes out")
     match asked:
         case "self":
-            config = SpeculationConfig("self", layers=own)
+            config = SpeculationConfig("self", layers=own, rejects=rejects)
             note("speculative", "self", f"as asked: the first {own} layers draft; {unchanged}")
         case "draft" | "auto" if draft is not None:
-            config = SpeculationConfig("draft", draft)
+            config = SpeculationConfig("draft", draft, rejects=rejects)
             note("speculative", asked, f"the draft model drafts; {unchanged}")
-        case "draft":
-            raise ConfigurationError("--speculative draft needs a model that drafts; name it with --draft-model.")
+        case "medusa" | "eagle" if draft is not None:
+            config = SpeculationConfig(asked, draft, rejects=rejects)
+            note("speculative", asked, f"heads on the model's hidden states draft; {unchanged}")
+        case "draft" | "medusa" | "eagle":
+            raise ConfigurationError(f"--speculative {asked} needs {CHECKPOINTS[asked]}; say where with --draft-model.")
         case _:
-            config = SpeculationConfig("ngram")
+            config = SpeculationConfig("ngram", rejects=rejects)
             note("speculative", asked, f"drafts come from the sequence's own text, at next to no cost; {unchanged}")
     measured = f"as many as pay by this machine's own measure, at most {DRAFT_DEPTH}"
     note("speculative depth", depth or "auto", measured if depth is None else "as asked, always")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -66,6 +66,20 @@ class StepState:
 
 Kernel = Callable[..., Any]
 """(StepState, input tensors …) → the output tensor, a tuple of them where there are several, None where none."""
+
+
+@runtime_checkable
+class Decodes(Protocol):
+    """A kernel that is a whole model, from token ids to logits, and can go on by itself."""
+
+    def decode(
+        self, batch: StepBatch, tokens: Sequence[int], choices: Sequence[Any], *given: Tensor
+    ) -> list[list[int]]:
+        """So many tokens of each row, which the fields of its `sampling.choice.Choice` say how to choose.
+
+        Where something is `given` beside the first tokens, what it makes of that is given to the next step.
+        """
+        ...
 
 
 class Fusible(Protocol):

@@ -1,7 +1,7 @@
 """A recorded model bound to weights and KV storage: a flat list of calls that runs one step."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.dispatch import Binding, Choice, Dispatcher, FusedStep, Fusible, Kernel, KVStorage, StepState
+from penstock.kernels.dispatch import (
+    Binding,
+    Choice,
+    Decodes,
+    Dispatcher,
+    FusedStep,
+    Fusible,
+    Kernel,
+    KVStorage,
+    StepState,
+)
 from penstock.kernels.packing import Weight
 from penstock.kernels.progress import pass_operation
 from penstock.kernels.registers import assign_registers, last_uses
@@ -28,11 +38,26 @@ class Instruction:
 
 
 class Program:
-    """Runs a model step by step; make one with `compile_program`."""
+    """Runs a model step by step; make one with `compile_program`.
+
+    Attributes:
+        choices: which implementations it is made of.
+        given: what `results` has to be brought, [rows, width] each.
+        decode: (batch, how many tokens each row gets, the fields of each row's `sampling.choice.Choice`, what it is
+            given) → the tokens of each row, in one call, a second result being given to the next step; None where a
+            step is more than one native call.
+    """
 
     def __init__(
-        self, instructions: Sequence[Instruction], registers: int, result: int, choices: tuple[Choice, ...]
+        self,
+        instructions: Sequence[Instruction],
+        registers: int,
+        given: Sequence[int],
+        results: Sequence[int],
+        choices: tuple[Choice, ...],
     ) -> None:
+        whole = instructions[0].function if len(instructions) == 1 and len(results) == 1 + len(given) <= 2 else None
+        self.decode: Callable[..., list[list[int]]] | None = whole.decode if isinstance(whole, Decodes) else None
         # Almost every call has one input and one output, and the loop is on the way of every token.
         self._code = tuple(
             (step.function, step.inputs[0], step.outputs[0], None)
@@ -41,7 +66,8 @@ class Program:
             for step in instructions
         )
         self._registers = registers
-        self._result = result
+        self._given = tuple(given)
+        self._results = tuple(results)
         self.choices = choices
 
     @property
@@ -49,11 +75,17 @@ class Program:
         """Whether every kernel gives each row a result that depends on that row alone."""
         return all(choice.row_function for choice in self.choices)
 
-    @torch.inference_mode()
     def run(self, batch: StepBatch) -> Tensor:
         """Compute one step and store its keys and values; returns logits [len(batch.logit_rows), vocab]."""
+        return self.results(batch)[0]
+
+    @torch.inference_mode()
+    def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
+        """The same with what the tape is `given`; returns all of its results."""
         state = StepState(batch)
         values: list[Any] = [None] * self._registers
+        for register, tensor in zip(self._given, given, strict=True):
+            values[register] = tensor
         for function, source, target, general in self._code:
             pass_operation()
             if general is None:
@@ -65,8 +97,7 @@ class Program:
             elif made is not None:
                 for index, value in zip(general.outputs, made, strict=True):
                     values[index] = value
-        logits: Tensor = values[self._result]
-        return logits
+        return tuple([values[register] for register in self._results])
 
 
 def compile_program(
@@ -74,26 +105,27 @@ def compile_program(
 ) -> Program:
     """Bind every recorded operation to an implementation, its weights and its KV planes; fuse those that can be.
 
-    The result is in float32 where the kernel that makes it is fused, else in `dtype`. Raises ConfigurationError where
-    no implementation fits an operation.
+    Results are in float32 where the kernel that makes them is fused and makes nothing else, else in `dtype`. Raises
+    ConfigurationError where no implementation fits an operation.
     """
     rope_tables: dict[RopeSpec, RopeTable] = {}
     bound: list[_Bound] = []
-    for step, dying in zip(tape.steps, last_uses(tape.steps, (tape.result,)), strict=True):
+    for step, dying in zip(tape.steps, last_uses(tape.steps, (*tape.given, *tape.results)), strict=True):
         reusable = tuple(value in dying for value in step.inputs)
         binding = Binding(weights, kv, dtype, reusable, rope_tables)
         prepared = dispatcher.choose(step.operation, binding).prepare(step.operation, binding)
         bound.append(_Bound(prepared, step.inputs, step.outputs))
-    calls = _fuse(bound, tape.result, dtype)
+    calls = _fuse(bound, tape.results, dtype)
     # A dead value's register goes to the next one, which so frees its memory.
-    registers = assign_registers(calls, [(None,) * len(call.outputs) for call in calls], (), (tape.result,))
+    registers = assign_registers(calls, [(None,) * len(call.outputs) for call in calls], tape.given, tape.results)
     instructions: list[Instruction] = []
     for call in calls:
         if not callable(call.prepared):
             raise TypeError(f"{call.prepared!r} is left of a fusion and cannot be called")
         inputs = tuple(registers[value] for value in call.inputs)
         instructions.append(Instruction(call.prepared, inputs, tuple(registers[value] for value in call.outputs)))
-    return Program(instructions, 1 + max(registers.values()), registers[tape.result], dispatcher.report())
+    given, results = ([registers[value] for value in values] for values in (tape.given, tape.results))
+    return Program(instructions, 1 + max(registers.values()), given, results, dispatcher.report())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +137,7 @@ class _Bound:
     outputs: tuple[Value, ...]
 
 
-def _fuse(calls: Sequence[_Bound], result: Value, dtype: torch.dtype) -> list[_Bound]:
+def _fuse(calls: Sequence[_Bound], results: Sequence[Value], dtype: torch.dtype) -> list[_Bound]:
     """The same calls with every run of fusible ones as one."""
     fused: list[_Bound] = []
     for run, members in itertools.groupby(enumerate(calls), lambda call: type(call[1].prepared)):
@@ -114,10 +146,13 @@ def _fuse(calls: Sequence[_Bound], result: Value, dtype: torch.dtype) -> list[_B
             fused.extend(call for _, call in group)
             continue
         steps = [FusedStep(call.prepared, call.inputs, call.outputs) for _, call in group]
-        later = {value for call in calls[group[-1][0] + 1 :] for value in call.inputs} | {result}
+        later = {value for call in calls[group[-1][0] + 1 :] for value in call.inputs} | set(results)
         made = dict.fromkeys(value for step in steps for value in step.outputs)
         given = tuple(dict.fromkeys(value for step in steps for value in step.inputs if value not in made))
         wanted = tuple(value for value in made if value in later)
-        kernel = run.fuse(steps, given, wanted, torch.float32 if wanted == (result,) else dtype)
+        last = set(wanted) <= set(results)
+        if last:
+            wanted = tuple(value for value in results if value in made)
+        kernel = run.fuse(steps, given, wanted, torch.float32 if last else dtype)
         fused.append(_Bound(kernel, given, wanted))
     return fused

@@ -11,8 +11,11 @@ from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always
 from penstock.kernels.rope import inverse_frequencies
 from penstock.kernels.signature import (
+    Activation,
+    Add,
     AddRmsNorm,
     Attention,
+    Concatenate,
     Embedding,
     GatedActivation,
     HeadLayout,
@@ -187,6 +190,18 @@ def _gated_activation(op: GatedActivation, _binding: Binding) -> Kernel:
     return run
 
 
+def _activation(op: Activation, _binding: Binding) -> Kernel:
+    return lambda _step, x: activate(x, op.activation)
+
+
+def _add(_op: Add, _binding: Binding) -> Kernel:
+    return lambda _step, x, y: x + y
+
+
+def _concatenate(_op: Concatenate, _binding: Binding) -> Kernel:
+    return lambda _step, x, y: torch.cat((x, y), dim=1)
+
+
 def _scale(op: Scale, binding: Binding) -> Kernel:
     factor = torch.tensor(op.factor, dtype=binding.dtype)
     return lambda _step, x: x * factor
@@ -216,6 +231,9 @@ REFERENCE: tuple[Implementation, ...] = (
     _reference(Attention, _attention, _takes_slots),
     # Where a thread's share ends, torch computes the last few values by another routine than full vectors.
     _reference(GatedActivation, _gated_activation, row_function=False),
+    _reference(Activation, _activation, row_function=False),
+    _reference(Add, _add),
+    _reference(Concatenate, _concatenate),
     _reference(Scale, _scale),
     _reference(SoftCap, _soft_cap),
     _reference(SelectRows, _select_rows),

@@ -176,6 +176,28 @@ class GatedActivation:
 
 
 @dataclass(frozen=True, slots=True)
+class Activation:
+    """x → activation(x)."""
+
+    op: ClassVar[str] = "activation"
+    activation: ActivationName
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """x, y → x + y."""
+
+    op: ClassVar[str] = "add"
+
+
+@dataclass(frozen=True, slots=True)
+class Concatenate:
+    """x, y → [x | y]."""
+
+    op: ClassVar[str] = "concatenate"
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
     """x → x · factor, the factor being rounded to x's type first."""
 
@@ -208,6 +230,9 @@ Operation = (
     | WriteKV
     | Attention
     | GatedActivation
+    | Activation
+    | Add
+    | Concatenate
     | Scale
     | SoftCap
     | SelectRows
@@ -223,6 +248,9 @@ OPERATIONS: tuple[type[Operation], ...] = (
     WriteKV,
     Attention,
     GatedActivation,
+    Activation,
+    Add,
+    Concatenate,
     Scale,
     SoftCap,
     SelectRows,

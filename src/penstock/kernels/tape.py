@@ -3,9 +3,12 @@
 from dataclasses import dataclass
 
 from penstock.kernels.signature import (
+    Activation,
     ActivationName,
+    Add,
     AddRmsNorm,
     Attention,
+    Concatenate,
     Embedding,
     GatedActivation,
     HeadLayout,
@@ -51,7 +54,8 @@ class Tape:
     def __init__(self) -> None:
         self._steps: list[Step] = []
         self._values = 0
-        self._result: Value | None = None
+        self._given: list[Value] = []
+        self._results: tuple[Value, ...] = ()
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -59,15 +63,26 @@ class Tape:
         return tuple(self._steps)
 
     @property
-    def result(self) -> Value:
-        """The value that the program returns; raises ValueError where none was set."""
-        if self._result is None:
-            raise ValueError("The tape has no result; call finish() with the logits.")
-        return self._result
+    def given(self) -> tuple[Value, ...]:
+        """The values that whoever runs the program brings, in order."""
+        return tuple(self._given)
 
-    def finish(self, result: Value) -> None:
-        """Make `result` what the program returns."""
-        self._result = result
+    @property
+    def results(self) -> tuple[Value, ...]:
+        """The values that the program returns; raises ValueError where none were set."""
+        if not self._results:
+            raise ValueError("The tape has no result; call finish() with the logits.")
+        return self._results
+
+    def finish(self, *results: Value) -> None:
+        """Make `results` what the program returns."""
+        self._results = results
+
+    def input(self, width: int, *, selected: bool = False) -> Value:
+        """A value that is given to the program with each step, of `width` columns."""
+        value = self._new(width, selected)
+        self._given.append(value)
+        return value
 
     def embedding(self, weight: WeightRef, width: int) -> Value:
         """Rows of an embedding matrix of `width` columns for the step's tokens."""
@@ -126,6 +141,19 @@ class Tape:
         if gate_up.width % 2:
             raise ValueError(f"A fused gate and up of {gate_up.width} columns cannot be halved.")
         return self._append(GatedActivation(activation), (gate_up,), gate_up.width // 2)
+
+    def activation(self, x: Value, activation: ActivationName) -> Value:
+        """activation(x)."""
+        return self._append(Activation(activation), (x,), x.width)
+
+    def add(self, x: Value, y: Value) -> Value:
+        """x + y."""
+        _same_width(x, y)
+        return self._append(Add(), (x, y), x.width)
+
+    def concatenate(self, x: Value, y: Value) -> Value:
+        """[x | y]."""
+        return self._append(Concatenate(), (x, y), x.width + y.width)
 
     def scale(self, x: Value, factor: float) -> Value:
         """Multiply by a constant."""

@@ -1,6 +1,7 @@
 """A decoder-only transformer: embedding, blocks with a residual stream, final norm and head."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.kernels.tape import Tape, Value
 from penstock.layers.attention import SelfAttention
@@ -9,12 +10,17 @@ from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
 from penstock.layers.weights import WeightPart, WeightSpec
 
+States = Literal["none", "selected", "all"]
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderBlock:
-    """Attention and feed-forward, each normalised before, and after where the family does so."""
+    """Attention and feed-forward, each normalised before, and after where the family does so.
 
-    before_attention: RmsNorm
+    Where there is no norm before attention, the block is the first of its model.
+    """
+
+    before_attention: RmsNorm | None
     attention: SelfAttention
     before_mlp: RmsNorm
     mlp: GatedMlp
@@ -37,7 +43,9 @@ class DecoderBlock:
         Returns the same pair for the next. In the last block only the rows whose logits are wanted go on, since
         nothing else needs what the others would become.
         """
-        if x is None:
+        if self.before_attention is None:
+            normed = residual
+        elif x is None:
             normed = self.before_attention.record(tape, residual)
         else:
             normed, residual = self.before_attention.record_add(tape, x, residual)
@@ -91,11 +99,12 @@ class Decoder:
         blocks = (weight for block in self.blocks for weight in block.weights)
         return (self.embedding_weight, *blocks, self.norm.weight, *self.output.weights)
 
-    def record(self, tape: Tape, *, head: bool = True, layers: int | None = None) -> None:
+    def record(self, tape: Tape, *, head: bool = True, states: States = "none", layers: int | None = None) -> None:
         """Record the model; its result is the logits [logit rows, vocab_size].
 
         Without `head` it is what the head would read: the hidden states behind the final norm, [logit rows, width].
-        Only the first `layers` are recorded where that is given.
+        Where `states` are wanted, they are a second result, of the "selected" tokens or of "all". Only the first
+        `layers` are recorded where that is given.
         """
         blocks = self.blocks[:layers]
         residual = tape.embedding(self.embedding_weight.ref, self.width)
@@ -103,11 +112,13 @@ class Decoder:
             residual = tape.scale(residual, self.embedding_scale)
         x: Value | None = None
         for block in blocks:
-            x, residual = block.record(tape, x, residual, last=block is blocks[-1])
+            x, residual = block.record(tape, x, residual, last=block is blocks[-1] and states != "all")
         assert x is not None
         normed, _ = self.norm.record_add(tape, x, residual)
         if not head:
             tape.finish(normed)
             return
-        logits = self.output.record(tape, normed)
-        tape.finish(logits if self.logit_cap is None else tape.soft_cap(logits, self.logit_cap))
+        logits = self.output.record(tape, tape.select_rows(normed) if states == "all" else normed)
+        if self.logit_cap is not None:
+            logits = tape.soft_cap(logits, self.logit_cap)
+        tape.finish(*((logits,) if states == "none" else (logits, normed)))

@@ -1,6 +1,7 @@
 """What a layer needs from a checkpoint, as data: names, shapes, and which tensors are fused into one weight."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,3 +47,11 @@ class WeightSpec:
     def ref(self) -> WeightRef:
         """The handle that operations use."""
         return WeightRef(self.name)
+
+
+def parameters(weights: Iterable[WeightSpec], *roles: WeightRole) -> int:
+    """Number of distinct parameters in weights of these roles, or of all; what two weights share counts once."""
+    parts = {
+        part.tensor: part.shape for weight in weights if weight.role in roles or not roles for part in weight.parts
+    }
+    return sum(math.prod(shape) for shape in parts.values())

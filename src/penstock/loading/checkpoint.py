@@ -6,12 +6,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
-from penstock.layers.weights import WeightPart
+from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.safetensors import TensorEntry, read_header
-from penstock.models.declaration import ModelDeclaration
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -22,6 +21,30 @@ INDEX = "model.safetensors.index.json"
 _ALWAYS_UNUSED = ("*rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
 _LONGEST_SHOWN = 255
 _WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
+
+
+class Declared(Protocol):
+    """What is said of the tensors in a checkpoint."""
+
+    @property
+    def architecture(self) -> str:
+        """What users know it by."""
+        ...
+
+    @property
+    def weights(self) -> tuple[WeightSpec, ...]:
+        """Every weight that is made of them."""
+        ...
+
+    @property
+    def tensor_prefixes(self) -> tuple[tuple[str, str], ...]:
+        """(ours, checkpoint's) beginnings of tensor names that may stand for each other."""
+        ...
+
+    @property
+    def inert_tensors(self) -> tuple[str, ...]:
+        """Patterns of tensors that may be there and are not needed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +66,7 @@ class Checkpoint:
         """Bytes of all tensors."""
         return sum(entry.nbytes for entry in self.tensors.values())
 
-    def locate(self, declaration: ModelDeclaration) -> dict[str, TensorEntry]:
+    def locate(self, declaration: Declared) -> dict[str, TensorEntry]:
         """The entry of every tensor that `declaration` needs, by its canonical name.
 
         Raises ModelFileError where one is missing or has another shape or type, and where the files hold tensors that
@@ -54,8 +77,7 @@ class Checkpoint:
             for part in weight.parts:
                 found[part.tensor] = self._entry_for(part, declaration)
         used = {entry.name for entry in found.values()}
-        tied = () if declaration.decoder.head is not None else ("lm_head.weight", "*.lm_head.weight")
-        inert = (*_ALWAYS_UNUSED, *declaration.unused_tensors, *tied)
+        inert = (*_ALWAYS_UNUSED, *declaration.inert_tensors)
         extra = [
             name
             for name in self.tensors
@@ -69,7 +91,7 @@ class Checkpoint:
             )
         return found
 
-    def _entry_for(self, part: WeightPart, declaration: ModelDeclaration) -> TensorEntry:
+    def _entry_for(self, part: WeightPart, declaration: Declared) -> TensorEntry:
         names = [part.tensor]
         for ours, theirs in declaration.tensor_prefixes:
             if part.tensor.startswith(ours):

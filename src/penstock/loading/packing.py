@@ -70,6 +70,13 @@ def packing_of(config: ModelConfig, declaration: ModelDeclaration) -> PackedWeig
     return PackedWeights(config.quantization, config.quantize_head, tied)
 
 
+def heads_packing(quantization: str) -> PackedWeights:
+    """The form of heads on a model's hidden states. Raises ConfigurationError as `packing_of` does."""
+    if quantization != "none" and OBSTACLE is not None:
+        raise ConfigurationError(f"--draft-quantization {quantization} is not possible here: {OBSTACLE}.")
+    return PackedWeights(quantization, quantization)
+
+
 def _rounded(spec: WeightSpec, tensor: Tensor, quantization: str) -> NativeLinear:
     values = tensor if tensor.dtype in (torch.float32, torch.bfloat16) else tensor.float()
     if quantization == "int8":

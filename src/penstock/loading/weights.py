@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightPart, WeightSpec
-from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.checkpoint import Checkpoint, Declared
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
 from penstock.loading.safetensors import TensorEntry
 from penstock.models.declaration import ModelDeclaration
@@ -29,7 +29,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 def load_weights(
     checkpoint: Checkpoint,
-    declaration: ModelDeclaration,
+    declaration: Declared,
     dtype: torch.dtype,
     progress: Progress | None = None,
     *,
@@ -45,7 +45,7 @@ def load_weights(
 
 def stream_weights(
     checkpoint: Checkpoint,
-    declaration: ModelDeclaration,
+    declaration: Declared,
     dtype: torch.dtype,
     progress: Progress | None,
     packing: Packing,

@@ -1,12 +1,11 @@
 """What a family says about a model: everything the engine needs to know before a weight is read."""
 
-import math
 from dataclasses import dataclass
 
 from penstock.core.kv import LayerKV
 from penstock.kernels.tape import Tape
-from penstock.layers.decoder import Decoder
-from penstock.layers.weights import WeightRole, WeightSpec
+from penstock.layers.decoder import Decoder, States
+from penstock.layers.weights import WeightRole, WeightSpec, parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,7 @@ class ModelDeclaration:
     @property
     def num_parameters(self) -> int:
         """Number of distinct parameters; a tied head counts once."""
-        tensors = {part.tensor: part.shape for weight in self.weights for part in weight.parts}
-        return sum(math.prod(shape) for shape in tensors.values())
+        return parameters(self.weights)
 
     @property
     def resident_parameters(self) -> int:
@@ -58,14 +56,16 @@ class ModelDeclaration:
 
     def parameters_in(self, *roles: WeightRole) -> int:
         """Number of distinct parameters in weights of these roles."""
-        parts = {part.tensor: part.shape for weight in self.weights if weight.role in roles for part in weight.parts}
-        return sum(math.prod(shape) for shape in parts.values())
+        return parameters(self.weights, *roles)
 
-    def record(self, *, head: bool = True, layers: int | None = None) -> Tape:
-        """The model, or its first `layers`, as a list of operations.
+    @property
+    def inert_tensors(self) -> tuple[str, ...]:
+        """Patterns of all tensors that may be in the files and are not needed."""
+        tied = () if self.decoder.head is not None else ("lm_head.weight", "*.lm_head.weight")
+        return (*self.unused_tensors, *tied)
 
-        Its result is logits, or without `head` final hidden states.
-        """
+    def record(self, *, head: bool = True, states: States = "none", layers: int | None = None) -> Tape:
+        """The model, or its first `layers`, as a list of operations; see `Decoder.record`."""
         tape = Tape()
-        self.decoder.record(tape, head=head, layers=layers)
+        self.decoder.record(tape, head=head, states=states, layers=layers)
         return tape

@@ -19,7 +19,7 @@ from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
-from penstock.speculation.proposer import Proposer, Wanted
+from penstock.speculation.proposer import NONE, Blocks, Learner, Proposal, Proposer, Wanted
 from penstock.speculation.verifier import DraftedRow, verify
 from penstock.text.reasoning_limit import ReasoningLimit
 from penstock.text.stops import StopMatcher
@@ -31,6 +31,9 @@ class Model(Protocol):
 
     def run(self, batch: StepBatch) -> Tensor:
         """Compute one step; writes this step's keys and values into the KV storage."""
+
+    def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
+        """The same; all that it makes, where that is more: hidden states behind the logits."""
 
 
 @dataclass(slots=True)
@@ -82,6 +85,7 @@ class ModelExecutor:
         grammars: without them, no row can have one.
         encoder: makes the model whose result is hidden states; called once, when the first are asked for.
         proposer: drafts what plans allow to be drafted; without one, nothing is.
+        rejects: drafts are accepted by rejection sampling, not coupled; see `speculation/verifier.py`.
     """
 
     def __init__(
@@ -94,11 +98,14 @@ class ModelExecutor:
         grammars: Grammars | None = None,
         encoder: Callable[[], Model] | None = None,
         proposer: Proposer | None = None,
+        *,
+        rejects: bool = False,
     ) -> None:
+        self._rejects = rejects
         self._model = model
         self._make_encoder = encoder
         self._encoder: Model | None = None
-        self._storages = [storage]
+        self._storages: list[Blocks] = [storage]
         if proposer is not None and proposer.storage is not None:
             self._storages.append(proposer.storage)
         self._groups = tuple(range(len(storage.spec.groups)))
@@ -106,6 +113,7 @@ class ModelExecutor:
         self._table = table
         self._grammars = grammars
         self._proposer = proposer
+        self._learner: Learner | None = proposer if isinstance(proposer, Learner) else None
         self._tables = tables
         self._rows: dict[int, _Row] = {}
         # Of the sequences that become vectors.
@@ -172,9 +180,11 @@ class ModelExecutor:
     def _generate(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
         self._place(planned)
         drafts = self._propose(planned)
-        rows = order_rows([_with_drafts(row, drafts.get(row.sequence, ())) for row in planned] if drafts else planned)
-        logits = self._run(self._model, rows)
+        rows = order_rows([_with_drafts(row, drafts.get(row.sequence, NONE)) for row in planned] if drafts else planned)
+        logits, *states = self._model.results(self._gather(rows))
         started = time.perf_counter()
+        if self._learner is not None:
+            self._show(self._learner, rows, *states)
         results = self._sample(rows, logits, drafts)
         self._sampling_seconds = time.perf_counter() - started
         return results
@@ -192,7 +202,7 @@ class ModelExecutor:
             for storage in self._storages:
                 storage.clear_blocks(fresh)
 
-    def _propose(self, planned: Sequence[RowPlan]) -> dict[int, Sequence[int]]:
+    def _propose(self, planned: Sequence[RowPlan]) -> dict[int, Proposal]:
         """What may come next in the rows that are to have drafts, by their sequences."""
         if self._proposer is None:
             return {}
@@ -206,17 +216,33 @@ class ModelExecutor:
         ]
         drafts = self._proposer.propose(wanted) if wanted else []
         self._drafting_seconds = time.perf_counter() - started
-        return {row.sequence: guesses for row, guesses in zip(wanted, drafts, strict=True)}
+        return {row.sequence: proposal for row, proposal in zip(wanted, drafts, strict=True)}
 
-    def _run(self, model: Model, rows: list[RowPlan]) -> Tensor:
-        """The model's output for the step's rows, or some of them, which are ordered."""
+    def _gather(self, rows: list[RowPlan]) -> StepBatch:
+        """The batch of the step's rows, or some of them, which are ordered."""
         tokens: list[int] = []
         for planned in rows:
             tokens.extend(planned.tokens)
             if planned.source is not None:
                 tokens.append(self._rows[planned.sequence].last_token)
         table_rows = [self._rows[planned.sequence].table for planned in rows]
-        return model.run(gather_batch(rows, tokens, table_rows, self._tables, self._groups))
+        return gather_batch(rows, tokens, table_rows, self._tables, self._groups)
+
+    def _show(self, learner: Learner, rows: list[RowPlan], states: Tensor) -> None:
+        """Show the learner the states of each row, which are in the order of the rows."""
+        place = 0
+        for row in rows:
+            count, start = row.count, row.start
+            if learner.states == "selected":
+                place += row.scored[1] - row.scored[0]
+                start += count - 1 - row.draft_depth
+                count = (1 + row.draft_depth) if row.samples else 0
+            if count:
+                learner.see(row.sequence, start, states[place : place + count])
+            for sample in row.samples:
+                if sample != row.sequence:
+                    learner.see(sample, start + count - 1, states[place + count - 1 : place + count])
+            place += count
 
     def _pool(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
         """Add the rows' hidden states to their vectors; a result for each that is complete, or cannot be."""
@@ -225,7 +251,7 @@ class ModelExecutor:
             self._encoder = self._make_encoder()
         self._place(planned)
         rows = order_rows(planned)
-        states = self._run(self._encoder, rows)
+        states = self._encoder.run(self._gather(rows))
         results = []
         place = 0
         for row in rows:
@@ -237,7 +263,7 @@ class ModelExecutor:
                 results.append(_vector(row.sequence, pool))
         return results
 
-    def _sample(self, rows: list[RowPlan], logits: Tensor, drafts: Mapping[int, Sequence[int]]) -> list[SampleResult]:
+    def _sample(self, rows: list[RowPlan], logits: Tensor, drafts: Mapping[int, Proposal]) -> list[SampleResult]:
         """Results of the rows that sample or score; their logits are in the order of `gather_batch`."""
         asked: list[DraftedRow] = []
         scores: dict[int, SampleResult] = {}
@@ -248,10 +274,10 @@ class ModelExecutor:
                 scores[planned.sequence] = self._score(planned, logits[place : place + count])
                 place += count
             if planned.samples:
-                guessed = drafts.get(planned.sequence, ())
-                asked += [DraftedRow(self._rows[sequence].state, place, guessed) for sequence in planned.samples]
-                place += 1 + len(guessed)
-        results = verify(self._sampler.sample, logits, asked)
+                guessed = drafts.get(planned.sequence, NONE)
+                asked += [DraftedRow(self._rows[sequence].state, place, *guessed) for sequence in planned.samples]
+                place += 1 + len(guessed.tokens)
+        results = verify(self._sampler, logits, asked, rejects=self._rejects)
         for result in results:
             if result.tokens:
                 self._rows[result.sequence].last_token = result.tokens[-1]
@@ -270,12 +296,12 @@ class ModelExecutor:
         return SampleResult(planned.sequence, [], prompt_logprobs=scores)
 
 
-def _with_drafts(planned: RowPlan, drafts: Sequence[int]) -> RowPlan:
+def _with_drafts(planned: RowPlan, drafts: Proposal) -> RowPlan:
     """The row with its drafts behind it, as if they were known."""
     if not planned.draft_depth:
         return planned
-    tokens, count = [*planned.tokens, *drafts], planned.count + len(drafts)
-    return msgspec.structs.replace(planned, count=count, tokens=tokens, draft_depth=len(drafts))
+    tokens, count = [*planned.tokens, *drafts.tokens], planned.count + len(drafts.tokens)
+    return msgspec.structs.replace(planned, count=count, tokens=tokens, draft_depth=len(drafts.tokens))
 
 
 def _vector(sequence: int, pool: Pool) -> SampleResult:

@@ -42,11 +42,17 @@ def _logit_rows(rows: Sequence[RowPlan], ends: Sequence[int]) -> list[int]:
 
 
 def gather_batch(
-    rows: Sequence[RowPlan], tokens: list[int], table_rows: list[int], tables: BlockTables, groups: Sequence[int]
+    rows: Sequence[RowPlan],
+    tokens: list[int],
+    table_rows: list[int],
+    tables: BlockTables,
+    groups: Sequence[int],
+    further: int = 0,
 ) -> StepBatch:
     """The batch of `rows`, which are ordered, with their `tokens` in one list and their rows of the block tables.
 
-    `groups` are those of the tables that the model uses, in its own order.
+    `groups` are those of the tables that the model uses, in its own order. The batch's tables reach `further` tokens
+    behind the longest context.
     """
     counts = [row.count for row in rows]
     starts = [row.start for row in rows]
@@ -59,7 +65,7 @@ def gather_batch(
     else:
         positions = np.concatenate([np.arange(start, end) for start, end in zip(starts, contexts, strict=True)])
         ends = list(itertools.accumulate(counts))
-    width = -(-max(contexts) // tables.block_size)
+    width = -(-(max(contexts) + further) // tables.block_size)
     return StepBatch(
         token_ids=_tensor(tokens),
         positions=torch.from_numpy(positions),
@@ -69,4 +75,20 @@ def gather_batch(
         logit_rows=_tensor(_logit_rows(rows, ends)),
         block_tables=tuple(torch.from_numpy(tables.rows_of(group, row_array, width)) for group in groups),
         block_size=tables.block_size,
+    )
+
+
+def following_batch(batch: StepBatch, rows: Sequence[int], tokens: list[int]) -> StepBatch:
+    """The batch in which some `rows` of another go on, with one of `tokens` each."""
+    chosen, count = _tensor(list(rows)), len(rows)
+    ends = [batch.context_lengths[row] for row in rows]
+    return StepBatch(
+        token_ids=_tensor(tokens),
+        positions=_tensor(ends),
+        query_lengths=[1] * count,
+        context_lengths=[end + 1 for end in ends],
+        num_decodes=count,
+        logit_rows=torch.arange(count),
+        block_tables=tuple(table.index_select(0, chosen) for table in batch.block_tables),
+        block_size=batch.block_size,
     )

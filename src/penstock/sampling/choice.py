@@ -65,10 +65,16 @@ class Chosen(NamedTuple):
 Masks = NDArray[np.uint32]
 """[M, ceil(V / 32)], contiguous: bit `token % 32` of word `token // 32` says whether the token is allowed."""
 
-Choose = Callable[
-    [NDArray[np.float32], Sequence[Choice], Masks], Sequence[tuple[int, float, float, list[int], list[float]]]
-]
+ChosenFields = tuple[int, float, float, list[int], list[float]]
+"""The fields of a `Chosen`, in order."""
+
+Choose = Callable[[NDArray[np.float32], Sequence[Choice], Masks], Sequence[ChosenFields]]
 """Takes logits, float32 [S, V], contiguous, and masks; gives for each choice the fields of a `Chosen`, in order."""
+
+
+def bits_of(mask: NDArray[np.uint32], count: int) -> NDArray[np.bool_]:
+    """Whether each of the first `count` tokens is allowed by one mask."""
+    return np.unpackbits(mask.view(np.uint8), bitorder="little")[:count].view(np.bool_)
 
 
 def constants_of(

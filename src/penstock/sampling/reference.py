@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from penstock.sampling.choice import Choice, Chosen, Masks
+from penstock.sampling.choice import Choice, Chosen, Masks, bits_of
 from penstock.sampling.draw import TokenDraw
 from penstock.sampling.logprobs import token_logprobs
 from penstock.sampling.noise import Purpose, position_key
@@ -26,7 +26,7 @@ class Reference:
     def _masked(self, logits: Floats, choice: Choice, masks: Masks) -> Floats:
         if choice.mask < 0:
             return logits
-        bits = np.unpackbits(masks[choice.mask].view(np.uint8), bitorder="little")[: logits.size].view(np.bool_)
+        bits = bits_of(masks[choice.mask], logits.size)
         allowed = self._allowed[: logits.size]
         np.copyto(allowed, logits)
         # NaN stays, since it says that the whole row is broken.

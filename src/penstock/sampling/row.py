@@ -53,6 +53,7 @@ class RowState:
         "_constants",
         "_endings",
         "_eos",
+        "_free",
         "_history",
         "_plain",
         "_reasoning",
@@ -88,6 +89,7 @@ class RowState:
         seen = prompt_token_ids if params.repetition_penalty != 1.0 else ()
         self._history = TokenHistory(seen) if params.has_penalties else None
         self._plain = self._history is None and stops is None and params.min_tokens == 0
+        self._free = self._history is None and grammar is None and reasoning is None
         self.grammar = grammar
         self.sequence = begin.sequence
         self.params = params
@@ -102,13 +104,17 @@ class RowState:
         endings = self._endings if self.position < self.params.min_tokens else ()
         self.editing = editing_steps(self.params, self._history, endings)
 
-    def choice(self, index: int, mask: int = -1) -> Choice:
-        """How the token at the current output position is chosen, from row `index` of the logits under mask `mask`."""
-        return Choice(index, mask, self.position, *self._constants)
+    @property
+    def foreseeable(self) -> bool:
+        """Whether further tokens are chosen in a way that does not depend on those between."""
+        return self._free and not self.editing
 
-    def choice_ahead(self, index: int, ahead: int) -> Choice:
-        """How a token `ahead` positions further would be chosen; of what its logits are edited by, nothing is known."""
-        return self.choice(index)._replace(position=self.position + ahead, logprobs=-1)
+    def choice(self, index: int, mask: int = -1, ahead: int = 0) -> Choice:
+        """How the token at the current output position is chosen, from row `index` of the logits under mask `mask`.
+
+        Of a row that is foreseeable, the one `ahead` positions further too.
+        """
+        return Choice(index, mask, self.position + ahead, *self._constants)
 
     def advance(self, token: int) -> tuple[FinishReason | None, int | str | None]:
         """Take a verified output token; whether it ends the output ("stop"), and by which stop string or token id.

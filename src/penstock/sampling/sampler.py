@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from penstock.core.errors import RowFailed
 from penstock.core.plan import SampleResult, TokenLogprobs
-from penstock.sampling.choice import Choice, Choose, Masks
-from penstock.sampling.logprobs import scored_token
+from penstock.sampling.choice import Choice, Choose, ChosenFields, Masks, bits_of
+from penstock.sampling.distribution import Distribution, certain, distribution
+from penstock.sampling.logprobs import scored_token, token_logprobs
 from penstock.sampling.native import chooser
 from penstock.sampling.noise import Purpose
 from penstock.sampling.pipeline import Candidates, Floats
@@ -25,6 +26,41 @@ class FillMasks(Protocol):
 
     def __call__(self, matchers: Sequence[GrammarState], masks: Masks) -> None:
         """Write one mask for each matcher."""
+
+
+class Place(NamedTuple):
+    """Where a token is to be chosen.
+
+    Attributes:
+        row: whose.
+        logits_row: which row of the logits is its own; samples of one prompt may share one.
+        ahead: how many tokens come before it that are not chosen yet; the row has to be foreseeable.
+    """
+
+    row: RowState
+    logits_row: int
+    ahead: int = 0
+
+
+class Target(NamedTuple):
+    """What a row's next token is drawn from.
+
+    Attributes:
+        logits: its own, float32 [V], with penalties, biases and masks.
+        peak: the largest of them.
+        distribution: what temperature, top-k, top-p and min-p make of them.
+    """
+
+    logits: Floats
+    peak: float
+    distribution: Distribution
+
+    def chosen(self, row: RowState, token: int) -> ChosenFields:
+        """The token as if the row had chosen it."""
+        if row.params.logprobs is None:
+            return token, self.peak, 0.0, [], []
+        found = token_logprobs(self.logits, self.peak, token, row.params.logprobs)
+        return token, self.peak, found.logprob, found.top_tokens, found.top_logprobs
 
 
 class Sampler:
@@ -50,22 +86,50 @@ class Sampler:
             One result for each row, in order. Where a row's logits are not finite at their largest, or no token is
             left, its result has finish "error" and its state stays as it was; the others are not affected.
         """
+        chosen = self.choose(logits, [Place(row, index) for row, index in zip(rows, logit_index, strict=True)])
+        return [take(row, one) for row, one in zip(rows, chosen, strict=True)]
+
+    def choose(self, logits: Tensor, places: Sequence[Place]) -> list[ChosenFields | RowFailed]:
+        """What would be the next token at each place, or why there is none; no state is changed.
+
+        `logits` are as in `sample`.
+        """
         floats = self._as_floats(logits)
-        masks, places = self._masks_of(rows)
-        asked = list(zip(rows, logit_index, places, strict=True))
-        choices = [row.choice(index, place) for row, index, place in asked if not row.editing]
+        masks, mask_of = self._masks_of([place.row for place in places])
+        asked = list(zip(places, mask_of, strict=True))
+        choices = [row.choice(logits_row, mask, ahead) for (row, logits_row, ahead), mask in asked if not row.editing]
         together = iter(self._choose(floats, choices, masks))
-        results = []
-        for row, index, place in asked:
+        found: list[ChosenFields | RowFailed] = []
+        for (row, logits_row, _), mask in asked:
             try:
-                chosen = self._edit_and_choose(floats[index], row, masks, place) if row.editing else next(together)
+                chosen = self._edit_and_choose(floats[logits_row], row, masks, mask) if row.editing else next(together)
                 if not math.isfinite(chosen[1]):
-                    nothing_allowed = place >= 0 and math.isfinite(float(floats[index].max()))
+                    nothing_allowed = mask >= 0 and math.isfinite(float(floats[logits_row].max()))
                     raise RowFailed(_NONE_LEFT if nothing_allowed else _not_finite(chosen[1]))
-                results.append(_advance(row, *chosen))
+                found.append(chosen)
             except RowFailed as failure:
-                results.append(SampleResult(row.sequence, [], "error", error=failure.message))
-        return results
+                found.append(failure)
+        return found
+
+    def target(self, logits: Tensor, row: RowState, index: int) -> Target:
+        """What the row's next token is drawn from, where row `index` of the logits is its own.
+
+        Raises RowFailed where a token cannot be drawn.
+        """
+        edited = self._as_floats(logits)[index].copy()
+        peak = float(edited.max())
+        if not math.isfinite(peak):
+            raise RowFailed(_not_finite(peak))
+        candidates = Candidates(edited)
+        for step in row.editing:
+            step.apply(candidates)
+        masks, (mask,) = self._masks_of([row])
+        if mask >= 0:
+            edited[~bits_of(masks[mask], edited.size)] = -np.inf
+        peak = float(edited.max())
+        if not math.isfinite(peak):
+            raise RowFailed(_NONE_LEFT)
+        return Target(edited, peak, distribution(edited, peak, row.choice(0)))
 
     def score(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
         """How likely each of `tokens` is by its row of `logits` alone, with the `top` most likely ones beside it.
@@ -91,6 +155,15 @@ class Sampler:
         """One token for each choice, none of which has a mask; 0 where the logits are not finite at their largest."""
         chosen = self._choose(self._as_floats(logits), choices, self._masks[:0])
         return [token if math.isfinite(peak) else 0 for token, peak, *_ in chosen]
+
+    def distributions(self, logits: Tensor, choices: Sequence[Choice]) -> list[Distribution]:
+        """What each choice of `guess` is drawn from."""
+        floats, found = self._as_floats(logits), []
+        for choice in choices:
+            row = floats[choice.row]
+            peak = float(row.max())
+            found.append(distribution(row, peak, choice) if math.isfinite(peak) else certain(0))
+        return found
 
     def _masks_of(self, rows: Sequence[RowState]) -> tuple[Masks, list[int]]:
         """The masks of the rows that have a grammar, and for each row the place of its own, -1 for none."""
@@ -120,9 +193,7 @@ class Sampler:
         converted: Floats = target.numpy()
         return converted
 
-    def _edit_and_choose(
-        self, logits: Floats, row: RowState, masks: Masks, place: int
-    ) -> tuple[int, float, float, list[int], list[float]]:
+    def _edit_and_choose(self, logits: Floats, row: RowState, masks: Masks, mask: int) -> ChosenFields:
         """Choose from a copy of the row that the editing steps have changed."""
         peak = float(logits.max())
         if not math.isfinite(peak):
@@ -132,20 +203,24 @@ class Sampler:
         candidates = Candidates(edited)
         for step in row.editing:
             step.apply(candidates)
-        (chosen,) = self._choose(self._edited, [row.choice(0, place)], masks)
+        (chosen,) = self._choose(self._edited, [row.choice(0, mask)], masks)
         if not math.isfinite(chosen[1]):
             raise RowFailed(_NONE_LEFT)
         return chosen
 
 
-def _advance(
-    row: RowState, token: int, peak: float, logprob: float, top_tokens: list[int], top_logprobs: list[float]
-) -> SampleResult:
-    """Give the row its token; the fields after `row` are those of `Chosen`."""
+def take(row: RowState, chosen: ChosenFields | RowFailed) -> SampleResult:
+    """Give the row the token that was chosen for it, or end it with what went wrong, its state being as it was."""
+    if isinstance(chosen, RowFailed):
+        return SampleResult(row.sequence, [], "error", error=chosen.message)
+    token, _, logprob, top_tokens, top_logprobs = chosen
     logprobs = None
     if row.params.logprobs is not None:
         logprobs = [TokenLogprobs(token, logprob, top_tokens, top_logprobs)]
-    finish, reason = row.advance(token)
+    try:
+        finish, reason = row.advance(token)
+    except RowFailed as failure:
+        return SampleResult(row.sequence, [], "error", error=failure.message)
     return SampleResult(row.sequence, [token], finish, reason, logprobs)
 
 

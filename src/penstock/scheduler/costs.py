@@ -1,53 +1,91 @@
 """What steps cost that only decode, by how many tokens are in them, as this machine has shown."""
 
 from bisect import bisect_left
+from dataclasses import dataclass
 
 # Steps are told apart by the least of these that their tokens do not exceed; larger ones are not told apart.
 SIZES = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128),
     *(160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048),
 )
-# What the newest step weighs beside all before it.
-NEWEST = 0.1
+# The mean of a size's first steps is taken; then its newest step weighs so much beside all before it, and says so much
+# of all sizes: where the machine has become slower, it has for all of them.
+FIRST = 10
+NEWEST = 0.05
+COMMON = 0.1
+# A step that took longer than this many times what was expected was held up by something else.
+MOST_OFF = 2.0
 # A size that so many steps have passed by is not known any more, since contexts grow and machines change.
 FORGOTTEN = 1000
 
 
-class StepCosts:
-    """Seconds of a step by its size: means in which older steps weigh less, with straight lines between them.
+@dataclass(slots=True)
+class _Size:
+    """Steps of about one size: how many tokens they had in the mean, how long they took, and how many there were.
 
-    What is larger than all that was measured is taken to cost no more, and what is smaller to cost as much less: that
-    is the least they can, so that they are tried, and then known.
+    `newest` is which step of all was the last of them.
+    """
+
+    tokens: float
+    seconds: float
+    count: int
+    newest: int
+
+
+class StepCosts:
+    """Seconds of a step by its size: geometric means in which older steps weigh less, with straight lines between them.
+
+    What is smaller than all that was measured is taken to cost as much less, which is the least it can, so that it is
+    tried. What is larger goes on as the line between the two largest ones; where there is one, half of what a step
+    costs is taken to grow with its size.
     """
 
     def __init__(self) -> None:
-        self._seconds: list[float | None] = [None] * len(SIZES)
-        self._newest = [0] * len(SIZES)
+        self._sizes: dict[int, _Size] = {}
+        # What the seconds of all sizes are multiples of.
+        self._common = 1.0
         self._steps = 0
+        self._points: tuple[list[float], list[float]] | None = None
 
     def measured(self, tokens: int, seconds: float) -> None:
         """A step of so many tokens took so long; 0 where that is not known."""
         if seconds <= 0 or tokens > SIZES[-1]:
             return
         self._steps += 1
+        self._points = None
         place = bisect_left(SIZES, tokens)
-        known = self._known(place)
-        self._seconds[place] = seconds if known is None else known + NEWEST * (seconds - known)
-        self._newest[place] = self._steps
+        size = self._sizes.get(place)
+        if size is None or self._steps - size.newest >= FORGOTTEN:
+            self._sizes[place] = _Size(float(tokens), seconds / self._common, 1, self._steps)
+            return
+        off = seconds / (size.seconds * self._common)
+        size.count += 1
+        size.newest = self._steps
+        weight = 1 / size.count
+        if size.count > FIRST:
+            off, weight = min(max(off, 1 / MOST_OFF), MOST_OFF), NEWEST
+            self._common *= off**COMMON
+        size.tokens += weight * (tokens - size.tokens)
+        size.seconds *= off**weight
 
     def of(self, tokens: float) -> float:
         """Seconds that a step of so many tokens takes; 0 where nothing is known of any."""
-        place = min(bisect_left(SIZES, tokens), len(SIZES) - 1)
-        above = next((at for at in range(place, len(SIZES)) if self._known(at) is not None), None)
-        below = next((at for at in range(place - 1, -1, -1) if self._known(at) is not None), None)
-        high = None if above is None else self._known(above)
-        low = None if below is None else self._known(below)
-        if high is not None and low is None and above is not None:
-            return high * min(1.0, tokens / SIZES[above])
-        if high is None or low is None or above is None or below is None:
-            return low or 0.0
-        part = (min(tokens, SIZES[above]) - SIZES[below]) / (SIZES[above] - SIZES[below])
-        return low + part * (high - low)
-
-    def _known(self, place: int) -> float | None:
-        return self._seconds[place] if self._steps - self._newest[place] < FORGOTTEN else None
+        if self._points is None:
+            known = [self._sizes[place] for place in sorted(self._sizes)]
+            known = [size for size in known if self._steps - size.newest < FORGOTTEN]
+            self._points = [size.tokens for size in known], [size.seconds * self._common for size in known]
+        sizes, seconds = self._points
+        if not sizes:
+            return 0.0
+        above = bisect_left(sizes, tokens)
+        if above == 0:
+            return seconds[0] * min(1.0, tokens / sizes[0])
+        if above == len(sizes):
+            # No token costs less than nothing, nor more than one of a step in which nothing else is.
+            most = seconds[-1] / sizes[-1]
+            each = most / 2
+            if len(sizes) > 1:
+                each = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+            return seconds[-1] + (tokens - sizes[-1]) * min(max(0.0, each), most)
+        part = (tokens - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
+        return seconds[above - 1] + part * (seconds[above] - seconds[above - 1])

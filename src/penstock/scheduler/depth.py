@@ -13,16 +13,17 @@ from collections.abc import Sequence as Rows
 from penstock.core.facts import Drafted
 from penstock.core.plan import SampleResult, StepPlan, StepResult
 from penstock.scheduler.acceptance import Acceptance
-from penstock.scheduler.costs import StepCosts
+from penstock.scheduler.costs import NEWEST, StepCosts
 from penstock.scheduler.sequence import Sequence
 
 # A draft whose chance to be right is below one of these is not made; the best of them is looked for.
 CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.12, 0.06)
-# Depths are chosen anew after so many steps, or where the batch has changed.
+# What pays is looked for anew after so many steps.
 STEPS = 8
-# In one of so many choices, one of the sequences for which nothing would be drafted gets a token all the same: that may
-# have become worth its while.
+# In one of so many choices, one of the sequences is drafted for a token more than seems best, or a token less, in turn:
+# what is not tried is not known, and may have become worth its while.
 PATIENCE = 8
+MOST_PATIENCE = 64
 # The chance that is assumed before anything was judged, and the largest one.
 HOPE = 0.6
 CERTAIN = 0.99
@@ -36,21 +37,38 @@ class Depths:
         self._most = most
         self._fixed = fixed
         self._costs = StepCosts()
-        # Of drafting a token for each of so many sequences.
+        # Of drafting so many tokens for all sequences together.
         self._drafting = StepCosts()
         self._common = Acceptance()
-        self._chosen: dict[int, int] = {}
+        self._chance: float | None = None
+        self._trial: tuple[int, int] | None = None
+        self._trials, self._patience = 0, PATIENCE
         self._facts: list[Drafted] = []
         self._steps = self._rounds = 0
+        # What passes from step to step outside of their computation, and when the newest began, and how long it took.
+        self._between = 0.0
+        self._began = self._computed = 0.0
+
+    def begin(self, now: float) -> None:
+        """A step begins. Where nothing was to be done before it, what passed says nothing."""
+        between = now - self._began - self._computed
+        if 0 < between < self._computed:
+            self._between += NEWEST * (between - self._between)
+        self._began = now
 
     def choose(self, sequences: Rows[Sequence]) -> dict[int, int]:
         """How many tokens may be drafted for each of the sequences that decode, by their ids."""
         if self._fixed or not self._most:
             return dict.fromkeys((sequence.id for sequence in sequences), self._most)
+        if self._steps % STEPS == 0:
+            self._chance = self._best(sequences)
+            self._trial = self._next_trial(sequences)
         self._steps += 1
-        if self._steps % STEPS == 0 or self._chosen.keys() != {sequence.id for sequence in sequences}:
-            self._chosen = self._best(sequences)
-        return self._chosen
+        chosen = {sequence.id: self._depth(sequence) for sequence in sequences}
+        if self._trial is not None and self._trial[0] in chosen:
+            sequence, more = self._trial
+            chosen[sequence] = min(self._most, max(1, chosen[sequence] + more))
+        return chosen
 
     def judged(self, sequence: Sequence, answer: SampleResult | None) -> int:
         """A sequence's drafts, if there were any, were verified; how many of them were right."""
@@ -66,37 +84,55 @@ class Depths:
     def measured(self, plan: StepPlan, result: StepResult) -> list[Drafted]:
         """A step whose drafts were all judged took so long; what became of them."""
         facts, self._facts = self._facts, []
+        self._computed = result.seconds
         if self._most and not self._fixed and plan.num_tokens == len(plan.rows):
             tokens = plan.num_tokens + sum(fact.drafted for fact in facts)
             self._costs.measured(tokens, result.seconds - result.drafting_seconds)
             depths = [row.draft_depth for row in plan.rows if row.draft_depth]
             if depths:
-                self._drafting.measured(len(depths), result.drafting_seconds / max(depths))
+                self._drafting.measured(sum(depths), result.drafting_seconds)
         return facts
 
-    def _best(self, sequences: Rows[Sequence]) -> dict[int, int]:
-        common = self._common.rate(HOPE)
-        rates = [min(sequence.acceptance.rate(common), CERTAIN) for sequence in sequences]
-        logs = [math.log(rate) if rate > 0 else -math.inf for rate in rates]
-        depths = [0] * len(rates)
-        best = self._speed(depths, float(len(rates)))
-        for chance in CHANCES:
-            tried = [min(self._most, int(math.log(chance) / each)) for each in logs]
-            gained = sum((1 - rate ** (depth + 1)) / (1 - rate) for rate, depth in zip(rates, tried, strict=True))
-            speed = self._speed(tried, gained)
-            if speed > best:
-                best, depths = speed, tried
-        self._rounds += 1
-        turn = self._rounds // PATIENCE % max(1, len(depths))
-        if self._rounds % PATIENCE == 0 and depths and not depths[turn]:
-            depths[turn] = 1
-        return {sequence.id: depth for sequence, depth in zip(sequences, depths, strict=True)}
+    def _depth(self, sequence: Sequence) -> int:
+        if self._chance is None:
+            return 0
+        rate = self._rate(sequence, self._common.rate(HOPE))
+        return min(self._most, int(math.log(self._chance) / math.log(rate))) if rate > 0 else 0
 
-    def _speed(self, depths: Rows[int], gained: float) -> float:
-        """Tokens a second where drafts have these depths, and so many tokens are gained."""
-        seconds = self._costs.of(len(depths) + sum(depths))
+    @staticmethod
+    def _rate(sequence: Sequence, common: float) -> float:
+        return min(sequence.acceptance.rate(common), CERTAIN)
+
+    def _best(self, sequences: Rows[Sequence]) -> float | None:
+        """The chance below which it pays best not to draft; None where it pays not to draft at all."""
+        common = self._common.rate(HOPE)
+        rates = [self._rate(sequence, common) for sequence in sequences]
+        logs = [math.log(rate) if rate > 0 else -math.inf for rate in rates]
+        found, best = None, self._speed(len(rates), 0, float(len(rates)))
+        for chance in CHANCES:
+            depths = [min(self._most, int(math.log(chance) / each)) for each in logs]
+            gained = sum((1 - rate ** (depth + 1)) / (1 - rate) for rate, depth in zip(rates, depths, strict=True))
+            speed = self._speed(len(rates), sum(depths), gained)
+            # Of equals the lowest: there drafts could not be deeper.
+            if speed > best or (found is not None and speed == best):
+                found, best = chance, speed
+        return found
+
+    def _next_trial(self, sequences: Rows[Sequence]) -> tuple[int, int] | None:
+        """A sequence that is drafted for otherwise, and by how many tokens; None where it is time for none."""
+        self._rounds += 1
+        if self._rounds < self._patience or not sequences:
+            return None
+        self._rounds = 0
+        self._trials += 1
+        # Where nothing is drafted for long, it is tried ever less.
+        self._patience = PATIENCE if self._chance is not None else min(2 * self._patience, MOST_PATIENCE)
+        turn, more = self._trials // 2 % len(sequences), 1 if self._trials % 2 else -1
+        return sequences[turn].id, more
+
+    def _speed(self, rows: int, drafted: int, gained: float) -> float:
+        """Tokens a second where so many are drafted for all rows together, and so many are gained."""
+        seconds = self._costs.of(rows + drafted)
         if not seconds:
             return gained
-        for depth in range(max(depths, default=0)):
-            seconds += self._drafting.of(sum(each > depth for each in depths))
-        return gained / seconds
+        return gained / (self._between + seconds + (self._drafting.of(drafted) if drafted else 0.0))

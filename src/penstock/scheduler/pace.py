@@ -3,7 +3,8 @@
 from penstock.core.plan import StepPlan
 
 # A step has room for so many tokens of prompts, however long they take: with fewer, much of its time would go into
-# reading the weights once more.
+# reading the weights once more. Where that is known not to be so, and a time was asked for, they are as many as take
+# as long as the rest of the step.
 LEAST_PROMPT = 64
 # Where no time is asked for, a step with a prompt in it takes at most so many times as long as those before it that
 # only decoded, unless it had fewer tokens of prompts than this: for them, what a step costs by itself is too much.
@@ -26,7 +27,8 @@ class Pace:
 
     The estimate is tokens by seconds of the last steps, those in which a prompt was computed. What a step costs
     whatever is in it counts as if its tokens had cost it: an estimate from short steps is too low, never too high, and
-    as steps of the budget that follows from it are measured, it settles where they take the time they should.
+    as steps of the budget that follows from it are measured, it settles where they take the time they should. Beside
+    rows that decode, whose steps have been measured by themselves, a prompt's tokens cost what they lengthen them by.
     """
 
     def __init__(self, target: float | None, *, asked: bool = True) -> None:
@@ -40,12 +42,19 @@ class Pace:
         self._decoding = 0.0
         self._tokens = 0.0
         self._seconds = 0.0
+        # Of prompts alone: tokens in a step, and how much longer than one of decodes it takes for them.
+        self._more = 0.0
+        self._longer = 0.0
 
     def measured(self, plan: StepPlan, seconds: float) -> None:
         """A step took so long; 0 where that is not known."""
         tokens = plan.num_tokens
         if seconds > 0 and tokens == len(plan.rows):
             self._decoding += NEWEST * (seconds - self._decoding) if self._decoding else seconds
+        elif seconds > 0 and self._decoding:
+            more = tokens - sum(row.count == 1 for row in plan.rows)
+            self._more += NEWEST * (more - self._more)
+            self._longer += NEWEST * (max(0.0, seconds - self._decoding) - self._longer)
         # Decodes, and steps in the background, say little of prompts.
         if seconds > 0 and tokens >= LEAST_PROMPT and tokens > len(plan.rows):
             self._tokens += NEWEST * (tokens - self._tokens)
@@ -56,10 +65,14 @@ class Pace:
         if self._target is None:
             return most
         # Until a first step was measured, one that is worth its while says how fast they are.
-        wanted = self._within(self._target, most)
+        wanted, least = self._within(self._target, most), LEAST_PROMPT
+        if decodes and self._longer and self._asked:
+            each = self._longer / self._more
+            wanted = max(wanted, decodes + int(max(0.0, self._target - self._decoding) / each))
+            least = max(1, min(LEAST_PROMPT, int(self._decoding / each)))
         if decodes and self._decoding and not self._asked:
             wanted = min(wanted, max(self._within(STRETCH * self._decoding, most), decodes + ENOUGH_PROMPT))
-        return min(most, max(wanted, decodes + LEAST_PROMPT))
+        return min(most, max(wanted, decodes + least))
 
     def _within(self, seconds: float, most: int) -> int:
         """Tokens that are computed in a time, at most `most`; 0 where nothing is known."""

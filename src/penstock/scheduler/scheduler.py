@@ -119,6 +119,7 @@ class Scheduler:
         """The next step, or None where nothing can be computed before an outstanding plan commits."""
         if len(self._outstanding) >= self.config.max_outstanding:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
+        self._depths.begin(now)
         self.cache.pool.tick(now)
         self._yield_to_priority()
         decodes = sum(sequence.pending == 1 for sequence in self._running if not sequence.background)

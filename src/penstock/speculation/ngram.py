@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from penstock.core.plan import RowPlan
 from penstock.runtime.storage import KVStorage
-from penstock.speculation.proposer import Wanted
+from penstock.speculation.proposer import Proposal, Wanted
 
 # Newest tokens that have to have stood together before; of several lengths, the longest that has is taken.
 LONGEST = 4
@@ -64,9 +64,9 @@ class NgramProposer:
     def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
         """Nothing is computed."""
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """What followed when each row's newest tokens stood together before."""
-        return [self._histories[row.sequence].following(row.depth) for row in wanted]
+        return [Proposal(self._histories[row.sequence].following(row.depth)) for row in wanted]
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Index what the sequence has gained."""

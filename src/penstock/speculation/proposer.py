@@ -1,10 +1,12 @@
 """What proposers of drafts have in common."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from penstock.core.plan import RowPlan
-from penstock.runtime.storage import KVStorage
+from torch import Tensor
+
+from penstock.core.plan import BlockCopy, RowPlan
+from penstock.sampling.distribution import Distribution
 from penstock.sampling.row import RowState
 
 
@@ -24,6 +26,31 @@ class Wanted(NamedTuple):
     table: int
 
 
+class Blocks(Protocol):
+    """Keys and values in blocks."""
+
+    def clear_blocks(self, blocks: list[int]) -> None:
+        """Nothing of what was in them may be read."""
+
+    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+        """Copy whole blocks, in order."""
+
+
+class Proposal(NamedTuple):
+    """What may come next.
+
+    Attributes:
+        tokens: in order; none where there is no guess.
+        drawn_from: what each was drawn from, where that is asked for; None where nothing else could have come.
+    """
+
+    tokens: list[int]
+    drawn_from: list[Distribution] | None = None
+
+
+NONE = Proposal([])
+
+
 class Proposer(Protocol):
     """Guesses what comes next; what it says is never more than a guess.
 
@@ -33,7 +60,8 @@ class Proposer(Protocol):
         storage: where it has keys and values of its own, in the same blocks as the target; None where it has none.
     """
 
-    storage: KVStorage | None
+    @property
+    def storage(self) -> Blocks | None: ...
 
     def begin(self, sequence: int, prompt: Sequence[int]) -> None:
         """A sequence begins with this prompt."""
@@ -41,11 +69,28 @@ class Proposer(Protocol):
     def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
         """The target computes these rows, which have these rows of the block tables, in the step that begins."""
 
-    def propose(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """For each row the tokens that may come next, in order; none where it has no guess."""
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        """For each row the tokens that may come next."""
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """The sequence has gained these tokens."""
 
     def forget(self, sequence: int) -> None:
         """The sequence has ended; also where it never began."""
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """A proposer that guesses from the target's hidden states.
+
+    Attributes:
+        states: of which tokens it has to see them.
+    """
+
+    states: Literal["selected", "all"]
+
+    def see(self, sequence: int, start: int, states: Tensor) -> None:
+        """The target's states at the sequence's positions from `start` on, [positions, width].
+
+        The last ones may be those of drafts; which of them count, `observe` tells, which follows where there are any.
+        """

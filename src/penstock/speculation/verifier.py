@@ -1,27 +1,35 @@
-"""The only place where drafts are accepted.
+"""The only place where drafts are accepted, by one of two rules.
 
-Coupled acceptance: at every position the target's token is chosen as it would be without any draft, by the request's
-own random numbers for that position, and a draft counts where it is that token. So the output is the same, token by
-token and bit by bit, whoever drafts and however many; a draft that is chosen with the same random numbers is often
-right at any temperature (Daliri et al., "Coupling without communication and drafter-invariant speculative decoding",
-2024). What depends on the tokens before it (penalties, grammars, stop strings, min_tokens) sees at each position what
-it would have seen, since a row's state goes on with each token that is accepted, and never with one that is not.
+Coupled acceptance, the default: at every position the target's token is chosen as it would be without any draft, by the
+request's own random numbers for that position, and a draft counts where it is that token. So the output is the same,
+token by token and bit by bit, whoever drafts and however many; a draft that is chosen with the same random numbers is
+often right at any temperature (Daliri et al., "Coupling without communication and drafter-invariant speculative
+decoding", 2024).
+
+Rejection sampling keeps drafts more often, and the target's distribution, but not its tokens: see `rejection.py`. At
+temperature 0, where there is one token that may come, the two rules are the same.
+
+What depends on the tokens before it (penalties, grammars, stop strings, min_tokens) sees at each position what it would
+have seen, since a row's state goes on with each token that is accepted, and never with one that is not.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.core.plan import SampleResult
+from penstock.core.errors import RowFailed
+from penstock.core.plan import SampleResult, TokenLogprobs
+from penstock.sampling.choice import ChosenFields
+from penstock.sampling.distribution import Distribution, certain
 from penstock.sampling.row import RowState
+from penstock.sampling.sampler import Place, Sampler, take
+from penstock.speculation.rejection import judged
 
-Sample = Callable[[Tensor, Sequence[RowState], Sequence[int]], list[SampleResult]]
-"""Chooses one token for each state from its row of the logits and advances the state."""
 
-
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DraftedRow:
     """A row whose next tokens are to be chosen.
 
@@ -29,43 +37,88 @@ class DraftedRow:
         state: of the row.
         first: which row of the logits its next token comes from; those behind the drafts follow, in order.
         drafts: what may come next.
-        result: what it has got so far.
+        drawn_from: for each draft what it was drawn from, where the rule has to know; None: it was certain.
+        tokens, logprobs: what it has got so far.
+        newest: what it got last, which says how it ended.
     """
 
     state: RowState
     first: int
     drafts: Sequence[int] = ()
-    result: SampleResult | None = None
+    drawn_from: Sequence[Distribution] | None = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    newest: SampleResult | None = None
+
+    @property
+    def next_draft(self) -> int | None:
+        """The draft at the position that is chosen next."""
+        place = len(self.tokens)
+        return self.drafts[place] if place < len(self.drafts) else None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether chance can decide about its next draft."""
+        return self.next_draft is not None and self.state.params.temperature > 0
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it has got nothing yet, or drafts only, and has not ended."""
+        if self.newest is None:
+            return True
+        place = len(self.tokens) - 1
+        return self.newest.finish is None and place < len(self.drafts) and self.tokens[place] == self.drafts[place]
+
+    def places(self) -> list[Place]:
+        """Where its next token is chosen, and those behind where nothing depends on what comes between."""
+        place = len(self.tokens)
+        count = 1 + len(self.drafts) - place if self.state.foreseeable else 1
+        return [Place(self.state, self.first + place + ahead, ahead) for ahead in range(count)]
+
+    def take(self, chosen: ChosenFields | RowFailed) -> None:
+        """Take the next token."""
+        self.newest = take(self.state, chosen)
+        self.tokens += self.newest.tokens
+        self.logprobs += self.newest.logprobs or ()
+
+    def result(self) -> SampleResult:
+        """All that it has got."""
+        assert self.newest is not None, "each row gets a result"
+        if not self.drafts:
+            return self.newest
+        return replace(self.newest, tokens=self.tokens, logprobs=self.logprobs or None, drafted=len(self.drafts))
 
 
-def verify(sample: Sample, logits: Tensor, rows: Sequence[DraftedRow]) -> list[SampleResult]:
-    """The tokens of each row: those of its drafts that are right, and the one behind them.
+def verify(
+    sampler: Sampler, logits: Tensor, rows: Sequence[DraftedRow], *, rejects: bool = False
+) -> list[SampleResult]:
+    """The tokens of each row: those of its drafts that are accepted, and one behind them.
 
-    Positions are decided one after the other, for all rows together: a row is in the next round while its drafts have
-    been right. One that ends is in none, so that nothing is chosen behind its end.
+    Positions are decided one after the other, for all rows together, or at once where one does not depend on another.
+    A row that ends gets nothing more. `rejects` accepts by rejection sampling.
     """
-    open_rows, place = list(rows), 0
+    open_rows = list(rows)
     while open_rows:
-        results = sample(logits, [row.state for row in open_rows], [row.first + place for row in open_rows])
-        for row, result in zip(open_rows, results, strict=True):
-            row.result = result if row.result is None else _joined(row.result, result)
-        open_rows = [row for row in open_rows if _goes_on(row, place)]
-        place += 1
-    return [_told(row) for row in rows if row.result is not None]
+        by_chance = [row for row in open_rows if rejects and row.is_judged]
+        asked = [(row, row.places()) for row in open_rows if not (rejects and row.is_judged)]
+        chosen = iter(sampler.choose(logits, [place for _, places in asked for place in places]))
+        for row, places in asked:
+            # What was chosen for positions that are not reached is left.
+            for one in list(islice(chosen, len(places))):
+                if row.goes_on:
+                    row.take(one)
+        for row in by_chance:
+            row.take(_judge(sampler, logits, row))
+        open_rows = [row for row in open_rows if row.goes_on]
+    return [row.result() for row in rows]
 
 
-def _goes_on(row: DraftedRow, place: int) -> bool:
-    result = row.result
-    assert result is not None, "each row has got one by now"
-    return result.finish is None and place < len(row.drafts) and result.tokens[place] == row.drafts[place]
-
-
-def _told(row: DraftedRow) -> SampleResult:
-    assert row.result is not None
-    return replace(row.result, drafted=len(row.drafts)) if row.drafts else row.result
-
-
-def _joined(first: SampleResult, second: SampleResult) -> SampleResult:
-    """One result of two, of which the second came later."""
-    logprobs = first.logprobs if second.logprobs is None else [*(first.logprobs or ()), *second.logprobs]
-    return replace(second, tokens=first.tokens + second.tokens, logprobs=logprobs)
+def _judge(sampler: Sampler, logits: Tensor, row: DraftedRow) -> ChosenFields | RowFailed:
+    place, draft = len(row.tokens), row.next_draft
+    assert draft is not None, "only drafts are judged"
+    drawn_from = certain(draft) if row.drawn_from is None else row.drawn_from[place]
+    try:
+        target = sampler.target(logits, row.state, row.first + place)
+        return target.chosen(row.state, judged(target.distribution, draft, drawn_from, row.state.choice(0)))
+    except RowFailed as failure:
+        return failure

@@ -9,6 +9,7 @@ from penstock.kernels.signature import (
     ActivationName,
     AddRmsNorm,
     Attention,
+    Concatenate,
     Embedding,
     GatedActivation,
     Linear,
@@ -64,6 +65,8 @@ class Case:
                 return ()
             case Attention(heads):
                 return (heads.query_width,)
+            case Concatenate():
+                return (sum(self.widths),)
             case GatedActivation():
                 return (self.widths[0] // 2,)
             case _:

@@ -2,7 +2,17 @@
 
 from penstock.kernels.cases import llama
 from penstock.kernels.cases.case import Case
-from penstock.kernels.signature import Embedding, GatedActivation, Scale, SelectRows, SoftCap, WeightRef
+from penstock.kernels.signature import (
+    Activation,
+    Add,
+    Concatenate,
+    Embedding,
+    GatedActivation,
+    Scale,
+    SelectRows,
+    SoftCap,
+    WeightRef,
+)
 
 CASES = (
     Case("embedding", Embedding(WeightRef("weight")), (), weights={"weight": (11, 40)}),
@@ -11,6 +21,10 @@ CASES = (
     # Wide enough for torch to split between threads, inside rows and at no multiple of a vector.
     Case("wide silu", GatedActivation("silu"), (20006,)),
     Case("wide gelu", GatedActivation("gelu_tanh"), (20006,)),
+    Case("silu", Activation("silu"), (65,)),
+    Case("gelu", Activation("gelu_tanh"), (65,)),
+    Case("add", Add(), (33, 33)),
+    Case("concatenate", Concatenate(), (33, 18)),
     Case("wide scale", Scale(8.48528137423857), (10003,)),
     Case("wide soft cap", SoftCap(1.5), (10003,)),
     Case("scale", Scale(8.48528137423857), (33,)),
@@ -26,6 +40,9 @@ CASES = (
         use="bench",
     ),
     Case("width 16,384", GatedActivation("silu"), (2 * llama.INNER,), use="both"),
+    Case("width 2,048", Activation("silu"), (llama.WIDTH,), use="both"),
+    Case("width 2,048", Add(), (llama.WIDTH, llama.WIDTH), use="both"),
+    Case("width 2,048", Concatenate(), (llama.WIDTH, llama.WIDTH), use="both"),
     Case("width 2,048", Scale(45.254833995939045), (llama.WIDTH,), use="both"),
     Case("width 128,256", SoftCap(30.0), (llama.VOCABULARY,), use="bench"),
     Case("width 2,048", SelectRows(), (llama.WIDTH,), use="both"),

@@ -11,9 +11,12 @@ from penstock.kernels.cpu.program import Draft, NativeCall, Registers
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.dispatch import Binding, Implementation, KVLayout
 from penstock.kernels.signature import (
+    Activation,
     ActivationName,
+    Add,
     AddRmsNorm,
     Attention,
+    Concatenate,
     Embedding,
     GatedActivation,
     HeadNorm,
@@ -141,6 +144,19 @@ def _gated_activation(op: GatedActivation, _binding: Binding) -> NativeCall:
     return NativeCall(lambda draft, x, y: draft.program.gated_activation(activation, *x, *y), gate=activation)
 
 
+def _activation(op: Activation, _binding: Binding) -> NativeCall:
+    activation = op.activation
+    return NativeCall(lambda draft, x, y: draft.program.activation(activation, *x, *y), reuses=(0,))
+
+
+def _add(_op: Add, _binding: Binding) -> NativeCall:
+    return NativeCall(lambda draft, x, y: draft.program.add(*x, *y), reuses=(0,))
+
+
+def _concatenate(_op: Concatenate, _binding: Binding) -> NativeCall:
+    return NativeCall(lambda draft, x, y: draft.program.concatenate(*x, *y))
+
+
 def _scale(op: Scale, binding: Binding) -> NativeCall:
     factor = float(torch.tensor(op.factor, dtype=binding.dtype))
     return NativeCall(lambda draft, x, y: draft.program.scale(factor, *x, *y), reuses=(0,))
@@ -168,6 +184,9 @@ NATIVE: tuple[Implementation, ...] = (
     _native(WriteKV, _write_kv, _supports_cache),
     _native(Attention, _attention, _supports_cache),
     _native(GatedActivation, _gated_activation),
+    _native(Activation, _activation),
+    _native(Add, _add),
+    _native(Concatenate, _concatenate),
     _native(Scale, _scale),
     _native(SoftCap, _soft_cap),
     _native(SelectRows, _select_rows),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.native import native
 from penstock.kernels.dispatch import FusedStep, Kernel, StepState
 from penstock.kernels.registers import Reuses, assign_registers
@@ -98,8 +99,7 @@ class _Runner:
 
     def __call__(self, state: StepState, *values: Tensor) -> Any:
         batch = state.batch
-        if self._reach is not None:
-            self._extend_ropes(max(batch.context_lengths))
+        self._extend_ropes(max(batch.context_lengths))
         tokens, selected = batch.token_ids.shape[0], batch.logit_rows.shape[0]
         outputs = [
             (register, torch.empty((selected if value.selected else tokens, value.width), dtype=self._dtype))
@@ -119,6 +119,30 @@ class _Runner:
         if len(outputs) == 1:
             return outputs[0][1]
         return tuple(output for _, output in outputs) if outputs else None
+
+    def decode(
+        self, batch: StepBatch, tokens: Sequence[int], choices: Sequence[Any], *given: Tensor
+    ) -> list[list[int]]:
+        """See `kernels.dispatch.Decodes`."""
+        (register, logits), *made = self._wanted
+        feedback = None
+        if given:
+            feedback = self._given[0], made[0][0], given[0]
+        self._extend_ropes(max(context + more for context, more in zip(batch.context_lengths, tokens, strict=True)) - 1)
+        return self._program.decode(
+            batch.token_ids,
+            batch.positions,
+            batch.query_lengths,
+            batch.context_lengths,
+            batch.logit_rows,
+            batch.block_tables,
+            batch.block_size,
+            register,
+            logits.width,
+            tokens,
+            choices,
+            feedback,
+        )
 
     def _shortest_rope(self) -> int | None:
         return min((table.entries.shape[0] for _, table in self._ropes), default=None)

@@ -1,0 +1,159 @@
+"""Drafts from a small decoder that guesses the model's next hidden state.
+
+Li et al., "EAGLE: Speculative sampling requires rethinking feature uncertainty", ICML 2024. At position i it reads the
+token at i + 1 and the hidden state at i, the model's where that is known and else its own; what it makes of them is the
+state at i + 1, and by the model's head the token at i + 2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from penstock.core.plan import RowPlan
+from penstock.kernels.batch import StepBatch
+from penstock.runtime.gather import gather_batch, order_rows
+from penstock.runtime.storage import KVStorage
+from penstock.runtime.tables import BlockTables
+from penstock.sampling.noise import Purpose
+from penstock.speculation.decoding import Decode, Stepping
+from penstock.speculation.proposer import NONE, Proposal, Wanted
+
+# A sequence that nobody drafts for is computed once it is so many tokens behind: together they cost little.
+LAG = 64
+
+
+@dataclass(slots=True)
+class _Track:
+    """A sequence: its tokens, its row of the block tables, and states at the positions from `first` on."""
+
+    tokens: list[int]
+    table: int = -1
+    first: int = 0
+    states: Tensor | None = None
+
+    @property
+    def ready(self) -> int:
+        """How many positions can be computed: those that have a state, and a token behind them."""
+        return 0 if self.states is None else min(len(self.states), len(self.tokens) - 1 - self.first)
+
+    def taken(self, count: int) -> tuple[list[int], Tensor]:
+        """Tokens and states of the first positions; they are not kept."""
+        assert self.states is not None
+        begin = self.first + 1
+        tokens, states = self.tokens[begin : begin + count], self.states[:count]
+        self.first += count
+        self.states = self.states[count:] if count < len(self.states) else None
+        return tokens, states
+
+
+class EagleProposer:
+    """Keeps keys and values of its own layers in the target's blocks, at the positions of the states.
+
+    Where another sequence's block is shared, its last position was computed with that sequence's next token: drafts may
+    be a little worse for that.
+
+    Args:
+        head: a program of `models.heads.EagleHead`.
+        decode: decodes with it.
+        tables, groups: the target's block tables, and which of them its layers use.
+        rejects: its drafts are accepted by rejection sampling, for which `decode` says what they are drawn from.
+    """
+
+    states: Literal["selected", "all"] = "all"
+
+    def __init__(
+        self,
+        head: Stepping,
+        decode: Decode,
+        tables: BlockTables,
+        groups: Sequence[int],
+        storage: KVStorage,
+        *,
+        rejects: bool = False,
+    ) -> None:
+        self.storage: KVStorage | None = storage
+        self._head = head
+        self._decode = decode
+        self._tables = tables
+        self._groups = tuple(groups)
+        self._rejects = rejects
+        self._tracks: dict[int, _Track] = {}
+
+    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+        """Nothing of the prompt is computed yet, or all of it was for another sample."""
+        self._tracks[sequence] = _Track(list(prompt))
+
+    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
+        """What they are computed from is seen later; here it learns where they are."""
+        for row, table in zip(rows, table_rows, strict=True):
+            if (track := self._tracks.get(row.sequence)) is not None:
+                track.table = table
+
+    def see(self, sequence: int, start: int, states: Tensor) -> None:
+        """Compute what is known of a prompt at once."""
+        track = self._tracks.get(sequence)
+        if track is None:
+            return
+        kept = None if track.states is None else track.first + len(track.states)
+        if kept == start and track.states is not None:
+            track.states = torch.cat((track.states, states))
+        else:
+            # Others computed what is before, or it is computed anew.
+            track.first, track.states = start, states.clone()
+        if track.ready >= LAG:
+            self._compute(track, sequence)
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Of the states behind a draft that was wrong nothing is kept."""
+        track = self._tracks[sequence]
+        track.tokens.extend(tokens)
+        if track.states is not None:
+            track.states = track.states[: max(0, len(track.tokens) - 1 - track.first)]
+
+    def forget(self, sequence: int) -> None:
+        """Forget the sequence."""
+        self._tracks.pop(sequence, None)
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        """Decode as many tokens as are wanted, for all rows together."""
+        known = [row for row in wanted if self._tracks[row.sequence].ready]
+        if not known:
+            return [NONE for _ in wanted]
+        # The last position decides what comes next; those before it have waited for it.
+        asked = []
+        for row in known:
+            track = self._tracks[row.sequence]
+            track.table = row.table
+            asked.append((row.sequence, track.first, *track.taken(track.ready), row.table))
+        batch, order, states = self._gather(asked, further=max(row.depth for row in known) - 1)
+        ordered = [known[place] for place in order]
+        purpose = int(Purpose.DRAFT if self._rejects else Purpose.TOKEN)
+        choices = [row.state.choice(place)._replace(logprobs=-1, purpose=purpose) for place, row in enumerate(ordered)]
+        found = self._decode(batch, [row.depth for row in ordered], choices, states)
+        proposals = {row.sequence: proposal for row, proposal in zip(ordered, found, strict=True)}
+        return [proposals.get(row.sequence, NONE) for row in wanted]
+
+    def _compute(self, track: _Track, sequence: int) -> None:
+        first = track.first
+        tokens, states = track.taken(track.ready)
+        batch, _, given = self._gather([(sequence, first, tokens, states, track.table)], further=0)
+        self._head.results(batch, given)
+
+    def _gather(
+        self, asked: Sequence[tuple[int, int, list[int], Tensor, int]], further: int
+    ) -> tuple[StepBatch, list[int], Tensor]:
+        """The batch of (sequence, start, tokens, states, row of the tables) each, their order in it, and its states."""
+        plans = [
+            RowPlan(sequence, start, len(tokens), tokens, None, (sequence,), ())
+            for sequence, start, tokens, _, _ in asked
+        ]
+        place_of = {sequence: place for place, (sequence, *_) in enumerate(asked)}
+        rows = order_rows(plans)
+        order = [place_of[row.sequence] for row in rows]
+        tokens = [token for row in rows for token in row.tokens]
+        table_rows = [asked[place][4] for place in order]
+        batch = gather_batch(rows, tokens, table_rows, self._tables, self._groups, further)
+        return batch, order, torch.cat([asked[place][3] for place in order])

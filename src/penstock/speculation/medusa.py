@@ -1,0 +1,102 @@
+"""Drafts from heads that look further ahead than the model's own, each from the newest hidden state.
+
+Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple decoding heads", ICML 2024, of whose
+candidates the likeliest chain is drafted.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.core.plan import RowPlan
+from penstock.kernels.batch import StepBatch
+from penstock.runtime.storage import KVStorage
+from penstock.sampling.noise import Purpose
+from penstock.sampling.sampler import Sampler
+from penstock.speculation.proposer import NONE, Proposal, Wanted
+
+
+class Heads(Protocol):
+    """What makes logits of hidden states."""
+
+    def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
+        """Logits of each head, [rows, vocabulary]."""
+
+
+class MedusaProposer:
+    """Keeps each sequence's newest hidden state; all heads guess in one call.
+
+    Args:
+        heads: a program of `models.heads.MedusaHeads`.
+        sampler: over its vocabulary.
+        rejects: its drafts are accepted by rejection sampling.
+    """
+
+    states: Literal["selected", "all"] = "selected"
+
+    def __init__(self, heads: Heads, sampler: Sampler, *, rejects: bool = False) -> None:
+        self.storage: KVStorage | None = None
+        self._heads = heads
+        self._sampler = sampler
+        self._rejects = rejects
+        # What was seen last, and of it the state behind which the newest token came.
+        self._seen: dict[int, Tensor] = {}
+        self._newest: dict[int, Tensor] = {}
+
+    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+        """Nothing is known of it."""
+
+    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
+        """Nothing is computed."""
+
+    def see(self, sequence: int, start: int, states: Tensor) -> None:
+        """The newest of them says what comes next."""
+        self._seen[sequence] = states
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        """The last of the tokens came from the state at as many positions as there are before it."""
+        seen = self._seen.pop(sequence, None)
+        if seen is not None:
+            self._newest[sequence] = seen[len(tokens) - 1].clone()
+
+    def forget(self, sequence: int) -> None:
+        """Forget the sequence."""
+        self._seen.pop(sequence, None)
+        self._newest.pop(sequence, None)
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        """A token of each head, as many as are wanted."""
+        known = [row for row in wanted if row.sequence in self._newest]
+        if not known:
+            return [NONE for _ in wanted]
+        states = torch.stack([self._newest[row.sequence] for row in known])
+        proposals = {row.sequence: Proposal([], [] if self._rejects else None) for row in known}
+        for ahead, logits in enumerate(self._heads.results(_rows(len(known)), states)):
+            asked = [(place, row) for place, row in enumerate(known) if row.depth > ahead]
+            if not asked:
+                break
+            self._add(logits, asked, ahead, proposals)
+        return [proposals.get(row.sequence, NONE) for row in wanted]
+
+    def _add(
+        self, logits: Tensor, asked: Sequence[tuple[int, Wanted]], ahead: int, proposals: dict[int, Proposal]
+    ) -> None:
+        """Add each row's draft of the head that looks so far `ahead`."""
+        # Drafts that are accepted by chance must know nothing of what the target would choose.
+        purpose = int(Purpose.DRAFT if self._rejects else Purpose.TOKEN)
+        choices = [row.state.choice(place, ahead=ahead)._replace(logprobs=-1, purpose=purpose) for place, row in asked]
+        for (_, row), token in zip(asked, self._sampler.guess(logits, choices), strict=True):
+            proposals[row.sequence].tokens.append(token)
+        if self._rejects:
+            for (_, row), source in zip(asked, self._sampler.distributions(logits, choices), strict=True):
+                sources = proposals[row.sequence].drawn_from
+                assert sources is not None
+                sources.append(source)
+
+
+def _rows(count: int) -> StepBatch:
+    """A step of so many rows without tokens or a context."""
+    ones, zeros = [1] * count, torch.zeros(count, dtype=torch.int64)
+    return StepBatch(zeros, zeros, ones, ones, count, torch.arange(count), (), 16)
