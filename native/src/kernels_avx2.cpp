@@ -258,6 +258,38 @@ template <int R> struct WideFloat32 {
     }
 };
 
+// Enough for both units that multiply, whose results come after four cycles.
+constexpr int kChains = 10;
+
+// `rounds` times a product in each chain, with operands that the compiler cannot see through.
+template <typename Sum, typename Product> void repeat(int64_t rounds, Sum zero, Sum left, const Product &product) {
+    Sum sums[kChains];
+    for (int i = 0; i < kChains; ++i) sums[i] = zero;
+    for (int64_t round = 0; round < rounds; ++round) {
+        asm volatile("" : "+x"(left));
+#pragma GCC unroll 10
+        for (int i = 0; i < kChains; ++i) sums[i] = product(sums[i], left);
+    }
+    // All of them are used, without any having to be in memory before.
+    Sum all = sums[0];
+#pragma GCC unroll 10
+    for (int i = 1; i < kChains; ++i) all = all + sums[i];
+    asm volatile("" : : "x"(all));
+}
+
+// Of a nibble and a byte: int8 takes two of them.
+int64_t compute_int8(int64_t rounds) {
+    repeat(rounds, _mm256_setzero_si256(), _mm256_set1_epi8(1),
+           [](__m256i sum, __m256i x) { return _mm256_add_epi16(sum, _mm256_maddubs_epi16(x, sum)); });
+    return rounds * kChains * 32 * 2;
+}
+
+int64_t compute_float32(int64_t rounds) {
+    repeat(rounds, _mm256_setzero_ps(), _mm256_set1_ps(1.0f),
+           [](__m256 sum, __m256 x) { return _mm256_fmadd_ps(x, x, sum); });
+    return rounds * kChains * kVector * 2;
+}
+
 } // namespace
 
 const Kernels *avx2_kernels() {
@@ -268,7 +300,7 @@ const Kernels *avx2_kernels() {
                                 {kFloat32Rows, kBfloat16Rows, kGenericRows, kGenericRows, kGenericRows},
                                 std::numeric_limits<int64_t>::max(),
                                 nullptr,
-                                {}};
+                                {compute_int8, nullptr, compute_float32}};
     return &set;
 }
 

@@ -11,7 +11,7 @@ import torch
 from penstock.bench.counts import activation_bytes, arithmetic, kv_bytes, weight_bytes
 from penstock.bench.sampling import SAMPLING, compile_choice
 from penstock.bench.single import KV_TYPE, compile_case, random_values
-from penstock.core.ceilings import ARITHMETIC_OF, Ceilings
+from penstock.core.ceilings import Ceilings
 from penstock.kernels.cases import CASES, Case, llama
 from penstock.kernels.cpu.weights import (
     INT4_GROUP,
@@ -134,7 +134,7 @@ def _measure_matrix(case: Case, format: NativeFormat, rows: Sequence[int], ceili
         steps = _bounded(len(copies), arithmetic(batch)) if isinstance(case.operation, Linear) else _STEPS
         seconds = median_seconds(compile_case(batch, copies, steps)) / steps
         size = weight_bytes(batch, len(copies[0].memory)) + activation_bytes(batch)
-        peak = ceilings.arithmetic[ARITHMETIC_OF[format]]
+        peak = ceilings.peak(format)
         yield _figures(case.op, case.name, format, count, seconds, size, peak, ceilings, arithmetic(batch))
 
 

@@ -85,7 +85,7 @@ def compile_case(case: Case, matrices: Sequence[Weight | None], steps: int) -> C
             gate = _part(GatedActivation(case.gate), binding)
             fused.append(FusedStep(gate, outputs, (new(case.output_widths[0]),)))
         if part.reuses and None not in part.reuses:
-            inputs = outputs
+            inputs = (*outputs, *inputs[len(outputs) :])
     # Nothing is wanted: results stay in the program's registers, as those between a model's operations do.
     kernel = NativeCall.fuse(fused, given, (), torch.float32)
     state = StepState(batch)
