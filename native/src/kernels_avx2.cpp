@@ -4,6 +4,9 @@
 #include <cmath>
 
 namespace penstock {
+struct Block;
+// attention_avx2.cpp
+void attend_block_avx2(const Block &block);
 static inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 } // namespace penstock
 
@@ -299,7 +302,7 @@ const Kernels *avx2_kernels() {
                                  tile_of<NibbleInt4Float16>},
                                 {kFloat32Rows, kBfloat16Rows, kGenericRows, kGenericRows, kGenericRows},
                                 std::numeric_limits<int64_t>::max(),
-                                nullptr,
+                                attend_block_avx2,
                                 {compute_int8, nullptr, compute_float32}};
     return &set;
 }

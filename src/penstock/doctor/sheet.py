@@ -223,10 +223,11 @@ def _decode(seen: Observation) -> Answer:
         why += f", which read memory at {reads:.0%} of what is possible"
     smaller = seen.settings.quantization
     advice = {
-        "none": "Without it, --quantization int4 reads about a quarter of the bytes for each token.",
-        "int8": "Without it, --quantization int4 reads about half of the bytes for each token.",
-    }.get(smaller or "", "Without it, a smaller model or memory with more bandwidth would help.")
-    return Answer("applies", f"{why}.", advice, evidence)
+        "none": "--quantization int4 reads about a quarter of the bytes for each token.",
+        "int8": "--quantization int4 reads about half of the bytes for each token.",
+    }.get(smaller or "", "A smaller model or memory with more bandwidth would help too.")
+    drafts = "--speculative auto gives a sequence several tokens of a step where they can be guessed, and changes none."
+    return Answer("applies", f"{why}.", f"{drafts} {advice}", evidence)
 
 
 def _one_device(seen: Observation) -> Answer:
@@ -316,7 +317,7 @@ _ROWS = (
     _Row("TTFT high, repeated prefixes", "prefix caching", "L4b", "--enable-prefix-caching", _prefixes),
     _Row("memory short on long or many sequences", "paged KV", "L4b", "--kv-cache-memory, --max-model-len", _kv),
     _Row("random latency spikes", "preemption, iteration-level scheduling", "L4b", "priority, --target-itl", _spikes),
-    _Row("slow decode", "speculative decoding", "L3", "--quantization", _decode, "speculative decoding"),
+    _Row("slow decode", "speculative decoding", "L3", "--speculative, --quantization", _decode),
     _Row("model too large for one device", "tensor parallelism", "L0 + L3", "–", _one_device, "tensor parallelism"),
     _Row("model over several nodes", "pipeline parallelism", "L0 + L3", "–", _one_device, "pipeline parallelism"),
     _Row("small model, low throughput", "data parallelism", "L3 + L4a", "–", _small_model, "replicas behind a router"),
