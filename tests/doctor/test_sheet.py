@@ -49,6 +49,7 @@ def test_nothing_applies_to_a_server_that_does_well() -> None:
         (5, seen(latency=latencies(SPIKES), steps=prompts()), "row 2"),
         (5, seen(latency=latencies(SPIKES)), "priority"),
         (6, seen(latency=latencies(SLOW)), "--quantization int4"),
+        (6, seen(latency=latencies(SLOW)), "--speculative auto"),
         (6, seen(steps=ALONE), "a quarter"),
         (9, seen(api_cpu=0.97), "several servers"),
         (9, seen(steps=steps(schedule=3.0, sample=2.0, send=2.0, execute=3.0)), "several servers"),
@@ -99,10 +100,10 @@ def test_what_cannot_be_told_is_not_guessed() -> None:
 
 def test_what_this_release_lacks_is_named() -> None:
     lacking = {each.number: each.lacking for each in judge_sheet(WELL) if each.lacking}
-    assert set(lacking) == {6, 7, 8, 9, 10}
-    assert lacking[6] == "speculative decoding" and lacking[7] == "tensor parallelism" and lacking[10] == "router"
-    slow = row(6, seen(latency=latencies(SLOW)))
-    assert slow.in_words == "applies; cannot be acted on by this release"
+    assert set(lacking) == {7, 8, 9, 10}
+    assert lacking[7] == "tensor parallelism" and lacking[10] == "router"
+    small = row(9, seen(api_cpu=0.97))
+    assert small.in_words == "applies; cannot be acted on by this release"
     assert row(7, WELL).in_words == "does not apply; could not be acted on by this release"
     assert row(1, WELL).in_words == "does not apply"
 
