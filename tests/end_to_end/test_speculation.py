@@ -6,7 +6,6 @@
 import json
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,9 @@ import pytest
 from penstock import LLM, Grammar, SamplingParams
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import Completion
-from penstock.loading.hub import resolve_model
 from penstock.speculation.ngram import NgramProposer
 from penstock.speculation.proposer import Proposal, Wanted
-from support.heads import write_eagle, write_medusa
+from support.heads import write_haiku_heads
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
@@ -109,13 +107,8 @@ def knowing(count: int, expected: list[Completion]) -> dict[tuple[int, ...], lis
 
 
 @pytest.fixture(scope="module")
-def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Random ones."""
-    folder = tmp_path_factory.mktemp("heads")
-    config = json.loads((resolve_model("haiku") / "config.json").read_text())
-    write_medusa(folder / "medusa", config["hidden_size"], config["vocab_size"], layers=1, bias=True)
-    write_eagle(folder / "eagle", config)
-    return {"medusa": folder / "medusa", "eagle": folder / "eagle"}
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return write_haiku_heads(tmp_path_factory.mktemp("heads"))
 
 
 PROPOSERS: dict[str, dict[str, Any]] = {
@@ -137,7 +130,7 @@ def test_tokens_and_logprobs_are_those_without(
     count: int,
     expected: list[Completion],
     knowing: dict[tuple[int, ...], list[int]],
-    heads: dict[str, Path],
+    heads: dict[str, str],
     proposer: str,
     batch: int,
 ) -> None:
@@ -145,7 +138,7 @@ def test_tokens_and_logprobs_are_those_without(
     depth = luck.choice([1, 3, 5])
     options: dict[str, Any] = {
         **PROPOSERS[proposer],
-        **({"draft_model": str(heads[proposer])} if proposer in heads else {}),
+        **({"draft_model": heads[proposer]} if proposer in heads else {}),
         "speculative_depth": depth,
         "max_num_seqs": batch,
         "enable_prefix_caching": luck.random() < 0.7,

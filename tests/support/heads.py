@@ -10,6 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.loading.hub import resolve_model
+
 Tensors = dict[str, Tensor]
 
 
@@ -98,3 +100,11 @@ def write_eagle(
     tensors = {name: torch.randn(shape, generator=luck) / shape[-1] ** 0.5 for name, shape in shapes.items()}
     _write(path, config, tensors)
     return tensors
+
+
+def write_haiku_heads(folder: Path) -> dict[str, str]:
+    """Random heads of both kinds for the bundled model; their directories."""
+    config = json.loads((resolve_model("haiku") / "config.json").read_text())
+    write_medusa(folder / "medusa", config["hidden_size"], config["vocab_size"], layers=1, bias=True)
+    write_eagle(folder / "eagle", config)
+    return {kind: str(folder / kind) for kind in ("medusa", "eagle")}
