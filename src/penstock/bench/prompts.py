@@ -16,6 +16,19 @@ _TASKS = {
     "json": frozenset(("json", "to_json")),
 }
 WORKLOADS = (*_TASKS, "random")
+# What their answers are held to.
+SCHEMAS: Mapping[str, Mapping[str, Any]] = {
+    "json": {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string", "maxLength": 60},
+            "lines": {"type": "array", "items": {"type": "string", "maxLength": 80}, "minItems": 3, "maxItems": 3},
+            "season": {"type": "string", "maxLength": 20},
+        },
+        "required": ["title", "lines", "season"],
+        "additionalProperties": False,
+    }
+}
 RANDOM_TOKENS = 64
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from penstock.core.facts import StepTotals
+from penstock.core.grammar import Grammar
 from penstock.core.sampling import SamplingParams
 
 
@@ -84,11 +85,15 @@ def measure_speculation(
     output_len: int,
     rounds: int,
     clock: Callable[[], float] = time.perf_counter,
+    grammar: Grammar | None = None,
 ) -> Iterator[SpeculationFigures]:
-    """Figures for every temperature and batch size; rounds of the two engines take turns, after one that warms up."""
+    """Figures for every temperature and batch size; rounds of the two engines take turns, after one that warms up.
+
+    Outputs are held to the `grammar`, if there is one.
+    """
 
     def run(engine: Generator, chosen: Sequence[Any], temperature: float) -> _Run:
-        params = SamplingParams(temperature=temperature, seed=1, max_tokens=output_len)
+        params = SamplingParams(temperature=temperature, seed=1, max_tokens=output_len, grammar=grammar)
         before, start = engine.totals, clock()
         outputs = engine.generate(chosen, params)
         seconds = clock() - start

@@ -7,10 +7,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.bench.prompts import make_prompts
+from penstock.bench.prompts import SCHEMAS, make_prompts
 from penstock.bench.speculation import Setting, SpeculationFigures, measure_speculation
 from penstock.cli.files import check_writable
 from penstock.core.errors import ConfigurationError
+from penstock.core.grammar import Grammar
 from penstock.llm import LLM, chat_encoder
 
 PROMPTS = 64
@@ -37,6 +38,8 @@ def run_bench_speculation(
     plain = LLM(**_options(engine, Setting("off", None)))
     encode = None if plain.tokenizer is None else chat_encoder(plain.tokenizer).encode
     prompts = [{"prompt_token_ids": ids} for ids in make_prompts(workload, PROMPTS, encode, plain.vocab_size)]
+    schema = SCHEMAS.get(workload)
+    held_to = None if schema is None else Grammar.json_schema(dict(schema))
     # A narrower table would cut its headings.
     console = Console(width=max(WIDTH, Console().width))
     table = _table(f"{engine['model']}: {workload}, {output_len} tokens out, median of {rounds}")
@@ -47,7 +50,7 @@ def run_bench_speculation(
                 setting = Setting(proposer, depth)
                 drafting = LLM(**_options(engine, setting))
                 for figures in measure_speculation(
-                    plain, drafting, setting, prompts, temperatures, batch_sizes, output_len, rounds
+                    plain, drafting, setting, prompts, temperatures, batch_sizes, output_len, rounds, grammar=held_to
                 ):
                     results.append(figures)
                     table.add_row(*_row(figures))
