@@ -262,7 +262,7 @@ template <int R> struct WideFloat32 {
 };
 
 // Enough for both units that multiply, whose results come after four cycles.
-constexpr int kChains = 10;
+constexpr int kChains = 12;
 
 // `rounds` times a product in each chain, with operands that the compiler cannot see through.
 template <typename Sum, typename Product> void repeat(int64_t rounds, Sum zero, Sum left, const Product &product) {
@@ -270,12 +270,12 @@ template <typename Sum, typename Product> void repeat(int64_t rounds, Sum zero, 
     for (int i = 0; i < kChains; ++i) sums[i] = zero;
     for (int64_t round = 0; round < rounds; ++round) {
         asm volatile("" : "+x"(left));
-#pragma GCC unroll 10
+#pragma GCC unroll 12
         for (int i = 0; i < kChains; ++i) sums[i] = product(sums[i], left);
     }
     // All of them are used, without any having to be in memory before.
     Sum all = sums[0];
-#pragma GCC unroll 10
+#pragma GCC unroll 12
     for (int i = 1; i < kChains; ++i) all = all + sums[i];
     asm volatile("" : : "x"(all));
 }

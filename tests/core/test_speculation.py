@@ -62,3 +62,15 @@ def test_a_depth_that_is_asked_for_is_taken() -> None:
 def test_a_draft_model_has_to_be_there() -> None:
     with pytest.raises(ConfigurationError, match="--draft-model"):
         resolve_speculation(SpeculationOptions("draft"), None, 1, lambda *_: None)
+
+
+def test_heads_draft_no_more_than_there_are() -> None:
+    heads, notes = DraftModelConfig("/heads", "none", None, most=3), []
+
+    def resolved(depth: int | None) -> int:
+        options = SpeculationOptions("medusa", depth=depth, draft_model="/heads")
+        return resolve_speculation(options, heads, 8, lambda *note: notes.append(note))[1]
+
+    assert resolved(None) == resolved(3) == 3 and resolved(2) == 2
+    with pytest.raises(ConfigurationError, match="--speculative-depth 4 is more than the 3 heads draft"):
+        resolved(4)

@@ -49,7 +49,7 @@ def test_nothing_applies_to_a_server_that_does_well() -> None:
         (5, seen(latency=latencies(SPIKES), steps=prompts()), "row 2"),
         (5, seen(latency=latencies(SPIKES)), "priority"),
         (6, seen(latency=latencies(SLOW)), "--quantization int4"),
-        (6, seen(latency=latencies(SLOW)), "--speculative auto"),
+        (6, seen(steps=ALONE), "--speculative auto"),
         (6, seen(steps=ALONE), "a quarter"),
         (9, seen(api_cpu=0.97), "several servers"),
         (9, seen(steps=steps(schedule=3.0, sample=2.0, send=2.0, execute=3.0)), "several servers"),

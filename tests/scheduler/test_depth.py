@@ -126,3 +126,27 @@ def test_drafts_take_nobodys_blocks_and_no_more_than_is_left() -> None:
     assert simulation.scheduler.snapshot().preemptions <= 1
     assert sum(facts.accepted for facts in simulation.facts) > 0
     assert len(simulation.plans) < 3 * 6
+
+
+def test_steps_in_which_nobody_decodes_decide_nothing() -> None:
+    """The scheduler asks for its foreground first, and that may be empty."""
+    depths, running = Depths(8, fixed=False), sequences(1)
+    drafted = 0
+    for _ in range(200):
+        assert depths.choose([]) == {}
+        chosen = depths.choose(running)
+        depth = chosen[running[0].id]
+        drafted += depth
+        depths.judged(running[0], SampleResult(running[0].id, [0] * (depth + 1), drafted=depth))
+        depths.measured(planned(running, chosen), StepResult(0, (), 1.0))
+    assert drafted > 800, "all are right, and cost nothing"
+
+
+def test_what_drafts_take_now_and_then_is_part_of_their_cost() -> None:
+    uneven, even = StepCosts(even=False), StepCosts()
+    for _ in range(40):
+        for costs in (uneven, even):
+            for _ in range(19):
+                costs.measured(1, 1.0)
+            costs.measured(1, 41.0)
+    assert uneven.of(1) == pytest.approx(3.0, rel=0.5) and even.of(1) < 1.5

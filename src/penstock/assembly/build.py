@@ -39,7 +39,7 @@ from penstock.text.tokenizer import find_tokenizer
 
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
 PROMISE_OF_CHANCE = (
-    "Sampled tokens depend on how many are drafted, and that on the load, since drafts are accepted by rejection "
+    "But sampled tokens depend on how many are drafted, and that on the load, since drafts are accepted by rejection "
     "sampling; their distribution does not, nor do greedy outputs."
 )
 PROMISE_OPEN = (
@@ -143,6 +143,5 @@ def _promise(program: Program, rejects: bool) -> str:
     others = sorted(
         {f"{choice.operation} ({choice.implementation})" for choice in program.choices if not choice.row_function}
     )
-    if rejects and not others:
-        return PROMISE_OF_CHANCE
-    return PROMISE_HOLDS if not others else PROMISE_OPEN + ", ".join(others) + "."
+    promise = PROMISE_HOLDS if not others else PROMISE_OPEN + ", ".join(others) + "."
+    return f"{promise} {PROMISE_OF_CHANCE}" if rejects else promise

@@ -15,7 +15,7 @@ from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.models.declaration import ModelDeclaration
-from penstock.models.heads import declare_heads, size_of
+from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.models.registry import declare
 from penstock.runtime.machine import machine_facts
 from penstock.text.tokenizer import Tokenizer, find_tokenizer
@@ -149,6 +149,7 @@ def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -
         max_position_embeddings=target.max_position_embeddings,
         kv_layers=heads.kv_layers,
         vocab_size=heads.vocab_size,
+        heads=heads.heads if isinstance(heads, MedusaHeads) else None,
     )
 
 

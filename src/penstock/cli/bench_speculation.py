@@ -12,6 +12,7 @@ from penstock.bench.speculation import Setting, SpeculationFigures, measure_spec
 from penstock.cli.files import check_writable
 from penstock.core.errors import ConfigurationError
 from penstock.core.grammar import Grammar
+from penstock.core.speculation import CHECKPOINTS
 from penstock.llm import LLM, chat_encoder
 
 PROMPTS = 64
@@ -42,7 +43,7 @@ def run_bench_speculation(
     held_to = None if schema is None else Grammar.json_schema(dict(schema))
     # A narrower table would cut its headings.
     console = Console(width=max(WIDTH, Console().width))
-    table = _table(f"{engine['model']}: {workload}, {output_len} tokens out, median of {rounds}")
+    table = _table(f"{engine['model']}: {workload}, {output_len} tokens out at most, median of {rounds}")
     results: list[SpeculationFigures] = []
     with console.status("measuring"):
         for proposer in proposers:
@@ -62,7 +63,7 @@ def run_bench_speculation(
 def _options(engine: dict[str, Any], setting: Setting) -> dict[str, Any]:
     """Of an engine with this setting: what another proposer's options say is left out."""
     options = {**engine, "speculative": setting.proposer, "speculative_depth": setting.depth}
-    if setting.proposer not in ("draft", "auto"):
+    if setting.proposer not in ("auto", *CHECKPOINTS):
         options |= {"draft_model": None, "draft_quantization": "none"}
     if setting.proposer != "self":
         options["speculative_layers"] = None

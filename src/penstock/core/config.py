@@ -191,6 +191,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         max_position_embeddings: the longest context it was made for.
         kv_layers: what its attention layers store.
         vocab_size: number of logits.
+        heads: for heads that each draft one token, how many there are; None for all else.
     """
 
     path: str
@@ -202,6 +203,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     max_position_embeddings: int
     kv_layers: tuple[LayerKV, ...]
     vocab_size: int = 0
+    heads: int | None = None
 
 
 class MachineFacts(msgspec.Struct, frozen=True):
@@ -473,7 +475,7 @@ def _draft_model(
             "to be the same; give another --draft-model."
         )
     own = beside(spec, draft.kv_layers, dtype) if draft.kv_layers else None
-    return DraftModelConfig(draft.path, options.draft_quantization, own)
+    return DraftModelConfig(draft.path, options.draft_quantization, own, draft.heads)
 
 
 def _resolve_memory(

@@ -27,11 +27,13 @@ class DraftModelConfig(msgspec.Struct, frozen=True):
         path: its directory.
         quantization: what its weights are rounded to when they are loaded.
         spec: what it keeps in the target's KV blocks; None: nothing.
+        most: tokens that it can draft at a time; None: any number.
     """
 
     path: str
     quantization: str
     spec: KVSpec | None
+    most: int | None = None
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True):
@@ -138,6 +140,11 @@ def resolve_speculation(
         case _:
             config = SpeculationConfig("ngram", rejects=rejects)
             note("speculative", asked, f"drafts come from the sequence's own text, at next to no cost; {unchanged}")
-    measured = f"as many as pay by this machine's own measure, at most {DRAFT_DEPTH}"
+    most = DRAFT_DEPTH if draft is None or draft.most is None else min(draft.most, DRAFT_DEPTH)
+    if depth is not None and draft is not None and draft.most is not None and depth > draft.most:
+        raise ConfigurationError(
+            f"--speculative-depth {depth} is more than the {draft.most} heads draft, one token each."
+        )
+    measured = f"as many as pay by this machine's own measure, at most {most}"
     note("speculative depth", depth or "auto", measured if depth is None else "as asked, always")
-    return config, depth or DRAFT_DEPTH
+    return config, depth or most

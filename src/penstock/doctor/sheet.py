@@ -226,8 +226,11 @@ def _decode(seen: Observation) -> Answer:
         "none": "--quantization int4 reads about a quarter of the bytes for each token.",
         "int8": "--quantization int4 reads about half of the bytes for each token.",
     }.get(smaller or "", "A smaller model or memory with more bandwidth would help too.")
-    drafts = "--speculative auto gives a sequence several tokens of a step where they can be guessed, and changes none."
-    return Answer("applies", f"{why}.", f"{drafts} {advice}", evidence)
+    if seen.batch <= _SMALL_BATCH:
+        advice += (
+            " --speculative auto, where it is off, gives a sequence several tokens of a step if they can be guessed."
+        )
+    return Answer("applies", f"{why}.", advice, evidence)
 
 
 def _one_device(seen: Observation) -> Answer:

@@ -33,14 +33,16 @@ class _Size:
 
 
 class StepCosts:
-    """Seconds of a step by its size: geometric means in which older steps weigh less, with straight lines between them.
+    """Seconds of a step by its size: means in which older steps weigh less, with straight lines between them.
 
     What is smaller than all that was measured is taken to cost as much less, which is the least it can, so that it is
     tried. What is larger goes on as the line between the two largest ones; where there is one, half of what a step
     costs is taken to grow with its size.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, even: bool = True) -> None:
+        """`even` steps of one size take as long, but for what held them up, and become slower together."""
+        self._even = even
         self._sizes: dict[int, _Size] = {}
         # What the seconds of all sizes are multiples of.
         self._common = 1.0
@@ -58,14 +60,17 @@ class StepCosts:
         if size is None or self._steps - size.newest >= FORGOTTEN:
             self._sizes[place] = _Size(float(tokens), seconds / self._common, 1, self._steps)
             return
-        off = seconds / (size.seconds * self._common)
         size.count += 1
         size.newest = self._steps
-        weight = 1 / size.count
-        if size.count > FIRST:
-            off, weight = min(max(off, 1 / MOST_OFF), MOST_OFF), NEWEST
-            self._common *= off**COMMON
+        weight = max(1 / size.count, NEWEST if size.count > FIRST else 0.0)
         size.tokens += weight * (tokens - size.tokens)
+        if not self._even:
+            size.seconds += weight * (seconds - size.seconds)
+            return
+        off = seconds / (size.seconds * self._common)
+        if size.count > FIRST:
+            off = min(max(off, 1 / MOST_OFF), MOST_OFF)
+            self._common *= off**COMMON
         size.seconds *= off**weight
 
     def of(self, tokens: float) -> float:

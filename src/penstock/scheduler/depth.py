@@ -37,8 +37,8 @@ class Depths:
         self._most = most
         self._fixed = fixed
         self._costs = StepCosts()
-        # Of drafting so many tokens for all sequences together.
-        self._drafting = StepCosts()
+        # Of drafting so many tokens for all sequences together, with what a draft model makes up for now and then.
+        self._drafting = StepCosts(even=False)
         self._common = Acceptance()
         self._chance: float | None = None
         self._trial: tuple[int, int] | None = None
@@ -60,6 +60,8 @@ class Depths:
         """How many tokens may be drafted for each of the sequences that decode, by their ids."""
         if self._fixed or not self._most:
             return dict.fromkeys((sequence.id for sequence in sequences), self._most)
+        if not sequences:
+            return {}
         if self._steps % STEPS == 0:
             self._chance = self._best(sequences)
             self._trial = self._next_trial(sequences)

@@ -29,11 +29,13 @@ CATCH_UP = 512
 class _Track:
     """A sequence as the draft model has it: what is known of it, and of how many positions it has keys and values.
 
-    None are taken to be there until drafts are wanted; then the blocks say.
+    None are taken to be there until drafts are wanted; then the blocks say. It is `placed` once the target has computed
+    something of it.
     """
 
     tokens: list[int]
     computed: int = 0
+    placed: bool = False
     guesses: list[int] = field(default_factory=list)
 
 
@@ -62,9 +64,8 @@ class _Blocks:
 
     def forget_from(self, table: Int32, position: int) -> None:
         """What stands in the block of `position`, from there on, is not that of the sequence with this table."""
-        if place := position % self._size:
-            block = table[position // self._size]
-            self._computed[block] = min(self._computed[block], place)
+        block = table[position // self._size]
+        self._computed[block] = min(self._computed[block], position % self._size)
 
     def computed(self, table: Int32, end: int) -> int:
         """How many of the positions before `end` are there, without a gap."""
@@ -77,8 +78,12 @@ class _Blocks:
 
     def computes(self, table: Int32, start: int, end: int) -> None:
         """The positions from `start` to `end` are computed, and all before them are."""
-        for place in range(start // self._size, -(-end // self._size)):
-            self._computed[table[place]] = min(self._size, end - place * self._size)
+        first, whole = start // self._size, end // self._size
+        while first and self._computed[table[first - 1]] < self._size:
+            first -= 1
+        self._computed[table[first:whole]] = self._size
+        if rest := end % self._size:
+            self._computed[table[whole]] = max(self._computed[table[whole]], rest)
 
 
 class DraftModel:
@@ -122,10 +127,10 @@ class DraftModel:
         """Of what the target computes anew, in other blocks maybe, nothing is known any more."""
         for row, table in zip(rows, table_rows, strict=True):
             track = self._tracks.get(row.sequence)
-            if track is None or (track.computed and row.start >= len(track.tokens) - 1):
+            if track is None or (track.placed and row.start >= len(track.tokens) - 1):
                 continue
-            track.computed = 0
-            if self._blocks is not None:
+            track.computed, track.placed = 0, True
+            if self._blocks is not None and row.start % self._tables.block_size:
                 self._blocks.forget_from(self._table(table, row.start + 1), row.start)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
@@ -165,8 +170,9 @@ class DraftModel:
         newest = len(track.tokens) - 1
         if self._blocks is None:
             return newest
-        if not track.computed:
-            track.computed = self._blocks.computed(self._table(row.table, newest), newest)
+        if not track.computed or newest - track.computed > self._tables.block_size:
+            found = self._blocks.computed(self._table(row.table, newest), newest)
+            track.computed = max(track.computed, found)
         return min(track.computed, newest)
 
     def _take(self, row: Wanted, start: int, end: int, proposal: Proposal) -> None:

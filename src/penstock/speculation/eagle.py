@@ -27,9 +27,10 @@ LAG = 64
 
 @dataclass(slots=True)
 class _Track:
-    """A sequence: its tokens, its row of the block tables, and states at the positions from `first` on."""
+    """A sequence: its tokens, how many are its prompt, its row of the block tables, and states from `first` on."""
 
     tokens: list[int]
+    prompt: int
     table: int = -1
     first: int = 0
     states: Tensor | None = None
@@ -84,7 +85,7 @@ class EagleProposer:
 
     def begin(self, sequence: int, prompt: Sequence[int]) -> None:
         """Nothing of the prompt is computed yet, or all of it was for another sample."""
-        self._tracks[sequence] = _Track(list(prompt))
+        self._tracks[sequence] = _Track(list(prompt), len(prompt))
 
     def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
         """What they are computed from is seen later; here it learns where they are."""
@@ -103,7 +104,9 @@ class EagleProposer:
         else:
             # Others computed what is before, or it is computed anew.
             track.first, track.states = start, states.clone()
-        if track.ready >= LAG:
+        # Other samples of the prompt, and whoever shares its blocks, find it computed.
+        whole = start + len(states) == len(track.tokens) == track.prompt
+        if track.ready >= LAG or (whole and track.ready):
             self._compute(track, sequence)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -139,15 +142,18 @@ class EagleProposer:
     def _compute(self, track: _Track, sequence: int) -> None:
         first = track.first
         tokens, states = track.taken(track.ready)
-        batch, _, given = self._gather([(sequence, first, tokens, states, track.table)], further=0)
+        batch, _, given = self._gather([(sequence, first, tokens, states, track.table)], further=None)
         self._head.results(batch, given)
 
     def _gather(
-        self, asked: Sequence[tuple[int, int, list[int], Tensor, int]], further: int
+        self, asked: Sequence[tuple[int, int, list[int], Tensor, int]], further: int | None
     ) -> tuple[StepBatch, list[int], Tensor]:
-        """The batch of (sequence, start, tokens, states, row of the tables) each, their order in it, and its states."""
+        """The batch of (sequence, start, tokens, states, row of the tables) each, their order in it, and its states.
+
+        Logits are wanted, of the last position of each, where they are to be decoded `further`.
+        """
         plans = [
-            RowPlan(sequence, start, len(tokens), tokens, None, (sequence,), ())
+            RowPlan(sequence, start, len(tokens), tokens, None, () if further is None else (sequence,), ())
             for sequence, start, tokens, _, _ in asked
         ]
         place_of = {sequence: place for place, (sequence, *_) in enumerate(asked)}
@@ -155,5 +161,5 @@ class EagleProposer:
         order = [place_of[row.sequence] for row in rows]
         tokens = [token for row in rows for token in row.tokens]
         table_rows = [asked[place][4] for place in order]
-        batch = gather_batch(rows, tokens, table_rows, self._tables, self._groups, further)
+        batch = gather_batch(rows, tokens, table_rows, self._tables, self._groups, further or 0)
         return batch, order, torch.cat([asked[place][3] for place in order])
