@@ -4,8 +4,9 @@ from penstock.core.plan import StepPlan
 
 # A step has room for so many tokens of prompts, however long they take: with fewer, much of its time would go into
 # reading the weights once more. Where that is known not to be so, and a time was asked for, they are as many as take
-# as long as the rest of the step.
+# this part of what the rest of the step takes.
 LEAST_PROMPT = 64
+LEAST_PART = 0.5
 # Where no time is asked for, a step with a prompt in it takes at most so many times as long as those before it that
 # only decoded, unless it had fewer tokens of prompts than this: for them, what a step costs by itself is too much.
 STRETCH = 2
@@ -69,7 +70,7 @@ class Pace:
         if decodes and self._longer and self._asked:
             each = self._longer / self._more
             wanted = max(wanted, decodes + int(max(0.0, self._target - self._decoding) / each))
-            least = max(1, min(LEAST_PROMPT, int(self._decoding / each)))
+            least = max(1, min(LEAST_PROMPT, int(LEAST_PART * self._decoding / each)))
         if decodes and self._decoding and not self._asked:
             wanted = min(wanted, max(self._within(STRETCH * self._decoding, most), decodes + ENOUGH_PROMPT))
         return min(most, max(wanted, decodes + least))
