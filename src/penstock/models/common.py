@@ -67,13 +67,17 @@ def llama_decoder(
     sizes: Sizes, style: BlockStyle, rope: RopeSpec, windows: Sequence[int | None], *, tied: bool
 ) -> Decoder:
     """A decoder of pre-normalised blocks, `windows` saying for each layer how far back it sees."""
-    blocks = tuple(_block(index, sizes, style, rope, window) for index, window in enumerate(windows))
+    blocks = tuple(
+        llama_block(f"model.layers.{index}", index, sizes, style, rope, window) for index, window in enumerate(windows)
+    )
     norm = RmsNorm("model.norm", sizes.width, sizes.eps)
     return Decoder(sizes.vocab_size, sizes.width, blocks, norm, head=None if tied else "lm_head")
 
 
-def _block(index: int, sizes: Sizes, style: BlockStyle, rope: RopeSpec, window: int | None) -> DecoderBlock:
-    name = f"model.layers.{index}"
+def llama_block(
+    name: str, index: int, sizes: Sizes, style: BlockStyle, rope: RopeSpec, window: int | None
+) -> DecoderBlock:
+    """A pre-normalised block whose tensors' names begin with `name`; `index` is that of its KV planes."""
     attention = SelfAttention(
         name=f"{name}.self_attn",
         layer=index,

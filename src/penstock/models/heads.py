@@ -1,19 +1,16 @@
 """Small networks that read a model's hidden states and guess what comes next, in the layouts they are published in."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from penstock.core.errors import ModelFileError
 from penstock.core.kv import LayerKV
 from penstock.kernels.tape import Tape
-from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.linear import Linear
-from penstock.layers.mlp import GatedMlp
-from penstock.layers.norm import RmsNorm
 from penstock.layers.weights import WeightSpec, parameters
-from penstock.models.common import read_sizes
+from penstock.models.common import BlockStyle, llama_block, read_sizes
 from penstock.models.config import ConfigReader, read_activation, read_rope
 from penstock.models.declaration import ModelDeclaration
 
@@ -175,23 +172,10 @@ def _eagle(config: Mapping[str, Any], tensors: Collection[str], target: ModelDec
     _check_width("vocab_size", sizes.vocab_size, target.vocab_size)
     activation = read_activation(reader, "hidden_act", "silu")
     rope = read_rope(reader, "eagle", sizes.heads.head_dim, sizes.max_positions)
-    blocks = []
-    for layer in range(sizes.layers):
-        name = f"layers.{layer}"
-        attention = SelfAttention(
-            name=f"{name}.self_attn",
-            layer=layer,
-            width=sizes.width,
-            heads=sizes.heads,
-            rope=rope,
-            scale=sizes.heads.head_dim**-0.5,
-            qkv_bias=any("q_proj.bias" in each for each in tensors),
-        )
-        before = RmsNorm(f"{name}.input_layernorm", sizes.width, sizes.eps) if layer else None
-        between = RmsNorm(f"{name}.post_attention_layernorm", sizes.width, sizes.eps)
-        mlp = GatedMlp(f"{name}.mlp", sizes.width, sizes.inner_width, activation)
-        blocks.append(DecoderBlock(before, attention, between, mlp))
-    return EagleHead(target, tuple(blocks), any(name.endswith("fc.bias") for name in tensors))
+    style = BlockStyle(activation, qkv_bias=any("q_proj.bias" in each for each in tensors))
+    first, *others = (llama_block(f"layers.{layer}", layer, sizes, style, rope, None) for layer in range(sizes.layers))
+    blocks = (replace(first, before_attention=None), *others)
+    return EagleHead(target, blocks, any(name.endswith("fc.bias") for name in tensors))
 
 
 def _check_width(key: str, found: int, wanted: int) -> None:

@@ -8,10 +8,7 @@ from penstock.sampling.choice import Choice
 from penstock.sampling.draw import float_below, scaled
 from penstock.sampling.exponential import exp
 from penstock.sampling.noise import Doubles
-from penstock.sampling.pipeline import Candidates, Floats, Ids, narrowing_steps
-
-# e^x of less changes no sum that is at least 1.
-_NO_WEIGHT = -37.0
+from penstock.sampling.pipeline import NO_WEIGHT, Candidates, Floats, Ids, narrowing_steps
 
 
 class Distribution(NamedTuple):
@@ -50,6 +47,6 @@ def distribution(logits: Floats, peak: float, choice: Choice) -> Distribution:
         step.apply(candidates)
     ids = candidates.ids
     if ids is None:
-        ids = (logits > float_below(peak + _NO_WEIGHT * choice.temperature)).nonzero()[0]
+        ids = (logits > float_below(peak + NO_WEIGHT * choice.temperature)).nonzero()[0]
     weights = exp(scaled(logits[ids], peak, choice.temperature))
     return Distribution(ids, weights / weights.sum())

@@ -25,7 +25,7 @@ Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 # exp(x) below this is less than half a unit in the last place of a sum that is at least 1 and cannot change it.
-_NO_WEIGHT = -37.0
+NO_WEIGHT = -37.0
 # Far above the relative error of float32 exponentials and of their sum.
 _EDGE = 1e-4
 # Below this temperature float32 cannot tell the quotients from minus infinity.
@@ -180,7 +180,7 @@ class TopP:
 
     def apply(self, candidates: Candidates) -> None:
         logits = candidates.logits if candidates.ids is None else candidates.logits[candidates.ids]
-        weighty = logits[logits > float_below(candidates.peak + _NO_WEIGHT * candidates.temperature)]
+        weighty = logits[logits > float_below(candidates.peak + NO_WEIGHT * candidates.temperature)]
         weighty.sort()
         sums = np.cumsum(exp(scaled(weighty[::-1], candidates.peak, candidates.temperature)))
         candidates.keep_best(int(np.searchsorted(sums, self.p * sums[-1], side="left")) + 1)

@@ -116,13 +116,7 @@ class Sampler:
 
         Raises RowFailed where a token cannot be drawn.
         """
-        edited = self._as_floats(logits)[index].copy()
-        peak = float(edited.max())
-        if not math.isfinite(peak):
-            raise RowFailed(_not_finite(peak))
-        candidates = Candidates(edited)
-        for step in row.editing:
-            step.apply(candidates)
+        edited = self._edit(self._as_floats(logits)[index], row).copy()
         masks, (mask,) = self._masks_of([row])
         if mask >= 0:
             edited[~bits_of(masks[mask], edited.size)] = -np.inf
@@ -195,18 +189,23 @@ class Sampler:
 
     def _edit_and_choose(self, logits: Floats, row: RowState, masks: Masks, mask: int) -> ChosenFields:
         """Choose from a copy of the row that the editing steps have changed."""
-        peak = float(logits.max())
-        if not math.isfinite(peak):
-            raise RowFailed(_not_finite(peak))
-        edited = self._edited[0]
-        np.copyto(edited, logits)
-        candidates = Candidates(edited)
-        for step in row.editing:
-            step.apply(candidates)
+        self._edit(logits, row)
         (chosen,) = self._choose(self._edited, [row.choice(0, mask)], masks)
         if not math.isfinite(chosen[1]):
             raise RowFailed(_NONE_LEFT)
         return chosen
+
+    def _edit(self, logits: Floats, row: RowState) -> Floats:
+        """A copy of the row that the editing steps have changed, which stays until the next."""
+        peak = float(logits.max())
+        if not math.isfinite(peak):
+            raise RowFailed(_not_finite(peak))
+        edited: Floats = self._edited[0]
+        np.copyto(edited, logits)
+        candidates = Candidates(edited)
+        for step in row.editing:
+            step.apply(candidates)
+        return edited
 
 
 def take(row: RowState, chosen: ChosenFields | RowFailed) -> SampleResult:

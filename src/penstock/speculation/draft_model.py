@@ -16,10 +16,8 @@ from penstock.runtime.executor import Model
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables, Int32
-from penstock.sampling.choice import Choice
-from penstock.sampling.noise import Purpose
 from penstock.speculation.decoding import Decode
-from penstock.speculation.proposer import NONE, Proposal, Wanted
+from penstock.speculation.proposer import NONE, Proposal, Wanted, draft_choice
 
 # Positions that are made up for in one step: a long prompt must not hold up everybody's next token.
 CATCH_UP = 512
@@ -142,7 +140,7 @@ class DraftModel:
         if asked:
             batch, order = self._gather(asked, further=max(row.depth for row, *_ in asked) - 1)
             ordered = [asked[place][0] for place in order]
-            choices = [self._choice(row, place) for place, row in enumerate(ordered)]
+            choices = [draft_choice(row, place, rejects=self._rejects) for place, row in enumerate(ordered)]
             proposals = self._decode(batch, [row.depth for row in ordered], choices)
             found = {row.sequence: proposal for row, proposal in zip(ordered, proposals, strict=True)}
         for row, start, tokens in (*asked, *late):
@@ -200,11 +198,6 @@ class DraftModel:
     def forget(self, sequence: int) -> None:
         """Forget the sequence."""
         self._tracks.pop(sequence, None)
-
-    def _choice(self, row: Wanted, place: int) -> Choice:
-        # Drafts that are accepted by chance must know nothing of what the target would choose.
-        purpose = Purpose.DRAFT if self._rejects else Purpose.TOKEN
-        return row.state.choice(place)._replace(logprobs=-1, purpose=int(purpose))
 
     def _gather(self, asked: Sequence[_Piece], further: int | None) -> tuple[StepBatch, list[int]]:
         """The batch of all pieces, and in which order they are in it.

@@ -17,9 +17,8 @@ from penstock.kernels.batch import StepBatch
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
-from penstock.sampling.noise import Purpose
 from penstock.speculation.decoding import Decode, Stepping
-from penstock.speculation.proposer import NONE, Proposal, Wanted
+from penstock.speculation.proposer import NONE, Proposal, Wanted, draft_choice
 
 # A sequence that nobody drafts for is computed once it is so many tokens behind: together they cost little.
 LAG = 64
@@ -133,8 +132,7 @@ class EagleProposer:
             asked.append((row.sequence, track.first, *track.taken(track.ready), row.table))
         batch, order, states = self._gather(asked, further=max(row.depth for row in known) - 1)
         ordered = [known[place] for place in order]
-        purpose = int(Purpose.DRAFT if self._rejects else Purpose.TOKEN)
-        choices = [row.state.choice(place)._replace(logprobs=-1, purpose=purpose) for place, row in enumerate(ordered)]
+        choices = [draft_choice(row, place, rejects=self._rejects) for place, row in enumerate(ordered)]
         found = self._decode(batch, [row.depth for row in ordered], choices, states)
         proposals = {row.sequence: proposal for row, proposal in zip(ordered, found, strict=True)}
         return [proposals.get(row.sequence, NONE) for row in wanted]

@@ -13,9 +13,8 @@ from torch import Tensor
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.storage import KVStorage
-from penstock.sampling.noise import Purpose
 from penstock.sampling.sampler import Sampler
-from penstock.speculation.proposer import NONE, Proposal, Wanted
+from penstock.speculation.proposer import NONE, Proposal, Wanted, draft_choice
 
 
 class Heads(Protocol):
@@ -84,9 +83,7 @@ class MedusaProposer:
         self, logits: Tensor, asked: Sequence[tuple[int, Wanted]], ahead: int, proposals: dict[int, Proposal]
     ) -> None:
         """Add each row's draft of the head that looks so far `ahead`."""
-        # Drafts that are accepted by chance must know nothing of what the target would choose.
-        purpose = int(Purpose.DRAFT if self._rejects else Purpose.TOKEN)
-        choices = [row.state.choice(place, ahead=ahead)._replace(logprobs=-1, purpose=purpose) for place, row in asked]
+        choices = [draft_choice(row, place, rejects=self._rejects, ahead=ahead) for place, row in asked]
         for (_, row), token in zip(asked, self._sampler.guess(logits, choices), strict=True):
             proposals[row.sequence].tokens.append(token)
         if self._rejects:

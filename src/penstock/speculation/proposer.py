@@ -6,7 +6,9 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from penstock.core.plan import BlockCopy, RowPlan
+from penstock.sampling.choice import Choice
 from penstock.sampling.distribution import Distribution
+from penstock.sampling.noise import Purpose
 from penstock.sampling.row import RowState
 
 
@@ -24,6 +26,15 @@ class Wanted(NamedTuple):
     depth: int
     state: RowState
     table: int
+
+
+def draft_choice(row: Wanted, place: int, *, rejects: bool, ahead: int = 0) -> Choice:
+    """How a draft for a row is chosen from row `place` of the logits, `ahead` positions behind its newest token.
+
+    Drafts that are accepted by chance must know nothing of what the target would choose.
+    """
+    purpose = Purpose.DRAFT if rejects else Purpose.TOKEN
+    return row.state.choice(place, ahead=ahead)._replace(logprobs=-1, purpose=int(purpose))
 
 
 class Blocks(Protocol):

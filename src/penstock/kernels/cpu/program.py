@@ -106,13 +106,7 @@ class _Runner:
             for register, value in self._wanted
         ]
         self._program.run(
-            batch.token_ids,
-            batch.positions,
-            batch.query_lengths,
-            batch.context_lengths,
-            batch.logit_rows,
-            batch.block_tables,
-            batch.block_size,
+            *_arrays(batch),
             list(zip(self._given, values, strict=True)),
             outputs,
         )
@@ -130,13 +124,7 @@ class _Runner:
             feedback = self._given[0], made[0][0], given[0]
         self._extend_ropes(max(context + more for context, more in zip(batch.context_lengths, tokens, strict=True)) - 1)
         return self._program.decode(
-            batch.token_ids,
-            batch.positions,
-            batch.query_lengths,
-            batch.context_lengths,
-            batch.logit_rows,
-            batch.block_tables,
-            batch.block_size,
+            *_arrays(batch),
             register,
             logits.width,
             tokens,
@@ -152,3 +140,18 @@ class _Runner:
             for index, table in self._ropes:
                 self._program.set_rope(index, table.reaching(context - 1).float())
             self._reach = self._shortest_rope()
+
+
+def _arrays(
+    batch: StepBatch,
+) -> tuple[Tensor, Tensor, list[int], list[int], Tensor, tuple[Tensor, ...], int]:
+    """A step as native programs take it: their first arguments, in order."""
+    return (
+        batch.token_ids,
+        batch.positions,
+        batch.query_lengths,
+        batch.context_lengths,
+        batch.logit_rows,
+        batch.block_tables,
+        batch.block_size,
+    )
