@@ -1,9 +1,9 @@
 // Attention's inner part for processors with AVX2: 8 positions, then 8 columns of values, are a vector.
 #include "attention_block.hpp"
+#include "avx2.hpp"
 #include "values.hpp"
 
 #include <cstring>
-#include <immintrin.h>
 #include <initializer_list>
 #include <limits>
 
@@ -17,7 +17,6 @@ constexpr int kTileVectors = kStep / kVector;
 // Rows that share what is loaded of keys and values: their sums, and what is added to them, stay in 16 registers.
 constexpr int kRows = 4;
 
-inline __m256i broadcast(const uint32_t *unit) { return _mm256_set1_epi32(static_cast<int32_t>(*unit)); }
 inline void ask_for(const uint8_t *line) { _mm_prefetch(reinterpret_cast<const char *>(line), _MM_HINT_T0); }
 
 struct Float32Product {
@@ -27,10 +26,6 @@ struct Float32Product {
 };
 
 struct Bfloat16Product {
-    static PENSTOCK_INLINE __m256 even(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
-    static PENSTOCK_INLINE __m256 odd(__m256i pairs) {
-        return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u))));
-    }
     static PENSTOCK_INLINE __m256 add(__m256 sum, __m256i lanes, __m256i unit) {
         return _mm256_fmadd_ps(odd(lanes), odd(unit), _mm256_fmadd_ps(even(lanes), even(unit), sum));
     }

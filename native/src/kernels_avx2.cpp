@@ -4,15 +4,11 @@
 #include <cmath>
 
 namespace penstock {
-struct Block;
-// attention_avx2.cpp
-void attend_block_avx2(const Block &block);
 static inline float multiply_add(float a, float b, float c) { return std::fma(a, b, c); }
 } // namespace penstock
 
+#include "avx2.hpp"
 #include "kernels_generic.hpp"
-
-#include <immintrin.h>
 
 namespace penstock {
 namespace {
@@ -21,12 +17,6 @@ namespace {
 constexpr int64_t kVector = 8;
 // Lines whose products can be added in 16 bits: 8 · 2 · 15 · 128 is below 2^15.
 constexpr int64_t kLinesTogether = 8;
-
-inline __m256i broadcast(const void *four) {
-    int32_t value;
-    std::memcpy(&value, four, sizeof value);
-    return _mm256_set1_epi32(value);
-}
 
 // Pairs of 16-bit sums to 32 bits.
 inline __m256i widened(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
@@ -195,11 +185,6 @@ constexpr int64_t kBfloat16Rows = 5, kFloat32Rows = 6;
 template <int R> constexpr int kBfloat16Vectors = R <= 2 ? 4 : 2;
 template <int R> constexpr int kWidened = R <= 2 ? 1 : 2;
 template <int R> constexpr int kFloat32Vectors = R <= 3 ? 4 : 2;
-
-inline __m256 even(__m256i pairs) { return _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)); }
-inline __m256 odd(__m256i pairs) {
-    return _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(static_cast<int32_t>(0xffff0000u))));
-}
 
 template <int R> struct WideBfloat16 {
     static void run(const Tile &tile) {
