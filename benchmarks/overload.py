@@ -2,13 +2,16 @@
 
 Goodput is requests per second that meet both service levels (--ttft, --tpot). First the peak is measured: the best
 goodput at growing numbers of streams at a time. Then requests come at --factor times that rate, as a Poisson process
-that waits for nobody, for --seconds; then at half the peak, until --recovery seconds have passed.
+that waits for nobody, for --seconds; then at half the peak, until --recovery seconds have passed. Then the peak is
+measured once more, with as many streams: the mean of the two is what goodput is compared with, since machines that
+others use too become faster and slower.
 
 Times count from when a request was due; with --retries from when the try that was served was due: a refused client
 comes back after as long as Retry-After says, up to so many times. A refusal's time is from connecting to its last
 byte. Who makes such a load has no time to look at a refusal when it comes: so it is also timed by a process of its own,
 which asks --probes times a second in between, and leaves again where it is served. Both share the cores with the
-server; the load, which would come from elsewhere, is nicer (by 5) than server and probes, and less so than the engine.
+server, and what the load takes of them is told; it would come from elsewhere, so that it is nicer (by 5) than server
+and probes, and less so than the engine.
 
 Starts `penstock serve MODEL --max-num-seqs … --max-ttft …`: what runs at a time bounds the time of each token, and what
 is admitted the time to the first. --admitted-ttft says how much of --ttft is promised.
@@ -17,14 +20,12 @@ is admitted the time to the first. --admitted-ttft says how much of --ttft is pr
 import argparse
 import asyncio
 import gc
-import http.client
 import json
 import multiprocessing
 import os
 import random
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -39,8 +40,6 @@ from penstock.bench.load.client import Client
 CONCURRENCIES = (4, 8, 16, 32, 64)
 # The server has recovered when everything that was due from then on was served within the service levels.
 USUAL_SHARE = 0.5
-# Each waits for one request at a time.
-PROBING_THREADS = 128
 LOAD_NICENESS = 5
 
 
@@ -70,8 +69,8 @@ def good(timing: Timing, arguments: argparse.Namespace) -> bool:
 
 
 async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace) -> float:
-    """The goodput with so many streams at a time."""
-    generator = random.Random(concurrency)
+    """The goodput with so many streams at a time, from when the first has ended."""
+    generator = random.Random(time.monotonic_ns())
     end = time.monotonic() + arguments.peak_seconds
     timings: list[Timing] = []
 
@@ -81,8 +80,8 @@ async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace
 
     with closing(Client(Address(HOST, port))) as client:
         await asyncio.gather(*(stream() for _ in range(concurrency)))
-    # What ends later counts for nothing, which is right at the beginning too, where nothing had ended yet.
-    return sum(good(timing, arguments) and timing.ended <= end for timing in timings) / arguments.peak_seconds
+    first = min(timing.ended for timing in timings)
+    return sum(good(timing, arguments) and first < timing.ended <= end for timing in timings) / max(end - first, 1.0)
 
 
 async def one(client: Client, request: int, due: float, arguments: argparse.Namespace, tries: list[Try]) -> None:
@@ -116,29 +115,32 @@ async def open_loop(
     return start, tries
 
 
-def refusal_time(port: int, asked: dict[str, object]) -> float | None:
+async def refusal_time(port: int, asked: dict[str, object]) -> float | None:
     """Milliseconds until a request was refused; None where it is served, which is not waited for any longer."""
+    content = json.dumps(asked).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nConnection: close\r\n"
     began = time.monotonic()
-    with closing(http.client.HTTPConnection(HOST, port, timeout=60)) as connection:
-        connection.request("POST", "/v1/completions", json.dumps(asked), {"Content-Type": "application/json"})
-        with connection.getresponse() as response:
-            if response.status != 503:
-                return None
-            response.read()
-            return 1000 * (time.monotonic() - began)
+    reader, writer = await asyncio.open_connection(HOST, port)
+    with closing(writer):
+        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        if b" 503 " not in await reader.readline():
+            return None
+        await reader.read()
+        return 1000 * (time.monotonic() - began)
+
+
+async def refusal_times(port: int, end: float, arguments: argparse.Namespace) -> list[float]:
+    """How long refusals took, until `end`."""
+    generator, probes = random.Random(-1), []
+    while time.monotonic() < end:
+        probes.append(asyncio.ensure_future(refusal_time(port, {**body(arguments, generator), "stream": True})))
+        await asyncio.sleep(generator.expovariate(arguments.probes))
+    return [milliseconds for milliseconds in await asyncio.gather(*probes) if milliseconds is not None]
 
 
 def probe(port: int, end: float, arguments: argparse.Namespace, found: "multiprocessing.Queue[list[float]]") -> None:
     """Put into `found` how long refusals took, until `end`, for clients that do nothing else."""
-    generator = random.Random(-1)
-    with ThreadPoolExecutor(PROBING_THREADS) as threads:
-        probes = []
-        while time.monotonic() < end:
-            asked = {**body(arguments, generator), "stream": True}
-            probes.append(threads.submit(refusal_time, port, asked))
-            time.sleep(generator.expovariate(arguments.probes))
-        times = [each.result() for each in probes]
-    found.put([milliseconds for milliseconds in times if milliseconds is not None])
+    found.put(uvloop.run(refusal_times(port, end, arguments)))
 
 
 def recovery(tries: list[Try], drop: float, arguments: argparse.Namespace) -> float | None:
@@ -155,7 +157,8 @@ def recovery(tries: list[Try], drop: float, arguments: argparse.Namespace) -> fl
 
 def report(server: Server, peaks: dict[int, float], arguments: argparse.Namespace) -> None:
     """Run the overload and print what came of it."""
-    peak = max(peaks.values())
+    streams = max(peaks, key=peaks.__getitem__)
+    peak = peaks[streams]
     if not peak:
         raise SystemExit("No request was served within the service levels; raise --ttft or --tpot.")
     rates = [(arguments.factor * peak, arguments.seconds), (USUAL_SHARE * peak, arguments.recovery)]
@@ -163,10 +166,15 @@ def report(server: Server, peaks: dict[int, float], arguments: argparse.Namespac
     end = time.monotonic() + arguments.seconds
     prober = multiprocessing.Process(target=probe, args=(server.port, end, arguments, found), daemon=True)
     prober.start()
+    computed = time.process_time()
     os.nice(LOAD_NICENESS)
     start, tries = uvloop.run(open_loop(server.port, rates, arguments))
+    computed = time.process_time() - computed
     probed = found.get(timeout=60)
+    later = uvloop.run(closed_loop(server.port, streams, arguments))
+    usual = (peak + later) / 2
     drop = start + arguments.seconds
+    took = arguments.seconds + arguments.recovery
     # A second to get full, which is no part of what lasts.
     lasting = [item for item in tries if start + 1.0 <= item.timing.scheduled < drop]
     goodput = sum(good(item.timing, arguments) for item in lasting) / (arguments.seconds - 1.0)
@@ -179,9 +187,14 @@ def report(server: Server, peaks: dict[int, float], arguments: argparse.Namespac
     )  # fmt: skip
     first_tokens = [item.timing.ttft for item in lasting if item.timing.error is None]
     rows: list[tuple[object, ...]] = [
-        ("peak goodput, requests/s", peak),
-        (f"goodput at {arguments.factor:g} times that rate, requests/s", goodput),
-        ("of the peak", goodput / peak),
+        (f"peak goodput, at {streams} streams, requests/s", peak),
+        ("the same, afterwards", later),
+        (f"goodput at {arguments.factor:g} times the first, requests/s", goodput),
+        ("of the mean of the two", goodput / usual),
+        (
+            "processor time of the load itself, of all cores'",
+            computed / took / reporting.cores(),
+        ),
         ("TTFT of what was served, median, s", reporting.median(first_tokens)),
         ("TTFT of what was served, p99, s", reporting.percentile(first_tokens, 0.99)),
         ("refusals", len(refusals)),
