@@ -1,5 +1,7 @@
 """Counters of tenants, and shares of a step."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,6 +95,16 @@ def test_beside_little_a_step_is_still_worth_its_while() -> None:
     assert share_out(8192, {"a": Demand(5000)}, beside=True) == {"a": 1024}
     assert share_out(8192, {"a": Demand(5000), "b": Demand(0)}) == {"a": 1024, "b": 0}
     assert share_out(512, {"a": Demand(5000), "b": Demand(0)}) == {"a": LEAST_PROMPT, "b": 0}
+
+
+def test_who_wants_little_and_was_served_no_more_does_not_share_its_step() -> None:
+    busy, quiet = Demand(5000, rank=(900.0, 4)), Demand(64, rank=(900.0, 0))
+    # Otherwise it would have 32, and wait for a second step.
+    assert share_out(640, {"busy": busy, "quiet": quiet}) == {"busy": 16, "quiet": 64}
+    assert share_out(640, {"busy": busy, "quiet": replace(quiet, tokens=200)}) == {"busy": 1, "quiet": 200}
+    assert share_out(640, {"busy": busy, "other": Demand(0), "quiet": quiet}) == {"busy": 16, "other": 0, "quiet": 64}
+    # Whoever was served more has its share and no more.
+    assert share_out(640, {"busy": busy, "quiet": replace(quiet, rank=(964.0, 1))}) == {"busy": 64, "quiet": 64}
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2])

@@ -1,8 +1,9 @@
 """How much of a step's budget each tenant's prompts may have."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from penstock.scheduler.fairness import Demand, share_out
+from penstock.scheduler.queue import WaitingQueue
 from penstock.scheduler.sequence import Sequence
 
 
@@ -13,20 +14,23 @@ class Allowances:
     takes what it can, so nothing is bounded where there is one tenant.
     """
 
-    def __init__(self, budget: int, demands: Iterable[tuple[Sequence, int]], known: Callable[[int], int]) -> None:
+    def __init__(self, budget: int, demands: Iterable[tuple[Sequence, int]], waiting: WaitingQueue) -> None:
         """`demands` say who is in the step and how many tokens of a prompt each could compute, first one who could.
 
-        `known` says how many tenants a priority has, in the step or not.
+        `waiting` knows how many tenants a priority has, in the step or not, and what they were served.
         """
         self._left: dict[int, dict[str, int]] = {}
         by_priority: dict[int, dict[str, Demand]] = {}
         for sequence, tokens in demands:
             standing = sequence.request.standing
             tenants = by_priority.setdefault(standing.priority, {})
-            tenants.setdefault(standing.tenant, Demand(weight=standing.weight)).tokens += tokens
+            if standing.tenant not in tenants:
+                tenants[standing.tenant] = Demand(weight=standing.weight, rank=waiting.rank(sequence))
+            tenants[standing.tenant].tokens += tokens
         for priority, tenants in sorted(by_priority.items()):
-            if known(priority) > 1:
-                self._left[priority] = share_out(max(0, budget), tenants, beside=known(priority) > len(tenants))
+            known = waiting.tenants(priority)
+            if known > 1:
+                self._left[priority] = share_out(max(0, budget), tenants, beside=known > len(tenants))
             budget -= sum(demand.tokens for demand in tenants.values())
 
     def of(self, sequence: Sequence, most: int) -> int:

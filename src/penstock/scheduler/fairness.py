@@ -112,10 +112,17 @@ class FairCounters:
 
 @dataclass(slots=True)
 class Demand:
-    """What one tenant's prompts could take of a step; 0 where it only decodes. And its weight."""
+    """What one tenant's prompts could take of a step.
+
+    Attributes:
+        tokens: of its prompts; 0 where it only decodes.
+        weight: of the tenant.
+        rank: see `FairCounters.rank`.
+    """
 
     tokens: int = 0
     weight: float = 1.0
+    rank: tuple[float, int] = (0.0, 0)
 
 
 def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) -> dict[str, int]:
@@ -124,16 +131,27 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
     A step lasts as long as all that it computes, so those who want least (nothing, where they only decode) are not made
     to wait for all that others could compute besides: it ends with theirs, but is as long as it takes for weights to be
     read for many tokens at a time. Tenants `beside` them are taken to want nothing too, since whoever comes next waits
-    for the step's end. Within that, shares are max-min fair. The first tenant's is at least 1.
+    for the step's end. Within that, shares are max-min fair; but who wants less than others and comes before them has
+    all that it wants: it was served no more than they were, and would wait for them once more in the next step. The
+    first tenant's share is at least 1.
     """
+    ordered = sorted(demands.items(), key=lambda item: item[1].tokens / item[1].weight)
     weights = sum(demand.weight for demand in demands.values())
-    least = 0.0 if beside else min(demand.tokens / demand.weight for demand in demands.values())
-    left = min(budget, max(int(least * weights), budget // SHARED_PART, LEAST_PROMPT))
+    smallest = ordered[0][1]
+    least = 0.0 if beside else smallest.tokens / smallest.weight * (smallest.weight if _leads(ordered) else weights)
+    left = min(budget, max(int(least), budget // SHARED_PART, LEAST_PROMPT))
     shares: dict[str, int] = {}
-    for name, demand in sorted(demands.items(), key=lambda item: item[1].tokens / item[1].weight):
-        shares[name] = min(demand.tokens, int(left * demand.weight / weights))
+    for place, (name, demand) in enumerate(ordered):
+        share = left if _leads(ordered[place:]) else int(left * demand.weight / weights)
+        shares[name] = min(demand.tokens, share)
         left -= shares[name]
         weights -= demand.weight
     first = next(iter(demands))
     shares[first] = max(shares[first], 1)
     return shares
+
+
+def _leads(ordered: list[tuple[str, Demand]]) -> bool:
+    """Whether the first of these comes before all others."""
+    (_, first), *others = ordered
+    return all(first.rank < other.rank for _, other in others)

@@ -189,9 +189,9 @@ class Scheduler:
         )
         demands = [(sequence, count) for sequence, count in chunks if count > 0]
         if not demands:
-            return Allowances(0, (), self._waiting.tenants)
+            return Allowances(0, (), self._waiting)
         demands += [(sequence, 0) for sequence, _ in running]
-        return Allowances(draft.budget - decodes, demands, self._waiting.tenants)
+        return Allowances(draft.budget - decodes, demands, self._waiting)
 
     def _reserve_or_preempt(self, sequence: Sequence, count: int, draft: Draft) -> bool:
         """Reserve slots, taking blocks from later sequences if need be. False: it stands still for this step."""
