@@ -93,6 +93,16 @@ def excerpt(corpus: Corpus, tokens: int) -> Corpus:
     return dataclasses.replace(corpus, **arrays, starts=corpus.starts[first:] - start)
 
 
+def material(target: Path) -> Corpus:
+    """What those who draft for the target learn from: its answers, which it gives once, and as much of its corpus."""
+    # Named by the target's weights, so that a new target answers anew.
+    answers_file = WORK / f"answers-{weights_fingerprint(target)}.safetensors"
+    if not answers_file.exists():
+        save_corpus(answered_by_target(target), answers_file)
+    answers = load_corpus(answers_file)
+    return joined(answers, excerpt(load_corpus(), len(answers.tokens)))
+
+
 def main() -> None:
     """Let the target answer (once), train the draft, write it to build/training/haiku-draft/model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -101,12 +111,7 @@ def main() -> None:
     options = parser.parse_args()
     recipe = dataclasses.replace(DRAFT_RECIPE, tokens=options.tokens)
     target_directory = WORK / TARGET_RECIPE.name / "model"
-    # Named by the target's weights, so that a new target answers anew.
-    answers_file = WORK / f"answers-{weights_fingerprint(target_directory)}.safetensors"
-    if not answers_file.exists():
-        save_corpus(answered_by_target(target_directory), answers_file)
-    answers = load_corpus(answers_file)
-    corpus = joined(answers, excerpt(load_corpus(), len(answers.tokens)))
+    corpus = material(target_directory)
     device = pick_device(options.device)
     target = load_model(target_directory, TARGET).to(device)
     torch.manual_seed(SEED)

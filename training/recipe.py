@@ -17,6 +17,9 @@ SEED = 1
 
 TARGET = ModelShape(vocabulary=VOCABULARY, layers=8, width=256, heads=4, kv_heads=2, intermediate=896, context=CONTEXT)
 DRAFT = ModelShape(vocabulary=VOCABULARY, layers=2, width=192, heads=3, kv_heads=1, intermediate=448, context=CONTEXT)
+# A decoder layer over embeddings and hidden states of the target's width, and heads for three tokens ahead.
+EAGLE = ModelShape(vocabulary=VOCABULARY, layers=1, width=256, heads=4, kv_heads=1, intermediate=448, context=CONTEXT)
+MEDUSA_HEADS = 3
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,5 @@ class Recipe:
 PHASES = (Phase(positions=256, rows=16, share=0.87), Phase(positions=CONTEXT, rows=2, share=0.13, short=256))
 TARGET_RECIPE = Recipe("haiku", TARGET, 12_500_000, PHASES, matrix_rate=0.01, embedding_rate=1.5e-3, hint_weight=0.5)
 DRAFT_RECIPE = Recipe("haiku-draft", DRAFT, 6_000_000, PHASES, matrix_rate=0.01, embedding_rate=2e-3)
+EAGLE_RECIPE = Recipe("haiku-eagle", EAGLE, 4_000_000, PHASES, matrix_rate=0.01, embedding_rate=2e-3)
+MEDUSA_RECIPE = Recipe("haiku-medusa", TARGET, 4_000_000, PHASES, matrix_rate=0.01, embedding_rate=1e-3)

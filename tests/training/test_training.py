@@ -11,31 +11,11 @@ import torch
 from penstock.bundled.corpus.checks import count_word, words_of
 from penstock.bundled.corpus.generator import training
 from training import export, loop
-from training.data import Corpus, Packer, encode, load_corpus, make_corpus_of, render, save_corpus, without_hints
+from training.data import Corpus, Packer, load_corpus, make_corpus_of, save_corpus, without_hints
 from training.hints import TOPIC_STRIDE, running_syllables, topic_tokens
 from training.model import Decoder, ModelShape, document_lengths
 from training.recipe import Phase, Recipe
-from training.tokenizer import save_tokenizer, train_tokenizer
 from training.train import Lesson
-
-CONVERSATIONS = 300
-
-
-@pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("training")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(work: Path):
-    made = train_tokenizer(render(training(5, index)) for index in range(CONVERSATIONS))
-    save_tokenizer(made, work / "tokenizer")
-    return made
-
-
-@pytest.fixture(scope="module")
-def corpus(tokenizer) -> Corpus:
-    return make_corpus_of(tokenizer, encode(tokenizer, [training(5, index) for index in range(CONVERSATIONS)]))
 
 
 @pytest.fixture
@@ -135,7 +115,7 @@ def test_a_turn_is_told_its_topic_now_and_then(tokenizer) -> None:
 def test_the_hints_of_a_corpus_are_of_its_own_turns(tokenizer, corpus: Corpus) -> None:
     assert not corpus.topics[~corpus.learned].any()
     assert len(corpus.syllables) == len(corpus.topics) == len(corpus.tokens)
-    index = next(index for index in range(CONVERSATIONS) if training(5, index).tasks == ("haiku",))
+    index = next(index for index in range(len(corpus.starts)) if training(5, index).tasks == ("haiku",))
     place = slice(int(corpus.starts[index]), int(corpus.starts[index + 1]))
     said = corpus.syllables[place][corpus.learned[place]]
     lines = training(5, index).messages[-1]["content"].splitlines()
