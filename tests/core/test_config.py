@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from penstock.core.config import WORKSPACE_BYTES, EngineConfig, EngineOptions, MachineFacts, ModelFacts, Reason, resolve
+from penstock.core.config import EngineConfig, EngineOptions, MachineFacts, ModelFacts, Reason
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
+from penstock.core.resolve import WORKSPACE_BYTES, resolve
 
 GIB = 2**30
 FACTS: dict[str, Any] = {

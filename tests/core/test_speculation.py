@@ -14,6 +14,7 @@ from penstock.core.speculation import (
     resolve_speculation,
 )
 
+SMALLER = DraftModelConfig("/smaller", "none", build_kv_spec([LayerKV(1, 8)], "float32"))
 DRAFT = DraftModelConfig("/draft", "none", build_kv_spec([LayerKV(1, 16)], "float32"))
 
 
@@ -28,40 +29,44 @@ DRAFT = DraftModelConfig("/draft", "none", build_kv_spec([LayerKV(1, 16)], "floa
         ({"proposer": "self", "draft_quantization": "int4"}, "--draft-quantization"),
         ({"proposer": "draft", "layers": 2}, "--speculative-layers"),
         ({"proposer": "self", "layers": 6}, "from 1 to 5"),
+        ({"proposer": "draft", "chain_model": "/smaller"}, "--chain-model"),
+        ({"proposer": "chain"}, "--draft-model"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
-        resolve_speculation(SpeculationOptions(**options), None, 6, lambda *_: None)
+        resolve_speculation(SpeculationOptions(**options), (), 6, lambda *_: None)
 
 
 @pytest.mark.parametrize(
-    ("asked", "draft", "expected"),
+    ("asked", "drafts", "expected"),
     [
-        ("off", None, None),
-        ("off", DRAFT, None),
-        ("ngram", None, SpeculationConfig("ngram")),
-        ("self", None, SpeculationConfig("self", layers=3)),
-        ("draft", DRAFT, SpeculationConfig("draft", DRAFT)),
-        ("auto", DRAFT, SpeculationConfig("draft", DRAFT)),
-        ("auto", None, SpeculationConfig("ngram")),
+        ("off", (), None),
+        ("off", (DRAFT,), None),
+        ("ngram", (), SpeculationConfig("ngram")),
+        ("self", (), SpeculationConfig("self", layers=3)),
+        ("draft", (DRAFT,), SpeculationConfig("draft", DRAFT)),
+        ("chain", (DRAFT,), SpeculationConfig("chain", DRAFT)),
+        ("chain", (DRAFT, SMALLER), SpeculationConfig("chain", DRAFT, SMALLER)),
+        ("auto", (DRAFT,), SpeculationConfig("draft", DRAFT)),
+        ("auto", (), SpeculationConfig("ngram")),
     ],
 )
-def test_who_drafts(asked: str, draft: DraftModelConfig | None, expected: SpeculationConfig | None) -> None:
+def test_who_drafts(asked: str, drafts: tuple[DraftModelConfig, ...], expected: SpeculationConfig | None) -> None:
     notes: dict[str, str] = {}
     options = SpeculationOptions(asked)
-    config, depth = resolve_speculation(options, draft, 6, lambda name, value, why: notes.update({name: why}))
+    config, depth = resolve_speculation(options, drafts, 6, lambda name, value, why: notes.update({name: why}))
     assert config == expected and depth == (DRAFT_DEPTH if expected else 0)
     assert all(notes.values()) and "speculative" in notes
 
 
 def test_a_depth_that_is_asked_for_is_taken() -> None:
-    assert resolve_speculation(SpeculationOptions("ngram", 3), None, 1, lambda *_: None)[1] == 3
+    assert resolve_speculation(SpeculationOptions("ngram", 3), (), 1, lambda *_: None)[1] == 3
 
 
 def test_a_draft_model_has_to_be_there() -> None:
     with pytest.raises(ConfigurationError, match="--draft-model"):
-        resolve_speculation(SpeculationOptions("draft"), None, 1, lambda *_: None)
+        resolve_speculation(SpeculationOptions("draft"), (), 1, lambda *_: None)
 
 
 def test_heads_draft_no_more_than_there_are() -> None:
@@ -69,7 +74,7 @@ def test_heads_draft_no_more_than_there_are() -> None:
 
     def resolved(depth: int | None) -> int:
         options = SpeculationOptions("medusa", depth=depth, draft_model="/heads")
-        return resolve_speculation(options, heads, 8, lambda *note: notes.append(note))[1]
+        return resolve_speculation(options, (heads,), 8, lambda *note: notes.append(note))[1]
 
     assert resolved(None) == resolved(3) == 3 and resolved(2) == 2
     with pytest.raises(ConfigurationError, match="--speculative-depth 4 is more than the 3 heads draft"):

@@ -40,6 +40,7 @@ SERVED: dict[str, dict[str, Any]] = {
 PROPOSERS: dict[str, dict[str, Any]] = {
     "`ngram`": {"speculative": "ngram"},
     "`draft`": {"speculative": "draft"},
+    "`chain`": {"speculative": "chain"},
     "`self`": {"speculative": "self", "speculative_layers": 6},
     "`medusa`": {"speculative": "medusa"},
     "`eagle`": {"speculative": "eagle"},
@@ -49,6 +50,7 @@ REFUSED: tuple[Mapping[str, Any], ...] = (
     {"speculative": "medusa"},
     {"speculative": "ngram", "draft_model": "haiku-draft"},
     {"speculative": "draft", "speculative_layers": 3},
+    {"speculative": "draft", "chain_model": "haiku-draft"},
     {"speculative": "self", "speculative_layers": 8},
     {"speculative": "off", "speculative_depth": 3},
     {"speculative": "off", "speculative_acceptance": "rejection"},

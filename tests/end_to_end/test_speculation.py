@@ -115,6 +115,13 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "ngram": {"speculative": "ngram"},
     "draft": {"speculative": "draft"},
     "rounded": {"speculative": "draft", "draft_model": "haiku", "draft_quantization": "int4"},
+    "chain": {"speculative": "chain"},
+    "chain of models": {
+        "speculative": "chain",
+        "draft_model": "haiku",
+        "draft_quantization": "int4",
+        "chain_model": "haiku-draft",
+    },
     "self": {"speculative": "self", "speculative_layers": 6},
     "medusa": {"speculative": "medusa"},
     "eagle": {"speculative": "eagle"},
@@ -164,7 +171,14 @@ def test_a_depth_by_what_pays_changes_nothing(count: int, expected: list[Complet
 
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("options", [{}, {"kv_cache_memory": 68 * BLOCK_BYTES}])
-def test_a_model_that_drafts_for_itself_is_always_right(options: dict[str, Any], caching: bool) -> None:
+@pytest.mark.parametrize(
+    "proposer",
+    [{"speculative": "draft"}, {"speculative": "chain"}, {"speculative": "chain", "chain_model": "haiku-draft"}],
+    ids=["alone", "helped by the text", "helped by a model"],
+)
+def test_a_model_that_drafts_for_itself_is_always_right(
+    proposer: dict[str, Any], options: dict[str, Any], caching: bool
+) -> None:
     """Its keys and values are where they should be, after chunks, forks, preemptions, and in blocks of others.
 
     Its noise is the target's.
@@ -176,7 +190,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(options: dict[str, Any],
     ]
     expected = engine(speculative="off", enable_prefix_caching=False).generate(asked, plain)
     llm = engine(
-        speculative="draft",
+        **proposer,
         draft_model="haiku",
         speculative_depth=4,
         enable_prefix_caching=caching,
@@ -187,6 +201,20 @@ def test_a_model_that_drafts_for_itself_is_always_right(options: dict[str, Any],
     assert told(llm.generate(asked, plain)) == told(expected)
     assert llm.totals.accepted == llm.totals.drafted > 0
     assert bool(llm.load.preemptions) == bool(options)
+
+
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
+@pytest.mark.parametrize("chain", [{}, {"chain_model": "haiku-draft"}], ids=["text", "model"])
+def test_in_a_chain_the_draft_model_says_what_it_would_say_alone(
+    count: int, chain: dict[str, str], acceptance: str
+) -> None:
+    options = {"draft_model": "haiku", "draft_quantization": "int4", "speculative_depth": 5, "max_num_seqs": 4}
+    alone, chained = (
+        engine(speculative=proposer, speculative_acceptance=acceptance, **options, **more)
+        for proposer, more in (("draft", {}), ("chain", chain))
+    )
+    assert told(chained.generate(prompts(count), params(count))) == told(alone.generate(prompts(count), params(count)))
+    assert chained.totals.drafted == alone.totals.drafted > chained.totals.accepted == alone.totals.accepted > 0
 
 
 SCHEMA = {
@@ -201,7 +229,7 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "draft", "self"])
+@pytest.mark.parametrize("proposer", ["ngram", "draft", "chain", "self"])
 def test_what_is_held_to_a_grammar_is_the_same(proposer: str) -> None:
     asked = [
         [{"role": "user", "content": f"Write a haiku about {topic} as JSON."}] for topic in ("rain", "a crow", "snow")

@@ -31,6 +31,16 @@ def test_what_followed_last_time_is_drafted() -> None:
     assert drafts(proposer, 2) == [3, 9]
 
 
+def test_what_somebody_has_drafted_already_is_followed() -> None:
+    proposer = begun([1, 2, 3, 4, 5, 6, 3])
+    wanted = Wanted(0, 2, make_row(0), 0, ahead=[4])
+    assert proposer.propose([wanted, wanted._replace(ahead=[9, 4, 5]), wanted._replace(ahead=[4, 9])]) == [
+        ([5, 6], None),
+        ([6, 3], None),
+        ([], None),
+    ]
+
+
 def test_the_longer_agreement_counts() -> None:
     assert drafts(begun([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2]), 1) == [7]
     assert drafts(begun([6, 1, 2, 8, 5, 1, 2]), 1) == [8]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.bundled.registry import DRAFTS, find_bundled
-from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason, resolve
+from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason
 from penstock.core.errors import ModelFileError, TokenizerError
+from penstock.core.resolve import resolve
 from penstock.engine.interface import ModelInfo
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.cache_folder import default_folder
@@ -105,20 +106,20 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     `api_beside` says whether the engine gets a process of its own, with a busy one beside it.
     """
     path, checkpoint, declaration = _open(options.model, options)
-    drafting = draft_model_of(options)
-    draft = None
-    if drafting is not None:
-        draft = _draft_facts(drafting, options, declaration)
+    drafts = []
+    if (drafting := draft_model_of(options)) is not None:
+        chained = () if options.chain_model is None else (options.chain_model,)
+        drafts = [_draft_facts(each, options, declaration) for each in (drafting, *chained)]
     if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
         raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
     machine = machine_facts(api_beside=api_beside, cache_folder=str(default_folder()) if OBSTACLE is None else None)
-    config, reasons = resolve(options, _facts(path, declaration), machine, draft)
+    config, reasons = resolve(options, _facts(path, declaration), machine, drafts)
     return Prepared(options, config, reasons, checkpoint, declaration)
 
 
 def draft_model_of(options: EngineOptions) -> str | None:
     """The model that drafts: the one that is asked for, or the bundled one that belongs to a bundled model."""
-    if options.draft_model is not None or options.speculative not in ("auto", "draft"):
+    if options.draft_model is not None or options.speculative not in ("auto", "draft", "chain"):
         return options.draft_model
     return DRAFTS.get(options.model) if find_bundled(options.model) is not None else None
 

@@ -24,6 +24,7 @@ from penstock.models.registry import declare
 from penstock.runtime.storage import TORCH_DTYPES, KVStorage
 from penstock.runtime.tables import BlockTables
 from penstock.sampling.sampler import Sampler
+from penstock.speculation.chain import Chain
 from penstock.speculation.decoding import Decode, StepwiseDecoder, in_one_call
 from penstock.speculation.draft_model import DraftModel
 from penstock.speculation.eagle import EagleProposer
@@ -54,7 +55,13 @@ def make_proposer(
     if speculation.proposer in STATES:
         return _heads(speculation, config, declaration, weights, storage, tables)
     if speculation.draft is not None:
-        return _draft_model(speculation.draft, config, tables, speculation.rejects)
+        draft, rejects = speculation.draft, speculation.rejects
+        larger = _draft_model(draft, config, tables, rejects)
+        if speculation.proposer != "chain":
+            return larger
+        chained = speculation.chain
+        smaller = NgramProposer() if chained is None else _draft_model(chained, config, tables, rejects)
+        return Chain(larger, smaller, Sampler(declaration.vocab_size), rejects=rejects)
     tape = declaration.record(layers=speculation.layers)
     dtype = TORCH_DTYPES[config.model.dtype]
     program = compile_program(tape, weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))

@@ -65,6 +65,8 @@ def _options(engine: dict[str, Any], setting: Setting) -> dict[str, Any]:
     options = {**engine, "speculative": setting.proposer, "speculative_depth": setting.depth}
     if setting.proposer not in ("auto", *CHECKPOINTS):
         options |= {"draft_model": None, "draft_quantization": "none"}
+    if setting.proposer != "chain":
+        options["chain_model"] = None
     if setting.proposer != "self":
         options["speculative_layers"] = None
     if setting.proposer == "off":

@@ -49,11 +49,15 @@ PackedCache = Annotated[
 Speculative = Annotated[
     str,
     typer.Option(
-        help="Who drafts tokens for steps to verify: off, auto, ngram, draft, self, medusa or eagle. No output changes."
+        help="Who drafts tokens for steps to verify: off, auto, ngram, draft, chain, self, medusa or eagle. "
+        "No output changes."
     ),
 ]
 DraftModel = Annotated[
     str | None, typer.Option(help="The model that drafts, or a directory with Medusa or EAGLE heads.")
+]
+ChainModel = Annotated[
+    str | None, typer.Option(help="The model that drafts for the draft model; without it, the text itself does.")
 ]
 DraftQuantization = Annotated[str, typer.Option(help="Round the draft model's weights: none, int8 or int4.")]
 SpeculativeLayers = Annotated[
@@ -223,6 +227,7 @@ class ModelOptions:
     speculative: Speculative = "off"
     speculative_depth: SpeculativeDepth = None
     draft_model: DraftModel = None
+    chain_model: ChainModel = None
     draft_quantization: DraftQuantization = "none"
     speculative_layers: SpeculativeLayers = None
     speculative_acceptance: SpeculativeAcceptance = "coupled"

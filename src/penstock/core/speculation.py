@@ -1,6 +1,6 @@
 """Who drafts tokens and how many: what a user may ask for, and what that means for a model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -9,10 +9,15 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.kv import KVSpec
 
 ACCEPTANCES = ("coupled", "rejection")
-SPECULATIVE = ("off", "auto", "ngram", "draft", "self", "medusa", "eagle")
-Proposer = Literal["ngram", "draft", "self", "medusa", "eagle"]
+SPECULATIVE = ("off", "auto", "ngram", "draft", "chain", "self", "medusa", "eagle")
+Proposer = Literal["ngram", "draft", "chain", "self", "medusa", "eagle"]
 # Those that are a checkpoint of their own, and what it holds.
-CHECKPOINTS = {"draft": "a model that drafts", "medusa": "Medusa heads", "eagle": "an EAGLE head"}
+CHECKPOINTS = {
+    "draft": "a model that drafts",
+    "chain": "a model that drafts",
+    "medusa": "Medusa heads",
+    "eagle": "an EAGLE head",
+}
 # Tokens drafted for a sequence in one step: where that is decided by what pays, and at all.
 DRAFT_DEPTH = 8
 DEEPEST_DRAFT = 32
@@ -40,15 +45,17 @@ class SpeculationConfig(msgspec.Struct, frozen=True):
     """Who drafts.
 
     Attributes:
-        proposer: "ngram" the sequence's own text, "draft" another model, "self" the first layers of the same one,
-            "medusa" and "eagle" heads on its hidden states.
+        proposer: "ngram" the sequence's own text, "draft" another model, "chain" another model for which somebody
+            drafts, "self" the first layers of the same one, "medusa" and "eagle" heads on its hidden states.
         draft: the other model, or the heads.
+        chain: a third model, which drafts for the other one; None in a chain: the sequence's own text does.
         layers: how many layers of the same one.
         rejects: drafts are accepted by rejection sampling, which keeps the distribution of what comes out and no more.
     """
 
     proposer: Proposer
     draft: DraftModelConfig | None = None
+    chain: DraftModelConfig | None = None
     layers: int = 0
     rejects: bool = False
 
@@ -62,6 +69,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
     draft_quantization: str = "none"
     layers: int | None = None
     acceptance: str = "coupled"
+    chain_model: str | None = None
 
     def check(self, layers: int) -> None:
         """Raise ConfigurationError where they are none, or contradict one another or a model of so many layers."""
@@ -88,6 +96,8 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
                 raise ConfigurationError(
                     f"{option} is of no use with --speculative {asked}; it goes with {', '.join(CHECKPOINTS)}."
                 )
+        if self.chain_model is not None and asked != "chain":
+            raise ConfigurationError(f"--chain-model is of no use with --speculative {asked}; it goes with chain.")
         if self.layers is not None and asked != "self":
             raise ConfigurationError(
                 f"--speculative-layers is of no use with --speculative {asked}; it goes with self."
@@ -100,46 +110,30 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
 
 
 def resolve_speculation(
-    options: SpeculationOptions, draft: DraftModelConfig | None, layers: int, note: Note
+    options: SpeculationOptions, drafts: Sequence[DraftModelConfig], layers: int, note: Note
 ) -> tuple[SpeculationConfig | None, int]:
     """Who drafts for a model of so many `layers`, and how many tokens at most.
 
-    `draft` is the model that was asked for, or that belongs to the target. Raises ConfigurationError.
+    `drafts` are the model that was asked for, or that belongs to the target, and the one that drafts for it, where they
+    are. Raises ConfigurationError.
     """
     options.check(layers)
-    asked, depth, own = options.proposer, options.depth, options.layers or max(1, layers // 2)
-    source = "none is asked for, and none belongs to the model"
-    if draft is not None:
-        source = "as asked" if options.draft_model else "it belongs to the model"
-    note("draft model", "none" if draft is None else draft.path, source)
-    rounding = "as the checkpoint has them" if options.draft_quantization == "none" else "as asked"
-    note("draft quantization", options.draft_quantization, f"of the draft model's weights, {rounding}")
+    draft, chain = [*drafts, None, None][:2]
+    depth, own = options.depth, options.layers or max(1, layers // 2)
     rejects = options.acceptance == "rejection"
+    _note_models(options, draft, chain, note)
     kept = "each token is what it would be without drafts"
     if rejects:
         kept = "as asked: sampled outputs keep their distribution, not their tokens: a seed gives one text no more"
     note("speculative acceptance", options.acceptance, kept)
     note("speculative layers", own, f"of {layers}; with --speculative self, they draft")
-    if asked == "off":
+    if options.proposer == "off":
         note("speculative", "off", "each step gives a sequence one token")
         note("speculative depth", 0, "nobody drafts")
         return None, 0
+    config, who = _who_drafts(options.proposer, draft, chain, own)
     unchanged = "drafts never change " + ("how likely what comes out is" if rejects else "what comes out")
-    match asked:
-        case "self":
-            config = SpeculationConfig("self", layers=own, rejects=rejects)
-            note("speculative", "self", f"as asked: the first {own} layers draft; {unchanged}")
-        case "draft" | "auto" if draft is not None:
-            config = SpeculationConfig("draft", draft, rejects=rejects)
-            note("speculative", asked, f"the draft model drafts; {unchanged}")
-        case "medusa" | "eagle" if draft is not None:
-            config = SpeculationConfig(asked, draft, rejects=rejects)
-            note("speculative", asked, f"heads on the model's hidden states draft; {unchanged}")
-        case "draft" | "medusa" | "eagle":
-            raise ConfigurationError(f"--speculative {asked} needs {CHECKPOINTS[asked]}; say where with --draft-model.")
-        case _:
-            config = SpeculationConfig("ngram", rejects=rejects)
-            note("speculative", asked, f"drafts come from the sequence's own text, at next to no cost; {unchanged}")
+    note("speculative", options.proposer, f"{who}; {unchanged}")
     most = DRAFT_DEPTH if draft is None or draft.most is None else min(draft.most, DRAFT_DEPTH)
     if depth is not None and draft is not None and draft.most is not None and depth > draft.most:
         raise ConfigurationError(
@@ -147,4 +141,38 @@ def resolve_speculation(
         )
     measured = f"as many as pay by this machine's own measure, at most {most}"
     note("speculative depth", depth or "auto", measured if depth is None else "as asked, always")
-    return config, depth or most
+    return msgspec.structs.replace(config, rejects=rejects), depth or most
+
+
+def _note_models(
+    options: SpeculationOptions, draft: DraftModelConfig | None, chain: DraftModelConfig | None, note: Note
+) -> None:
+    source = "none is asked for, and none belongs to the model"
+    if draft is not None:
+        source = "as asked" if options.draft_model else "it belongs to the model"
+    note("draft model", "none" if draft is None else draft.path, source)
+    rounding = "as the checkpoint has them" if options.draft_quantization == "none" else "as asked"
+    note("draft quantization", options.draft_quantization, f"of the draft model's weights, {rounding}")
+    if chain is None:
+        note("chain model", "none", "in a chain, the sequence's own text drafts for the draft model")
+    else:
+        note("chain model", chain.path, "as asked: it drafts for the draft model")
+
+
+def _who_drafts(
+    asked: str, draft: DraftModelConfig | None, chain: DraftModelConfig | None, layers: int
+) -> tuple[SpeculationConfig, str]:
+    """Who drafts, and in words. Raises ConfigurationError where the model that is to draft is missing."""
+    match asked:
+        case "self":
+            return SpeculationConfig("self", layers=layers), f"as asked: the first {layers} layers draft"
+        case "draft" | "auto" if draft is not None:
+            return SpeculationConfig("draft", draft), "the draft model drafts"
+        case "chain" if draft is not None:
+            return SpeculationConfig("chain", draft, chain), "the draft model drafts, and somebody for it"
+        case "medusa" | "eagle" if draft is not None:
+            return SpeculationConfig(asked, draft), "heads on the model's hidden states draft"
+        case "draft" | "chain" | "medusa" | "eagle":
+            raise ConfigurationError(f"--speculative {asked} needs {CHECKPOINTS[asked]}; say where with --draft-model.")
+        case _:
+            return SpeculationConfig("ngram"), "drafts come from the sequence's own text, at next to no cost"

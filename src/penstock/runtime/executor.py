@@ -106,8 +106,8 @@ class ModelExecutor:
         self._make_encoder = encoder
         self._encoder: Model | None = None
         self._storages: list[Blocks] = [storage]
-        if proposer is not None and proposer.storage is not None:
-            self._storages.append(proposer.storage)
+        if proposer is not None:
+            self._storages += proposer.storages
         self._groups = tuple(range(len(storage.spec.groups)))
         self._sampler = sampler
         self._table = table

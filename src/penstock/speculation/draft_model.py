@@ -7,6 +7,7 @@ as the target will (`verifier.py`), so that the two agree often at any temperatu
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -16,8 +17,9 @@ from penstock.runtime.executor import Model
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables, Int32
+from penstock.sampling.sampler import Sampler
 from penstock.speculation.decoding import Decode
-from penstock.speculation.proposer import NONE, Proposal, Wanted, draft_choice
+from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, agreeing, draft_choice
 
 # Positions that are made up for in one step: a long prompt must not hold up everybody's next token.
 CATCH_UP = 512
@@ -25,16 +27,25 @@ CATCH_UP = 512
 
 @dataclass(slots=True)
 class _Track:
-    """A sequence as the draft model has it: what is known of it, and of how many positions it has keys and values.
+    """A sequence as the draft model has it: its tokens, and of how many positions there are keys and values.
 
-    None are taken to be there until drafts are wanted; then the blocks say. It is `placed` once the target has computed
-    something of it.
+    They may reach into what was guessed behind the tokens. None are taken to be there until drafts are wanted; then the
+    blocks say. It is `placed` once the target has computed something of it.
     """
 
     tokens: list[int]
     computed: int = 0
     placed: bool = False
     guesses: list[int] = field(default_factory=list)
+
+    def keep(self, said: Sequence[int]) -> None:
+        """Of what was computed behind the tokens, keep what is as was guessed."""
+        self.computed = min(self.computed, len(self.tokens) + agreeing(self.guesses, said))
+
+    def guessed(self, tokens: Sequence[int]) -> None:
+        """These stand behind the tokens now, and all but the last are computed."""
+        self.guesses = list(tokens)
+        self.computed = len(self.tokens) + max(0, len(tokens) - 1)
 
 
 _Piece = tuple[Wanted, int, list[int]]
@@ -109,7 +120,8 @@ class DraftModel:
         *,
         rejects: bool = False,
     ) -> None:
-        self.storage = self._blocks = None if storage is None else _Blocks(*storage)
+        self._blocks = None if storage is None else _Blocks(*storage)
+        self.storages: tuple[Blocks, ...] = () if self._blocks is None else (self._blocks,)
         self._rejects = rejects
         self._model = model
         self._decode = decode
@@ -135,17 +147,55 @@ class DraftModel:
         """Decode as many tokens as are wanted, for all rows together that are not too far behind."""
         asked, late = self._within_reach(wanted)
         if late:
-            self._model.run(self._gather(late, further=None)[0])
+            self._model.run(self._gather([(*piece, 0) for piece in late], further=None)[0])
+            for row, start, tokens in late:
+                self._tracks[row.sequence].computed = start + len(tokens)
+                self._mark(row, start)
         found: dict[int, Proposal] = {}
         if asked:
-            batch, order = self._gather(asked, further=max(row.depth for row, *_ in asked) - 1)
-            ordered = [asked[place][0] for place in order]
-            choices = [draft_choice(row, place, rejects=self._rejects) for place, row in enumerate(ordered)]
-            proposals = self._decode(batch, [row.depth for row in ordered], choices)
-            found = {row.sequence: proposal for row, proposal in zip(ordered, proposals, strict=True)}
-        for row, start, tokens in (*asked, *late):
-            self._take(row, start, start + len(tokens), found.get(row.sequence, NONE))
+            deepest = max(row.depth for row, *_ in asked)
+            batch, order = self._gather([(*piece, 0) for piece in asked], further=deepest - 1)
+            ordered = [asked[place] for place in order]
+            choices = [draft_choice(row, place, rejects=self._rejects) for place, (row, *_) in enumerate(ordered)]
+            proposals = self._decode(batch, [row.depth for row, *_ in ordered], choices)
+            for (row, start, _), proposal in zip(ordered, proposals, strict=True):
+                found[row.sequence] = proposal
+                self._tracks[row.sequence].guessed([*row.ahead, *proposal.tokens])
+                self._mark(row, start)
         return [found.get(row.sequence, NONE) for row in wanted]
+
+    def near(self, row: Wanted) -> bool:
+        """Whether little is missing before drafts of the row can be judged."""
+        return self._missing(row)[1] <= self._tables.block_size
+
+    def judge(self, rows: Sequence[Wanted], guesses: Sequence[Sequence[int]], sampler: Sampler) -> list[Proposal]:
+        """What the model says where somebody has guessed: of each row's guesses those that it makes too, and a token.
+
+        One step computes all; the rows are near.
+        """
+        pieces: list[tuple[Wanted, int, list[int], int]] = []
+        for row, guess in zip(rows, guesses, strict=True):
+            start, _ = self._missing(row)
+            pieces.append((row, start, [*self._tokens(row, start), *guess], len(guess)))
+        batch, order = self._gather(pieces, further=0)
+        choices = [
+            draft_choice(pieces[place][0], 0, rejects=self._rejects, ahead=ahead)
+            for place in order
+            for ahead in range(pieces[place][3] + 1)
+        ]
+        choices = [choice._replace(row=place) for place, choice in enumerate(choices)]
+        logits = self._model.run(batch)
+        said = iter(sampler.guess(logits, choices))
+        sources = iter(sampler.distributions(logits, choices) if self._rejects else ())
+        found: dict[int, Proposal] = {}
+        for place in order:
+            row, start, _, count = pieces[place]
+            tokens, drawn_from = list(islice(said, count + 1)), list(islice(sources, count + 1))
+            kept = agreeing(guesses[place], tokens) + 1
+            found[row.sequence] = Proposal(tokens[:kept], drawn_from[:kept] if self._rejects else None)
+            self._tracks[row.sequence].guessed([*row.ahead, *tokens[:kept]])
+            self._mark(row, start)
+        return [found[row.sequence] for row in rows]
 
     def _within_reach(self, wanted: Sequence[Wanted]) -> tuple[list[_Piece], list[_Piece]]:
         """What has to be computed of rows that can be decoded now, and a part of what others lack."""
@@ -153,8 +203,8 @@ class DraftModel:
         asked: list[_Piece] = []
         late: list[_Piece] = []
         for row in wanted:
-            start = self._start(row)
-            tokens = self._tracks[row.sequence].tokens[start:]
+            start, _ = self._missing(row)
+            tokens = self._tokens(row, start)
             if len(tokens) == 1 or len(tokens) <= left:
                 asked.append((row, start, tokens))
             elif left > 0:
@@ -162,23 +212,30 @@ class DraftModel:
             left -= len(tokens)
         return asked, late
 
-    def _start(self, row: Wanted) -> int:
-        """The first position that has to be computed; at least the newest token's is."""
+    def _missing(self, row: Wanted) -> tuple[int, int]:
+        """The first position that has to be computed, and how many; at least the newest token's is."""
         track = self._tracks[row.sequence]
-        newest = len(track.tokens) - 1
+        track.keep(row.ahead)
+        newest = len(track.tokens) + len(row.ahead) - 1
         if self._blocks is None:
-            return newest
-        if not track.computed or newest - track.computed > self._tables.block_size:
-            found = self._blocks.computed(self._table(row.table, newest), newest)
-            track.computed = max(track.computed, found)
-        return min(track.computed, newest)
+            return newest, 1
+        known = len(track.tokens) - 1
+        if not track.computed or known - track.computed > self._tables.block_size:
+            track.computed = max(track.computed, self._blocks.computed(self._table(row.table, known), known))
+        start = min(track.computed, newest)
+        return start, newest + 1 - start
 
-    def _take(self, row: Wanted, start: int, end: int, proposal: Proposal) -> None:
+    def _tokens(self, row: Wanted, start: int) -> list[int]:
+        """What stands from a position on."""
+        tokens = self._tracks[row.sequence].tokens
+        return [*tokens[start:], *row.ahead[max(0, start - len(tokens)) :]]
+
+    def _mark(self, row: Wanted, start: int) -> None:
+        """Keys and values of its tokens are in its blocks now, from `start` on."""
         track = self._tracks[row.sequence]
-        track.guesses = proposal.tokens
-        # Up to the newest token all is computed now; whether the drafts behind it are right, `observe` tells.
-        track.computed = end
-        if self._blocks is not None:
+        # Whether the drafts behind them are right, `observe` tells.
+        end = min(track.computed, len(track.tokens))
+        if self._blocks is not None and start < end:
             self._blocks.computes(self._table(row.table, end), start, end)
 
     def _table(self, row: int, end: int) -> Int32:
@@ -190,8 +247,7 @@ class DraftModel:
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Keys and values of those of its drafts that were right stay, but for the last, which it has not computed."""
         track = self._tracks[sequence]
-        if track.computed == len(track.tokens):
-            track.computed += _agreeing(track.guesses[:-1], tokens)
+        track.keep(tokens)
         track.guesses = []
         track.tokens.extend(tokens)
 
@@ -199,25 +255,19 @@ class DraftModel:
         """Forget the sequence."""
         self._tracks.pop(sequence, None)
 
-    def _gather(self, asked: Sequence[_Piece], further: int | None) -> tuple[StepBatch, list[int]]:
-        """The batch of all pieces, and in which order they are in it.
+    def _gather(
+        self, asked: Sequence[tuple[Wanted, int, list[int], int]], further: int | None
+    ) -> tuple[StepBatch, list[int]]:
+        """The batch of (row, start, tokens, how many of them are guesses) each, and in which order they are in it.
 
-        Logits are wanted, of the last position of each, where they are to be decoded `further`.
+        Logits are wanted where they are to be decoded `further`: of the newest token and the guesses behind it.
         """
-        plans = [
-            RowPlan(place, start, len(tokens), tokens, None, () if further is None else (place,), ())
-            for place, (_, start, tokens) in enumerate(asked)
-        ]
+        plans = []
+        for place, (_, start, tokens, guesses) in enumerate(asked):
+            wanted = () if further is None else (place,)
+            plans.append(RowPlan(place, start, len(tokens), tokens, None, wanted, (), draft_depth=guesses))
         rows = order_rows(plans)
         tokens = [token for row in rows for token in row.tokens]
         table_rows = [asked[row.sequence][0].table for row in rows]
         batch = gather_batch(rows, tokens, table_rows, self._tables, self._groups, further or 0)
         return batch, [row.sequence for row in rows]
-
-
-def _agreeing(guesses: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many guesses are right, up to the first that is not."""
-    for count, (guess, token) in enumerate(zip(guesses, tokens, strict=False)):
-        if guess != token:
-            return count
-    return min(len(guesses), len(tokens))

@@ -18,7 +18,7 @@ from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
 from penstock.speculation.decoding import Decode, Stepping
-from penstock.speculation.proposer import NONE, Proposal, Wanted, draft_choice
+from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, draft_choice
 
 # A sequence that nobody drafts for is computed once it is so many tokens behind: together they cost little.
 LAG = 64
@@ -74,7 +74,7 @@ class EagleProposer:
         *,
         rejects: bool = False,
     ) -> None:
-        self.storage: KVStorage | None = storage
+        self.storages: tuple[Blocks, ...] = (storage,)
         self._head = head
         self._decode = decode
         self._tables = tables

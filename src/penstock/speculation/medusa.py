@@ -12,9 +12,8 @@ from torch import Tensor
 
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
-from penstock.runtime.storage import KVStorage
 from penstock.sampling.sampler import Sampler
-from penstock.speculation.proposer import NONE, Proposal, Wanted, draft_choice
+from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, draft_choice
 
 
 class Heads(Protocol):
@@ -36,7 +35,7 @@ class MedusaProposer:
     states: Literal["selected", "all"] = "selected"
 
     def __init__(self, heads: Heads, sampler: Sampler, *, rejects: bool = False) -> None:
-        self.storage: KVStorage | None = None
+        self.storages: tuple[Blocks, ...] = ()
         self._heads = heads
         self._sampler = sampler
         self._rejects = rejects

@@ -7,8 +7,7 @@ lossless acceleration of large language models", 2023): answers quote, edit and 
 from collections.abc import Sequence
 
 from penstock.core.plan import RowPlan
-from penstock.runtime.storage import KVStorage
-from penstock.speculation.proposer import Proposal, Wanted
+from penstock.speculation.proposer import Blocks, Proposal, Wanted
 
 # Newest tokens that have to have stood together before; of several lengths, the longest that has is taken.
 LONGEST = 4
@@ -33,11 +32,11 @@ class _History:
                 ends[tuple(known[place - length :])] = place
             known.append(token)
 
-    def following(self, count: int) -> list[int]:
-        """Up to `count` tokens behind the newest earlier place of what stands at the end now."""
-        known = self._tokens
-        for length in range(min(LONGEST, len(known)), SHORTEST - 1, -1):
-            place = self._ends.get(tuple(known[-length:]))
+    def following(self, count: int, ahead: Sequence[int]) -> list[int]:
+        """Up to `count` tokens behind the newest earlier place of what stands at the end with `ahead` behind it."""
+        newest = [*self._tokens[-LONGEST:], *ahead][-LONGEST:]
+        for length in range(len(newest), SHORTEST - 1, -1):
+            place = self._ends.get(tuple(newest[-length:]))
             if place is not None:
                 return self._from(place, count)
         return []
@@ -53,7 +52,7 @@ class NgramProposer:
     """Keeps an index of every sequence's own tokens: about a microsecond for each of them."""
 
     def __init__(self) -> None:
-        self.storage: KVStorage | None = None
+        self.storages: tuple[Blocks, ...] = ()
         self._histories: dict[int, _History] = {}
 
     def begin(self, sequence: int, prompt: Sequence[int]) -> None:
@@ -66,7 +65,7 @@ class NgramProposer:
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """What followed when each row's newest tokens stood together before."""
-        return [Proposal(self._histories[row.sequence].following(row.depth)) for row in wanted]
+        return [Proposal(self._histories[row.sequence].following(row.depth, row.ahead)) for row in wanted]
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Index what the sequence has gained."""

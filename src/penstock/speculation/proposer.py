@@ -20,21 +20,31 @@ class Wanted(NamedTuple):
         depth: at most so many tokens.
         state: how its next tokens will be chosen.
         table: its row of the block tables.
+        ahead: what somebody has drafted already, which they are to follow.
     """
 
     sequence: int
     depth: int
     state: RowState
     table: int
+    ahead: Sequence[int] = ()
 
 
 def draft_choice(row: Wanted, place: int, *, rejects: bool, ahead: int = 0) -> Choice:
-    """How a draft for a row is chosen from row `place` of the logits, `ahead` positions behind its newest token.
+    """How a draft for a row is chosen from row `place` of the logits, `ahead` positions behind what is drafted.
 
     Drafts that are accepted by chance must know nothing of what the target would choose.
     """
     purpose = Purpose.DRAFT if rejects else Purpose.TOKEN
-    return row.state.choice(place, ahead=ahead)._replace(logprobs=-1, purpose=int(purpose))
+    return row.state.choice(place, ahead=len(row.ahead) + ahead)._replace(logprobs=-1, purpose=int(purpose))
+
+
+def agreeing(guesses: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many guesses are right, up to the first that is not."""
+    for count, (guess, token) in enumerate(zip(guesses, tokens, strict=False)):
+        if guess != token:
+            return count
+    return min(len(guesses), len(tokens))
 
 
 class Blocks(Protocol):
@@ -68,11 +78,11 @@ class Proposer(Protocol):
     It is told of each sequence from its first step to its last, in order, and of verified tokens only.
 
     Attributes:
-        storage: where it has keys and values of its own, in the same blocks as the target; None where it has none.
+        storages: where it has keys and values of its own, in the same blocks as the target.
     """
 
     @property
-    def storage(self) -> Blocks | None: ...
+    def storages(self) -> tuple[Blocks, ...]: ...
 
     def begin(self, sequence: int, prompt: Sequence[int]) -> None:
         """A sequence begins with this prompt."""

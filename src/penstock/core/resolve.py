@@ -1,0 +1,361 @@
+"""What options mean for a model on a machine, with a reason for every value."""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from penstock.core.config import (
+    BACKGROUND_TOKENS,
+    BLOCK_SIZE,
+    DEFAULT_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    DEFAULT_TARGET_ITL,
+    KEPT_SHARE,
+    LONGEST_TARGET_ITL,
+    QUANTIZED_BYTES,
+    CacheConfig,
+    EngineConfig,
+    EngineOptions,
+    LoadFormat,
+    MachineFacts,
+    ModelConfig,
+    ModelFacts,
+    Reason,
+    SchedulerConfig,
+)
+from penstock.core.errors import ConfigurationError, InsufficientMemory
+from penstock.core.kv import DTYPE_BYTES, KVSpec, beside, build_kv_spec
+from penstock.core.speculation import DraftModelConfig, resolve_speculation
+
+COMPUTE_DTYPES = ("bfloat16", "float32")
+QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
+INSTRUCTION_SETS = ("auto", "avx512", "avx2", "portable")
+WORKSPACE_BYTES = 512 << 20
+KV_SHARE_OF_FREE_MEMORY = 0.8
+LARGEST_VALUE = 2**63 - 1
+
+
+class _Resolver:
+    """Collects values with their reasons."""
+
+    def __init__(self) -> None:
+        self.reasons: list[Reason] = []
+
+    def note(self, setting: str, value: object, why: str) -> None:
+        self.reasons.append(Reason(setting, str(value), why))
+
+
+def resolve(
+    options: EngineOptions, model: ModelFacts, machine: MachineFacts, drafts: Sequence[ModelFacts] = ()
+) -> tuple[EngineConfig, list[Reason]]:
+    """The configuration that `options` mean for this model on this machine, with a reason for every value.
+
+    `drafts` are the model that drafts and the one that drafts for it, if there are any.
+
+    Pure: the same arguments give the same answer. Raises ConfigurationError where options contradict each other or
+    the model, InsufficientMemory where weights and the smallest useful pool do not fit.
+    """
+    out = _Resolver()
+    tokenizer = _resolve_model(options, model, out)
+    dtype = _resolve_dtype(options, model, out)
+    quantization = _resolve_quantization(options, model, dtype, out)
+    threads = _resolve_threads(options, machine, out)
+    max_num_seqs, batched = _resolve_batch(options, out)
+    target_itl = _resolve_target_itl(options, machine, out)
+    out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
+    spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
+    drafting = _draft_models(options, model, drafts, spec, dtype)
+    speculation, depth = resolve_speculation(options.speculation, drafting, len(model.kv_layers), out.note)
+    weights, block_bytes = _weight_bytes(model, dtype, *quantization), spec.block_bytes
+    if speculation is not None and speculation.draft is not None:
+        for facts, each in zip(drafts, drafting, strict=True):
+            weights += _weight_bytes(facts, dtype, each.quantization, each.quantization)
+            block_bytes += 0 if each.spec is None else each.spec.block_bytes
+    num_blocks, max_model_len = _resolve_memory(
+        options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out
+    )
+    sharing = "as asked: every prompt is computed"
+    if options.enable_prefix_caching:
+        sharing = f"equal prefixes share their KV; up to {KEPT_SHARE:.0%} of the pool is kept where clients ask for it"
+    out.note("enable prefix caching", options.enable_prefix_caching, sharing)
+    config = EngineConfig(
+        model=ModelConfig(
+            model.path,
+            tokenizer,
+            dtype,
+            options.load_format,
+            *quantization,
+            _resolve_packed_cache(options, machine, out),
+        ),
+        cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching),
+        scheduler=SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=batched,
+            max_chunk=options.long_prefill_token_threshold,
+            max_model_len=max_model_len,
+            static_batching=options.static_batching,
+            target_itl=target_itl,
+            bound_batch=options.target_itl is not None,
+            draft_depth=depth,
+            fixed_depth=options.speculative_depth is not None,
+        ),
+        threads=threads,
+        instruction_set=_resolve_instruction_set(options, out),
+        speculation=speculation,
+    )
+    return config, out.reasons
+
+
+def _positive(name: str, value: Any) -> None:
+    option = f"--{name.replace('_', '-')}"
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise ConfigurationError(f"{option} is {value!r}; it must be a whole number.")
+    if value is not None and value < 1:
+        raise ConfigurationError(f"{option} is {value}; it must be at least 1.")
+    if value is not None and value > LARGEST_VALUE:
+        raise ConfigurationError(f"{option} does not fit into 64 bits; it must be at most {LARGEST_VALUE}.")
+
+
+def _resolve_model(options: EngineOptions, model: ModelFacts, out: _Resolver) -> str:
+    """The directory of the tokenizer; what is loaded and how is noted."""
+    formats = get_args(LoadFormat)
+    if options.load_format not in formats:
+        raise ConfigurationError(f"--load-format {options.load_format} is not one of {', '.join(formats)}.")
+    out.note("model", model.path, "as asked" if model.path == options.model else f"where {options.model} was found")
+    loaded = "random weights, as asked" if options.load_format == "dummy" else "the checkpoint's weights"
+    out.note("load format", options.load_format, loaded)
+    out.note("tokenizer", options.tokenizer or model.path, "as asked" if options.tokenizer else "the model's own")
+    return options.tokenizer or model.path
+
+
+def _resolve_threads(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> int:
+    _positive("threads", options.threads)
+    if options.threads is not None:
+        out.note("threads", options.threads, "as asked")
+        return options.threads
+    beside = ", of which the API process has first what it needs" if machine.api_beside else ""
+    out.note("threads", machine.cores, f"all {machine.cores} cores this process may use{beside}")
+    return machine.cores
+
+
+def _resolve_instruction_set(options: EngineOptions, out: _Resolver) -> str:
+    chosen = options.instruction_set
+    if chosen not in INSTRUCTION_SETS:
+        raise ConfigurationError(f"--instruction-set {chosen} is not one of {', '.join(INSTRUCTION_SETS)}.")
+    fastest = "the fastest that the processor has; results are the same bits on machines that use the same one"
+    out.note("instruction set", chosen, fastest if chosen == "auto" else "as asked")
+    return chosen
+
+
+def _resolve_dtype(options: EngineOptions, model: ModelFacts, out: _Resolver) -> str:
+    if options.dtype != "auto":
+        if options.dtype not in COMPUTE_DTYPES:
+            raise ConfigurationError(f"--dtype {options.dtype} is not one of auto, {', '.join(COMPUTE_DTYPES)}.")
+        out.note("dtype", options.dtype, "as asked")
+        return options.dtype
+    if model.stored_dtype in COMPUTE_DTYPES:
+        out.note("dtype", model.stored_dtype, "the checkpoint's own")
+        return model.stored_dtype
+    out.note(
+        "dtype",
+        "float32",
+        f"the checkpoint is {model.stored_dtype}, which bfloat16 would round; --dtype bfloat16 halves the memory",
+    )
+    return "float32"
+
+
+def _resolve_quantization(options: EngineOptions, model: ModelFacts, dtype: str, out: _Resolver) -> tuple[str, str]:
+    """What projections, and what head and embedding, are rounded to."""
+    body, head = options.quantization, options.quantize_head
+    if body not in QUANTIZATIONS:
+        raise ConfigurationError(f"--quantization {body} is not one of {', '.join(QUANTIZATIONS)}.")
+    if head is not None and head not in (body, "int8"):
+        raise ConfigurationError(f"--quantize-head {head} is neither int8 nor what --quantization says ({body}).")
+    if body == "none" and head not in (None, "none"):
+        raise ConfigurationError(f"--quantize-head {head} needs --quantization: the head is not rounded alone.")
+    if body == "none":
+        whole = _gib(model.num_parameters * DTYPE_BYTES[dtype])
+        smaller = [f"{_gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
+        out.note(
+            "quantization",
+            body,
+            f"the {whole} of weights would be {' or '.join(smaller)}; few sequences decode as fast as they are read",
+        )
+    else:
+        out.note("quantization", body, "as asked: rounded to the nearest when loaded")
+    out.note("quantize head", head or body, "as the other weights" if head in (None, body) else "as asked")
+    return body, head or body
+
+
+def _resolve_packed_cache(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> str | None:
+    """The folder that keeps packed weights between starts, None where none are kept."""
+    asked = options.packed_cache
+    if asked is not None and (not isinstance(asked, str) or not asked):
+        raise ConfigurationError(f"--packed-cache is {asked!r}; it must be the path of a folder, or off.")
+    folder = asked or machine.cache_folder
+    why = "a first start leaves packed weights there, and later ones map them" if asked is None else "as asked"
+    if asked == "off":
+        folder = None
+    elif options.load_format == "dummy":
+        folder, why = None, "random weights are not kept"
+    elif machine.cache_folder is None:
+        folder, why = None, "there are no native kernels to pack weights for"
+    out.note("packed cache", folder or "off", why)
+    return folder
+
+
+def _weight_bytes(model: ModelFacts, dtype: str, body: str, head: str) -> int:
+    size = DTYPE_BYTES[dtype]
+    if body == "none":
+        return model.resident_parameters * size
+    rest = model.num_parameters - model.body_parameters - model.head_parameters
+    rounded = model.body_parameters * QUANTIZED_BYTES[body] + model.head_parameters * QUANTIZED_BYTES[head]
+    return int(rounded) + rest * size
+
+
+def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
+    _positive("max_num_seqs", options.max_num_seqs)
+    _positive("max_num_batched_tokens", options.max_num_batched_tokens)
+    batched = options.max_num_batched_tokens
+    max_num_seqs = options.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, batched or DEFAULT_BATCHED_TOKENS)
+    out.note("max num seqs", max_num_seqs, "as asked" if options.max_num_seqs else "sequences that run at a time")
+    if batched is None:
+        batched = max(DEFAULT_BATCHED_TOKENS, max_num_seqs)
+        out.note("max num batched tokens", batched, "bounds a step's memory, and what it computes where nobody waits")
+    else:
+        out.note("max num batched tokens", batched, "as asked")
+    if batched < max_num_seqs:
+        raise ConfigurationError(
+            f"--max-num-batched-tokens {batched} is less than --max-num-seqs {max_num_seqs}: every running sequence "
+            "needs one token of each step; raise the first or lower the second."
+        )
+    _note_order(options, batched, out)
+    return max_num_seqs, batched
+
+
+def _note_order(options: EngineOptions, batched: int, out: _Resolver) -> None:
+    _positive("long_prefill_token_threshold", options.long_prefill_token_threshold)
+    if options.long_prefill_token_threshold is None:
+        out.note("long prefill token threshold", "none", f"one prompt may fill a step's {batched} tokens")
+    else:
+        out.note("long prefill token threshold", options.long_prefill_token_threshold, "as asked")
+    waiting = "as asked: the next batch starts when the last sequence of one has ended"
+    filling = "a sequence that ends makes room for the next one at once"
+    out.note("static batching", options.static_batching, waiting if options.static_batching else filling)
+    brief = "positions in a step for batches, which has no other requests in it; whoever comes waits for one at most"
+    out.note("background tokens", BACKGROUND_TOKENS, brief)
+
+
+def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> float | None:
+    """Seconds that a step should take at most; None: as long as it takes."""
+    asked = options.target_itl
+    if asked is not None:
+        if isinstance(asked, bool) or not isinstance(asked, (int, float)) or not 0 < asked <= LONGEST_TARGET_ITL:
+            raise ConfigurationError(
+                f"--target-itl is {asked!r}; it must be a number of seconds above 0, at most {LONGEST_TARGET_ITL:g}."
+            )
+        out.note("target itl", f"{asked:g}", "as asked, in seconds; prompts are cut and batches are bounded for it")
+        return float(asked)
+    if not machine.api_beside:
+        out.note("target itl", "none", "prompts are computed together here, and nobody waits for a step's end")
+        return None
+    why = "seconds of a step with prompts in it, for whose end running streams and whoever comes wait"
+    out.note("target itl", f"{DEFAULT_TARGET_ITL:g}", why)
+    return DEFAULT_TARGET_ITL
+
+
+def _draft_models(
+    options: EngineOptions, model: ModelFacts, drafts: Sequence[ModelFacts], spec: KVSpec, dtype: str
+) -> list[DraftModelConfig]:
+    """How those that draft are loaded. Raises ConfigurationError where one cannot draft for this model."""
+    if options.draft_quantization not in QUANTIZATIONS:
+        raise ConfigurationError(
+            f"--draft-quantization {options.draft_quantization} is not one of {', '.join(QUANTIZATIONS)}."
+        )
+    found = []
+    for draft, option in zip(drafts, ("--draft-model", "--chain-model"), strict=False):
+        if draft.vocab_size != model.vocab_size:
+            raise ConfigurationError(
+                f"The draft model's vocabulary has {draft.vocab_size} tokens and the model's {model.vocab_size}: they "
+                f"have to be the same; give another {option}."
+            )
+        own = beside(spec, draft.kv_layers, dtype) if draft.kv_layers else None
+        found.append(DraftModelConfig(draft.path, options.draft_quantization, own, draft.heads))
+    return found
+
+
+def _resolve_memory(
+    options: EngineOptions,
+    model: ModelFacts,
+    machine: MachineFacts,
+    blocks: tuple[KVSpec, int],
+    weights: int,
+    batch: tuple[int, int],
+    out: _Resolver,
+) -> tuple[int, int]:
+    """Blocks of the pool and the longest context, which must fit into the pool.
+
+    `blocks` are their geometry, and the bytes of one with what a draft model keeps in it.
+    """
+    spec, block_bytes = blocks
+    _positive("max_model_len", options.max_model_len)
+    _positive("kv_cache_memory", options.kv_cache_memory)
+    longest = options.max_model_len or model.max_position_embeddings
+    if longest > model.max_position_embeddings:
+        raise ConfigurationError(
+            f"--max-model-len {longest} is beyond the {model.max_position_embeddings} positions that the model was "
+            "made for (max_position_embeddings)."
+        )
+    max_num_seqs, chunk = batch
+    free = machine.available_memory - weights - WORKSPACE_BYTES
+    smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * block_bytes
+    if free < smallest:
+        raise InsufficientMemory(
+            f"The weights take {_gib(weights)} and {_gib(WORKSPACE_BYTES)} are kept for the computation, but only "
+            f"{_gib(machine.available_memory)} of memory are available: free some, or use a smaller model or dtype."
+        )
+    # Blocks that a window has passed are still worth keeping: the prefix cache can hit them.
+    largest_use = max_num_seqs * len(spec.groups) * -(-longest // spec.block_size) * block_bytes
+    if options.kv_cache_memory is not None:
+        memory, why = options.kv_cache_memory, "as asked"
+        if memory > free:
+            raise InsufficientMemory(
+                f"--kv-cache-memory {_gib(memory)} does not fit: of {_gib(machine.available_memory)} available, the "
+                f"weights take {_gib(weights)} and {_gib(WORKSPACE_BYTES)} are kept free; at most {_gib(max(free, 0))} "
+                "are left."
+            )
+    elif largest_use <= KV_SHARE_OF_FREE_MEMORY * free:
+        memory, why = largest_use, f"all that {max_num_seqs} sequences of {longest} tokens can fill"
+    else:
+        memory = int(KV_SHARE_OF_FREE_MEMORY * free)
+        why = (
+            f"{KV_SHARE_OF_FREE_MEMORY:.0%} of what is left of {_gib(machine.available_memory)} available after "
+            f"{_gib(weights)} of weights and {_gib(WORKSPACE_BYTES)} of working space"
+        )
+    num_blocks = memory // block_bytes
+    out.note("kv cache memory", f"{_gib(memory)} ({num_blocks} blocks of {spec.block_size} tokens)", why)
+    return num_blocks, _fit_context(options, longest, spec, num_blocks, chunk, out)
+
+
+def _fit_context(
+    options: EngineOptions, longest: int, spec: KVSpec, num_blocks: int, chunk: int, out: _Resolver
+) -> int:
+    """The longest context of which at least one sequence fits into the pool."""
+    if spec.blocks_for(longest, chunk) <= num_blocks:
+        out.note("max model len", longest, "as asked" if options.max_model_len else "max_position_embeddings")
+        return longest
+    low, high = 0, longest
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if spec.blocks_for(middle, chunk) <= num_blocks else (low, middle - 1)
+    if low < 2 or options.max_model_len is not None:
+        raise InsufficientMemory(
+            f"The KV pool has {num_blocks} blocks and one sequence of {longest} tokens needs "
+            f"{spec.blocks_for(longest, chunk)}: raise --kv-cache-memory"
+            + (f" or lower --max-model-len to at most {low}." if low >= 2 else ".")
+        )
+    out.note("max model len", low, f"what the KV pool holds; the model was made for {longest}")
+    return low
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
