@@ -26,7 +26,7 @@ def make(requests: int = 10, tokens: int = 10_000, ttft: float | None = None, ch
 
 
 def demand(tokens: int = 10, count: int = 1, most: int | None = 50, samples: int = 1, **others: Any) -> Demand:
-    return Demand(prompts=(tokens,) * count, samples=samples, max_tokens=[most] * count, **others)
+    return Demand(prompts=(tokens,) * count, samples=samples, max_tokens=(most,) * count, **others)
 
 
 def fill(admission: Admission, count: int, load: LoadSnapshot = IDLE, now: float = 0.0, **fields: Any) -> list[Ticket]:

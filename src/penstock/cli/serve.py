@@ -48,6 +48,10 @@ from penstock.text.output_format import OutputFormat, check_parsers, choose_form
 from penstock.text.tokenizer import Tokenizer
 
 # Of the resolved settings, those that limit what can be asked of the server.
+# When the API process looks for garbage in cycles: when there are so many more young objects than the last time, and
+# through older ones once in so many times. It holds up everybody for about a millisecond a thousand objects, and finds
+# little: what a request leaves behind is in no cycle (tests/server/test_garbage.py).
+GARBAGE = (5_000, 10, 10)
 SHOWN_AT_START = (
     "dtype",
     "quantization",
@@ -173,6 +177,7 @@ async def _serve(
             accounts.figures = Figures(message.work, message.ceilings)
         # What is there now stays; to look through it for garbage held up every stream for 50 to 80 ms.
         gc.freeze()
+        gc.set_threshold(*GARBAGE)
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         _print_notes(prepared, tokenizer, reading, message)
         encrypted = [] if tls is None else [_note(tls.reason)]

@@ -9,7 +9,7 @@ nobody waits for those that come after it. While nothing waits, nothing is refus
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -47,7 +47,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     ttft: float | None = None
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True):
+class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request asks for.
 
     Attributes:
@@ -57,9 +57,9 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         priority, tenant: whose it is; lower priorities run first.
     """
 
-    prompts: Sequence[int]
+    prompts: tuple[int, ...]
     samples: int
-    max_tokens: Sequence[int | None]
+    max_tokens: tuple[int | None, ...]
     priority: int = 0
     tenant: str = ""
 

@@ -90,7 +90,7 @@ class Gate:
         demand = Demand(
             prompts=tuple(map(len, job.prompts)),
             samples=job.params[0].n if job.params else 1,
-            max_tokens=[params.max_tokens for params in job.params] or [0] * len(job.prompts),
+            max_tokens=tuple(params.max_tokens for params in job.params) or (0,) * len(job.prompts),
             priority=priority,
             tenant=job.standing.tenant,
         )

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
-from penstock.observability.account import PREPARED, working
-from penstock.observability.metrics import Endpoint, Metrics
+from penstock.observability.account import PREPARED, Account, working
+from penstock.observability.metrics import Endpoint, Metrics, RequestMeter
 from penstock.server.accounts import Accounts
 from penstock.server.arrival import ARRIVED
 from penstock.server.body import BodyRoom, read_json_body
@@ -124,19 +124,24 @@ class Service:
             self._accounts.end(account, "cancelled")
             raise
         except Exception as problem:
-            error = as_penstock_error(problem)
-            outcome = outcome_of(error)
-            if isinstance(error, Overloaded):
-                self.metrics.refused[error.code] += 1
-            meter.end(outcome)
-            form = form_of(request.scope["path"])
-            account.judged(meter.ttft, meter.missed)
-            self._accounts.refuse(account, outcome, error, form.status(error))
-            return error_response(error, form)
+            return self._refused(problem, request, meter, account)
         meter.accepted(job.prompt_tokens)
         begun(account, job)
         self._accounts.answered_as(account, writer.id)
         return GenerationResponse(self.engine, job, writer, meter, admitted, self._accounts, account, deadline)
+
+    def _refused(self, problem: Exception, request: Request, meter: RequestMeter, account: Account) -> Response:
+        # An exception that a local variable of a frame in its own traceback refers to is garbage in a cycle, with all
+        # that these frames know: a server that refuses much would be held up by looking for it.
+        error = as_penstock_error(problem)
+        outcome = outcome_of(error)
+        if isinstance(error, Overloaded):
+            self.metrics.refused[error.code] += 1
+        meter.end(outcome)
+        form = form_of(request.scope["path"])
+        account.judged(meter.ttft, meter.missed)
+        self._accounts.refuse(account, outcome, error, form.status(error))
+        return error_response(error, form)
 
     def _deadline(self, job: Job, arrived: float) -> Deadline | None:
         """The earlier one of what the client asks for and what the server allows."""
