@@ -14,11 +14,11 @@ import numpy as np
 from penstock.core.plan import BlockCopy, RowPlan
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.executor import Model
-from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables, Int32
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.decoding import Decode
+from penstock.speculation.pieces import Piece, gather_pieces
 from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, agreeing, draft_choice
 
 # Positions that are made up for in one step: a long prompt must not hold up everybody's next token.
@@ -46,10 +46,6 @@ class _Track:
         """These stand behind the tokens now, and all but the last are computed."""
         self.guesses = list(tokens)
         self.computed = len(self.tokens) + max(0, len(tokens) - 1)
-
-
-_Piece = tuple[Wanted, int, list[int]]
-"""A row, the first position that is computed of it, and the tokens from there on."""
 
 
 class _Blocks:
@@ -147,21 +143,20 @@ class DraftModel:
         """Decode as many tokens as are wanted, for all rows together that are not too far behind."""
         asked, late = self._within_reach(wanted)
         if late:
-            self._model.run(self._gather([(*piece, 0) for piece in late], further=None)[0])
-            for row, start, tokens in late:
-                self._tracks[row.sequence].computed = start + len(tokens)
-                self._mark(row, start)
+            self._model.run(self._gather(late)[0])
+            for row, piece in late:
+                self._tracks[row.sequence].computed = piece.end
+                self._mark(row, piece.start)
         found: dict[int, Proposal] = {}
         if asked:
-            deepest = max(row.depth for row, *_ in asked)
-            batch, order = self._gather([(*piece, 0) for piece in asked], further=deepest - 1)
+            batch, order = self._gather(asked, further=max(row.depth for row, _ in asked) - 1)
             ordered = [asked[place] for place in order]
-            choices = [draft_choice(row, place, rejects=self._rejects) for place, (row, *_) in enumerate(ordered)]
-            proposals = self._decode(batch, [row.depth for row, *_ in ordered], choices)
-            for (row, start, _), proposal in zip(ordered, proposals, strict=True):
+            choices = [draft_choice(row, place, rejects=self._rejects) for place, (row, _) in enumerate(ordered)]
+            proposals = self._decode(batch, [row.depth for row, _ in ordered], choices)
+            for (row, piece), proposal in zip(ordered, proposals, strict=True):
                 found[row.sequence] = proposal
                 self._tracks[row.sequence].guessed([*row.ahead, *proposal.tokens])
-                self._mark(row, start)
+                self._mark(row, piece.start)
         return [found.get(row.sequence, NONE) for row in wanted]
 
     def near(self, row: Wanted) -> bool:
@@ -173,15 +168,15 @@ class DraftModel:
 
         One step computes all; the rows are near.
         """
-        pieces: list[tuple[Wanted, int, list[int], int]] = []
+        asked = []
         for row, guess in zip(rows, guesses, strict=True):
             start, _ = self._missing(row)
-            pieces.append((row, start, [*self._tokens(row, start), *guess], len(guess)))
-        batch, order = self._gather(pieces, further=0)
+            asked.append((row, Piece(start, [*self._tokens(row, start), *guess], row.table, len(guess))))
+        batch, order = self._gather(asked, further=0)
         choices = [
-            draft_choice(pieces[place][0], 0, rejects=self._rejects, ahead=ahead)
+            draft_choice(rows[place], 0, rejects=self._rejects, ahead=ahead)
             for place in order
-            for ahead in range(pieces[place][3] + 1)
+            for ahead in range(len(guesses[place]) + 1)
         ]
         choices = [choice._replace(row=place) for place, choice in enumerate(choices)]
         logits = self._model.run(batch)
@@ -189,26 +184,26 @@ class DraftModel:
         sources = iter(sampler.distributions(logits, choices) if self._rejects else ())
         found: dict[int, Proposal] = {}
         for place in order:
-            row, start, _, count = pieces[place]
-            tokens, drawn_from = list(islice(said, count + 1)), list(islice(sources, count + 1))
+            row, piece = asked[place]
+            count = piece.guesses + 1
+            tokens, drawn_from = list(islice(said, count)), list(islice(sources, count))
             kept = agreeing(guesses[place], tokens) + 1
             found[row.sequence] = Proposal(tokens[:kept], drawn_from[:kept] if self._rejects else None)
             self._tracks[row.sequence].guessed([*row.ahead, *tokens[:kept]])
-            self._mark(row, start)
+            self._mark(row, piece.start)
         return [found[row.sequence] for row in rows]
 
-    def _within_reach(self, wanted: Sequence[Wanted]) -> tuple[list[_Piece], list[_Piece]]:
+    def _within_reach(self, wanted: Sequence[Wanted]) -> tuple[list[tuple[Wanted, Piece]], list[tuple[Wanted, Piece]]]:
         """What has to be computed of rows that can be decoded now, and a part of what others lack."""
         left = CATCH_UP
-        asked: list[_Piece] = []
-        late: list[_Piece] = []
+        asked, late = [], []
         for row in wanted:
             start, _ = self._missing(row)
             tokens = self._tokens(row, start)
             if len(tokens) == 1 or len(tokens) <= left:
-                asked.append((row, start, tokens))
+                asked.append((row, Piece(start, tokens, row.table)))
             elif left > 0:
-                late.append((row, start, tokens[:left]))
+                late.append((row, Piece(start, tokens[:left], row.table)))
             left -= len(tokens)
         return asked, late
 
@@ -255,19 +250,5 @@ class DraftModel:
         """Forget the sequence."""
         self._tracks.pop(sequence, None)
 
-    def _gather(
-        self, asked: Sequence[tuple[Wanted, int, list[int], int]], further: int | None
-    ) -> tuple[StepBatch, list[int]]:
-        """The batch of (row, start, tokens, how many of them are guesses) each, and in which order they are in it.
-
-        Logits are wanted where they are to be decoded `further`: of the newest token and the guesses behind it.
-        """
-        plans = []
-        for place, (_, start, tokens, guesses) in enumerate(asked):
-            wanted = () if further is None else (place,)
-            plans.append(RowPlan(place, start, len(tokens), tokens, None, wanted, (), draft_depth=guesses))
-        rows = order_rows(plans)
-        tokens = [token for row in rows for token in row.tokens]
-        table_rows = [asked[row.sequence][0].table for row in rows]
-        batch = gather_batch(rows, tokens, table_rows, self._tables, self._groups, further or 0)
-        return batch, [row.sequence for row in rows]
+    def _gather(self, asked: Sequence[tuple[Wanted, Piece]], further: int | None = None) -> tuple[StepBatch, list[int]]:
+        return gather_pieces([piece for _, piece in asked], self._tables, self._groups, further)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
-from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
 from penstock.speculation.decoding import Decode, Stepping
+from penstock.speculation.pieces import Piece, gather_pieces
 from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, draft_choice
 
 # A sequence that nobody drafts for is computed once it is so many tokens behind: together they cost little.
@@ -106,7 +106,8 @@ class EagleProposer:
         # Other samples of the prompt, and whoever shares its blocks, find it computed.
         whole = start + len(states) == len(track.tokens) == track.prompt
         if track.ready >= LAG or (whole and track.ready):
-            self._compute(track, sequence)
+            batch, _, given = self._taken([track])
+            self._head.results(batch, given)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Of the states behind a draft that was wrong nothing is kept."""
@@ -125,39 +126,23 @@ class EagleProposer:
         if not known:
             return [NONE for _ in wanted]
         # The last position decides what comes next; those before it have waited for it.
-        asked = []
-        for row in known:
-            track = self._tracks[row.sequence]
+        tracks = [self._tracks[row.sequence] for row in known]
+        for track, row in zip(tracks, known, strict=True):
             track.table = row.table
-            asked.append((row.sequence, track.first, *track.taken(track.ready), row.table))
-        batch, order, states = self._gather(asked, further=max(row.depth for row in known) - 1)
+        batch, order, states = self._taken(tracks, further=max(row.depth for row in known) - 1)
         ordered = [known[place] for place in order]
         choices = [draft_choice(row, place, rejects=self._rejects) for place, row in enumerate(ordered)]
         found = self._decode(batch, [row.depth for row in ordered], choices, states)
         proposals = {row.sequence: proposal for row, proposal in zip(ordered, found, strict=True)}
         return [proposals.get(row.sequence, NONE) for row in wanted]
 
-    def _compute(self, track: _Track, sequence: int) -> None:
-        first = track.first
-        tokens, states = track.taken(track.ready)
-        batch, _, given = self._gather([(sequence, first, tokens, states, track.table)], further=None)
-        self._head.results(batch, given)
-
-    def _gather(
-        self, asked: Sequence[tuple[int, int, list[int], Tensor, int]], further: int | None
-    ) -> tuple[StepBatch, list[int], Tensor]:
-        """The batch of (sequence, start, tokens, states, row of the tables) each, their order in it, and its states.
-
-        Logits are wanted, of the last position of each, where they are to be decoded `further`.
-        """
-        plans = [
-            RowPlan(sequence, start, len(tokens), tokens, None, () if further is None else (sequence,), ())
-            for sequence, start, tokens, _, _ in asked
-        ]
-        place_of = {sequence: place for place, (sequence, *_) in enumerate(asked)}
-        rows = order_rows(plans)
-        order = [place_of[row.sequence] for row in rows]
-        tokens = [token for row in rows for token in row.tokens]
-        table_rows = [asked[place][4] for place in order]
-        batch = gather_batch(rows, tokens, table_rows, self._tables, self._groups, further or 0)
-        return batch, order, torch.cat([asked[place][3] for place in order])
+    def _taken(self, tracks: Sequence[_Track], further: int | None = None) -> tuple[StepBatch, list[int], Tensor]:
+        """The batch of all that can be computed of some sequences, their order in it, and its states."""
+        pieces, given = [], []
+        for track in tracks:
+            first = track.first
+            tokens, states = track.taken(track.ready)
+            pieces.append(Piece(first, tokens, track.table))
+            given.append(states)
+        batch, order = gather_pieces(pieces, self._tables, self._groups, further)
+        return batch, order, torch.cat([given[place] for place in order])
