@@ -85,26 +85,29 @@ def test_idle_tenants_are_forgotten_the_least_first() -> None:
 
 
 def test_a_step_ends_with_those_who_want_least() -> None:
-    assert share_out(8192, {"a": Demand(5000), "b": Demand(2000)}) == {"a": 2000, "b": 2000}
-    assert share_out(8192, {"a": Demand(5000, weight=2), "b": Demand(2000)}) == {"a": 4000, "b": 2000}
+    much = Demand(2000, served=3000)
+    assert share_out(8192, {"a": Demand(5000), "b": much}) == {"a": 2000, "b": 2000}
+    assert share_out(8192, {"a": Demand(5000, weight=2), "b": much}) == {"a": 4000, "b": 2000}
 
 
 def test_beside_little_a_step_is_still_worth_its_while() -> None:
     assert share_out(8192, {"a": Demand(5000), "b": Demand(20)}) == {"a": 1004, "b": 20}
-    assert share_out(8192, {"a": Demand(5000), "b": Demand(2000)}, beside=True) == {"a": 512, "b": 512}
+    much = Demand(2000, served=3000)
+    assert share_out(8192, {"a": Demand(5000), "b": much}, beside=True) == {"a": 512, "b": 512}
     assert share_out(8192, {"a": Demand(5000)}, beside=True) == {"a": 1024}
     assert share_out(8192, {"a": Demand(5000), "b": Demand(0)}) == {"a": 1024, "b": 0}
     assert share_out(512, {"a": Demand(5000), "b": Demand(0)}) == {"a": LEAST_PROMPT, "b": 0}
 
 
-def test_who_wants_little_and_was_served_no_more_does_not_share_its_step() -> None:
-    busy, quiet = Demand(5000, rank=(900.0, 4)), Demand(64, rank=(900.0, 0))
-    # Otherwise it would have 32, and wait for a second step.
-    assert share_out(640, {"busy": busy, "quiet": quiet}) == {"busy": 16, "quiet": 64}
-    assert share_out(640, {"busy": busy, "quiet": replace(quiet, tokens=200)}) == {"busy": 1, "quiet": 200}
-    assert share_out(640, {"busy": busy, "other": Demand(0), "quiet": quiet}) == {"busy": 16, "other": 0, "quiet": 64}
-    # Whoever was served more has its share and no more.
-    assert share_out(640, {"busy": busy, "quiet": replace(quiet, rank=(964.0, 1))}) == {"busy": 64, "quiet": 64}
+def test_who_would_be_through_first_does_not_share_its_step() -> None:
+    # Otherwise it would have 64 of 128 tokens, and wait for the rest of them too.
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(64)}) == {"busy": 16, "quiet": 64}
+    assert share_out(128, {"busy": Demand(5000), "quiet": Demand(64)}) == {"busy": 1, "quiet": 64}
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(200)}) == {"busy": 1, "quiet": 200}
+    assert share_out(640, {"busy": Demand(5000), "other": Demand(0), "quiet": Demand(64)})["quiet"] == 64
+    # It may be a little ahead, and no more: then it has its share.
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(64, served=4000)}) == {"busy": 16, "quiet": 64}
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(64, served=5000)}) == {"busy": 64, "quiet": 64}
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2])
@@ -118,6 +121,8 @@ def test_the_first_has_something_of_the_smallest_budget(budget: int) -> None:
     st.dictionaries(st.text(max_size=2), st.builds(Demand, st.integers(1, 3000), st.floats(0.001, 1000)), min_size=2),
 )
 def test_shares_are_within_budget_and_demand(budget: int, demands: dict[str, Demand]) -> None:
+    # Nobody would be through before others.
+    demands = {name: replace(demand, served=-demand.wanted) for name, demand in demands.items()}
     shares = share_out(budget, demands)
     assert shares.keys() == demands.keys()
     assert sum(shares.values()) <= budget + 1

@@ -25,7 +25,7 @@ class Allowances:
             standing = sequence.request.standing
             tenants = by_priority.setdefault(standing.priority, {})
             if standing.tenant not in tenants:
-                tenants[standing.tenant] = Demand(weight=standing.weight, rank=waiting.rank(sequence))
+                tenants[standing.tenant] = Demand(weight=standing.weight, served=waiting.served(sequence))
             tenants[standing.tenant].tokens += tokens
         for priority, tenants in sorted(by_priority.items()):
             known = waiting.tenants(priority)

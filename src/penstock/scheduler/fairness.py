@@ -117,12 +117,22 @@ class Demand:
     Attributes:
         tokens: of its prompts; 0 where it only decodes.
         weight: of the tenant.
-        rank: see `FairCounters.rank`.
+        served: what it was served, by its weight.
     """
 
     tokens: int = 0
     weight: float = 1.0
-    rank: tuple[float, int] = (0.0, 0)
+    served: float = 0.0
+
+    @property
+    def wanted(self) -> float:
+        """The tokens by weight."""
+        return self.tokens / self.weight
+
+    @property
+    def finish(self) -> float:
+        """What it will have been served once it has what it wants."""
+        return self.served + self.wanted * PROMPT_COST
 
 
 def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) -> dict[str, int]:
@@ -131,14 +141,15 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
     A step lasts as long as all that it computes, so those who want least (nothing, where they only decode) are not made
     to wait for all that others could compute besides: it ends with theirs, but is as long as it takes for weights to be
     read for many tokens at a time. Tenants `beside` them are taken to want nothing too, since whoever comes next waits
-    for the step's end. Within that, shares are max-min fair; but who wants less than others and comes before them has
-    all that it wants: it was served no more than they were, and would wait for them once more in the next step. The
-    first tenant's share is at least 1.
+    for the step's end. Within that, shares are max-min fair; but who wants less than others, and will have been served
+    less than they once all have what they want, comes before them (the order of finish tags in weighted fair queueing:
+    Demers et al., "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989): the others end no later for
+    it. The first tenant's share is at least 1.
     """
-    ordered = sorted(demands.items(), key=lambda item: item[1].tokens / item[1].weight)
+    ordered = sorted(demands.items(), key=lambda item: item[1].wanted)
     weights = sum(demand.weight for demand in demands.values())
     smallest = ordered[0][1]
-    least = 0.0 if beside else smallest.tokens / smallest.weight * (smallest.weight if _leads(ordered) else weights)
+    least = 0.0 if beside else smallest.wanted * (smallest.weight if _leads(ordered) else weights)
     left = min(budget, max(int(least), budget // SHARED_PART, LEAST_PROMPT))
     shares: dict[str, int] = {}
     for place, (name, demand) in enumerate(ordered):
@@ -154,4 +165,4 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
 def _leads(ordered: list[tuple[str, Demand]]) -> bool:
     """Whether the first of these comes before all others."""
     (_, first), *others = ordered
-    return all(first.rank < other.rank for _, other in others)
+    return all(first.finish < other.finish for _, other in others)

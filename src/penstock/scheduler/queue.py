@@ -197,9 +197,9 @@ class WaitingQueue:
         found = self._priorities.get(priority)
         return max(len(self._tenants), len(found.counters) if found is not None else 0)
 
-    def rank(self, sequence: Sequence) -> tuple[float, int]:
-        """Of a sequence's tenant; see `FairCounters.rank`."""
-        return self._priorities[sequence.order[0]].counters.rank(sequence.request.standing.tenant)
+    def served(self, sequence: Sequence) -> float:
+        """What a sequence's tenant was served, by its weight."""
+        return self._priorities[sequence.order[0]].counters.counter(sequence.request.standing.tenant)
 
     def turns(self) -> Iterator[Sequence]:
         """All of them, in turn. Who is given is admitted or passed over before the next is asked for."""
