@@ -75,6 +75,6 @@ def quiet_p99(machine: Machine, quiet_rate: float, noisy_rate: float, seconds: f
 def test_beside_a_noisy_tenant_a_quiet_one_is_served_as_on_its_share(
     machine: Machine, quiet: float, share: float, seconds: float
 ) -> None:
-    """Beside one that sends ten times its share: at most 1.3 times of what it is alone on half of the machine."""
+    """Beside one that sends ten times its share: no later than alone on half of the machine."""
     alone = quiet_p99(machine.half, quiet, 0.0, seconds)
-    assert quiet_p99(machine, quiet, 10 * share, seconds) <= 1.3 * alone
+    assert quiet_p99(machine, quiet, 10 * share, seconds) <= alone
