@@ -70,6 +70,7 @@ def good(timing: Timing, arguments: argparse.Namespace) -> bool:
 
 async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace) -> float:
     """The goodput with so many streams at a time, from when the first has ended."""
+    # Prompts that nobody sent before: the second peak must find none of the first in the cache.
     generator = random.Random(time.monotonic_ns())
     end = time.monotonic() + arguments.peak_seconds
     timings: list[Timing] = []
@@ -138,9 +139,16 @@ async def refusal_times(port: int, end: float, arguments: argparse.Namespace) ->
     return [milliseconds for milliseconds in await asyncio.gather(*probes) if milliseconds is not None]
 
 
-def probe(port: int, end: float, arguments: argparse.Namespace, found: "multiprocessing.Queue[list[float]]") -> None:
-    """Put into `found` how long refusals took, until `end`, for clients that do nothing else."""
-    found.put(uvloop.run(refusal_times(port, end, arguments)))
+@dataclass(frozen=True)
+class Prober:
+    """A process that times refusals for clients that do nothing else; it is told when the overload ends."""
+
+    end: "multiprocessing.Queue[float]"
+    found: "multiprocessing.Queue[list[float]]"
+
+    def run(self, port: int, arguments: argparse.Namespace) -> None:
+        """What it does."""
+        self.found.put(uvloop.run(refusal_times(port, self.end.get(), arguments)))
 
 
 def recovery(tries: list[Try], drop: float, arguments: argparse.Namespace) -> float | None:
@@ -155,22 +163,18 @@ def recovery(tries: list[Try], drop: float, arguments: argparse.Namespace) -> fl
     return last - drop if any(timing.scheduled > last for timing in later) else None
 
 
-def report(server: Server, peaks: dict[int, float], arguments: argparse.Namespace) -> None:
+def report(server: Server, peaks: dict[int, float], prober: Prober, arguments: argparse.Namespace) -> None:
     """Run the overload and print what came of it."""
     streams = max(peaks, key=peaks.__getitem__)
     peak = peaks[streams]
     if not peak:
         raise SystemExit("No request was served within the service levels; raise --ttft or --tpot.")
     rates = [(arguments.factor * peak, arguments.seconds), (USUAL_SHARE * peak, arguments.recovery)]
-    found: multiprocessing.Queue[list[float]] = multiprocessing.Queue()
-    end = time.monotonic() + arguments.seconds
-    prober = multiprocessing.Process(target=probe, args=(server.port, end, arguments, found), daemon=True)
-    prober.start()
+    prober.end.put(time.monotonic() + arguments.seconds)
     computed = time.process_time()
-    os.nice(LOAD_NICENESS)
     start, tries = uvloop.run(open_loop(server.port, rates, arguments))
     computed = time.process_time() - computed
-    probed = found.get(timeout=60)
+    probed = prober.found.get(timeout=60)
     later = uvloop.run(closed_loop(server.port, streams, arguments))
     usual = (peak + later) / 2
     drop = start + arguments.seconds
@@ -241,10 +245,14 @@ def main() -> None:
     bounds = ["--max-num-seqs", str(arguments.max_num_seqs), "--max-ttft", promise]
     with serving(arguments.model, [*bounds, "--log-level", "warning", *arguments.option]) as server:
         server.wait_until_ready()
+        # Before this process makes itself nicer.
+        prober = Prober(multiprocessing.Queue(), multiprocessing.Queue())
+        multiprocessing.Process(target=prober.run, args=(server.port, arguments), daemon=True).start()
+        os.nice(LOAD_NICENESS)
         # What only first requests wait for.
         uvloop.run(closed_loop(server.port, CONCURRENCIES[0], arguments))
         peaks = {count: uvloop.run(closed_loop(server.port, count, arguments)) for count in CONCURRENCIES}
-        report(server, peaks, arguments)
+        report(server, peaks, prober, arguments)
 
 
 if __name__ == "__main__":

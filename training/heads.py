@@ -31,8 +31,8 @@ from training.recipe import BUNDLE, EAGLE_RECIPE, MEDUSA_HEADS, MEDUSA_RECIPE, S
 
 # Each head's guess counts for so much of the one's before it: it is used only where that was right.
 FURTHER = 0.8
-# How often EAGLE reads what it has made itself.
-UNROLLED = 2
+# Passes of EAGLE: the first reads the target's states, the others what the one before has made.
+PASSES = 2
 
 
 class EagleHead(nn.Module):
@@ -122,11 +122,13 @@ def eagle_loss(target: Decoder, head: EagleHead, begin: int) -> Loss:
             embedded = target.model.embed_tokens(batch.inputs[:, 1:])
         pieces, mask, wanted = document_lengths(batch.inputs[:, :-1], begin), batch.mask[:, 1:], states[:, 1:]
         read, sums = states[:, :-1], []
-        for _ in range(UNROLLED):
+        for _ in range(PASSES):
             made = head(embedded, read, pieces)
             sums.append(divergence(target, wanted[mask], target.logits(made[mask])))
             # What it makes at a position is the state that it reads at the next.
-            read = torch.cat((states[:, :1], made[:, :-1].to(states.dtype)), dim=1)
+            own = torch.cat((states[:, :1], made[:, :-1].to(states.dtype)), dim=1)
+            # A conversation begins with the target's.
+            read = torch.where((batch.inputs[:, :-1] == begin)[..., None], states[:, :-1], own)
         return torch.stack(sums).mean()
 
     return loss

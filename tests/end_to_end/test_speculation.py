@@ -13,6 +13,7 @@ import pytest
 from penstock import LLM, Grammar, SamplingParams
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import Completion
+from penstock.speculation.draft_model import DraftModel
 from penstock.speculation.ngram import NgramProposer
 from penstock.speculation.proposer import Proposal, Wanted
 from support.heads import write_haiku_heads
@@ -215,6 +216,30 @@ def test_in_a_chain_the_draft_model_says_what_it_would_say_alone(
     )
     assert told(chained.generate(prompts(count), params(count))) == told(alone.generate(prompts(count), params(count)))
     assert chained.totals.drafted == alone.totals.drafted > chained.totals.accepted == alone.totals.accepted > 0
+
+
+def test_in_a_chain_several_tokens_come_of_one_step_of_the_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who drafts for it is the same model here, and so always right, whatever is ahead of what is verified."""
+    judged: list[tuple[int, int]] = []
+    judge = DraftModel.judge
+
+    def watched(self: DraftModel, rows: Sequence[Wanted], guesses: Sequence[list[int]], *more: Any) -> list[Proposal]:
+        found = judge(self, rows, guesses, *more)
+        judged.extend((len(guess), len(said.tokens)) for guess, said in zip(guesses, found, strict=True))
+        return found
+
+    monkeypatch.setattr(DraftModel, "judge", watched)
+    llm = engine(
+        speculative="chain",
+        draft_model="haiku",
+        chain_model="haiku",
+        speculative_depth=7,
+        max_num_seqs=4,
+        kv_cache_memory=300 * BLOCK_BYTES,
+    )
+    llm.generate(prompts(12), params(12))
+    assert judged and max(guesses for guesses, _ in judged) > 1
+    assert all(said == guesses + 1 for guesses, said in judged)
 
 
 SCHEMA = {

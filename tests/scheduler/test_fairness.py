@@ -101,13 +101,21 @@ def test_beside_little_a_step_is_still_worth_its_while() -> None:
 
 def test_who_would_be_through_first_does_not_share_its_step() -> None:
     # Otherwise it would have 64 of 128 tokens, and wait for the rest of them too.
-    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(64)}) == {"busy": 16, "quiet": 64}
-    assert share_out(128, {"busy": Demand(5000), "quiet": Demand(64)}) == {"busy": 1, "quiet": 64}
-    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(200)}) == {"busy": 1, "quiet": 200}
-    assert share_out(640, {"busy": Demand(5000), "other": Demand(0), "quiet": Demand(64)})["quiet"] == 64
-    # It may be a little ahead, and no more: then it has its share.
-    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(64, served=4000)}) == {"busy": 16, "quiet": 64}
-    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(64, served=5000)}) == {"busy": 64, "quiet": 64}
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(64)}) == {"busy": 32, "quiet": 64}
+    assert share_out(80, {"busy": Demand(5000), "quiet": Demand(64)}) == {"busy": 16, "quiet": 64}
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(200)}) == {"busy": 100, "quiet": 200}
+    # Nor is it made to wait for others who only decode, and whom a longer step would hold up.
+    assert share_out(640, {"busy": Demand(5000), "other": Demand(0), "quiet": Demand(200)})["quiet"] == 80
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(200)}, beside=True) == {"busy": 40, "quiet": 80}
+    # Weights that are no whole numbers take nothing off.
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(206, weight=0.7)})["quiet"] == 206
+    # It may be a little ahead, by the other's first request, and no more: then it has its share.
+    busy = Demand(5000, first=1500, charged=1500)
+    assert share_out(640, {"busy": busy, "quiet": Demand(64, served=-70)}) == {"busy": 32, "quiet": 64}
+    assert share_out(640, {"busy": busy, "quiet": Demand(64, served=-60)}) == {"busy": 64, "quiet": 64}
+    # What others were charged and have not got is no reason to go before them.
+    late = replace(busy, charged=4500)
+    assert share_out(640, {"busy": late, "quiet": Demand(64)}) == {"busy": 64, "quiet": 64}
 
 
 @pytest.mark.parametrize("budget", [0, 1, 2])
@@ -118,15 +126,21 @@ def test_the_first_has_something_of_the_smallest_budget(budget: int) -> None:
 
 @given(
     st.integers(0, 4096),
-    st.dictionaries(st.text(max_size=2), st.builds(Demand, st.integers(1, 3000), st.floats(0.001, 1000)), min_size=2),
+    st.dictionaries(
+        st.text(max_size=2),
+        st.builds(Demand, st.integers(1, 3000), st.floats(0.001, 1000), st.floats(0, 1e4), st.integers(0, 3000)),
+        min_size=2,
+    ),
+    st.booleans(),
 )
-def test_shares_are_within_budget_and_demand(budget: int, demands: dict[str, Demand]) -> None:
-    # Nobody would be through before others.
-    demands = {name: replace(demand, served=-demand.wanted) for name, demand in demands.items()}
-    shares = share_out(budget, demands)
+def test_shares_are_within_budget_and_demand(budget: int, demands: dict[str, Demand], beside: bool) -> None:
+    shares = share_out(budget, demands, beside=beside)
     assert shares.keys() == demands.keys()
     assert sum(shares.values()) <= budget + 1
     assert all(0 <= shares[name] <= demand.tokens for name, demand in demands.items())
+    # Nobody would be through before others.
+    demands = {name: replace(demand, served=-demand.wanted, first=0) for name, demand in demands.items()}
+    shares = share_out(budget, demands)
     # Whoever has less than it wants has no less by weight than anybody else, but for rounding: each leaves up to one
     # token to those behind it.
     for name, demand in demands.items():

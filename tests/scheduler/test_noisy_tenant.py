@@ -1,6 +1,7 @@
 """What a noisy tenant costs a quiet one, in the time of a machine whose steps cost what they cost by a formula."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -69,6 +70,45 @@ def quiet_p99(machine: Machine, quiet_rate: float, noisy_rate: float, seconds: f
     # Who came last was perhaps not served in the time.
     times = sorted(first[request.request_id] - due for due, request in quiet[:-5])
     return times[int(0.99 * len(times))]
+
+
+def served(short_at_a_time: int, others: int, seconds: float) -> tuple[list[float], dict[str, int]]:
+    """When a tenant's long prompts ended beside others whose short ones never end, and computed tokens by tenant."""
+    scheduler = Scheduler(SchedulerConfig(target_itl=DEFAULT_TARGET_ITL), KVCache(kv_spec(16), 16_384))
+    rng, now, ended, computed, tenants = random.Random(3), 0.0, [], Counter(), {}
+
+    def add(tenant: str, length: int) -> None:
+        tenants[len(tenants)] = tenant
+        tokens = rng.choices(range(900), k=length)
+        scheduler.add(make_request(len(tenants) - 1, tokens, 1, tenant=tenant))
+
+    for _ in range(100):
+        add("long", 1500)
+    while now < seconds:
+        for other in range(others):
+            alive = sum(tenants[request] == f"short {other}" for request in scheduler._requests)
+            for _ in range(short_at_a_time - alive):
+                add(f"short {other}", 100)
+        plan = scheduler.plan(now)
+        assert plan is not None
+        took = SMALL.seconds(plan)
+        now += took
+        for row in plan.rows:
+            computed[tenants[scheduler._sequences[row.sequence].request.request_id]] += row.count
+        samples = tuple(SampleResult(sample, [1]) for row in plan.rows for sample in row.samples)
+        for output in scheduler.commit(plan, StepResult(plan.number, samples, took)):
+            if tenants[output.request_id] == "long":
+                ended.append(now)
+    return ended, computed
+
+
+@pytest.mark.parametrize(("short_at_a_time", "others"), [(1, 1), (8, 1), (8, 3)])
+def test_who_goes_first_takes_no_more_than_its_share(short_at_a_time: int, others: int) -> None:
+    """Long prompts have their share of the time beside short ones that never end, from the beginning."""
+    ended, computed = served(short_at_a_time, others, seconds=20.0)
+    assert computed["long"] >= 0.95 * sum(computed.values()) / (others + 1)
+    # By the formula a prompt takes 0.22 s of the whole machine.
+    assert ended[2] <= 1.25 * 3 * 0.22 * (others + 1)
 
 
 @pytest.mark.parametrize(("machine", "quiet", "share", "seconds"), [(SMALL, 8.0, 2.2, 40.0), (LARGE, 0.4, 0.13, 800.0)])

@@ -41,6 +41,11 @@ def test_what_somebody_has_drafted_already_is_followed() -> None:
     ]
 
 
+def test_what_is_ahead_is_part_of_what_goes_round() -> None:
+    (found,) = begun([1, 2, 3, 1, 2, 3]).propose([Wanted(0, 5, make_row(0), 0, ahead=[1])])
+    assert found.tokens == [2, 3, 1, 2, 3]
+
+
 def test_the_longer_agreement_counts() -> None:
     assert drafts(begun([5, 1, 2, 7, 6, 1, 2, 8, 5, 1, 2]), 1) == [7]
     assert drafts(begun([6, 1, 2, 8, 5, 1, 2]), 1) == [8]

@@ -108,7 +108,8 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     path, checkpoint, declaration = _open(options.model, options)
     drafts = []
     if (drafting := draft_model_of(options)) is not None:
-        chained = () if options.chain_model is None else (options.chain_model,)
+        # Elsewhere a chain model is of no use, which is said before it is looked for.
+        chained = () if options.chain_model is None or options.speculative != "chain" else (options.chain_model,)
         drafts = [_draft_facts(each, options, declaration) for each in (drafting, *chained)]
     if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
         raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")

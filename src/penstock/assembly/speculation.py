@@ -60,7 +60,8 @@ def make_proposer(
         if speculation.proposer != "chain":
             return larger
         chained = speculation.chain
-        smaller = NgramProposer() if chained is None else _draft_model(chained, config, tables, rejects)
+        # What it guesses from is asked of nobody, but its noise has to be that of the larger one.
+        smaller = NgramProposer() if chained is None else _draft_model(chained, config, tables, rejects, tells=False)
         return Chain(larger, smaller, Sampler(declaration.vocab_size), rejects=rejects)
     tape = declaration.record(layers=speculation.layers)
     dtype = TORCH_DTYPES[config.model.dtype]
@@ -69,7 +70,10 @@ def make_proposer(
     return DraftModel(program, decode, tables, range(len(storage.spec.groups)), rejects=speculation.rejects)
 
 
-def _draft_model(draft: DraftModelConfig, config: EngineConfig, tables: BlockTables, rejects: bool) -> DraftModel:
+def _draft_model(
+    draft: DraftModelConfig, config: EngineConfig, tables: BlockTables, rejects: bool, *, tells: bool = True
+) -> DraftModel:
+    """A model that drafts; for rejection sampling, unless nobody asks, it `tells` what its drafts are drawn from."""
     quantization = draft.quantization
     model = replace(config.model, path=draft.path, quantization=quantization, quantize_head=quantization)
     dtype = TORCH_DTYPES[model.dtype]
@@ -80,7 +84,7 @@ def _draft_model(draft: DraftModelConfig, config: EngineConfig, tables: BlockTab
     storage = KVStorage(draft.spec, config.cache.num_blocks, kv_layout(draft.spec, dtype))
     program = compile_program(declaration.record(), loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
     # Its layers use the first group's tables, in which a whole context stands.
-    decode = _decode(program, declaration.vocab_size, rejects)
+    decode = _decode(program, declaration.vocab_size, rejects and tells)
     return DraftModel(program, decode, tables, (0,), (storage, config.cache.num_blocks), rejects=rejects)
 
 

@@ -59,7 +59,7 @@ DraftModel = Annotated[
 ChainModel = Annotated[
     str | None, typer.Option(help="The model that drafts for the draft model; without it, the text itself does.")
 ]
-DraftQuantization = Annotated[str, typer.Option(help="Round the draft model's weights: none, int8 or int4.")]
+DraftQuantization = Annotated[str, typer.Option(help="Round the weights of the models that draft: none, int8 or int4.")]
 SpeculativeLayers = Annotated[
     int | None, typer.Option(help="How many of the model's own layers draft, with --speculative self; by default half.")
 ]

@@ -47,11 +47,11 @@ from penstock.text.chat_template import ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer
 
-# Of the resolved settings, those that limit what can be asked of the server.
 # When the API process looks for garbage in cycles: when there are so many more young objects than the last time, and
 # through older ones once in so many times. It holds up everybody for about a millisecond a thousand objects, and finds
 # little: what a request leaves behind is in no cycle (tests/server/test_garbage.py).
 GARBAGE = (5_000, 10, 10)
+# Of the resolved settings, those that limit what can be asked of the server.
 SHOWN_AT_START = (
     "dtype",
     "quantization",

@@ -275,8 +275,8 @@ def _draft_models(
     for draft, option in zip(drafts, ("--draft-model", "--chain-model"), strict=False):
         if draft.vocab_size != model.vocab_size:
             raise ConfigurationError(
-                f"The draft model's vocabulary has {draft.vocab_size} tokens and the model's {model.vocab_size}: they "
-                f"have to be the same; give another {option}."
+                f"The vocabulary of {option} has {draft.vocab_size} tokens and the model's {model.vocab_size}: they "
+                "have to be the same; give another."
             )
         own = beside(spec, draft.kv_layers, dtype) if draft.kv_layers else None
         found.append(DraftModelConfig(draft.path, options.draft_quantization, own, draft.heads))

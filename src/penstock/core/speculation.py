@@ -152,7 +152,7 @@ def _note_models(
         source = "as asked" if options.draft_model else "it belongs to the model"
     note("draft model", "none" if draft is None else draft.path, source)
     rounding = "as the checkpoint has them" if options.draft_quantization == "none" else "as asked"
-    note("draft quantization", options.draft_quantization, f"of the draft model's weights, {rounding}")
+    note("draft quantization", options.draft_quantization, f"of the weights of those that draft, {rounding}")
     if chain is None:
         note("chain model", "none", "in a chain, the sequence's own text drafts for the draft model")
     else:

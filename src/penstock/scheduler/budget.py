@@ -26,7 +26,10 @@ class Allowances:
             tenants = by_priority.setdefault(standing.priority, {})
             if standing.tenant not in tenants:
                 tenants[standing.tenant] = Demand(weight=standing.weight, served=waiting.served(sequence))
-            tenants[standing.tenant].tokens += tokens
+            demand = tenants[standing.tenant]
+            demand.first = demand.first or tokens
+            demand.tokens += tokens
+            demand.charged += tokens if sequence.admitted else 0
         for priority, tenants in sorted(by_priority.items()):
             known = waiting.tenants(priority)
             if known > 1:

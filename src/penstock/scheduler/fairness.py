@@ -5,7 +5,9 @@ tenant was served, by its weight. Of those who wait, the one with the least coun
 have somebody waiting, what they were served differs by no more than a bound that does not grow with time.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from penstock.scheduler.pace import LEAST_PROMPT
 
@@ -14,14 +16,18 @@ PROMPT_COST = 1.0
 OUTPUT_COST = 2.0
 # Where there are several tenants, a step has room for this part of its budget, or for `LEAST_PROMPT` tokens of prompts.
 SHARED_PART = 8
+# A step in which one goes before others is so many times as long as what it has of it, so that nobody stands still.
+LED_PART = 3 / 2
 # Tenants without requests whose counters are remembered, in one priority.
 MAX_IDLE = 1024
+NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(slots=True)
 class _Account:
     """A tenant's counter, and how many of its sequences wait for their first turn and were admitted."""
 
+    tenant: str
     counter: float = 0.0
     waiting: int = 0
     admitted: int = 0
@@ -31,9 +37,9 @@ class FairCounters:
     """What each tenant of one priority was served, and so whose turn it is.
 
     An idle tenant keeps its counter, so that it cannot leave behind what it was served beyond others, and one that
-    comes back is lifted to the least of those who wait: no credit is saved up. Nobody is remembered for ever: once the
-    priority has no request left nobody is owed anything, and of more than `MAX_IDLE` idle tenants the one with the
-    least counter, which would be lifted anyway or owes least, is forgotten.
+    comes back is lifted to the least that those who wait have got: no credit is saved up. Nobody is remembered for
+    ever: once the priority has no request left nobody is owed anything, and of more than `MAX_IDLE` idle tenants the
+    one with the least counter, which would be lifted anyway or owes least, is forgotten.
     """
 
     def __init__(self) -> None:
@@ -56,12 +62,12 @@ class FairCounters:
         account = self._accounts.get(tenant)
         return account.counter if account else 0.0
 
-    def enter(self, tenant: str) -> None:
-        """A request begins to wait for its first turn."""
-        account = self._accounts.setdefault(tenant, _Account())
+    def enter(self, tenant: str, owed: Mapping[str, float] = NOTHING) -> None:
+        """A request begins to wait for its first turn; `owed` is what tenants were charged for and have not got yet."""
+        account = self._accounts.setdefault(tenant, _Account(tenant))
         self._idle.discard(tenant)
         if not account.waiting:
-            account.counter = max(account.counter, self._floor())
+            account.counter = max(account.counter, self._floor(owed))
             self._waiting[tenant] = account
         account.waiting += 1
 
@@ -94,10 +100,9 @@ class FairCounters:
         account = self._accounts[tenant]
         return account.counter, account.admitted
 
-    def _floor(self) -> float:
-        if self._waiting:
-            return min(account.counter for account in self._waiting.values())
-        return self._last.counter if self._last else 0.0
+    def _floor(self, owed: Mapping[str, float]) -> float:
+        known = self._waiting.values() or ([self._last] if self._last else ())
+        return min((account.counter - owed.get(account.tenant, 0.0) for account in known), default=0.0)
 
     def _forget_idle(self, tenant: str) -> None:
         account = self._accounts[tenant]
@@ -118,11 +123,15 @@ class Demand:
         tokens: of its prompts; 0 where it only decodes.
         weight: of the tenant.
         served: what it was served, by its weight.
+        first: the tokens that belong to the first of its requests; 0: all of them.
+        charged: those of the tokens that `served` counts already, since their requests are in the batch.
     """
 
     tokens: int = 0
     weight: float = 1.0
     served: float = 0.0
+    first: int = 0
+    charged: int = 0
 
     @property
     def wanted(self) -> float:
@@ -131,8 +140,8 @@ class Demand:
 
     @property
     def finish(self) -> float:
-        """What it will have been served once it has what it wants."""
-        return self.served + self.wanted * PROMPT_COST
+        """What it will have been served once its first request has what it wants."""
+        return self.served + PROMPT_COST * ((self.first or self.tokens) - self.charged) / self.weight
 
 
 def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) -> dict[str, int]:
@@ -141,20 +150,29 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
     A step lasts as long as all that it computes, so those who want least (nothing, where they only decode) are not made
     to wait for all that others could compute besides: it ends with theirs, but is as long as it takes for weights to be
     read for many tokens at a time. Tenants `beside` them are taken to want nothing too, since whoever comes next waits
-    for the step's end. Within that, shares are max-min fair; but who wants less than others, and will have been served
-    less than they once all have what they want, comes before them (the order of finish tags in weighted fair queueing:
-    Demers et al., "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989): the others end no later for
-    it. The first tenant's share is at least 1.
+    for the step's end.
+
+    Shares are max-min fair. But who wants less than others, and would be through before them all (by finish tags, as in
+    weighted fair queueing: Demers et al., "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989), leads:
+    it has all it wants, and the others half as much besides. The first tenant's share is at least 1.
     """
     ordered = sorted(demands.items(), key=lambda item: item[1].wanted)
     weights = sum(demand.weight for demand in demands.values())
-    smallest = ordered[0][1]
-    least = 0.0 if beside else smallest.wanted * (smallest.weight if _leads(ordered) else weights)
-    left = min(budget, max(int(least), budget // SHARED_PART, LEAST_PROMPT))
+    size = max(budget // SHARED_PART, LEAST_PROMPT)
+    ends_with_least = not beside and ordered[0][1].tokens > 0
     shares: dict[str, int] = {}
-    for place, (name, demand) in enumerate(ordered):
-        share = left if _leads(ordered[place:]) else int(left * demand.weight / weights)
-        shares[name] = min(demand.tokens, share)
+    if (leader := _leader(ordered)) is not None:
+        demand = demands[leader]
+        size = max(size, demand.tokens) if ends_with_least else size
+        shares[leader] = min(demand.tokens, size, budget)
+        left = min(budget, max(size, int(shares[leader] * LED_PART))) - shares[leader]
+        weights -= demand.weight
+    else:
+        left = min(budget, max(size, int(ordered[0][1].wanted * weights) if ends_with_least else 0))
+    for name, demand in ordered:
+        if name == leader:
+            continue
+        shares[name] = min(demand.tokens, int(left * demand.weight / weights))
         left -= shares[name]
         weights -= demand.weight
     first = next(iter(demands))
@@ -162,7 +180,10 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
     return shares
 
 
-def _leads(ordered: list[tuple[str, Demand]]) -> bool:
-    """Whether the first of these comes before all others."""
-    (_, first), *others = ordered
-    return all(first.finish < other.finish for _, other in others)
+def _leader(ordered: list[tuple[str, Demand]]) -> str | None:
+    """Who wants something, less than others, and would be through before them all."""
+    wanting = [(name, demand) for name, demand in ordered if demand.tokens]
+    if len(wanting) < 2:
+        return None
+    (name, least), *others = wanting
+    return name if all(least.finish < other.finish for _, other in others) else None

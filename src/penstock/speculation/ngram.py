@@ -38,14 +38,15 @@ class _History:
         for length in range(len(newest), SHORTEST - 1, -1):
             place = self._ends.get(tuple(newest[-length:]))
             if place is not None:
-                return self._from(place, count)
+                return self._from(place, count, ahead)
         return []
 
-    def _from(self, place: int, count: int) -> list[int]:
+    def _from(self, place: int, count: int, ahead: Sequence[int]) -> list[int]:
         """What stands from `place` on; from the end it goes round, as a text that repeats itself does."""
         known = self._tokens
-        period = len(known) - place
-        return [known[place + step % period] for step in range(count)]
+        period, there = len(known) - place + len(ahead), len(known) - place
+        steps = (step % period for step in range(count))
+        return [known[place + step] if step < there else ahead[step - there] for step in steps]
 
 
 class NgramProposer:
