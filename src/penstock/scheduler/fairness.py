@@ -7,7 +7,6 @@ have somebody waiting, what they were served differs by no more than a bound tha
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from penstock.scheduler.pace import LEAST_PROMPT
 
@@ -20,7 +19,7 @@ SHARED_PART = 8
 LED_PART = 3 / 2
 # Tenants without requests whose counters are remembered, in one priority.
 MAX_IDLE = 1024
-NOTHING: Mapping[str, float] = MappingProxyType({})
+NOTHING: Mapping[str, float] = {}
 
 
 @dataclass(slots=True)
