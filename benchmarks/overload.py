@@ -195,10 +195,7 @@ def report(server: Server, peaks: dict[int, float], prober: Prober, arguments: a
         ("the same, afterwards", later),
         (f"goodput at {arguments.factor:g} times the first, requests/s", goodput),
         ("of the mean of the two", goodput / usual),
-        (
-            "processor time of the load itself, of all cores'",
-            computed / took / reporting.cores(),
-        ),
+        ("processor time of the load itself, of all cores'", computed / took / reporting.cores()),
         ("TTFT of what was served, median, s", reporting.median(first_tokens)),
         ("TTFT of what was served, p99, s", reporting.percentile(first_tokens, 0.99)),
         ("refusals", len(refusals)),

@@ -103,6 +103,13 @@ def material(target: Path) -> Corpus:
     return joined(answers, excerpt(load_corpus(), len(answers.tokens)))
 
 
+def divergence(target: Decoder, wanted: Tensor, logits: Tensor) -> Tensor:
+    """The Kullback-Leibler divergence from what the target's states `wanted` say to what `logits` do, summed."""
+    with torch.no_grad():
+        chances = F.log_softmax(target.logits(wanted).float(), dim=-1)
+    return F.kl_div(F.log_softmax(logits.float(), dim=-1), chances, reduction="sum", log_target=True)
+
+
 def main() -> None:
     """Let the target answer (once), train the draft, write it to build/training/haiku-draft/model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -118,12 +125,9 @@ def main() -> None:
     model = Decoder(recipe.shape)
 
     def loss(batch: Batch, lengths: list[int]) -> Tensor:
-        def chances(decoder: Decoder) -> Tensor:
-            return F.log_softmax(decoder.logits(decoder.hidden(batch.inputs, lengths)[batch.mask]).float(), dim=-1)
-
         with torch.no_grad():
-            wanted = chances(target)
-        return F.kl_div(chances(model), wanted, reduction="sum", log_target=True)
+            wanted = target.hidden(batch.inputs, lengths)[batch.mask]
+        return divergence(target, wanted, model.logits(model.hidden(batch.inputs, lengths)[batch.mask]))
 
     run = Run(recipe, model, loss, corpus, device)
     run.resume()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from training.model import Decoder, ModelShape
 from training.recipe import WORK, Recipe
@@ -24,13 +26,18 @@ def load_tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(WORK / "tokenizer" / "tokenizer.json"))
 
 
-def export_model(model: Decoder, recipe: Recipe, directory: Path) -> None:
-    """Write weights in bfloat16, configuration, sampling defaults and tokenizer."""
+def save_weights(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Write them in bfloat16 into a directory, which is made."""
     directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().cpu().to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
+    weights = {name: value.detach().cpu().to(torch.bfloat16).contiguous() for name, value in tensors.items()}
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     # The library writes files that only their owner may read.
     (directory / "model.safetensors").chmod(0o644)
+
+
+def export_model(model: Decoder, recipe: Recipe, directory: Path) -> None:
+    """Write weights in bfloat16, configuration, sampling defaults and tokenizer."""
+    save_weights(model.state_dict(), directory)
     for name in TOKENIZER_FILES:
         shutil.copyfile(WORK / "tokenizer" / name, directory / name)
     tokenizer = load_tokenizer()

@@ -19,12 +19,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from training.data import Corpus
-from training.distill import material
-from training.export import config_of, load_model, write_json
+from training.distill import divergence, material
+from training.export import config_of, load_model, save_weights, write_json
 from training.loop import Batch, Loss, Run, pick_device
 from training.model import Decoder, Layer, ModelShape, document_lengths, rotary_tables
 from training.recipe import BUNDLE, EAGLE_RECIPE, MEDUSA_HEADS, MEDUSA_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
@@ -106,13 +105,6 @@ class MedusaHeads(nn.Module):
         }
 
 
-def divergence(target: Decoder, wanted: Tensor, logits: Tensor) -> Tensor:
-    """The Kullback-Leibler divergence from what the target's states `wanted` say to what `logits` do, summed."""
-    with torch.no_grad():
-        chances = F.log_softmax(target.logits(wanted).float(), dim=-1)
-    return F.kl_div(F.log_softmax(logits.float(), dim=-1), chances, reduction="sum", log_target=True)
-
-
 def eagle_loss(target: Decoder, head: EagleHead, begin: int) -> Loss:
     """Of the states that it makes, from the target's and from its own."""
 
@@ -155,10 +147,7 @@ def medusa_loss(target: Decoder, heads: MedusaHeads) -> Loss:
 
 def export_heads(heads: EagleHead | MedusaHeads, directory: Path) -> None:
     """Write weights in bfloat16, and configuration."""
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: value.detach().cpu().to(torch.bfloat16).contiguous() for name, value in heads.tensors().items()}
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    (directory / "model.safetensors").chmod(0o644)
+    save_weights(heads.tensors(), directory)
     write_json(directory / "config.json", heads.config())
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.cache.manager import KVCache
 from penstock.core.config import DEFAULT_TARGET_ITL, SchedulerConfig
+from penstock.core.events import SampleOutput
 from penstock.core.plan import SampleResult, StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.scheduler.scheduler import Scheduler
@@ -48,6 +49,15 @@ def arrivals(tenant: str, rate: float, length: int, seconds: float) -> list[tupl
     return found
 
 
+def step(scheduler: Scheduler, machine: Machine, now: float) -> tuple[StepPlan, float, list[SampleOutput]]:
+    """The next step, how long it takes, and what came of it."""
+    plan = scheduler.plan(now)
+    assert plan is not None
+    took = machine.seconds(plan)
+    samples = tuple(SampleResult(sample, [1]) for row in plan.rows for sample in row.samples)
+    return plan, took, scheduler.commit(plan, StepResult(plan.number, samples, took))
+
+
 def quiet_p99(machine: Machine, quiet_rate: float, noisy_rate: float, seconds: float) -> float:
     """The quiet tenant's 99th percentile of time to first token."""
     config = SchedulerConfig(target_itl=DEFAULT_TARGET_ITL)
@@ -60,12 +70,9 @@ def quiet_p99(machine: Machine, quiet_rate: float, noisy_rate: float, seconds: f
             due, request = coming.pop()
             now = max(now, due)
             scheduler.add(request)
-        plan = scheduler.plan(now)
-        assert plan is not None
-        took = machine.seconds(plan)
+        _, took, outputs = step(scheduler, machine, now)
         now += took
-        samples = tuple(SampleResult(sample, [1]) for row in plan.rows for sample in row.samples)
-        for output in scheduler.commit(plan, StepResult(plan.number, samples, took)):
+        for output in outputs:
             first.setdefault(output.request_id, now)
     # Who came last was perhaps not served in the time.
     times = sorted(first[request.request_id] - due for due, request in quiet[:-5])
@@ -89,14 +96,12 @@ def served(short_at_a_time: int, others: int, seconds: float) -> tuple[list[floa
             alive = sum(tenants[request] == f"short {other}" for request in scheduler._requests)
             for _ in range(short_at_a_time - alive):
                 add(f"short {other}", 100)
-        plan = scheduler.plan(now)
-        assert plan is not None
-        took = SMALL.seconds(plan)
+        requests = {sequence.id: sequence.request.request_id for sequence in scheduler._sequences.values()}
+        plan, took, outputs = step(scheduler, SMALL, now)
         now += took
         for row in plan.rows:
-            computed[tenants[scheduler._sequences[row.sequence].request.request_id]] += row.count
-        samples = tuple(SampleResult(sample, [1]) for row in plan.rows for sample in row.samples)
-        for output in scheduler.commit(plan, StepResult(plan.number, samples, took)):
+            computed[tenants[requests[row.sequence]]] += row.count
+        for output in outputs:
             if tenants[output.request_id] == "long":
                 ended.append(now)
     return ended, computed

@@ -5,7 +5,7 @@ tenant was served, by its weight. Of those who wait, the one with the least coun
 have somebody waiting, what they were served differs by no more than a bound that does not grow with time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from penstock.scheduler.pace import LEAST_PROMPT
@@ -19,7 +19,6 @@ SHARED_PART = 8
 LED_PART = 3 / 2
 # Tenants without requests whose counters are remembered, in one priority.
 MAX_IDLE = 1024
-NOTHING: Mapping[str, float] = {}
 
 
 @dataclass(slots=True)
@@ -61,12 +60,12 @@ class FairCounters:
         account = self._accounts.get(tenant)
         return account.counter if account else 0.0
 
-    def enter(self, tenant: str, owed: Mapping[str, float] = NOTHING) -> None:
-        """A request begins to wait for its first turn; `owed` is what tenants were charged for and have not got yet."""
+    def enter(self, tenant: str, owed: Callable[[], Mapping[str, float]] = dict) -> None:
+        """A request begins to wait for a turn; `owed` says what tenants were charged for but have not got yet."""
         account = self._accounts.setdefault(tenant, _Account(tenant))
         self._idle.discard(tenant)
         if not account.waiting:
-            account.counter = max(account.counter, self._floor(owed))
+            account.counter = max(account.counter, self._floor(owed()))
             self._waiting[tenant] = account
         account.waiting += 1
 

@@ -2,10 +2,10 @@
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice, zip_longest
 
-from penstock.scheduler.fairness import NOTHING, OUTPUT_COST, PROMPT_COST, FairCounters
+from penstock.scheduler.fairness import OUTPUT_COST, PROMPT_COST, FairCounters
 from penstock.scheduler.sequence import NO_STAMP, Sequence
 
 
@@ -114,10 +114,10 @@ class WaitingQueue:
 
     # They come and go.
 
-    def add(self, sequence: Sequence, owed: Mapping[str, float] = NOTHING) -> None:
+    def add(self, sequence: Sequence, owed: Callable[[int], Mapping[str, float]] = lambda priority: {}) -> None:
         """A new request, or a sequence that was admitted before and returns to its old place.
 
-        `owed` is what tenants of its priority were charged for and have not got yet.
+        `owed` says what tenants of a priority were charged for and have not got yet.
         """
         priority = self._priorities.setdefault(sequence.order[0], _Priority())
         if sequence.admitted:
@@ -127,7 +127,7 @@ class WaitingQueue:
         if len(self._tenants) < 2:
             self._tenants.add(tenant)
         priority.new.setdefault(tenant, {})[sequence.id] = sequence
-        priority.counters.enter(tenant, owed)
+        priority.counters.enter(tenant, lambda: owed(sequence.order[0]))
 
     def admit(self, sequence: Sequence) -> None:
         """Take out one whose turn it is."""

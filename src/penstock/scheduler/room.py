@@ -1,10 +1,11 @@
-"""Who could come in now: what there is room for in the batch and in the pool."""
+"""Who could come in now, what there is room for in batch and pool, and what those in it still have to get."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
+from penstock.scheduler.fairness import PROMPT_COST
 from penstock.scheduler.pace import Rows
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
 from penstock.scheduler.sequence import Sequence
@@ -71,6 +72,17 @@ class Room:
         blocks = self.blocks(len(beside)) + self._cache.pool.num_retiring
         blocks += sum(self._cache.exclusive_blocks(other.blocks) for other in making_way)
         return blocks - self.blocks_to_admit(sequence, 0) >= self._cache.pool.num_blocks // RESERVED_PART
+
+    def owed(self, priority: int) -> dict[str, float]:
+        """What each tenant of a priority was charged for prompts that are not computed yet, by its weight."""
+        owed: dict[str, float] = {}
+        if self._waiting.tenants(priority) > 1:
+            for sequence in self._running:
+                if sequence.order[0] == priority and sequence.pending > 1:
+                    standing = sequence.request.standing
+                    cost = PROMPT_COST * sequence.prompt_left / standing.weight
+                    owed[standing.tenant] = owed.get(standing.tenant, 0.0) + cost
+        return owed
 
     def for_drafts(self, pending: Iterable[int]) -> bool:
         """Whether a step has time and blocks for drafts, where sequences with so many positions `pending` are in it.

@@ -19,7 +19,6 @@ from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.depth import Depths
 from penstock.scheduler.draft import Draft, PlannedRow
-from penstock.scheduler.fairness import PROMPT_COST
 from penstock.scheduler.notes import Notes
 from penstock.scheduler.pace import Pace, Rows
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
@@ -79,18 +78,7 @@ class Scheduler:
         sequence = self._new_sequence(request, 0, (request.standing.priority, NO_STAMP, 0))
         sequence.tokens = list(request.prompt_token_ids)
         self._requests[request.request_id] = [sequence]
-        self._waiting.add(sequence, self._owed(request.standing.priority))
-
-    def _owed(self, priority: int) -> dict[str, float]:
-        """What each tenant of a priority was charged for prompts that are not computed yet, by its weight."""
-        owed: dict[str, float] = {}
-        if self._waiting.tenants(priority) > 1:
-            for sequence in self._running:
-                if sequence.order[0] == priority and sequence.pending > 1:
-                    standing = sequence.request.standing
-                    cost = PROMPT_COST * sequence.prompt_left / standing.weight
-                    owed[standing.tenant] = owed.get(standing.tenant, 0.0) + cost
-        return owed
+        self._waiting.add(sequence, self._room.owed)
 
     def _new_sequence(self, request: Request, sample_index: int, order: tuple[int, int, int]) -> Sequence:
         sequence = Sequence(
