@@ -41,7 +41,7 @@ public:
         std::iota(selected_.begin(), selected_.end(), 0);
         const auto size = static_cast<int64_t>(count);
         batch_ = {ids_.data(), positions_.data(), size, ones_.data(), context_.data(), size, selected_.data(), size,
-                  batch_.block_size};
+                  batch_.block_size, nullptr, 0};
     }
 
 private:

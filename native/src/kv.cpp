@@ -44,11 +44,15 @@ std::vector<int64_t> sequences_of_tokens(const Batch &batch) {
 void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t> &sequences, const Tables &tables,
               const Rows &qkv, const Cache &cache) {
     const int64_t width = heads.key * heads.size;
-    pool()->run((batch.tokens + kTokens - 1) / kTokens, [&](int64_t task) {
-        const int64_t last = std::min(batch.tokens, (task + 1) * kTokens);
-        for (int64_t token = task * kTokens; token < last; ++token) {
+    const int64_t all = batch.tokens + batch.shares;
+    pool()->run((all + kTokens - 1) / kTokens, [&](int64_t task) {
+        const int64_t last = std::min(all, (task + 1) * kTokens);
+        for (int64_t i = task * kTokens; i < last; ++i) {
+            const int64_t *share = batch.shared + 2 * (i - batch.tokens);
+            const int64_t token = i < batch.tokens ? i : share[0];
+            const int64_t sequence = i < batch.tokens ? sequences[static_cast<size_t>(token)] : share[1];
             const int64_t position = batch.positions[token];
-            const int64_t tile = tables.tile(sequences[static_cast<size_t>(token)], position, batch.block_size);
+            const int64_t tile = tables.tile(sequence, position, batch.block_size);
             const float *keys = qkv.row(token) + heads.query * heads.size;
             const auto store = cache.type == Type::float32 ? store_token<float> : store_token<uint16_t>;
             store(cache, tile, position % kStep, keys, keys + width);

@@ -42,6 +42,8 @@ struct Batch {
     const int64_t *selected; // indices into the tokens
     int64_t selections;
     int64_t block_size;
+    const int64_t *shared; // [shares, 2]: a token, and a sequence besides its own whose context it belongs to
+    int64_t shares;
 };
 
 // Block of each absolute block index of each sequence, in one of the cache's groups.
@@ -58,7 +60,8 @@ struct Tables {
 // The sequence of each token.
 std::vector<int64_t> sequences_of_tokens(const Batch &batch);
 
-// Stores the key and value heads of each token of `qkv` (query heads first) at its position; `sequences` are the tokens'.
+// Stores the key and value heads of each token of `qkv` (query heads first) at its position, in its own sequence, of
+// `sequences`, and in those that it is shared with.
 void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t> &sequences, const Tables &tables,
               const Rows &qkv, const Cache &cache);
 

@@ -155,9 +155,9 @@ public:
 
     void run(const Indices &ids, const Indices &positions, const std::vector<int64_t> &added,
              const std::vector<int64_t> &context, const Indices &selected, const std::vector<Table> &tables,
-             int64_t block_size, const std::vector<std::pair<int, Array>> &inputs,
+             int64_t block_size, const Indices &shared, const std::vector<std::pair<int, Array>> &inputs,
              const std::vector<std::pair<int, Array>> &outputs) {
-        const Batch batch = batch_of(ids, positions, added, context, selected, block_size);
+        const Batch batch = batch_of(ids, positions, added, context, selected, block_size, shared);
         const std::vector<Tables> groups = checked(batch, context, tables);
         const std::vector<Boundary> from = boundaries(inputs), into = boundaries(outputs);
         nb::gil_scoped_release unlocked;
@@ -167,10 +167,10 @@ public:
     // The choices' rows are those of the sequences, whatever they say, and none has a mask.
     std::vector<std::vector<int64_t>> decode(
         const Indices &ids, const Indices &positions, const std::vector<int64_t> &added, const std::vector<int64_t> &context,
-        const Indices &selected, const std::vector<Table> &tables, int64_t block_size, int logits, int64_t vocabulary,
-        const std::vector<int64_t> &tokens, const std::vector<Asked> &asked,
+        const Indices &selected, const std::vector<Table> &tables, int64_t block_size, const Indices &shared, int logits,
+        int64_t vocabulary, const std::vector<int64_t> &tokens, const std::vector<Asked> &asked,
         const std::optional<std::tuple<int, int, Array>> &feedback) {
-        const Batch batch = batch_of(ids, positions, added, context, selected, block_size);
+        const Batch batch = batch_of(ids, positions, added, context, selected, block_size, shared);
         require(tokens.size() == added.size() && asked.size() == added.size() && selected.size() == added.size(),
                 "Each sequence must have a selected token, a count and a choice.");
         require(vocabulary > 0 && vocabulary <= ids_, "Each token that may be chosen must have an embedding.");
@@ -265,16 +265,20 @@ private:
     }
 
     static Batch batch_of(const Indices &ids, const Indices &positions, const std::vector<int64_t> &added,
-                          const std::vector<int64_t> &context, const Indices &selected, int64_t block_size) {
-        require(positions.size() == ids.size() && context.size() == added.size(), "The step's arrays do not fit together.");
+                          const std::vector<int64_t> &context, const Indices &selected, int64_t block_size,
+                          const Indices &shared) {
+        require(positions.size() == ids.size() && context.size() == added.size() && shared.size() % 2 == 0,
+                "The step's arrays do not fit together.");
         return {ids.data(), positions.data(), static_cast<int64_t>(ids.size()), added.data(), context.data(),
-                static_cast<int64_t>(added.size()), selected.data(), static_cast<int64_t>(selected.size()), block_size};
+                static_cast<int64_t>(added.size()), selected.data(), static_cast<int64_t>(selected.size()), block_size,
+                shared.data(), static_cast<int64_t>(shared.size() / 2)};
     }
 
     // The block tables, once all is in order up to the ends that contexts will have.
     std::vector<Tables> checked(const Batch &batch, const std::vector<int64_t> &ends, const std::vector<Table> &tables) const {
         check_ids(batch);
         check_positions(batch, ends);
+        check_shares(batch);
         std::vector<Tables> groups;
         for (const Table &table : tables) groups.push_back(checked(batch, ends, table));
         require(groups.size() >= groups_, "There must be block tables for each group of the cache.");
@@ -294,6 +298,15 @@ private:
                 require(batch.positions[token] == context - added + i, "Positions must be the last of their contexts.");
         }
         require(token == batch.tokens, "Every token must be a sequence's.");
+    }
+
+    static void check_shares(const Batch &batch) {
+        for (int64_t i = 0; i < batch.shares; ++i) {
+            const int64_t token = batch.shared[2 * i], sequence = batch.shared[2 * i + 1];
+            require(token >= 0 && token < batch.tokens && sequence >= 0 && sequence < batch.sequences &&
+                        batch.positions[token] < batch.context[sequence],
+                    "A token must be shared with a sequence that reaches beyond its position.");
+        }
     }
 
     Tables checked(const Batch &batch, const std::vector<int64_t> &ends, const Table &table) const {
@@ -371,10 +384,10 @@ void bind_program(nb::module_ &module) {
         .def("select_rows", &BoundProgram::select_rows, arg("x"), arg("y"))
         .def("run", &BoundProgram::run, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
-             arg("inputs").noconvert(), arg("outputs").noconvert())
+             arg("shared").noconvert(), arg("inputs").noconvert(), arg("outputs").noconvert())
         .def("decode", &BoundProgram::decode, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
-             arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"), arg("logits"),
-             arg("vocabulary"), arg("tokens"), arg("choices"), arg("feedback").noconvert().none() = nb::none());
+             arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
+             arg("shared").noconvert(), arg("logits"), arg("vocabulary"), arg("tokens"), arg("choices"), arg("feedback").noconvert().none() = nb::none());
 }
 
 } // namespace penstock

@@ -8,6 +8,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.speculation import (
     DRAFT_DEPTH,
+    DRAFT_WIDTH,
     DraftModelConfig,
     SpeculationConfig,
     SpeculationOptions,
@@ -31,6 +32,11 @@ DRAFT = DraftModelConfig("/draft", "none", build_kv_spec([LayerKV(1, 16)], "floa
         ({"proposer": "self", "layers": 6}, "from 1 to 5"),
         ({"proposer": "draft", "chain_model": "/smaller"}, "--chain-model"),
         ({"proposer": "chain"}, "--draft-model"),
+        ({"proposer": "ngram", "depth": 3, "width": 0}, "--speculative-width is 0"),
+        ({"proposer": "ngram", "depth": 3, "width": 65}, "from 1 to 64"),
+        ({"proposer": "ngram", "width": 2}, "goes with --speculative-depth"),
+        ({"proposer": "self", "depth": 3, "width": 2}, "trees are drafted by ngram and medusa"),
+        ({"proposer": "ngram", "depth": 3, "width": 2, "acceptance": "rejection"}, "trees go with coupled"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], named: str) -> None:
@@ -55,13 +61,20 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], named: st
 def test_who_drafts(asked: str, drafts: tuple[DraftModelConfig, ...], expected: SpeculationConfig | None) -> None:
     notes: dict[str, str] = {}
     options = SpeculationOptions(asked)
-    config, depth = resolve_speculation(options, drafts, 6, lambda name, value, why: notes.update({name: why}))
+    config, depth, width = resolve_speculation(options, drafts, 6, lambda name, value, why: notes.update({name: why}))
     assert config == expected and depth == (DRAFT_DEPTH if expected else 0)
+    assert width == (DRAFT_WIDTH if expected and expected.proposer == "ngram" else 0)
     assert all(notes.values()) and "speculative" in notes
 
 
 def test_a_depth_that_is_asked_for_is_taken() -> None:
-    assert resolve_speculation(SpeculationOptions("ngram", 3), (), 1, lambda *_: None)[1] == 3
+    assert resolve_speculation(SpeculationOptions("ngram", 3), (), 1, lambda *_: None)[1:] == (3, 0)
+    assert resolve_speculation(SpeculationOptions("ngram", 3, width=5), (), 1, lambda *_: None)[1:] == (3, 5)
+
+
+def test_what_is_judged_one_after_the_other_is_no_tree() -> None:
+    options = SpeculationOptions("ngram", acceptance="rejection")
+    assert resolve_speculation(options, (), 1, lambda *_: None)[1:] == (DRAFT_DEPTH, 0)
 
 
 def test_a_draft_model_has_to_be_there() -> None:

@@ -44,6 +44,8 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "`self`": {"speculative": "self", "speculative_layers": 6},
     "`medusa`": {"speculative": "medusa"},
     "`eagle`": {"speculative": "eagle"},
+    "`ngram`, trees": {"speculative": "ngram", "speculative_width": 3},
+    "`medusa`, trees": {"speculative": "medusa", "speculative_width": 4},
 }
 # What does not go together, and is refused when an engine starts.
 REFUSED: tuple[Mapping[str, Any], ...] = (
@@ -54,6 +56,14 @@ REFUSED: tuple[Mapping[str, Any], ...] = (
     {"speculative": "self", "speculative_layers": 8},
     {"speculative": "off", "speculative_depth": 3},
     {"speculative": "off", "speculative_acceptance": "rejection"},
+    {"speculative": "draft", "speculative_depth": 3, "speculative_width": 2},
+    {"speculative": "ngram", "speculative_width": 2},
+    {
+        "speculative": "ngram",
+        "speculative_depth": 3,
+        "speculative_width": 2,
+        "speculative_acceptance": "rejection",
+    },
 )
 
 

@@ -6,9 +6,11 @@
 import json
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+import torch
+from torch import Tensor
 
 from penstock import LLM, Grammar, SamplingParams
 from penstock.kernels.cpu.native import OBSTACLE
@@ -16,6 +18,7 @@ from penstock.llm import Completion
 from penstock.speculation.draft_model import DraftModel
 from penstock.speculation.ngram import NgramProposer
 from penstock.speculation.proposer import Proposal, Wanted
+from penstock.speculation.tree import NEWEST, chain, chain_length, path_to
 from support.heads import write_haiku_heads
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -51,6 +54,70 @@ class Knowing(NgramProposer):
 
     def forget(self, sequence: int) -> None:
         self._known.pop(sequence, None)
+
+
+class KnowingTrees(Knowing):
+    """Says what comes somewhere in a tree, and other things beside it."""
+
+    def __init__(self, outputs: dict[tuple[int, ...], list[int]], right: float) -> None:
+        super().__init__(outputs, right)
+        self.strayed = 0
+        self._proposed: dict[int, Proposal] = {}
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        return [self._tree(row) for row in wanted]
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        super().observe(sequence, tokens)
+        proposal = self._proposed.pop(sequence, None)
+        if proposal is not None and proposal.parents is not None:
+            children = {key: place for place, key in enumerate(zip(proposal.parents, proposal.tokens, strict=True))}
+            place = NEWEST
+            for token in tokens:
+                place = children.get((place, token), len(tokens))
+                self.strayed += chain_length(proposal.parents) <= place < len(proposal.tokens)
+
+    def _tree(self, row: Wanted) -> Proposal:
+        luck, (output, place) = self._luck, self._known[row.sequence]
+        likeliest = luck.randint(0, row.depth)
+        tokens: list[int] = []
+        parents = chain(likeliest)
+        for node in range(likeliest + luck.randint(0, row.width)):
+            if node >= likeliest:
+                parents.append(luck.choice([at for at in range(NEWEST, node) if self._depth(parents, at) < row.depth]))
+            ahead = place + self._depth(parents, node) - 1
+            siblings = {tokens[other] for other in range(node) if parents[other] == parents[node]}
+            token = output[ahead] if ahead < len(output) and luck.random() < self._right else luck.randrange(300)
+            while token in siblings:
+                token = (token + 1) % 4096
+            tokens.append(token)
+        self._proposed[row.sequence] = Proposal(tokens, None, parents)
+        return self._proposed[row.sequence]
+
+    @staticmethod
+    def _depth(parents: Sequence[int], place: int) -> int:
+        return len(path_to(parents, place))
+
+
+class Seeing(KnowingTrees):
+    """Learns from hidden states too, and keeps those of every position."""
+
+    states: Literal["selected", "all"] = "selected"
+
+    def __init__(self, outputs: dict[tuple[int, ...], list[int]], right: float) -> None:
+        super().__init__(outputs, right)
+        self.seen: dict[tuple[int, int], Tensor] = {}
+
+    def see(self, sequence: int, start: int, states: Tensor) -> None:
+        for position, state in enumerate(states, start):
+            self.seen[sequence, position] = state.clone()
+
+
+class Silent(Seeing):
+    """Drafts nothing."""
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        return [Proposal([]) for _ in wanted]
 
 
 def prompts(count: int) -> list[dict[str, list[int]]]:
@@ -129,6 +196,9 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "half right": {"speculative": "ngram"},
     "always right": {"speculative": "ngram"},
     "always wrong": {"speculative": "ngram"},
+    "ngram, branches": {"speculative": "ngram", "speculative_width": 4},
+    "medusa, branches": {"speculative": "medusa", "speculative_width": 5},
+    "trees": {"speculative": "ngram", "speculative_width": 6},
 }
 
 
@@ -143,10 +213,11 @@ def test_tokens_and_logprobs_are_those_without(
     batch: int,
 ) -> None:
     luck = random.Random(f"{proposer} {batch}")
-    depth = luck.choice([1, 3, 3 if proposer == "medusa" else 5])
+    kind = PROPOSERS[proposer]["speculative"]
+    depth = luck.choice([1, 3, 3 if kind == "medusa" else 5])
     options: dict[str, Any] = {
         **PROPOSERS[proposer],
-        **({"draft_model": heads[proposer]} if proposer in heads else {}),
+        **({"draft_model": heads[kind]} if kind in heads else {}),
         "speculative_depth": depth,
         "max_num_seqs": batch,
         "enable_prefix_caching": luck.random() < 0.7,
@@ -158,10 +229,38 @@ def test_tokens_and_logprobs_are_those_without(
     right = {"half right": 0.5, "always right": 1.0, "always wrong": 0.0}.get(proposer)
     if right is not None:
         llm._core._executor._proposer = Knowing(knowing, right)
+    trees = KnowingTrees(knowing, 0.6)
+    if proposer == "trees":
+        llm._core._executor._proposer = trees
     assert told(llm.generate(prompts(count), params(count))) == told(expected)
     # Heads that nobody trained are right by chance at most.
     assert llm.totals.drafted > 0
-    assert proposer in heads or (llm.totals.accepted > 0) == (proposer != "always wrong")
+    assert kind in heads or (llm.totals.accepted > 0) == (proposer != "always wrong")
+    assert (trees.strayed > 0) == (proposer == "trees")
+
+
+def test_who_learns_from_states_sees_those_of_what_was_right(
+    count: int, knowing: dict[tuple[int, ...], list[int]], heads: dict[str, str]
+) -> None:
+    """Wherever in a tree it stood, and whatever was computed beside it, bit by bit."""
+    asked = [(prompt, param) for prompt, param in zip(prompts(count), params(count), strict=True) if param.n == 1]
+    seen = []
+    for learner in (Silent(knowing, 0.0), Seeing(knowing, 0.6)):
+        llm = engine(
+            speculative="medusa",
+            draft_model=heads["medusa"],
+            speculative_depth=3,
+            speculative_width=5,
+            max_num_seqs=4,
+            enable_prefix_caching=False,
+        )
+        llm._core._executor._proposer = llm._core._executor._learner = learner
+        llm.generate([prompt for prompt, _ in asked], [param for _, param in asked])
+        seen.append(learner.seen)
+    assert learner.strayed > 0
+    # A draft that ends a text was computed, and nobody else's last token is.
+    assert seen[0].keys() <= seen[1].keys() and len(seen[0]) > 100
+    assert all(torch.equal(state, seen[1][place]) for place, state in seen[0].items())
 
 
 def test_a_depth_by_what_pays_changes_nothing(count: int, expected: list[Completion]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.plan import RowPlan, SampleResult, StepPlan, StepResult
 from penstock.scheduler.costs import FORGOTTEN, SIZES, StepCosts
-from penstock.scheduler.depth import Depths
+from penstock.scheduler.depth import Depths, Tree
 from penstock.scheduler.sequence import Sequence
 from support.simulation import Simulation, config, make_request, prompt
 
@@ -17,29 +17,40 @@ def sequences(count: int) -> list[Sequence]:
     return simulation.sequences()
 
 
-def planned(running: list[Sequence], depths: dict[int, int]) -> StepPlan:
+def planned(running: list[Sequence], trees: dict[int, Tree]) -> StepPlan:
     """A step in which all decode."""
-    rows = (RowPlan(each.id, 9, 1, [1], None, (each.id,), (), depths[each.id]) for each in running)
+    rows = (RowPlan(each.id, 9, 1, [1], None, (each.id,), (), *trees[each.id]) for each in running)
     return StepPlan(0, tuple(rows))
 
 
-def settled(chance: float, cost: dict[str, float], count: int = 1, steps: int = 1500) -> list[float]:
-    """The mean depth in the last steps where each draft is right with a chance and steps cost `fixed` and `each`."""
-    luck, depths, running, used = random.Random(0), Depths(8, fixed=False), sequences(count), []
+def settled(
+    chance: float, cost: dict[str, float], count: int = 1, steps: int = 1500, beside: float | None = None
+) -> tuple[float, float]:
+    """The mean depth and width in the last steps where each draft is right with a chance.
+
+    Steps cost `fixed` and `each`. Where the likeliest draft is wrong, one `beside` it is right with that chance, if
+    there is one; None: nobody drafts trees.
+    """
+    widest = 0 if beside is None else 8
+    luck, depths, running, used = random.Random(0), Depths(8, widest, fixed=False), sequences(count), []
     for step in range(steps):
         chosen = depths.choose(running)
-        tokens = count + sum(chosen.values())
+        tokens = count + sum(sum(tree) for tree in chosen.values())
         for sequence in running:
-            depth = chosen[sequence.id]
+            depth, width = chosen[sequence.id]
             if depth:
                 right = next((place for place in range(depth) if luck.random() >= chance), depth)
-                assert depths.judged(sequence, SampleResult(sequence.id, [0] * (right + 1), drafted=depth)) == right
+                strayed = int(right < min(depth, width) and luck.random() < (beside or 0.0))
+                answer = SampleResult(
+                    sequence.id, [0] * (right + strayed + 1), drafted=depth + width, beside=width, strayed=strayed
+                )
+                assert depths.judged(sequence, answer) == right + strayed
         seconds = (cost["fixed"] + cost["each"] * tokens) * luck.uniform(0.95, 1.1)
         facts = depths.measured(planned(running, chosen), StepResult(step, (), seconds))
-        assert len(facts) == sum(depth > 0 for depth in chosen.values())
+        assert len(facts) == sum(tree.depth > 0 for tree in chosen.values())
         if step >= steps // 2:
-            used.append(sum(chosen.values()) / count)
-    return used
+            used += chosen.values()
+    return sum(tree.depth for tree in used) / len(used), sum(tree.width for tree in used) / len(used)
 
 
 @pytest.mark.parametrize(
@@ -57,19 +68,43 @@ def settled(chance: float, cost: dict[str, float], count: int = 1, steps: int = 
     ],
 )
 def test_the_depth_is_what_pays(chance: float, each: float, count: int, least: float, most: float) -> None:
-    used = settled(chance, {"fixed": 1.0, "each": each}, count)
-    assert least <= sum(used) / len(used) <= most
+    depth, width = settled(chance, {"fixed": 1.0, "each": each}, count)
+    assert least <= depth <= most and width == 0
+
+
+@pytest.mark.parametrize(
+    ("chance", "beside", "each", "least", "most"),
+    [
+        # The j-th token beside the likeliest is worth 0.5^j 0.6, and one behind the likeliest 0.5^j.
+        (0.5, 0.6, 0.03, 1.5, 5.0),
+        # Where tokens cost more, or are seldom right there, or the likeliest mostly is.
+        (0.5, 0.6, 0.6, 0.0, 0.7),
+        (0.5, 0.0, 0.03, 0.0, 0.3),
+        (0.97, 0.6, 0.03, 0.0, 0.7),
+    ],
+)
+def test_the_width_is_what_pays(chance: float, beside: float, each: float, least: float, most: float) -> None:
+    depth, width = settled(chance, {"fixed": 1.0, "each": each}, beside=beside)
+    assert least <= width <= most and depth > 0
+
+
+def test_a_tree_is_cut_to_what_there_is_room_for() -> None:
+    tree = Tree(4, 6)
+    assert tree.within(9, 20) == tree and tree.within(2, 20) == Tree(2, 6)
+    assert tree.within(4, 7) == Tree(4, 3) and tree.within(4, 3) == Tree(3, 0)
+    assert tree.within(0, 9) == tree.within(3, -1) == Tree(0)
 
 
 def test_a_depth_that_is_asked_for_is_kept() -> None:
     running = sequences(3)
     depths = Depths(4, fixed=True)
     for _ in range(20):
-        assert depths.choose(running) == {sequence.id: 4 for sequence in running}
+        assert depths.choose(running) == {sequence.id: (4, 0) for sequence in running}
         for sequence in running:
             depths.judged(sequence, SampleResult(sequence.id, [0], drafted=4))
         depths.measured(planned(running, depths.choose(running)), StepResult(0, (), 100.0))
-    assert set(Depths(0, fixed=False).choose(running).values()) == {0}
+    assert set(Depths(0, fixed=False).choose(running).values()) == {(0, 0)}
+    assert set(Depths(4, 3, fixed=True).choose(running).values()) == {(4, 3)}
 
 
 def test_costs_are_straight_lines_between_what_was_measured() -> None:
@@ -135,7 +170,7 @@ def test_steps_in_which_nobody_decodes_decide_nothing() -> None:
     for _ in range(200):
         assert depths.choose([]) == {}
         chosen = depths.choose(running)
-        depth = chosen[running[0].id]
+        depth = chosen[running[0].id].depth
         drafted += depth
         depths.judged(running[0], SampleResult(running[0].id, [0] * (depth + 1), drafted=depth))
         depths.measured(planned(running, chosen), StepResult(0, (), 1.0))

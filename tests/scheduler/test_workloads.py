@@ -101,6 +101,7 @@ def random_workload(seed: int) -> Workload:
         max_scored_positions=rng.choice([1, 3, 17, 128]),
         target_itl=target_itl,
         draft_depth=draft_depth,
+        draft_width=luck.choice([0, 1, 6]) if draft_depth else 0,
         fixed_depth=luck.random() < 0.5,
     )
     block_size = rng.choice([1, 2, 4, 16])

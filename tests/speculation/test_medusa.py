@@ -1,5 +1,7 @@
 """Medusa heads guess from the state behind which the newest token came."""
 
+import itertools
+import math
 import random
 from typing import Any
 
@@ -8,8 +10,9 @@ import torch
 from torch import Tensor
 
 from penstock.sampling.sampler import Sampler
-from penstock.speculation.medusa import MedusaProposer
+from penstock.speculation.medusa import RANKS, MedusaProposer, likely_tree
 from penstock.speculation.proposer import Learner, Proposal, Wanted
+from penstock.speculation.tree import branches, chain_length, path_to
 from support.sampling_rows import make_row
 
 VOCABULARY, HEADS = 50, 3
@@ -83,3 +86,81 @@ def test_drafts_to_be_judged_say_what_they_were_drawn_from(seed: int) -> None:
     assert found.drawn_from is not None and len(found.drawn_from) == len(found.tokens) == 3
     for head, (token, source) in enumerate(zip(found.tokens, found.drawn_from, strict=True)):
         assert source.of(token) > 0 and source.of(5 + head) == max(source.probabilities)
+
+
+class Sloping:
+    """Heads on states of one column: head k says the state's number plus 1 + k, and with less and less weight more."""
+
+    def results(self, batch: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        (states,) = given
+        steps = torch.arange(VOCABULARY)
+        behind = [(steps - 1 - head - states[:, :1].long()) % VOCABULARY for head in range(HEADS)]
+        return tuple(-0.9 * each.float() for each in behind)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_where_a_tree_is_wanted_the_likeliest_tokens_are_branches(temperature: float) -> None:
+    medusa = MedusaProposer(Sloping(), Sampler(VOCABULARY))
+    medusa.see(0, 0, states(10, 1))
+    medusa.observe(0, [1])
+    asked = wanted(0, 2, temperature=temperature, seed=3)
+    (alone,) = medusa.propose([asked])
+    (found,) = medusa.propose([asked._replace(width=5)])
+    assert found.parents is not None and chain_length(found.parents) == 2 and len(found.tokens) == 7
+    assert found.tokens[:2] == alone.tokens, "the likeliest branch is what would be drafted alone"
+    assert len({(parent, token) for parent, token in zip(found.parents, found.tokens, strict=True)}) == 7
+    if not temperature:
+        assert alone.tokens == [11, 12]
+        # 1, e^-0.9 and e^-1.8 in the first head stand beside the same in the second.
+        assert set(zip(found.parents[2:], found.tokens[2:], strict=True)) >= {(0, 13), (-1, 12)}
+
+
+def test_rows_with_and_without_trees_are_served_together() -> None:
+    medusa = proposer()
+    for sequence in range(3):
+        medusa.see(sequence, 0, states(10 * sequence, 1))
+        medusa.observe(sequence, [1])
+    one, two, three = medusa.propose([wanted(0, 2), wanted(1, 2)._replace(width=2), wanted(2, 3)])
+    assert one == Proposal([1, 2]) and three == Proposal([21, 22, 23])
+    assert two.tokens[:2] == [11, 12] and len(two.tokens) == 4
+
+
+def test_a_head_that_is_broken_says_nothing() -> None:
+    class Broken(Counting):
+        def results(self, batch: Any, *given: Tensor) -> tuple[Tensor, ...]:
+            first, _, third = super().results(batch, *given)
+            return first, torch.full_like(first, torch.nan), third
+
+    medusa = MedusaProposer(Broken(), Sampler(VOCABULARY))
+    medusa.see(0, 0, states(4, 1))
+    medusa.observe(0, [1])
+    (found,) = medusa.propose([wanted(0, 3)._replace(width=4)])
+    assert found.tokens[0] == 5 and found.parents == [-1, -1, -1, -1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tree_has_the_largest_products(seed: int) -> None:
+    luck = random.Random(seed)
+    ranked = []
+    for _ in range(luck.randint(1, 3)):
+        chances = sorted((luck.random() for _ in range(luck.randint(1, RANKS))), reverse=True)
+        ranked.append([(100 + rank, chance) for rank, chance in enumerate(chances)])
+    width = luck.randint(0, 8)
+    found = likely_tree(ranked, width)
+    assert found.parents is not None and branches(found.parents)[0] == list(range(len(ranked)))
+
+    def chance(ranks: tuple[int, ...]) -> float:
+        return math.prod(ranked[depth][rank][1] for depth, rank in enumerate(ranks))
+
+    taken = [
+        tuple(found.tokens[step] - 100 for step in path_to(found.parents, place)) for place in range(len(found.tokens))
+    ]
+    every = [
+        ranks
+        for depth in range(1, len(ranked) + 1)
+        for ranks in itertools.product(*(range(len(head)) for head in ranked[:depth]))
+    ]
+    beside = sorted((ranks for ranks in every if any(ranks)), key=chance, reverse=True)
+    # With every one its parent is there, which is likelier.
+    assert sorted(map(chance, taken[len(ranked) :])) == pytest.approx(sorted(map(chance, beside[:width])))
+    assert len(set(taken)) == len(taken) == len(ranked) + min(width, len(beside))

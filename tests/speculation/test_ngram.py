@@ -5,8 +5,9 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.speculation.ngram import LONGEST, SHORTEST, NgramProposer
-from penstock.speculation.proposer import Wanted
+from penstock.speculation.ngram import LONGEST, MOST_OTHERS, SHORTEST, NgramProposer
+from penstock.speculation.proposer import Proposal, Wanted
+from penstock.speculation.tree import chain, chain_length
 from support.sampling_rows import make_row
 
 
@@ -35,9 +36,9 @@ def test_what_somebody_has_drafted_already_is_followed() -> None:
     proposer = begun([1, 2, 3, 4, 5, 6, 3])
     wanted = Wanted(0, 2, make_row(0), 0, ahead=[4])
     assert proposer.propose([wanted, wanted._replace(ahead=[9, 4, 5]), wanted._replace(ahead=[4, 9])]) == [
-        ([5, 6], None),
-        ([6, 3], None),
-        ([], None),
+        Proposal([5, 6]),
+        Proposal([6, 3]),
+        Proposal([]),
     ]
 
 
@@ -85,3 +86,47 @@ def test_the_index_finds_what_a_search_finds(tokens: list[int], depth: int, luck
         proposer.observe(0, tokens[known : known + more])
         known = min(len(tokens), known + more)
     assert drafts(proposer, depth) == searched(tokens, depth)
+
+
+def wide(tokens: list[int], depth: int, width: int, ahead: list[int]) -> Proposal:
+    (found,) = begun(tokens).propose([Wanted(0, depth, make_row(0), 0, ahead, width)])
+    return found
+
+
+def test_another_branch_is_what_followed_another_time() -> None:
+    tokens = [1, 2, 7, 8, 9, 1, 2, 3, 4, 5, 1, 2]
+    assert wide(tokens, 3, 2, []) == ([3, 4, 5, 7, 8], None, [-1, 0, 1, -1, 3])
+    assert wide(tokens, 3, 9, []).tokens == [3, 4, 5, 7, 8, 9], "no deeper than the likeliest"
+    # The first place where something else has followed is behind the first draft.
+    assert wide([2, 3, 6, 0, 1, 2, 3, 4, 5, 0, 1], 3, 2, []) == ([2, 3, 4, 6], None, [-1, 0, 1, 1])
+    assert wide([1, 2, 3, 1, 2], 3, 2, []) == ([3, 1, 2], None, None), "nothing else ever followed"
+    assert wide([1, 2, 3], 3, 2, []) == ([], None, None)
+
+
+@given(
+    st.lists(st.integers(0, 2), min_size=1, max_size=40),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.lists(st.integers(0, 2), max_size=3),
+)
+def test_another_branch_is_what_a_search_finds(tokens: list[int], depth: int, width: int, ahead: list[int]) -> None:
+    found = wide(tokens, depth, width, ahead)
+    drafts = found.tokens if found.parents is None else found.tokens[: chain_length(found.parents)]
+    expected: list[int] = []
+    before = 0
+    while before < len(drafts) and not expected:
+        text = [*tokens, *ahead, *drafts[:before]]
+        for length in range(min(LONGEST, len(text)), SHORTEST - 1, -1):
+            followed: dict[int, int] = {}
+            for place in range(len(tokens) - 1, length - 1, -1):
+                if tokens[place - length : place] == text[-length:]:
+                    followed.setdefault(tokens[place], place)
+            others = [place for token, place in list(followed.items())[: 1 + MOST_OTHERS] if token != drafts[before]]
+            if others:
+                expected = tokens[others[0] : others[0] + min(width, len(drafts) - before)]
+                break
+        before += 1
+    assert found.tokens == [*drafts, *expected]
+    if expected:
+        behind = range(len(drafts), len(found.tokens) - 1)
+        assert found.parents == [*chain(len(drafts)), before - 2, *behind]

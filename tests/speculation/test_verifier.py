@@ -13,6 +13,7 @@ from torch import Tensor
 from penstock.core.plan import SampleResult
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
+from penstock.speculation.tree import chain_length, path_to
 from penstock.speculation.verifier import DraftedRow, verify
 from support.sampling_rows import EOS, make_row
 
@@ -109,6 +110,71 @@ def test_output_is_the_same_whatever_is_drafted(params: dict[str, Any], kind: st
         finish, rounds = result.finish, rounds + 1
     assert (found, scores, finish) == (tokens, logprobs, expected[-1].finish)
     assert wrong > 0.5 or rounds < len(tokens)
+
+
+def grown(luck: random.Random, ahead: Sequence[int], likeliest: int) -> tuple[list[int], list[int]]:
+    """A tree: `likeliest` tokens in a chain, and others anywhere, with what is right somewhere among them."""
+    tokens, parents = [], list(range(-1, likeliest - 1))
+    depth_of = {-1: 0}
+    for place in range(likeliest + luck.randint(0, 6)):
+        if place >= likeliest:
+            parents.append(luck.randrange(-1, place))
+        siblings = [tokens[other] for other in range(place) if parents[other] == parents[place]]
+        depth = depth_of[parents[place]]
+        depth_of[place] = depth + 1
+        right = ahead[depth] if depth < len(ahead) and luck.random() < 0.6 else luck.randrange(VOCABULARY)
+        while right in siblings:
+            right = (right + 1) % VOCABULARY
+        tokens.append(right)
+    return tokens, parents
+
+
+@pytest.mark.parametrize("kind", ["plain", "stops", "grammar"])
+@pytest.mark.parametrize("params", PARAMS)
+def test_output_is_the_same_whatever_tree_is_drafted(params: dict[str, Any], kind: str) -> None:
+    expected = plain(rows(params, kind), 12)
+    strayed = sum(strays(params, kind, seed, expected) for seed in range(6))
+    assert strayed or len(expected) < 4, "now and then another branch than the likeliest is right"
+
+
+def strays(params: dict[str, Any], kind: str, seed: int, expected: list[SampleResult]) -> int:
+    """How many tokens came of other branches; all of them are as expected."""
+    luck = random.Random(str((params, kind, seed)))
+    tokens = [token for result in expected for token in result.tokens]
+    logprobs = [entry for result in expected for entry in result.logprobs or ()]
+    row, sampler = rows(params, kind), Sampler(VOCABULARY, fill_masks=fill)
+    found: list[int] = []
+    scores: list[object] = []
+    strayed, finish = 0, None
+    while len(found) < len(tokens) and finish is None:
+        ahead = tokens[len(found) :]
+        likeliest = luck.randint(0, 4)
+        drafts, parents = grown(luck, ahead, likeliest)
+        # Rows of logits are in any order.
+        places = list(range(len(drafts) + 1))
+        luck.shuffle(places)
+        logits = torch.empty(len(places), VOCABULARY)
+        for node in range(-1, len(drafts)):
+            path = [drafts[place] for place in path_to(parents, node)]
+            logits[places[node]] = logits_behind(found + path)
+        asked = DraftedRow(row, places[-1], drafts, parents=parents, rows=places[:-1])
+        (result,) = verify(sampler, logits, [asked])
+        # All that are right wherever they stand, and one behind them, unless one of these was the last.
+        behind, node = 0, -1
+        children = {(parents[place], drafts[place]): place for place in range(len(drafts))}
+        while behind < len(ahead) and (node, ahead[behind]) in children:
+            node = children[node, ahead[behind]]
+            behind += 1
+        assert len(result.tokens) >= min(behind, len(ahead))
+        assert [drafts[place] for place in asked.path] == result.tokens[: len(asked.path)]
+        assert result.drafted == len(drafts) and result.drafted - result.beside == chain_length(parents)
+        assert result.strayed == sum(place >= chain_length(parents) for place in asked.path)
+        found += result.tokens
+        scores += result.logprobs or ()
+        strayed, finish = strayed + result.strayed, result.finish
+    assert (found[: len(tokens)], scores[: len(logprobs)]) == (tokens, logprobs)
+    assert expected[-1].finish is None or finish == expected[-1].finish
+    return strayed
 
 
 def test_rows_go_on_for_themselves() -> None:

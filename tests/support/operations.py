@@ -137,6 +137,7 @@ class Bench:
         for index, row in enumerate(rows):
             held = -(-self.case.rows[row][1] // BLOCK_SIZE)
             tables[index, :held] = self.storage.tables[0][row, :held]
+        shared = self.case.shared if len(rows) == len(self.case.rows) else ()
         batch = StepBatch(
             token_ids=torch.tensor([random.Random(token).randrange(11) for token in tokens]),
             positions=torch.tensor(positions),
@@ -146,5 +147,6 @@ class Bench:
             logit_rows=torch.tensor([index for index, token in enumerate(tokens) if token in self.case.wanted]).long(),
             block_tables=(tables,),
             block_size=BLOCK_SIZE,
+            shared=torch.tensor([place for pair in shared for place in pair], dtype=torch.int64),
         )
         return batch, torch.tensor(tokens)

@@ -280,7 +280,7 @@ class Simulation:
             assert found == expected
 
     def _check_plan(self, plan: StepPlan) -> None:
-        drafts = sum(row.draft_depth for row in plan.rows)
+        drafts = sum(row.draft_depth + row.draft_width for row in plan.rows)
         assert 0 < plan.num_tokens <= plan.num_tokens + drafts <= self.config.max_num_batched_tokens
         assert len(plan.rows) <= self.config.max_num_seqs
         assert sum(row.scored[1] - row.scored[0] for row in plan.rows) <= self.config.max_scored_positions

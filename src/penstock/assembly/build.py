@@ -35,6 +35,7 @@ from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
 from penstock.scheduler.scheduler import Scheduler
+from penstock.speculation.branches import Branches, blocks_of_branches
 from penstock.text.tokenizer import find_tokenizer
 
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
@@ -86,7 +87,10 @@ def build_engine(
     table = tokenizer.table if tokenizer else None
     budget.done("load tokenizer")
     spec = config.cache.spec
-    storage = KVStorage(spec, config.cache.num_blocks, kv_layout(spec, dtype))
+    limits, scratch = config.scheduler, 0
+    if limits.draft_width:
+        scratch = blocks_of_branches(limits.draft_depth, spec.block_size, len(spec.groups))
+    storage = KVStorage(spec, config.cache.num_blocks + scratch, kv_layout(spec, dtype))
 
     states: States = "none"
     if config.speculation is not None:
@@ -106,7 +110,12 @@ def build_engine(
     tables = BlockTables(len(spec.groups), spec.block_size)
     proposer = make_proposer(config, declaration, loaded.weights, storage, tables)
     rejects = config.speculation is not None and config.speculation.rejects
-    executor = ModelExecutor(program, storage, tables, sampler, table, grammars, encoder, proposer, rejects=rejects)
+    branches = None
+    if limits.draft_width:
+        branches = Branches(storage, tables, len(spec.groups), config.cache.num_blocks, limits.draft_depth)
+    executor = ModelExecutor(
+        program, storage, tables, sampler, table, grammars, encoder, proposer, branches, rejects=rejects
+    )
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     ceilings = measure_machine(loaded.weights)

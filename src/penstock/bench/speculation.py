@@ -24,10 +24,15 @@ class Generator(Protocol):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Who drafts and how deep; a depth of None is as many as pay."""
+    """Who drafts, how deep, and how many tokens beside that in other branches; a depth of None is as many as pay."""
 
     proposer: str
     depth: int | None
+    width: int = 0
+
+    def __str__(self) -> str:
+        depth = "auto" if self.depth is None else str(self.depth)
+        return f"{depth}+{self.width}" if self.width else depth
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ WIDTH = 144
 def run_bench_speculation(
     engine: dict[str, Any],
     proposers: list[str],
-    depths: list[int | None],
+    depths: list[tuple[int | None, int]],
     temperatures: list[float],
     batch_sizes: list[int],
     workload: str,
@@ -33,8 +33,11 @@ def run_bench_speculation(
     """Measure, show the figures as they come, and write them where asked. Raises ConfigurationError."""
     if json_file is not None:
         check_writable(json_file)
-    if engine.get("speculative_depth") is not None:
-        raise ConfigurationError("--speculative-depth is one depth; give those to compare with --depth.")
+    for option in ("depth", "width"):
+        if engine.get(f"speculative_{option}") is not None:
+            raise ConfigurationError(
+                f"--speculative-{option} is one {option}; give those to compare with --depth, such as 4 or 4+2."
+            )
     engine = {**engine, "max_num_seqs": max(batch_sizes)}
     plain = LLM(**_options(engine, Setting("off", None)))
     encode = None if plain.tokenizer is None else chat_encoder(plain.tokenizer).encode
@@ -47,8 +50,8 @@ def run_bench_speculation(
     results: list[SpeculationFigures] = []
     with console.status("measuring"):
         for proposer in proposers:
-            for depth in depths:
-                setting = Setting(proposer, depth)
+            for depth, width in depths:
+                setting = Setting(proposer, depth, width)
                 drafting = LLM(**_options(engine, setting))
                 for figures in measure_speculation(
                     plain, drafting, setting, prompts, temperatures, batch_sizes, output_len, rounds, grammar=held_to
@@ -62,7 +65,8 @@ def run_bench_speculation(
 
 def _options(engine: dict[str, Any], setting: Setting) -> dict[str, Any]:
     """Of an engine with this setting: what another proposer's options say is left out."""
-    options = {**engine, "speculative": setting.proposer, "speculative_depth": setting.depth}
+    drafts = {"speculative_depth": setting.depth, "speculative_width": setting.width or None}
+    options = {**engine, "speculative": setting.proposer, **drafts}
     if setting.proposer not in ("auto", *CHECKPOINTS):
         options |= {"draft_model": None, "draft_quantization": "none"}
     if setting.proposer != "chain":
@@ -84,10 +88,10 @@ def _table(title: str) -> Table:
 
 
 def _row(figures: SpeculationFigures) -> list[str]:
-    depth = figures.setting.depth
+    setting = figures.setting
     return [
-        figures.setting.proposer,
-        f"auto, {figures.drafted:.1f}" if depth is None else str(depth),
+        setting.proposer,
+        f"auto, {figures.drafted:.1f}" if setting.depth is None else str(setting),
         f"{figures.temperature:g}",
         str(figures.batch_size),
         f"{figures.acceptance:.0%}",

@@ -285,7 +285,9 @@ def bench_serve(
 def bench_speculation(
     model: options.Model = None,
     proposer: Annotated[str, typer.Option(help="Who drafts; several separated by commas.")] = "auto,ngram",
-    depth: Annotated[str, typer.Option(help="Tokens drafted at a time, or auto; several.")] = "auto,2,4",
+    depth: Annotated[
+        str, typer.Option(help="Tokens drafted at a time, or auto; several. 4+2: and 2 in other branches.")
+    ] = "auto,2,4",
     temperature: Annotated[str, typer.Option(help="Of sampling; several separated by commas.")] = "0,0.8",
     batch_size: Annotated[str, typer.Option(help="Prompts at a time; several separated by commas.")] = "1,4,16",
     workload: Annotated[str, typer.Option(help="What is asked: chat, quote, json or random.")] = "chat",

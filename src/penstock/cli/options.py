@@ -72,6 +72,9 @@ SpeculativeAcceptance = Annotated[
 SpeculativeDepth = Annotated[
     int | None, typer.Option(help="Tokens drafted at a time, always; without it, as many as pay.")
 ]
+SpeculativeWidth = Annotated[
+    int | None, typer.Option(help="Tokens drafted beside those, in other branches of a tree; with --speculative-depth.")
+]
 DataDir = Annotated[
     str | None,
     typer.Option(
@@ -157,9 +160,16 @@ def parse_batch_sizes(text: str, option: str = "--batch-size") -> list[int]:
     return sizes
 
 
-def parse_depths(text: str, option: str = "--depth") -> list[int | None]:
-    """Depths of "auto,2,4", None for auto. Raises ConfigurationError."""
-    return [None if part.strip() == "auto" else parse_batch_sizes(part, option)[0] for part in text.split(",")]
+def parse_depths(text: str, option: str = "--depth") -> list[tuple[int | None, int]]:
+    """Depths of "auto,2,4+2", None for auto, with what is drafted beside each. Raises ConfigurationError."""
+    found: list[tuple[int | None, int]] = []
+    for part in text.split(","):
+        if part.strip() == "auto":
+            found.append((None, 0))
+            continue
+        depth, _, width = part.partition("+")
+        found.append((parse_batch_sizes(depth, option)[0], parse_batch_sizes(width, option)[0] if width else 0))
+    return found
 
 
 def parse_temperatures(text: str) -> list[float]:
@@ -226,6 +236,7 @@ class ModelOptions:
     packed_cache: PackedCache = None
     speculative: Speculative = "off"
     speculative_depth: SpeculativeDepth = None
+    speculative_width: SpeculativeWidth = None
     draft_model: DraftModel = None
     chain_model: ChainModel = None
     draft_quantization: DraftQuantization = "none"

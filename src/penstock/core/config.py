@@ -47,7 +47,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         speculative: who drafts tokens: "ngram" the sequence's own text, "draft" another model, "chain" another model
             for which somebody drafts, "self" the first layers of this one, "medusa" and "eagle" heads on its hidden
             states, "auto" what costs next to nothing; "off": nobody.
-        speculative_depth: tokens drafted at a time, always; None: as many as pay.
+        speculative_depth: tokens drafted at a time, one behind the other, always; None: as many as pay.
+        speculative_width: tokens drafted beside these, in other branches; None: none where the depth is given.
         draft_model: the model that drafts, like `model`, or a directory with heads that do; draft_quantization: to what
             their weights are rounded.
         chain_model: the model that drafts for the draft model in a chain; None: the sequence's own text.
@@ -75,6 +76,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     packed_cache: str | None = None
     speculative: str = "off"
     speculative_depth: int | None = None
+    speculative_width: int | None = None
     draft_model: str | None = None
     draft_quantization: str = "none"
     speculative_layers: int | None = None
@@ -92,6 +94,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             self.speculative_layers,
             self.speculative_acceptance,
             self.chain_model,
+            self.speculative_width,
         )
 
 
@@ -114,7 +117,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         target_itl: seconds that a step should take at most, which bound its tokens by how fast those before it were;
             None: however long its tokens take.
         bound_batch: whether this was asked for, and bounds how many sequences run at a time too.
-        draft_depth: tokens that may be drafted for a sequence in one step; 0: none are.
+        draft_depth: tokens that may be drafted for a sequence in one step, one behind the other; 0: none are.
+        draft_width: how many more may be beside them, in other branches of a tree.
         fixed_depth: whether as many are drafted always, instead of as many as pay.
     """
 
@@ -130,6 +134,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     target_itl: float | None = None
     bound_batch: bool = False
     draft_depth: int = 0
+    draft_width: int = 0
     fixed_depth: bool = False
 
 

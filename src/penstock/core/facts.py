@@ -75,17 +75,26 @@ class Drafted(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         drafted: how many tokens.
         accepted: how many of them were right, from the first on.
+        beside: how many of the drafted ones were in other branches of a tree than the likeliest.
+        strayed: how many of those that were right were.
     """
 
     request_id: int
     sample_index: int
     drafted: int
     accepted: int
+    beside: int = 0
+    strayed: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the likeliest branch."""
+        return self.drafted - self.beside
 
     @property
     def judged(self) -> int:
-        """Tokens that were looked at: behind the first that is wrong, none is."""
-        return min(self.accepted + 1, self.drafted)
+        """Places in the draft that were looked at: behind the first where nothing is right, none is."""
+        return max(self.accepted, min(self.accepted + 1, self.depth))
 
 
 class StepFacts(msgspec.Struct, frozen=True, array_like=True):

@@ -73,6 +73,8 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
         blocks: changes of the row's block tables.
         draft_depth: how many tokens may be drafted behind this row's last, which is then the newest that is known and
             is sampled from; there are slots for as many positions more.
+        draft_width: how many more may be drafted beside them, as other branches of a tree that is no deeper; they need
+            no slots.
         scored: the row's positions from the first number up to, but not including, the second whose logits are wanted
             too, since they say how likely the prompt's next token was. The prompt's last position is never among
             them; equal numbers: none are.
@@ -88,6 +90,7 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     samples: tuple[int, ...]
     blocks: tuple[BlockUpdate, ...]
     draft_depth: int = 0
+    draft_width: int = 0
     scored: tuple[int, int] = (0, 0)
     pooled: tuple[int, int] = (0, 0)
 
@@ -142,6 +145,8 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
             Euclidean norm.
         drafted: how many tokens were drafted for it. All of its tokens but the last are drafts that were right, and
             their positions are computed.
+        beside: how many of the drafted ones were in other branches of a tree than the likeliest.
+        strayed: how many of those that were right were.
     """
 
     sequence: int
@@ -153,6 +158,8 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
     drafted: int = 0
+    beside: int = 0
+    strayed: int = 0
 
 
 class StepResult(msgspec.Struct, frozen=True):

@@ -18,9 +18,14 @@ CHECKPOINTS = {
     "medusa": "Medusa heads",
     "eagle": "an EAGLE head",
 }
-# Tokens drafted for a sequence in one step: where that is decided by what pays, and at all.
+# Those that can draft trees.
+TREES = ("ngram", "medusa")
+# Tokens drafted for a sequence in one step, one behind the other: where that is decided by what pays, and at all.
 DRAFT_DEPTH = 8
 DEEPEST_DRAFT = 32
+# And beside these, in other branches.
+DRAFT_WIDTH = 8
+WIDEST_DRAFT = 64
 
 Note = Callable[[str, object, str], None]
 
@@ -70,6 +75,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
     layers: int | None = None
     acceptance: str = "coupled"
     chain_model: str | None = None
+    width: int | None = None
 
     def check(self, layers: int) -> None:
         """Raise ConfigurationError where they are none, or contradict one another or a model of so many layers."""
@@ -80,6 +86,8 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"--speculative-depth is {depth!r}; it must be a whole number from 1 to {DEEPEST_DRAFT}."
             )
+        if self.width is not None:
+            self._check_width(self.width)
         if self.acceptance not in ACCEPTANCES:
             raise ConfigurationError(
                 f"--speculative-acceptance {self.acceptance} is not one of {', '.join(ACCEPTANCES)}."
@@ -108,11 +116,31 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
                 f"model has {layers} layers."
             )
 
+    def _check_width(self, width: int) -> None:
+        if type(width) is not int or not 1 <= width <= WIDEST_DRAFT:
+            raise ConfigurationError(
+                f"--speculative-width is {width!r}; it must be a whole number from 1 to {WIDEST_DRAFT}."
+            )
+        if self.proposer not in TREES:
+            raise ConfigurationError(
+                f"--speculative-width is of no use with --speculative {self.proposer}; "
+                f"trees are drafted by {' and '.join(TREES)}."
+            )
+        if self.depth is None:
+            raise ConfigurationError(
+                "--speculative-width goes with --speculative-depth; without both, drafts are as deep and wide as pays."
+            )
+        if self.acceptance != "coupled":
+            raise ConfigurationError(
+                f"--speculative-width is of no use with --speculative-acceptance {self.acceptance}, which judges one "
+                "draft after the other; trees go with coupled."
+            )
+
 
 def resolve_speculation(
     options: SpeculationOptions, drafts: Sequence[DraftModelConfig], layers: int, note: Note
-) -> tuple[SpeculationConfig | None, int]:
-    """Who drafts for a model of so many `layers`, and how many tokens at most.
+) -> tuple[SpeculationConfig | None, int, int]:
+    """Who drafts for a model of so many `layers`, how many tokens at most, and how many beside them.
 
     `drafts` are the model that was asked for, or that belongs to the target, and the one that drafts for it, where they
     are. Raises ConfigurationError.
@@ -130,7 +158,8 @@ def resolve_speculation(
     if options.proposer == "off":
         note("speculative", "off", "each step gives a sequence one token")
         note("speculative depth", 0, "nobody drafts")
-        return None, 0
+        note("speculative width", 0, "nobody drafts")
+        return None, 0, 0
     config, who = _who_drafts(options.proposer, draft, chain, own)
     unchanged = "drafts never change " + ("how likely what comes out is" if rejects else "what comes out")
     note("speculative", options.proposer, f"{who}; {unchanged}")
@@ -141,7 +170,25 @@ def resolve_speculation(
         )
     measured = f"as many as pay by this machine's own measure, at most {most}"
     note("speculative depth", depth or "auto", measured if depth is None else "as asked, always")
-    return msgspec.structs.replace(config, rejects=rejects), depth or most
+    width = _width(options, config.proposer, note)
+    return msgspec.structs.replace(config, rejects=rejects), depth or most, width
+
+
+def _width(options: SpeculationOptions, proposer: Proposer, note: Note) -> int:
+    """How many tokens at most are drafted in other branches than the likeliest."""
+    if options.width is not None:
+        note("speculative width", options.width, "as asked: so many tokens more in other branches")
+        return options.width
+    if proposer not in TREES or options.acceptance != "coupled":
+        why = f"trees are drafted by {' and '.join(TREES)}, and accepted coupled"
+    elif options.depth is not None:
+        why = "each draft is one chain, as deep as asked"
+    else:
+        measured = f"as many as pay by this machine's own measure, at most {DRAFT_WIDTH} in other branches"
+        note("speculative width", "auto", measured)
+        return DRAFT_WIDTH
+    note("speculative width", 0, why)
+    return 0
 
 
 def _note_models(

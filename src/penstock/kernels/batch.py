@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+NOTHING_SHARED = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +23,8 @@ class StepBatch:
             order of the rows. Entries before the window and past the context are stale: any block of the pool, which
             must not be read.
         block_size: tokens in a block.
+        shared: int64 [2 · shares], flat pairs of a token and a row besides its own: the token's keys and values belong
+            to that row's context too, at the same position. So branches of a tree of drafts begin alike.
     """
 
     token_ids: Tensor
@@ -30,3 +35,4 @@ class StepBatch:
     logit_rows: Tensor
     block_tables: tuple[Tensor, ...]
     block_size: int
+    shared: Tensor = NOTHING_SHARED

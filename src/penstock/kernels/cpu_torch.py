@@ -134,9 +134,9 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
     first, middle, last = op.heads.query_width, op.heads.query_width + op.heads.kv_width, op.heads.fused_width
 
     def run(step: StepState, qkv: Tensor) -> None:
-        slots = step.slots(group)
-        key_plane.index_copy_(0, slots, qkv[:, first:middle])
-        value_plane.index_copy_(0, slots, qkv[:, middle:last])
+        slots, stored = step.slots(group), step.stored(qkv)
+        key_plane.index_copy_(0, slots, stored[:, first:middle])
+        value_plane.index_copy_(0, slots, stored[:, middle:last])
 
     return run
 

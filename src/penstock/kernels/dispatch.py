@@ -52,14 +52,20 @@ class StepState:
         self.batch = batch
         self.memo: dict[object, Any] = {}
 
+    def stored(self, values: Tensor) -> Tensor:
+        """What goes to the slots: the rows of `values` [tokens, width], then those of tokens that are shared, again."""
+        shared = self.batch.shared[::2]
+        return torch.cat((values, values[shared])) if len(shared) else values
+
     def slots(self, group: int) -> Tensor:
-        """int64 [tokens]: where the keys and values of this step go in `group`, as block · block_size + offset."""
+        """int64 [tokens + shares]: where keys and values of this step go in `group`, as block · block_size + offset."""
         slots: Tensor | None = self.memo.get(("slots", group))
         if slots is None:
             batch, size = self.batch, self.batch.block_size
             rows = torch.arange(len(batch.query_lengths)).repeat_interleave(torch.tensor(batch.query_lengths))
-            blocks = batch.block_tables[group][rows, batch.positions // size]
-            slots = blocks.long() * size + batch.positions % size
+            rows, positions = torch.cat((rows, batch.shared[1::2])), self.stored(batch.positions)
+            blocks = batch.block_tables[group][rows, positions // size]
+            slots = blocks.long() * size + positions % size
             self.memo["slots", group] = slots
         return slots
 

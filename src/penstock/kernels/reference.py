@@ -140,7 +140,7 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
     group = binding.kv.group_of(op.layer)
 
     def run(step: StepState, qkv: Tensor) -> None:
-        _, key, value = split_heads(qkv, op.heads)
+        _, key, value = split_heads(step.stored(qkv), op.heads)
         slots = step.slots(group)
         key_plane[slots] = key.to(key_plane.dtype)
         value_plane[slots] = value.to(value_plane.dtype)

@@ -143,7 +143,10 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True)
 class WriteKV:
-    """fused QKV → nothing: stores the key and value heads of every token in the slots of layer `layer`."""
+    """fused QKV → nothing: stores the key and value heads of every token in the slots of layer `layer`.
+
+    A token that is shared goes to its place in the other rows too.
+    """
 
     op: ClassVar[str] = "write_kv"
     heads: HeadLayout

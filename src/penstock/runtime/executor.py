@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
+from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.core.errors import RowFailed
@@ -19,7 +19,9 @@ from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
+from penstock.speculation.branches import Branches, StepRow, places_of, shares
 from penstock.speculation.proposer import NONE, Blocks, Learner, Proposal, Proposer, Wanted
+from penstock.speculation.tree import NEWEST
 from penstock.speculation.verifier import DraftedRow, verify
 from penstock.text.reasoning_limit import ReasoningLimit
 from penstock.text.stops import StopMatcher
@@ -85,6 +87,7 @@ class ModelExecutor:
         grammars: without them, no row can have one.
         encoder: makes the model whose result is hidden states; called once, when the first are asked for.
         proposer: drafts what plans allow to be drafted; without one, nothing is.
+        branches: where branches of trees of drafts are computed; without it, drafts are chains.
         rejects: drafts are accepted by rejection sampling, not coupled; see `speculation/verifier.py`.
     """
 
@@ -98,6 +101,7 @@ class ModelExecutor:
         grammars: Grammars | None = None,
         encoder: Callable[[], Model] | None = None,
         proposer: Proposer | None = None,
+        branches: Branches | None = None,
         *,
         rejects: bool = False,
     ) -> None:
@@ -113,6 +117,7 @@ class ModelExecutor:
         self._table = table
         self._grammars = grammars
         self._proposer = proposer
+        self._branches = branches or Branches(storage, tables, len(storage.spec.groups), most=0)
         self._learner: Learner | None = proposer if isinstance(proposer, Learner) else None
         self._tables = tables
         self._rows: dict[int, _Row] = {}
@@ -180,12 +185,11 @@ class ModelExecutor:
     def _generate(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
         self._place(planned)
         drafts = self._propose(planned)
-        rows = order_rows([_with_drafts(row, drafts.get(row.sequence, NONE)) for row in planned] if drafts else planned)
+        tables = [self._rows[row.sequence].table for row in planned]
+        rows, drafts = self._branches.lay_out(planned, tables, drafts)
         logits, *states = self._model.results(self._gather(rows))
         started = time.perf_counter()
-        if self._learner is not None:
-            self._show(self._learner, rows, *states)
-        results = self._sample(rows, logits, drafts)
+        results = self._sample(rows, logits, drafts, *states)
         self._sampling_seconds = time.perf_counter() - started
         return results
 
@@ -210,7 +214,7 @@ class ModelExecutor:
         tables = [self._rows[row.sequence].table for row in planned]
         self._proposer.follow(planned, tables)
         wanted = [
-            Wanted(row.sequence, row.draft_depth, self._rows[row.sequence].state, table)
+            Wanted(row.sequence, row.draft_depth, self._rows[row.sequence].state, table, width=row.draft_width)
             for row, table in zip(planned, tables, strict=True)
             if row.draft_depth
         ]
@@ -218,31 +222,36 @@ class ModelExecutor:
         self._drafting_seconds = time.perf_counter() - started
         return {row.sequence: proposal for row, proposal in zip(wanted, drafts, strict=True)}
 
-    def _gather(self, rows: list[RowPlan]) -> StepBatch:
+    def _gather(self, rows: list[StepRow]) -> StepBatch:
         """The batch of the step's rows, or some of them, which are ordered."""
+        plans = [row.plan for row in rows]
         tokens: list[int] = []
-        for planned in rows:
+        for planned in plans:
             tokens.extend(planned.tokens)
             if planned.source is not None:
                 tokens.append(self._rows[planned.sequence].last_token)
-        table_rows = [self._rows[planned.sequence].table for planned in rows]
-        return gather_batch(rows, tokens, table_rows, self._tables, self._groups)
+        return gather_batch(plans, tokens, [row.table for row in rows], self._tables, self._groups, shared=shares(rows))
 
-    def _show(self, learner: Learner, rows: list[RowPlan], states: Tensor) -> None:
-        """Show the learner the states of each row, which are in the order of the rows."""
-        place = 0
-        for row in rows:
-            count, start = row.count, row.start
-            if learner.states == "selected":
-                place += row.scored[1] - row.scored[0]
-                start += count - 1 - row.draft_depth
-                count = (1 + row.draft_depth) if row.samples else 0
-            if count:
-                learner.see(row.sequence, start, states[place : place + count])
-            for sample in row.samples:
-                if sample != row.sequence:
-                    learner.see(sample, start + count - 1, states[place + count - 1 : place + count])
-            place += count
+    def _show(self, learner: Learner, rows: list[StepRow], states: Tensor, paths: Mapping[int, Sequence[int]]) -> None:
+        """Show the learner the states of each row, in whose order they are, up to the last draft that was right."""
+        whole = learner.states == "all"
+        counts = [row.plan.count if whole else row.logit_rows for row in rows]
+        places = places_of(rows, counts)
+        end = 0
+        for row, count in zip(rows, counts, strict=True):
+            end += count
+            plan, sequence = row.plan, row.plan.sequence
+            if row.before is not None or not (whole or plan.samples):
+                continue
+            known = end - len(row.drafts)
+            first = end - count if whole else known - 1
+            position = plan.start + plan.count - len(row.drafts) - (known - first)
+            seen = [*range(first, known), *(places[sequence, draft] for draft in paths.get(sequence, ()))]
+            together = seen[-1] - first == len(seen) - 1
+            learner.see(sequence, position, states[first : seen[-1] + 1] if together else states[seen])
+            for sample in plan.samples:
+                if sample != sequence:
+                    learner.see(sample, plan.start + plan.count - 1, states[known - 1 : known])
 
     def _pool(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
         """Add the rows' hidden states to their vectors; a result for each that is complete, or cannot be."""
@@ -251,7 +260,8 @@ class ModelExecutor:
             self._encoder = self._make_encoder()
         self._place(planned)
         rows = order_rows(planned)
-        states = self._encoder.run(self._gather(rows))
+        tables = [self._rows[row.sequence].table for row in rows]
+        states = self._encoder.run(self._gather([StepRow(row, table) for row, table in zip(rows, tables, strict=True)]))
         results = []
         place = 0
         for row in rows:
@@ -263,27 +273,47 @@ class ModelExecutor:
                 results.append(_vector(row.sequence, pool))
         return results
 
-    def _sample(self, rows: list[RowPlan], logits: Tensor, drafts: Mapping[int, Proposal]) -> list[SampleResult]:
-        """Results of the rows that sample or score; their logits are in the order of `gather_batch`."""
+    def _sample(
+        self, rows: list[StepRow], logits: Tensor, drafts: Mapping[int, Proposal], *states: Tensor
+    ) -> list[SampleResult]:
+        """Results of the rows that sample or score; their logits, and states, are in the order of `gather_batch`."""
         asked: list[DraftedRow] = []
         scores: dict[int, SampleResult] = {}
-        place = 0
-        for planned in rows:
-            count = planned.scored[1] - planned.scored[0]
-            if count:
-                scores[planned.sequence] = self._score(planned, logits[place : place + count])
-                place += count
+        places = places_of(rows, [row.logit_rows for row in rows])
+        end = 0
+        for row in rows:
+            first, end = end, end + row.logit_rows
+            planned, sequence = row.plan, row.plan.sequence
+            if row.before is not None:
+                continue
+            if count := planned.scored[1] - planned.scored[0]:
+                scores[sequence] = self._score(planned, logits[first : first + count])
             if planned.samples:
-                guessed = drafts.get(planned.sequence, NONE)
-                asked += [DraftedRow(self._rows[sequence].state, place, *guessed) for sequence in planned.samples]
-                place += 1 + len(guessed.tokens)
+                guessed = drafts.get(sequence, NONE)
+                behind = [places[sequence, draft] for draft in range(len(guessed.tokens))]
+                asked += [
+                    DraftedRow(self._rows[sample].state, places[sequence, NEWEST], *guessed, rows=behind)
+                    for sample in planned.samples
+                ]
         results = verify(self._sampler, logits, asked, rejects=self._rejects)
+        paths = {row.state.sequence: row.path for row in asked if row.path}
+        self._keep_branches(rows, paths)
+        if self._learner is not None:
+            self._show(self._learner, rows, states[0], paths)
         for result in results:
             if result.tokens:
                 self._rows[result.sequence].last_token = result.tokens[-1]
                 if self._proposer is not None:
                     self._proposer.observe(result.sequence, result.tokens)
         return _with_scores(results, scores) if scores else results
+
+    def _keep_branches(self, rows: list[StepRow], paths: Mapping[int, Sequence[int]]) -> None:
+        """Where another branch than the likeliest was right, its keys and values are the sequence's."""
+        for row in rows:
+            path = paths.get(row.plan.sequence)
+            if row.before is not None and path and path[-1] in row.drafts:
+                newest = row.plan.start - 1 - len(row.before)
+                self._branches.keep(row, self._rows[row.plan.sequence].table, newest, len(path))
 
     def _score(self, planned: RowPlan, logits: Tensor) -> SampleResult:
         """How likely the prompt's tokens behind the row's scored positions were, `logits` being these positions'."""
@@ -294,14 +324,6 @@ class ModelExecutor:
         except RowFailed as failure:
             return SampleResult(planned.sequence, [], "error", error=failure.message)
         return SampleResult(planned.sequence, [], prompt_logprobs=scores)
-
-
-def _with_drafts(planned: RowPlan, drafts: Proposal) -> RowPlan:
-    """The row with its drafts behind it, as if they were known."""
-    if not planned.draft_depth:
-        return planned
-    tokens, count = [*planned.tokens, *drafts.tokens], planned.count + len(drafts.tokens)
-    return msgspec.structs.replace(planned, count=count, tokens=tokens, draft_depth=len(drafts.tokens))
 
 
 def _vector(sequence: int, pool: Pool) -> SampleResult:
@@ -321,5 +343,5 @@ def _with_scores(results: list[SampleResult], scores: dict[int, SampleResult]) -
         elif scored.finish is not None:
             merged.append(scored)
         else:
-            merged.append(msgspec.structs.replace(result, prompt_logprobs=scored.prompt_logprobs))
+            merged.append(replace(result, prompt_logprobs=scored.prompt_logprobs))
     return [*merged, *scores.values()]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.plan import RowPlan
-from penstock.kernels.batch import StepBatch
+from penstock.kernels.batch import NOTHING_SHARED, StepBatch
 from penstock.runtime.tables import BlockTables
 
 
@@ -48,11 +48,12 @@ def gather_batch(
     tables: BlockTables,
     groups: Sequence[int],
     further: int = 0,
+    shared: Sequence[int] = (),
 ) -> StepBatch:
     """The batch of `rows`, which are ordered, with their `tokens` in one list and their rows of the block tables.
 
     `groups` are those of the tables that the model uses, in its own order. The batch's tables reach `further` tokens
-    behind the longest context.
+    behind the longest context. `shared` is as in the batch.
     """
     counts = [row.count for row in rows]
     starts = [row.start for row in rows]
@@ -75,6 +76,7 @@ def gather_batch(
         logit_rows=_tensor(_logit_rows(rows, ends)),
         block_tables=tuple(torch.from_numpy(tables.rows_of(group, row_array, width)) for group in groups),
         block_size=tables.block_size,
+        shared=_tensor(list(shared)) if shared else NOTHING_SHARED,
     )
 
 

@@ -75,6 +75,13 @@ class KVStorage:
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copy whole blocks of all layers, in order."""
-        for copy in copies:
+        if not copies:
+            return
+        sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
+        if set(sources).isdisjoint(targets):
             for memory in self._memories:
-                memory[copy.target] = memory[copy.source]
+                memory[targets] = memory[sources]
+            return
+        for source, target in zip(sources, targets, strict=True):
+            for memory in self._memories:
+                memory[target] = memory[source]

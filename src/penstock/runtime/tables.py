@@ -1,5 +1,7 @@
 """Block tables of all rows as arrays."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,6 +47,12 @@ class BlockTables:
                 width = max(end, 2 * table.shape[1])
                 self._tables[change.group] = table = np.pad(table, ((0, 0), (0, width - table.shape[1])))
             np.maximum(change.blocks, 0, out=table[row, change.first : end], casting="unsafe")
+
+    def branch(self, row: int, origin: int, first: int, blocks: Sequence[list[int]]) -> None:
+        """Make one row like another, but for `blocks` of each group from index `first` on."""
+        for table, own in zip(self._tables, blocks, strict=True):
+            table[row, :first] = table[origin, :first]
+            table[row, first : first + len(own)] = own
 
     def rows_of(self, group: int, rows: Int64, blocks: int) -> Int32:
         """The first `blocks` entries of `rows`, [len(rows), blocks]."""

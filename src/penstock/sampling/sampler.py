@@ -150,6 +150,26 @@ class Sampler:
         chosen = self._choose(self._as_floats(logits), choices, self._masks[:0])
         return [token if math.isfinite(peak) else 0 for token, peak, *_ in chosen]
 
+    def ranked(self, logits: Tensor, choices: Sequence[Choice], count: int) -> list[list[tuple[int, float]]]:
+        """For each choice of `guess` up to `count` tokens, each chosen as if those before it were not there.
+
+        Beside each stands its probability by the logits alone.
+        """
+        floats = self._as_floats(logits)
+        allowed = np.full((len(choices), self._masks.shape[1]), 0xFFFFFFFF, np.uint32)
+        found: list[list[tuple[int, float]]] = [[] for _ in choices]
+        left = [1.0] * len(choices)
+        for turn in range(count):
+            asked = [choice._replace(mask=place if turn else -1, logprobs=0) for place, choice in enumerate(choices)]
+            for place, (token, peak, logprob, _, _) in enumerate(self._choose(floats, asked, allowed)):
+                if not math.isfinite(peak):
+                    continue
+                probability = left[place] * math.exp(logprob)
+                left[place] -= probability
+                found[place].append((token, probability))
+                allowed[place, token // 32] &= ~np.uint32(1 << token % 32)
+        return found
+
     def distributions(self, logits: Tensor, choices: Sequence[Choice]) -> list[Distribution]:
         """What each choice of `guess` is drawn from."""
         floats, found = self._as_floats(logits), []

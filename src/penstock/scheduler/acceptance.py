@@ -14,7 +14,7 @@ class Acceptance:
     def __init__(self) -> None:
         self.right = self.judged = 0.0
 
-    def add(self, right: int, judged: int) -> None:
+    def add(self, right: float, judged: float) -> None:
         """Of `judged` tokens so many were right."""
         older = OLDER**judged
         self.right = older * self.right + right

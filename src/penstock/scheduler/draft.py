@@ -17,7 +17,7 @@ class PlannedRow:
         epoch: its sequence's when it was planned.
         end: the position behind it.
         samples: who gets a token from its last position.
-        depth: how many tokens may be drafted behind it.
+        depth: how many tokens may be drafted behind it, one behind the other.
     """
 
     sequence: Sequence
@@ -52,8 +52,9 @@ class Draft:
         samples: tuple[Sequence, ...],
         blocks: tuple[BlockUpdate, ...],
         depth: int = 0,
+        width: int = 0,
     ) -> None:
-        """A row for the next `count` positions of a sequence, which `samples` get a token from, and `depth` drafts."""
+        """A row for the next `count` positions of a sequence, which `samples` get a token from, and for drafts."""
         start = sequence.reserved
         end = start + count
         wanted = (max(start, sequence.extracted), min(end, sequence.to_extract))
@@ -74,12 +75,13 @@ class Draft:
                 samples=tuple(sample.id for sample in samples),
                 blocks=blocks,
                 draft_depth=depth,
+                draft_width=width,
                 scored=scored,
                 pooled=pooled,
             )
         )
         self.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples, depth))
-        self.budget -= count + depth
+        self.budget -= count + depth + width
         sequence.reserved = end
         sequence.drafting = depth
         sequence.last_plan = self.number

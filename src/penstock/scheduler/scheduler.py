@@ -17,7 +17,7 @@ from penstock.core.plan import BeginRow, FinishReason, SampleResult, StepPlan, S
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
-from penstock.scheduler.depth import Depths
+from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
 from penstock.scheduler.draft import Draft, PlannedRow
 from penstock.scheduler.notes import Notes
 from penstock.scheduler.pace import Pace, Rows
@@ -57,7 +57,7 @@ class Scheduler:
         self._running = OrderedQueue()
         self._pace = Pace(config.target_itl, asked=config.bound_batch)
         self._rows = Rows(config.target_itl if config.bound_batch else None)
-        self._depths = Depths(config.draft_depth, fixed=config.fixed_depth)
+        self._depths = Depths(config.draft_depth, config.draft_width, fixed=config.fixed_depth)
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
         # Of the plan in the making; who was preempted for none is told with the next.
@@ -155,7 +155,7 @@ class Scheduler:
         """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
         decodes_left = sum(pending == 1 for _, pending in running)
         drafted = [sequence for sequence, pending in running if pending == 1 and sequence.output_length]
-        depths = self._depths.choose(drafted) if self._room.for_drafts(pending for _, pending in running) else {}
+        drafts = self._depths.choose(drafted) if self._room.for_drafts(pending for _, pending in running) else {}
         for sequence, pending in running:
             if pending == 1:
                 decodes_left -= 1
@@ -169,10 +169,11 @@ class Scheduler:
                 count = allowances.of(sequence, sequence.within_scores(count, draft.scores))
             if count <= 0:
                 continue
-            depth = min(depths.get(sequence.id, 0), draft.budget - decodes_left - count, sequence.tokens_left - 1)
+            left = draft.budget - decodes_left - count
+            tree = drafts.get(sequence.id, NO_DRAFTS).within(min(left, sequence.tokens_left - 1), left)
             # Nobody loses blocks for drafts.
-            if depth > 0 and self._reserve(sequence, count + depth, draft) == 0:
-                self._add_row(sequence, count, draft, depth)
+            if tree.depth > 0 and self._reserve(sequence, count + tree.depth, draft) == 0:
+                self._add_row(sequence, count, draft, tree)
             elif self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
                 if pending > 1:
@@ -227,14 +228,14 @@ class Scheduler:
         self._totals.preemptions += 1
         self._notes.preemption(victim)
 
-    def _add_row(self, sequence: Sequence, count: int, draft: Draft, depth: int = 0) -> None:
+    def _add_row(self, sequence: Sequence, count: int, draft: Draft, tree: Tree = NO_DRAFTS) -> None:
         end = sequence.reserved + count
         self.cache.announce(sequence.blocks, sequence.reserved, end)
         samples: tuple[Sequence, ...] = ()
         if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, draft)
         self._notes.row(sequence, count, len(samples))
-        draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), depth)
+        draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), *tree)
 
     def _samples_of(self, sequence: Sequence, draft: Draft) -> tuple[Sequence, ...]:
         """Who gets a token from the row's last position: the sequence, and all its forks at their first token."""

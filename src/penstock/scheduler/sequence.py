@@ -39,7 +39,8 @@ class Sequence:
         epoch: rises with every preemption, so that a plan made before is recognised at its commit.
         drafting: positions behind its newest token for which an outstanding plan has slots, for drafts; until it has
             committed, nobody knows what comes next.
-        acceptance: how often tokens that were drafted for it have been right.
+        acceptance, beside: how often tokens that were drafted for it have been right, and how often one in another
+            branch was where the likeliest was wrong.
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
         kept_before: how many of those were kept on request, within what this request wants kept.
@@ -70,6 +71,7 @@ class Sequence:
     epoch: int = 0
     drafting: int = 0
     acceptance: Acceptance = field(default_factory=Acceptance)
+    beside: Acceptance = field(default_factory=Acceptance)
     waits: int = 0
     cached_tokens: int | None = None
     kept_before: int = 0

@@ -4,24 +4,29 @@ Prompt lookup decoding (Saxena, 2023) and the n-gram matching of "LLMA" (Yang et
 lossless acceleration of large language models", 2023): answers quote, edit and repeat.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from penstock.core.plan import RowPlan
 from penstock.speculation.proposer import Blocks, Proposal, Wanted
+from penstock.speculation.tree import chain
 
 # Newest tokens that have to have stood together before; of several lengths, the longest that has is taken.
 LONGEST = 4
 SHORTEST = 2
+# Other tokens that such a run has gone on with which are remembered.
+MOST_OTHERS = 2
 
 
 class _History:
     """One sequence's tokens, and where each run of them ended last."""
 
-    __slots__ = ("_ends", "_tokens")
+    __slots__ = ("_ends", "_others", "_tokens")
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
+        # Where it ended before and went on with another token, newest last.
+        self._others: dict[tuple[int, ...], list[int]] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
         known, ends = self._tokens, self._ends
@@ -29,17 +34,47 @@ class _History:
             # A run is known only once something has followed it, so that it is never found where it stands itself.
             place = len(known)
             for length in range(SHORTEST, min(LONGEST, place) + 1):
-                ends[tuple(known[place - length :])] = place
+                run = tuple(known[place - length :])
+                before = ends.get(run)
+                if before is not None and known[before] != token:
+                    self._keep(run, before, token)
+                ends[run] = place
             known.append(token)
+
+    def _keep(self, run: tuple[int, ...], place: int, token: int) -> None:
+        """A run that went on otherwise at `place` goes on with `token` now."""
+        known, following = self._tokens, (token, self._tokens[place])
+        others = [other for other in self._others.get(run, ()) if known[other] not in following]
+        self._others[run] = [*others, place][-MOST_OTHERS:]
 
     def following(self, count: int, ahead: Sequence[int]) -> list[int]:
         """Up to `count` tokens behind the newest earlier place of what stands at the end with `ahead` behind it."""
-        newest = [*self._tokens[-LONGEST:], *ahead][-LONGEST:]
-        for length in range(len(newest), SHORTEST - 1, -1):
-            place = self._ends.get(tuple(newest[-length:]))
+        for run in self._runs(ahead):
+            place = self._ends.get(run)
             if place is not None:
                 return self._from(place, count, ahead)
         return []
+
+    def otherwise(self, drafts: Sequence[int], count: int, ahead: Sequence[int]) -> tuple[int, list[int]]:
+        """Up to `count` tokens that may come instead of some of the drafts, and how many of these before.
+
+        They are what followed another time, at the first place where there is one.
+        """
+        known = self._tokens
+        for before, draft in enumerate(drafts):
+            for run in self._runs([*ahead, *drafts[:before]]):
+                if run not in self._ends:
+                    continue
+                for place in (self._ends[run], *reversed(self._others.get(run, ()))):
+                    if known[place] != draft:
+                        return before, known[place : place + min(count, len(drafts) - before)]
+        return 0, []
+
+    def _runs(self, ahead: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """The newest tokens with `ahead` behind them, the most first."""
+        newest = [*self._tokens[-LONGEST:], *ahead[-LONGEST:]][-LONGEST:]
+        for length in range(len(newest), SHORTEST - 1, -1):
+            yield tuple(newest[-length:])
 
     def _from(self, place: int, count: int, ahead: Sequence[int]) -> list[int]:
         """What stands from `place` on; from the end it goes round, as a text that repeats itself does."""
@@ -66,7 +101,18 @@ class NgramProposer:
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """What followed when each row's newest tokens stood together before."""
-        return [Proposal(self._histories[row.sequence].following(row.depth, row.ahead)) for row in wanted]
+        return [self._proposal(row) for row in wanted]
+
+    def _proposal(self, row: Wanted) -> Proposal:
+        history = self._histories[row.sequence]
+        drafts = history.following(row.depth, row.ahead)
+        if not row.width:
+            return Proposal(drafts)
+        before, others = history.otherwise(drafts, row.width, row.ahead)
+        if not others:
+            return Proposal(drafts)
+        behind = range(len(drafts), len(drafts) + len(others) - 1)
+        return Proposal([*drafts, *others], None, [*chain(len(drafts)), before - 1, *behind])
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Index what the sequence has gained."""

@@ -17,10 +17,11 @@ class Wanted(NamedTuple):
 
     Attributes:
         sequence: whose.
-        depth: at most so many tokens.
+        depth: at most so many tokens, one behind the other.
         state: how its next tokens will be chosen.
         table: its row of the block tables.
         ahead: what somebody has drafted already, which they are to follow.
+        width: how many tokens more there may be beside these, in other branches of a tree.
     """
 
     sequence: int
@@ -28,6 +29,7 @@ class Wanted(NamedTuple):
     state: RowState
     table: int
     ahead: Sequence[int] = ()
+    width: int = 0
 
 
 def draft_choice(row: Wanted, place: int, *, rejects: bool, ahead: int = 0) -> Choice:
@@ -63,10 +65,12 @@ class Proposal(NamedTuple):
     Attributes:
         tokens: in order; none where there is no guess.
         drawn_from: what each was drawn from, where that is asked for; None where nothing else could have come.
+        parents: of a tree, see `tree.py`; None: each token stands behind the one before.
     """
 
     tokens: list[int]
     drawn_from: list[Distribution] | None = None
+    parents: list[int] | None = None
 
 
 NONE = Proposal([])

@@ -9,13 +9,14 @@ decoding", 2024).
 Rejection sampling keeps drafts more often, and the target's distribution, but not its tokens: see `rejection.py`. At
 temperature 0, where there is one token that may come, the two rules are the same.
 
+Of a tree of drafts, the one that is the target's token counts, wherever it stands; trees are for coupled acceptance.
+
 What depends on the tokens before it (penalties, grammars, stop strings, min_tokens) sees at each position what it would
 have seen, since a row's state goes on with each token that is accepted, and never with one that is not.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -27,6 +28,7 @@ from penstock.sampling.distribution import Distribution, certain
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Place, Sampler, take
 from penstock.speculation.rejection import judged
+from penstock.speculation.tree import NEWEST, chain_length, depths
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +37,13 @@ class DraftedRow:
 
     Attributes:
         state: of the row.
-        first: which row of the logits its next token comes from; those behind the drafts follow, in order.
+        first: which row of the logits its next token comes from.
         drafts: what may come next.
         drawn_from: for each draft what it was drawn from, where the rule has to know; None: it was certain.
+        parents: of a tree of drafts, see `tree.py`; None: each stands behind the one before.
+        rows: which row of the logits the token behind each draft comes from; None: they follow the first, in order.
         tokens, logprobs: what it has got so far.
+        path: the places of the drafts among the tokens.
         newest: what it got last, which says how it ended.
     """
 
@@ -46,13 +51,21 @@ class DraftedRow:
     first: int
     drafts: Sequence[int] = ()
     drawn_from: Sequence[Distribution] | None = None
+    parents: Sequence[int] | None = None
+    rows: Sequence[int] | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)
     newest: SampleResult | None = None
 
     @property
+    def at(self) -> int:
+        """The draft behind which the next token is chosen."""
+        return self.path[-1] if self.path else NEWEST
+
+    @property
     def next_draft(self) -> int | None:
-        """The draft at the position that is chosen next."""
+        """The draft at the position that is chosen next, where there is but one."""
         place = len(self.tokens)
         return self.drafts[place] if place < len(self.drafts) else None
 
@@ -64,21 +77,27 @@ class DraftedRow:
     @property
     def goes_on(self) -> bool:
         """Whether it has got nothing yet, or drafts only, and has not ended."""
-        if self.newest is None:
-            return True
-        place = len(self.tokens) - 1
-        return self.newest.finish is None and place < len(self.drafts) and self.tokens[place] == self.drafts[place]
+        return self.newest is None or (self.newest.finish is None and len(self.path) == len(self.tokens))
 
-    def places(self) -> list[Place]:
-        """Where its next token is chosen, and those behind where nothing depends on what comes between."""
-        place = len(self.tokens)
-        count = 1 + len(self.drafts) - place if self.state.foreseeable else 1
-        return [Place(self.state, self.first + place + ahead, ahead) for ahead in range(count)]
+    def places(self) -> dict[int, Place]:
+        """Where the next token is chosen, by the draft before it, and those behind that can be chosen at once."""
+        at = self.at
+        if not self.state.foreseeable:
+            return {at: Place(self.state, self._row(at), 0)}
+        if self.parents is None:
+            return {place: Place(self.state, self._row(place), place - at) for place in range(at, len(self.drafts))}
+        # The whole tree is chosen from at once, so that this is its beginning.
+        ahead = {NEWEST: 0} | dict(enumerate(depths(self.parents)))
+        return {place: Place(self.state, self._row(place), depth) for place, depth in ahead.items()}
 
     def take(self, chosen: ChosenFields | RowFailed) -> None:
         """Take the next token."""
         self.newest = take(self.state, chosen)
-        self.tokens += self.newest.tokens
+        for token in self.newest.tokens:
+            self.tokens.append(token)
+            place = self._behind(self.at, token)
+            if place is not None:
+                self.path.append(place)
         self.logprobs += self.newest.logprobs or ()
 
     def result(self) -> SampleResult:
@@ -86,7 +105,31 @@ class DraftedRow:
         assert self.newest is not None, "each row gets a result"
         if not self.drafts:
             return self.newest
-        return replace(self.newest, tokens=self.tokens, logprobs=self.logprobs or None, drafted=len(self.drafts))
+        drafted, likeliest = len(self.drafts), len(self.drafts)
+        if self.parents is not None:
+            likeliest = chain_length(self.parents)
+        strayed = sum(place >= likeliest for place in self.path)
+        return replace(
+            self.newest,
+            tokens=self.tokens,
+            logprobs=self.logprobs or None,
+            drafted=drafted,
+            beside=drafted - likeliest,
+            strayed=strayed,
+        )
+
+    def _row(self, place: int) -> int:
+        if place == NEWEST:
+            return self.first
+        return self.first + 1 + place if self.rows is None else self.rows[place]
+
+    def _behind(self, place: int, token: int) -> int | None:
+        """The draft behind another that is this token."""
+        last = len(self.drafts) if self.parents is not None else min(place + 2, len(self.drafts))
+        for child in range(place + 1, last):
+            if self.drafts[child] == token and (self.parents is None or self.parents[child] == place):
+                return child
+        return None
 
 
 def verify(
@@ -101,12 +144,12 @@ def verify(
     while open_rows:
         by_chance = [row for row in open_rows if rejects and row.is_judged]
         asked = [(row, row.places()) for row in open_rows if not (rejects and row.is_judged)]
-        chosen = iter(sampler.choose(logits, [place for _, places in asked for place in places]))
+        chosen = iter(sampler.choose(logits, [place for _, places in asked for place in places.values()]))
         for row, places in asked:
+            found = dict(zip(places, chosen, strict=False))
             # What was chosen for positions that are not reached is left.
-            for one in list(islice(chosen, len(places))):
-                if row.goes_on:
-                    row.take(one)
+            while row.goes_on and row.at in found:
+                row.take(found.pop(row.at))
         for row in by_chance:
             row.take(_judge(sampler, logits, row))
         open_rows = [row for row in open_rows if row.goes_on]

@@ -105,7 +105,7 @@ def test_a_gate_alone_gives_the_same_bits_as_with_its_projection() -> None:
     one, other = torch.empty(7, INNER), torch.empty(7, INNER)
     for program, output, register in ((apart, one, 2), (together, other, 1)):
         none = torch.zeros(0, dtype=torch.int64)
-        program.run(none, none, [], [], none, [], 16, [(0, x)], [(register, output)])
+        program.run(none, none, [], [], none, [], 16, none, [(0, x)], [(register, output)])
     assert torch.equal(one, other)
 
 

@@ -25,9 +25,10 @@ class Case:
     """One operation on one batch; `rows` are (tokens added, context in all) of each, single tokens first.
 
     `widths` are the columns of its inputs, `weights` the shapes of its weights. `kv` says what a layer stores, for
-    operations on the cache. `wanted` are the tokens that SelectRows keeps. `gate` is the activation behind a
-    projection to [gates | ups], which the native kernels carry out together with it. `use` says who runs the case:
-    shapes of real models are "bench" where the reference would take long for them, else "both".
+    operations on the cache. `wanted` are the tokens that SelectRows keeps. `shared` are pairs of a token and
+    another row whose context it belongs to. `gate` is the activation behind a projection to [gates | ups], which the
+    native kernels carry out together with it. `use` says who runs the case: shapes of real models are "bench" where the
+    reference would take long for them, else "both".
     """
 
     name: str
@@ -37,6 +38,7 @@ class Case:
     weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     kv: LayerKV = LayerKV(2, 8)
     wanted: tuple[int, ...] = (0, 2, 7)
+    shared: tuple[tuple[int, int], ...] = ()
     gate: ActivationName | None = None
     use: Use = "tests"
 

@@ -16,6 +16,13 @@ CASES = (
     Case("llama3", Rotary(HEADS, RopeSpec(24, 500.0, Llama3Rope(8.0, 1.0, 4.0, 32))), (HEADS.fused_width,)),
     Case("many heads", Rotary(HeadLayout(160, 80, 24), RopeSpec(24, 10000.0)), (24 * 320,)),
     Case("write", WriteKV(HEADS, 0), (HEADS.fused_width,), kv=LayerKV(2, 24)),
+    Case(
+        "write, shared",
+        WriteKV(HEADS, 0),
+        (HEADS.fused_width,),
+        kv=LayerKV(2, 24),
+        shared=((1, 0), (1, 2), (4, 2), (8, 2), (9, 2)),
+    ),
     Case("32 / 8 heads of 64", Rotary(llama.HEADS, MODEL), (llama.HEADS.fused_width,), use="both"),
     Case("32 / 8 heads of 64", WriteKV(llama.HEADS, 0), (llama.HEADS.fused_width,), kv=llama.KV, use="both"),
 )

@@ -82,6 +82,7 @@ class Program:
         selected: Tensor,
         tables: Sequence[Tensor],
         block_size: int,
+        shared: Tensor,
         inputs: list[tuple[int, Tensor]],
         outputs: list[tuple[int, Tensor]],
     ) -> None: ...
@@ -94,6 +95,7 @@ class Program:
         selected: Tensor,
         tables: Sequence[Tensor],
         block_size: int,
+        shared: Tensor,
         logits: int,
         vocabulary: int,
         tokens: Sequence[int],

@@ -144,7 +144,7 @@ class _Runner:
 
 def _arrays(
     batch: StepBatch,
-) -> tuple[Tensor, Tensor, list[int], list[int], Tensor, tuple[Tensor, ...], int]:
+) -> tuple[Tensor, Tensor, list[int], list[int], Tensor, tuple[Tensor, ...], int, Tensor]:
     """A step as native programs take it: their first arguments, in order."""
     return (
         batch.token_ids,
@@ -154,4 +154,5 @@ def _arrays(
         batch.logit_rows,
         batch.block_tables,
         batch.block_size,
+        batch.shared,
     )

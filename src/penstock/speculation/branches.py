@@ -1,0 +1,203 @@
+"""Branches of trees of drafts as rows of a step, so that all are verified in one pass.
+
+A branch is a row of the ragged batch. Its tokens are those that no other branch has; its block table is that of its
+sequence up to the newest token, and from there on it has blocks of its own, which are nobody's in the pool. What it has
+in common with other branches is computed once, and its keys and values are stored in its blocks too
+(`StepBatch.shared`). So tree attention needs no mask: each token attends to its own ancestors, in the order of their
+positions, and gets the bits that it would get without any draft. What was right is copied to the sequence's blocks.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from penstock.core.plan import BlockCopy, RowPlan
+from penstock.runtime.tables import BlockTables
+from penstock.speculation.proposer import Blocks, Proposal
+from penstock.speculation.tree import NEWEST, branches, path_to, pruned, renumbered
+
+# Branches beside the likeliest ones, in one step.
+MOST_BRANCHES = 32
+
+Place = tuple[int, int]
+"""A sequence, and one of its drafts, or `NEWEST`."""
+
+
+def blocks_of_branches(depth: int, block_size: int, groups: int, most: int = MOST_BRANCHES) -> int:
+    """Blocks for so many branches that are no deeper."""
+    return most * groups * _longest(depth, block_size)
+
+
+def _longest(depth: int, block_size: int) -> int:
+    """Blocks of one KV group that the newest token and `depth` drafts behind it may reach into."""
+    return (depth + block_size - 1) // block_size + 1
+
+
+class StepRow(NamedTuple):
+    """A row of a step.
+
+    Attributes:
+        plan: with its drafts, as if they were known.
+        table: its row of the block tables.
+        drafts: which of its sequence's drafts its last tokens are.
+        before: for a branch that is not the likeliest, the drafts before them; None for its sequence's own row.
+    """
+
+    plan: RowPlan
+    table: int
+    drafts: Sequence[int] = ()
+    before: Sequence[int] | None = None
+
+    @property
+    def logit_rows(self) -> int:
+        """How many of its positions have logits."""
+        scored = self.plan.scored[1] - self.plan.scored[0]
+        if self.before is not None:
+            return len(self.drafts)
+        return scored + (1 + len(self.drafts) if self.plan.samples else 0)
+
+
+def ordered(rows: Sequence[StepRow]) -> list[StepRow]:
+    """As `runtime.gather.order_rows`: rows of one token first."""
+    return sorted(rows, key=lambda row: row.plan.count > 1)
+
+
+def places_of(rows: Sequence[StepRow], counts: Sequence[int]) -> dict[Place, int]:
+    """Where newest tokens and drafts stand in a list with so many entries for each row, theirs being the last."""
+    places: dict[Place, int] = {}
+    end = 0
+    for row, count in zip(rows, counts, strict=True):
+        end += count
+        sequence, first = row.plan.sequence, end - len(row.drafts)
+        if row.before is None and count > len(row.drafts):
+            places[sequence, NEWEST] = first - 1
+        for place, draft in enumerate(row.drafts, first):
+            places[sequence, draft] = place
+    return places
+
+
+def shares(rows: Sequence[StepRow]) -> list[int]:
+    """Pairs of a token and a branch whose context it belongs to, flat, as `StepBatch.shared` has them."""
+    if all(row.before is None for row in rows):
+        return []
+    tokens = places_of(rows, [row.plan.count for row in rows])
+    return [
+        number
+        for place, row in enumerate(rows)
+        if row.before is not None
+        for draft in (NEWEST, *row.before)
+        for number in (tokens[row.plan.sequence, draft], place)
+    ]
+
+
+class Branches:
+    """Gives branches their blocks, for one step at a time.
+
+    Args:
+        storage: where keys and values are.
+        tables: the block tables of all rows, with so many `groups`.
+        first: from this block on, the storage has `blocks_of_branches` which no sequence has.
+        depth: how deep a tree may be.
+        most: branches beside the likeliest, in one step.
+    """
+
+    def __init__(
+        self,
+        storage: Blocks,
+        tables: BlockTables,
+        groups: int,
+        first: int = 0,
+        depth: int = 0,
+        most: int = MOST_BRANCHES,
+    ) -> None:
+        self._storage = storage
+        self._tables = tables
+        self._groups = groups
+        each = _longest(depth, tables.block_size)
+        blocks = iter(range(first, first + blocks_of_branches(depth, tables.block_size, groups, most)))
+        self._own = [[[next(blocks) for _ in range(each)] for _ in range(groups)] for _ in range(most)]
+        self._rows = [tables.open_row() for _ in range(most)]
+        self._used = 0
+
+    def lay_out(
+        self, planned: Sequence[RowPlan], tables: Sequence[int], drafts: Mapping[int, Proposal]
+    ) -> tuple[list[StepRow], dict[int, Proposal]]:
+        """The rows of a step whose plan has these, with these rows of the block tables, and what is left of drafts.
+
+        For more branches than there are blocks for, nothing is computed.
+        """
+        self._used = 0
+        rows: list[StepRow] = []
+        kept = dict(drafts)
+        copies: list[BlockCopy] = []
+        for plan, table in zip(planned, tables, strict=True):
+            proposal = kept.get(plan.sequence)
+            if proposal is None:
+                rows.append(StepRow(plan, table))
+                continue
+            if proposal.parents is not None:
+                proposal = kept[plan.sequence] = self._within_room(plan, proposal)
+            rows += self._rows_of(plan, table, proposal, copies)
+        self._storage.copy_blocks(tuple(copies))
+        return ordered(rows), kept
+
+    def keep(self, branch: StepRow, table: int, newest: int, right: int) -> None:
+        """The newest token, at position `newest`, and so many drafts behind it are in the blocks of their sequence."""
+        first, end = self._reach(newest, right)
+        self._storage.copy_blocks(tuple(self._copies(branch.table, table, first, end)))
+
+    def _within_room(self, plan: RowPlan, proposal: Proposal) -> Proposal:
+        """The branches that there is room for; what a branch has in common with others begins with the newest token."""
+        parents = proposal.parents or []
+        kept = pruned(parents, 1 + (len(self._rows) - self._used if plan.count == 1 else 0))
+        return Proposal([proposal.tokens[place] for place in kept], None, renumbered(parents, kept))
+
+    def _rows_of(self, plan: RowPlan, table: int, proposal: Proposal, copies: list[BlockCopy]) -> list[StepRow]:
+        """The sequence's own row, and those of other branches."""
+        tokens, parents = proposal.tokens, proposal.parents
+        if parents is None:
+            return [StepRow(_with_drafts(plan, tokens), table, range(len(tokens)))]
+        likeliest, *others = branches(parents)
+        rows = [StepRow(_with_drafts(plan, [tokens[place] for place in likeliest]), table, likeliest)]
+        for drafts in others:
+            before = path_to(parents, parents[drafts[0]])
+            start, count = plan.start + 1 + len(before), len(drafts)
+            first, end = self._reach(plan.start, len(before) + count)
+            row, own = self._rows[self._used], self._own[self._used]
+            self._used += 1
+            self._tables.branch(row, table, first, [blocks[: end - first] for blocks in own])
+            copies += self._copies(table, row, first, end)
+            branch = RowPlan(
+                sequence=plan.sequence,
+                start=start,
+                count=count,
+                tokens=[tokens[place] for place in drafts],
+                source=None,
+                samples=plan.samples,
+                blocks=(),
+                # Its first draft's logits are wanted too.
+                draft_depth=count - 1,
+            )
+            rows.append(StepRow(branch, row, drafts, before))
+        return rows
+
+    def _reach(self, newest: int, drafts: int) -> tuple[int, int]:
+        """The first block of the newest token and so many drafts behind it, and the one behind the last."""
+        size = self._tables.block_size
+        return newest // size, (newest + drafts) // size + 1
+
+    def _copies(self, source: int, target: int, first: int, end: int) -> list[BlockCopy]:
+        """From the blocks of one row of the tables to those of another."""
+        rows = np.array([source, target])
+        return [
+            BlockCopy(int(one), int(other))
+            for group in range(self._groups)
+            for one, other in zip(*self._tables.rows_of(group, rows, end)[:, first:], strict=True)
+        ]
+
+
+def _with_drafts(plan: RowPlan, drafts: list[int]) -> RowPlan:
+    """The row with its drafts behind it, as if they were known."""
+    return replace(plan, count=plan.count + len(drafts), tokens=[*plan.tokens, *drafts], draft_depth=len(drafts))
