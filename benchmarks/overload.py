@@ -2,9 +2,9 @@
 
 Goodput is requests per second that meet both service levels (--ttft, --tpot). First the peak is measured: the best
 goodput at growing numbers of streams at a time. Then requests come at --factor times that rate, as a Poisson process
-that waits for nobody, for --seconds; then at half the peak, until --recovery seconds have passed. Then the peak is
-measured once more, with as many streams: the mean of the two is what goodput is compared with, since machines that
-others use too become faster and slower.
+that waits for nobody, for --seconds; then at half the peak, until --recovery seconds have passed. The peak is measured
+before and after, with as many streams as were best: the mean of the two is what goodput is compared with, since
+machines that others use too become faster and slower, and the best of several figures has luck in it.
 
 Times count from when a request was due; with --retries from when the try that was served was due: a refused client
 comes back after as long as Retry-After says, up to so many times. A refusal's time is from connecting to its last
@@ -69,7 +69,11 @@ def good(timing: Timing, arguments: argparse.Namespace) -> bool:
 
 
 async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace) -> float:
-    """The goodput with so many streams at a time, from when the first has ended."""
+    """The goodput with so many streams at a time, from when the first has ended.
+
+    Streams begin together and so end together for a while: a request counts by the part of its time that is in what is
+    measured, since those that end soon after its beginning were not served in it.
+    """
     # Prompts that nobody sent before: the second peak must find none of the first in the cache.
     generator = random.Random(time.monotonic_ns())
     end = time.monotonic() + arguments.peak_seconds
@@ -82,7 +86,12 @@ async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace
     with closing(Client(Address(HOST, port))) as client:
         await asyncio.gather(*(stream() for _ in range(concurrency)))
     first = min(timing.ended for timing in timings)
-    return sum(good(timing, arguments) and first < timing.ended <= end for timing in timings) / max(end - first, 1.0)
+    served = (
+        max(0.0, min(timing.ended, end) - max(timing.sent, first)) / (timing.ended - timing.sent)
+        for timing in timings
+        if good(timing, arguments)
+    )
+    return sum(served) / max(end - first, 1.0)
 
 
 async def one(client: Client, request: int, due: float, arguments: argparse.Namespace, tries: list[Try]) -> None:
@@ -166,7 +175,7 @@ def recovery(tries: list[Try], drop: float, arguments: argparse.Namespace) -> fl
 def report(server: Server, peaks: dict[int, float], prober: Prober, arguments: argparse.Namespace) -> None:
     """Run the overload and print what came of it."""
     streams = max(peaks, key=peaks.__getitem__)
-    peak = peaks[streams]
+    peak = uvloop.run(closed_loop(server.port, streams, arguments))
     if not peak:
         raise SystemExit("No request was served within the service levels; raise --ttft or --tpot.")
     rates = [(arguments.factor * peak, arguments.seconds), (USUAL_SHARE * peak, arguments.recovery)]

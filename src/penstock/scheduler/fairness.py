@@ -15,8 +15,6 @@ PROMPT_COST = 1.0
 OUTPUT_COST = 2.0
 # Where there are several tenants, a step has room for this part of its budget, or for `LEAST_PROMPT` tokens of prompts.
 SHARED_PART = 8
-# A step in which one goes before others is so many times as long as what it has of it, so that nobody stands still.
-LED_PART = 3 / 2
 # Tenants without requests whose counters are remembered, in one priority.
 MAX_IDLE = 1024
 
@@ -152,7 +150,8 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
 
     Shares are max-min fair. But who wants less than others, and would be through before them all (by finish tags, as in
     weighted fair queueing: Demers et al., "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989), leads:
-    it has all it wants, and the others half as much besides. The first tenant's share is at least 1.
+    it has all it wants, and the others what is left of so short a step; they are served more once it would not be
+    through before them. The first tenant's share is at least 1.
     """
     ordered = sorted(demands.items(), key=lambda item: item[1].wanted)
     weights = sum(demand.weight for demand in demands.values())
@@ -163,7 +162,7 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
         demand = demands[leader]
         size = max(size, demand.tokens) if ends_with_least else size
         shares[leader] = min(demand.tokens, size, budget)
-        left = min(budget, max(size, int(shares[leader] * LED_PART))) - shares[leader]
+        left = min(budget, size) - shares[leader]
         weights -= demand.weight
     else:
         left = min(budget, max(size, int(ordered[0][1].wanted * weights) if ends_with_least else 0))
