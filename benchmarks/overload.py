@@ -26,6 +26,7 @@ import os
 import random
 import time
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -68,30 +69,40 @@ def good(timing: Timing, arguments: argparse.Namespace) -> bool:
     return served and timing.ttft <= arguments.ttft and (timing.tpot or 0.0) <= arguments.tpot
 
 
-async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace) -> float:
-    """The goodput with so many streams at a time, from when the first has ended.
+def goodput(timings: Iterable[Timing], begin: float, end: float, arguments: argparse.Namespace) -> float:
+    """Good requests a second, each by the part of its time that is between `begin` and `end`.
 
-    Streams begin together and so end together for a while: a request counts by the part of its time that is in what is
-    measured, since those that end soon after its beginning were not served in it.
+    Streams that begin together end together for a while: those that end soon after `begin` were not served in it.
     """
+    served = (
+        max(0.0, min(timing.ended, end) - max(timing.sent, begin)) / (timing.ended - timing.sent)
+        for timing in timings
+        if good(timing, arguments)
+    )
+    return sum(served) / max(end - begin, 1.0)
+
+
+async def closed_loop(port: int, concurrency: int, arguments: argparse.Namespace) -> float:
+    """The goodput with so many streams at a time, from when the first was served."""
     # Prompts that nobody sent before: the second peak must find none of the first in the cache.
     generator = random.Random(time.monotonic_ns())
     end = time.monotonic() + arguments.peak_seconds
     timings: list[Timing] = []
 
+    # Streams go on until those that count have ended, who would otherwise be ever faster.
+    counting = 0
+
     async def stream() -> None:
-        while time.monotonic() < end:
+        nonlocal counting
+        while (counts := time.monotonic() < end) or counting:
+            counting += counts
             timings.append(await complete_over(client, body(arguments, generator), time.monotonic()))
+            counting -= counts
 
     with closing(Client(Address(HOST, port))) as client:
         await asyncio.gather(*(stream() for _ in range(concurrency)))
-    first = min(timing.ended for timing in timings)
-    served = (
-        max(0.0, min(timing.ended, end) - max(timing.sent, first)) / (timing.ended - timing.sent)
-        for timing in timings
-        if good(timing, arguments)
-    )
-    return sum(served) / max(end - first, 1.0)
+    first = min((timing.ended for timing in timings if timing.error is None), default=end)
+    return goodput(timings, first, end, arguments)
 
 
 async def one(client: Client, request: int, due: float, arguments: argparse.Namespace, tries: list[Try]) -> None:
@@ -190,7 +201,7 @@ def report(server: Server, peaks: dict[int, float], prober: Prober, arguments: a
     took = arguments.seconds + arguments.recovery
     # A second to get full, which is no part of what lasts.
     lasting = [item for item in tries if start + 1.0 <= item.timing.scheduled < drop]
-    goodput = sum(good(item.timing, arguments) for item in lasting) / (arguments.seconds - 1.0)
+    during = goodput((item.timing for item in tries), start + 1.0, drop, arguments)
     refusals = [1000 * (item.timing.ended - item.timing.sent) for item in tries if item.timing.status == 503]
     outcomes = Counter(
         "good" if good(item.timing, arguments) else "served, late" if item.timing.error is None else
@@ -202,8 +213,8 @@ def report(server: Server, peaks: dict[int, float], prober: Prober, arguments: a
     rows: list[tuple[object, ...]] = [
         (f"peak goodput, at {streams} streams, requests/s", peak),
         ("the same, afterwards", later),
-        (f"goodput at {arguments.factor:g} times the first, requests/s", goodput),
-        ("of the mean of the two", goodput / usual),
+        (f"goodput at {arguments.factor:g} times the first, requests/s", during),
+        ("of the mean of the two", during / usual),
         ("processor time of the load itself, of all cores'", computed / took / reporting.cores()),
         ("TTFT of what was served, median, s", reporting.median(first_tokens)),
         ("TTFT of what was served, p99, s", reporting.percentile(first_tokens, 0.99)),

@@ -66,12 +66,46 @@ private:
     std::vector<size_t> sequences_; // which of the first batch's
 };
 
+// What each choice chooses, and then, with what it has chosen left out, as many more as it has ranks.
+std::vector<Decoded> ranked(const float *logits, int64_t vocabulary, const std::vector<Choice> &choices,
+                            const std::vector<int64_t> &ranks) {
+    std::vector<Decoded> found(choices.size());
+    const int64_t most = *std::max_element(ranks.begin(), ranks.end());
+    const auto words = static_cast<size_t>((vocabulary + 31) / 32);
+    std::vector<uint32_t> allowed(most > 1 ? choices.size() * words : 0, ~uint32_t{0});
+    std::vector<double> left(choices.size(), 1.0);
+    for (int64_t rank = 0; rank < most; ++rank) {
+        std::vector<Choice> asked;
+        std::vector<size_t> places;
+        for (size_t i = 0; i < choices.size(); ++i) {
+            if (ranks[i] <= rank) continue;
+            places.push_back(i);
+            asked.push_back(choices[i]);
+            if (ranks[i] > 1) asked.back().logprobs = 0;
+            if (rank > 0) asked.back().allowed = allowed.data() + i * words;
+        }
+        const std::vector<Chosen> chosen = choose(logits, vocabulary, asked);
+        for (size_t at = 0; at < places.size(); ++at) {
+            const size_t i = places[at];
+            const Chosen &one = chosen[at];
+            const bool there = std::isfinite(one.peak);
+            found[i].ids.push_back(there ? one.token : rank == 0 ? 0 : -1);
+            if (ranks[i] == 1) continue;
+            const double probability = there ? left[i] * std::exp(one.logprob) : 0.0;
+            found[i].probabilities.push_back(probability);
+            left[i] -= probability;
+            if (there) allowed[i * words + static_cast<size_t>(one.token / 32)] &= ~(uint32_t{1} << one.token % 32);
+        }
+    }
+    return found;
+}
+
 } // namespace
 
-std::vector<std::vector<int64_t>> decode(Program &program, const Logits &logits, const Batch &batch,
-                                         const std::vector<Tables> &tables, const std::vector<int64_t> &tokens,
-                                         std::vector<Choice> choices, const Feedback *feedback) {
-    std::vector<std::vector<int64_t>> found(tokens.size());
+std::vector<Decoded> decode(Program &program, const Logits &logits, const Batch &batch, const std::vector<Tables> &tables,
+                            const std::vector<int64_t> &tokens, std::vector<Choice> choices, const std::vector<int64_t> &ranks,
+                            const Feedback *feedback) {
+    std::vector<Decoded> found(tokens.size());
     // What was made, and what of it is given to the next step.
     std::vector<float> made(feedback ? tokens.size() * static_cast<size_t>(feedback->width) : 0), fed(made.size());
     Stored given = feedback ? feedback->first : Stored{};
@@ -91,17 +125,25 @@ std::vector<std::vector<int64_t>> decode(Program &program, const Logits &logits,
         }
         program.run(rest.batch(), rest.tables(), inputs, outputs);
         std::vector<Choice> asked;
+        std::vector<int64_t> depths;
         for (size_t i = 0; i < sequences.size(); ++i) {
             Choice &choice = choices[sequences[i]];
+            depths.push_back(ranks[sequences[i]]);
             asked.push_back(choice);
             asked.back().row = static_cast<int64_t>(i);
             ++choice.position;
         }
         ids.clear();
-        for (const Chosen &chosen : choose(memory.data(), logits.vocabulary, asked))
-            ids.push_back(std::isfinite(chosen.peak) ? chosen.token : 0);
-        for (size_t i = 0; i < sequences.size(); ++i) found[sequences[i]].push_back(ids[i]);
-        const auto stays = [&](size_t sequence) { return static_cast<int64_t>(found[sequence].size()) < tokens[sequence]; };
+        const std::vector<Decoded> step = ranked(memory.data(), logits.vocabulary, asked, depths);
+        for (size_t i = 0; i < sequences.size(); ++i) {
+            Decoded &whole = found[sequences[i]];
+            whole.ids.insert(whole.ids.end(), step[i].ids.begin(), step[i].ids.end());
+            whole.probabilities.insert(whole.probabilities.end(), step[i].probabilities.begin(), step[i].probabilities.end());
+            ids.push_back(step[i].ids.front());
+        }
+        const auto stays = [&](size_t sequence) {
+            return static_cast<int64_t>(found[sequence].ids.size()) < tokens[sequence] * ranks[sequence];
+        };
         if (feedback) {
             const auto width = static_cast<size_t>(feedback->width);
             float *into = fed.data();

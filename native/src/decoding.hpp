@@ -24,11 +24,19 @@ struct Feedback {
     Stored first; // for the first batch
 };
 
+// What was decoded of one sequence: for each of its tokens as many ids as it has ranks, and their probabilities by the logits
+// alone where these are more than one.
+struct Decoded {
+    std::vector<int64_t> ids;
+    std::vector<double> probabilities;
+};
+
 // The next tokens[i] tokens of each sequence i of `batch`, which selects one token of each, in order; the first of them is
 // chosen as choices[i] says, each further one at a position one further. A token is 0 where the logits are not finite at
-// their largest. Block tables reach as far as the last token but one.
-std::vector<std::vector<int64_t>> decode(Program &program, const Logits &logits, const Batch &batch,
-                                         const std::vector<Tables> &tables, const std::vector<int64_t> &tokens,
-                                         std::vector<Choice> choices, const Feedback *feedback = nullptr);
+// their largest. Block tables reach as far as the last token but one. The ids of further ranks, of which sequence i has
+// ranks[i] in all, are what would be chosen if those before were not there, −1 where nothing would.
+std::vector<Decoded> decode(Program &program, const Logits &logits, const Batch &batch, const std::vector<Tables> &tables,
+                            const std::vector<int64_t> &tokens, std::vector<Choice> choices, const std::vector<int64_t> &ranks,
+                            const Feedback *feedback = nullptr);
 
 } // namespace penstock

@@ -48,9 +48,9 @@ void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t>
     pool()->run((all + kTokens - 1) / kTokens, [&](int64_t task) {
         const int64_t last = std::min(all, (task + 1) * kTokens);
         for (int64_t i = task * kTokens; i < last; ++i) {
-            const int64_t *share = batch.shared + 2 * (i - batch.tokens);
-            const int64_t token = i < batch.tokens ? i : share[0];
-            const int64_t sequence = i < batch.tokens ? sequences[static_cast<size_t>(token)] : share[1];
+            const bool own = i < batch.tokens;
+            const int64_t token = own ? i : batch.shared[2 * (i - batch.tokens)];
+            const int64_t sequence = own ? sequences[static_cast<size_t>(i)] : batch.shared[2 * (i - batch.tokens) + 1];
             const int64_t position = batch.positions[token];
             const int64_t tile = tables.tile(sequence, position, batch.block_size);
             const float *keys = qkv.row(token) + heads.query * heads.size;

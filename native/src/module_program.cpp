@@ -165,15 +165,18 @@ public:
     }
 
     // The choices' rows are those of the sequences, whatever they say, and none has a mask.
-    std::vector<std::vector<int64_t>> decode(
+    std::vector<std::pair<std::vector<int64_t>, std::vector<double>>> decode(
         const Indices &ids, const Indices &positions, const std::vector<int64_t> &added, const std::vector<int64_t> &context,
         const Indices &selected, const std::vector<Table> &tables, int64_t block_size, const Indices &shared, int logits,
         int64_t vocabulary, const std::vector<int64_t> &tokens, const std::vector<Asked> &asked,
+        const std::vector<int64_t> &ranks,
         const std::optional<std::tuple<int, int, Array>> &feedback) {
         const Batch batch = batch_of(ids, positions, added, context, selected, block_size, shared);
         require(tokens.size() == added.size() && asked.size() == added.size() && selected.size() == added.size(),
                 "Each sequence must have a selected token, a count and a choice.");
         require(vocabulary > 0 && vocabulary <= ids_, "Each token that may be chosen must have an embedding.");
+        require(ranks.size() == added.size() && *std::min_element(ranks.begin(), ranks.end()) > 0,
+                "Each sequence must have a rank at least.");
         std::vector<int64_t> ends;
         for (size_t i = 0; i < tokens.size(); ++i) {
             require(tokens[i] > 0, "Each sequence must be given a token.");
@@ -191,7 +194,11 @@ public:
             fed = {given.reg, known(made), given.width, given.values};
         }
         nb::gil_scoped_release unlocked;
-        return penstock::decode(program_, output, batch, groups, tokens, std::move(choices), feedback ? &fed : nullptr);
+        std::vector<std::pair<std::vector<int64_t>, std::vector<double>>> found;
+        for (Decoded &one : penstock::decode(program_, output, batch, groups, tokens, std::move(choices), ranks,
+                                             feedback ? &fed : nullptr))
+            found.emplace_back(std::move(one.ids), std::move(one.probabilities));
+        return found;
     }
 
 private:
@@ -304,8 +311,8 @@ private:
         for (int64_t i = 0; i < batch.shares; ++i) {
             const int64_t token = batch.shared[2 * i], sequence = batch.shared[2 * i + 1];
             require(token >= 0 && token < batch.tokens && sequence >= 0 && sequence < batch.sequences &&
-                        batch.positions[token] < batch.context[sequence],
-                    "A token must be shared with a sequence that reaches beyond its position.");
+                        batch.positions[token] < batch.context[sequence] - batch.added[sequence],
+                    "A token must be shared with a sequence whose own tokens come behind it.");
         }
     }
 
@@ -387,7 +394,8 @@ void bind_program(nb::module_ &module) {
              arg("shared").noconvert(), arg("inputs").noconvert(), arg("outputs").noconvert())
         .def("decode", &BoundProgram::decode, arg("ids").noconvert(), arg("positions").noconvert(), arg("added"),
              arg("context"), arg("selected").noconvert(), arg("tables").noconvert(), arg("block_size"),
-             arg("shared").noconvert(), arg("logits"), arg("vocabulary"), arg("tokens"), arg("choices"), arg("feedback").noconvert().none() = nb::none());
+             arg("shared").noconvert(), arg("logits"), arg("vocabulary"), arg("tokens"), arg("choices"), arg("ranks"),
+             arg("feedback").noconvert().none() = nb::none());
 }
 
 } // namespace penstock

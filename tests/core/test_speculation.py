@@ -33,9 +33,11 @@ DRAFT = DraftModelConfig("/draft", "none", build_kv_spec([LayerKV(1, 16)], "floa
         ({"proposer": "draft", "chain_model": "/smaller"}, "--chain-model"),
         ({"proposer": "chain"}, "--draft-model"),
         ({"proposer": "ngram", "depth": 3, "width": 0}, "--speculative-width is 0"),
-        ({"proposer": "ngram", "depth": 3, "width": 65}, "from 1 to 64"),
+        ({"proposer": "ngram", "depth": 3, "width": 33}, "from 1 to 32"),
+        ({"proposer": "ngram", "depth": 3, "width": 4}, "more than the 3 that ngram can draft"),
+        ({"proposer": "self", "depth": 2, "width": 7}, "more than the 6 that self can draft beside 2 tokens"),
+        ({"proposer": "off", "width": 2}, "--speculative is off"),
         ({"proposer": "ngram", "width": 2}, "goes with --speculative-depth"),
-        ({"proposer": "self", "depth": 3, "width": 2}, "trees are drafted by ngram and medusa"),
         ({"proposer": "ngram", "depth": 3, "width": 2, "acceptance": "rejection"}, "trees go with coupled"),
     ],
 )
@@ -63,13 +65,16 @@ def test_who_drafts(asked: str, drafts: tuple[DraftModelConfig, ...], expected: 
     options = SpeculationOptions(asked)
     config, depth, width = resolve_speculation(options, drafts, 6, lambda name, value, why: notes.update({name: why}))
     assert config == expected and depth == (DRAFT_DEPTH if expected else 0)
-    assert width == (DRAFT_WIDTH if expected and expected.proposer == "ngram" else 0)
+    assert width == (DRAFT_WIDTH if expected and expected.proposer != "chain" else 0)
     assert all(notes.values()) and "speculative" in notes
 
 
 def test_a_depth_that_is_asked_for_is_taken() -> None:
     assert resolve_speculation(SpeculationOptions("ngram", 3), (), 1, lambda *_: None)[1:] == (3, 0)
-    assert resolve_speculation(SpeculationOptions("ngram", 3, width=5), (), 1, lambda *_: None)[1:] == (3, 5)
+    assert resolve_speculation(SpeculationOptions("ngram", 3, width=2), (), 1, lambda *_: None)[1:] == (3, 2)
+    assert resolve_speculation(SpeculationOptions("auto", 3, width=2), (DRAFT,), 1, lambda *_: None)[1:] == (3, 2)
+    with pytest.raises(ConfigurationError, match="--speculative chain; trees are drafted by ngram, draft, "):
+        resolve_speculation(SpeculationOptions("chain", 3, width=2), (DRAFT,), 1, lambda *_: None)
 
 
 def test_what_is_judged_one_after_the_other_is_no_tree() -> None:

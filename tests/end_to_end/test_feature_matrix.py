@@ -45,7 +45,10 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "`medusa`": {"speculative": "medusa"},
     "`eagle`": {"speculative": "eagle"},
     "`ngram`, trees": {"speculative": "ngram", "speculative_width": 3},
+    "`draft`, trees": {"speculative": "draft", "speculative_width": 2},
+    "`self`, trees": {"speculative": "self", "speculative_layers": 6, "speculative_width": 3},
     "`medusa`, trees": {"speculative": "medusa", "speculative_width": 4},
+    "`eagle`, trees": {"speculative": "eagle", "speculative_width": 3},
 }
 # What does not go together, and is refused when an engine starts.
 REFUSED: tuple[Mapping[str, Any], ...] = (
@@ -56,8 +59,9 @@ REFUSED: tuple[Mapping[str, Any], ...] = (
     {"speculative": "self", "speculative_layers": 8},
     {"speculative": "off", "speculative_depth": 3},
     {"speculative": "off", "speculative_acceptance": "rejection"},
-    {"speculative": "draft", "speculative_depth": 3, "speculative_width": 2},
+    {"speculative": "chain", "speculative_depth": 3, "speculative_width": 2},
     {"speculative": "ngram", "speculative_width": 2},
+    {"speculative": "ngram", "speculative_depth": 3, "speculative_width": 4},
     {
         "speculative": "ngram",
         "speculative_depth": 3,

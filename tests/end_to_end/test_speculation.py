@@ -6,6 +6,7 @@
 import json
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -19,6 +20,7 @@ from penstock.speculation.draft_model import DraftModel
 from penstock.speculation.ngram import NgramProposer
 from penstock.speculation.proposer import Proposal, Wanted
 from penstock.speculation.tree import NEWEST, chain, chain_length, path_to
+from support.checkpoints import make
 from support.heads import write_haiku_heads
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -137,7 +139,7 @@ def params(count: int) -> list[SamplingParams]:
         {"temperature": 0.8, "logprobs": 0},
         {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "logprobs": 1},
         {"temperature": 0.0, "presence_penalty": 0.5, "min_tokens": 10, "ignore_eos": False, "stop": [" the", "e"]},
-        {"temperature": 0.8, "n": 2, "top_k": 50},
+        {"temperature": 0.8, "n": 2, "top_k": 50, "min_tokens": 9},
     ]
     return [
         SamplingParams(**{"seed": number, "max_tokens": OUTPUT - number % 7, "ignore_eos": True, **kinds[number % 5]})
@@ -196,14 +198,28 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "half right": {"speculative": "ngram"},
     "always right": {"speculative": "ngram"},
     "always wrong": {"speculative": "ngram"},
-    "ngram, branches": {"speculative": "ngram", "speculative_width": 4},
+    "ngram, branches": {"speculative": "ngram", "speculative_width": 1},
+    "draft, branches": {"speculative": "draft", "speculative_width": 3},
+    "self, branches": {"speculative": "self", "speculative_layers": 6, "speculative_width": 2},
     "medusa, branches": {"speculative": "medusa", "speculative_width": 5},
-    "trees": {"speculative": "ngram", "speculative_width": 6},
+    "eagle, branches": {"speculative": "eagle", "speculative_width": 3},
+    "trees": {"speculative": "medusa", "speculative_width": 6},
 }
 
 
-@pytest.mark.parametrize("proposer", PROPOSERS)
-@pytest.mark.parametrize("batch", [1, 4, 16])
+# Each proposer at two of the batch sizes, and at all of them in `make soak`.
+BATCHES = (1, 4, 16)
+SOME = {(proposer, batch) for proposer in PROPOSERS for batch in random.Random(proposer).sample(BATCHES, 2)}
+
+
+@pytest.mark.parametrize(
+    "proposer, batch",
+    [
+        pytest.param(proposer, batch, marks=() if (proposer, batch) in SOME else pytest.mark.slow)
+        for proposer in PROPOSERS
+        for batch in BATCHES
+    ],
+)
 def test_tokens_and_logprobs_are_those_without(
     count: int,
     expected: list[Completion],
@@ -237,6 +253,27 @@ def test_tokens_and_logprobs_are_those_without(
     assert llm.totals.drafted > 0
     assert kind in heads or (llm.totals.accepted > 0) == (proposer != "always wrong")
     assert (trees.strayed > 0) == (proposer == "trees")
+
+
+def test_trees_are_for_models_with_windows_too(tmp_path: Path) -> None:
+    """Each kind of layers has block tables of its own, and so have branches."""
+    path = str(make("gemma3", tmp_path, confident=True))
+    luck = random.Random(4)
+    asked = [{"prompt_token_ids": [luck.randrange(100) for _ in range(luck.randint(1, 60))]} for _ in range(12)]
+    plain = [
+        SamplingParams(temperature=0.6 * (place % 2), seed=place, max_tokens=OUTPUT, ignore_eos=True, logprobs=1)
+        for place in range(len(asked))
+    ]
+    options: dict[str, Any] = {"threads": 1, "max_model_len": 256, "max_num_seqs": 4}
+    expected = LLM(path, enable_prefix_caching=False, **options).generate(asked, plain)
+    llm = LLM(path, speculative="ngram", speculative_depth=6, speculative_width=6, **options)
+    outputs = {
+        tuple(prompt["prompt_token_ids"]): list(done.token_ids) for prompt, done in zip(asked, expected, strict=True)
+    }
+    trees = llm._core._executor._proposer = KnowingTrees(outputs, 0.6)
+    assert len(llm._core._executor._groups) > 1
+    assert told(llm.generate(asked, plain)) == told(expected)
+    assert trees.strayed > 20
 
 
 def test_who_learns_from_states_sees_those_of_what_was_right(

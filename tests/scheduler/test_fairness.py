@@ -102,11 +102,11 @@ def test_beside_little_a_step_is_still_worth_its_while() -> None:
 def test_who_would_be_through_first_does_not_share_its_step() -> None:
     # Otherwise it would have 64 of 128 tokens, and wait for the rest of them too.
     assert share_out(640, {"busy": Demand(5000), "quiet": Demand(64)}) == {"busy": 16, "quiet": 64}
-    assert share_out(80, {"busy": Demand(5000), "quiet": Demand(64)}) == {"busy": 1, "quiet": 64}
-    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(200)}) == {"busy": 1, "quiet": 200}
+    assert share_out(80, {"busy": Demand(5000), "quiet": Demand(64)}) == {"busy": 8, "quiet": 64}
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(200)}) == {"busy": 25, "quiet": 200}
     # Nor is it made to wait for others who only decode, and whom a longer step would hold up.
     assert share_out(640, {"busy": Demand(5000), "other": Demand(0), "quiet": Demand(200)})["quiet"] == 80
-    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(200)}, beside=True) == {"busy": 1, "quiet": 80}
+    assert share_out(640, {"busy": Demand(5000), "quiet": Demand(200)}, beside=True) == {"busy": 10, "quiet": 80}
     # Weights that are no whole numbers take nothing off.
     assert share_out(640, {"busy": Demand(5000), "quiet": Demand(206, weight=0.7)})["quiet"] == 206
     # It may be a little ahead, by the other's first request, and no more: then it has its share.

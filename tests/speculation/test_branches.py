@@ -7,9 +7,10 @@ import torch
 
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.plan import BlockUpdate, RowPlan
+from penstock.core.speculation import MOST_BRANCHES, blocks_of_branch, blocks_of_branches
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
-from penstock.speculation.branches import MOST_BRANCHES, Branches, StepRow, blocks_of_branches, places_of, shares
+from penstock.speculation.branches import Branches, StepRow, places_of, shares
 from penstock.speculation.proposer import Proposal
 from penstock.speculation.tree import NEWEST, branches, chain, path_to
 
@@ -21,7 +22,7 @@ class Setup:
 
     def __init__(self, most: int = MOST_BRANCHES) -> None:
         self.groups = 2
-        scratch = blocks_of_branches(DEPTH, SIZE, self.groups, most)
+        scratch = most * self.groups * blocks_of_branch(DEPTH, SIZE)
         spec = build_kv_spec([LayerKV(1, 2), LayerKV(1, 2, 9)], "float32", SIZE)
         assert len(spec.groups) == self.groups
         self.storage = KVStorage(spec, BLOCKS + scratch)
@@ -45,6 +46,12 @@ class Setup:
 
 def plan(sequence: int, newest: int, depth: int = DEPTH) -> RowPlan:
     return RowPlan(sequence, newest, 1, [100], None, (sequence,), (), depth)
+
+
+def test_there_are_blocks_for_all_branches() -> None:
+    assert blocks_of_branches(DEPTH, SIZE, 2) == MOST_BRANCHES * 2 * 3
+    # The newest token may be the last of its block.
+    assert [blocks_of_branch(depth, SIZE) for depth in (1, 4, 5)] == [2, 2, 3]
 
 
 def test_a_branch_has_its_own_blocks_from_the_newest_token_on() -> None:
@@ -71,15 +78,18 @@ def test_a_branch_has_its_own_blocks_from_the_newest_token_on() -> None:
 def test_what_was_right_comes_to_the_sequences_blocks() -> None:
     setup = Setup()
     table = setup.sequence(6)
-    (_, branch), _ = setup.branches.lay_out([plan(0, 6)], [table], {0: Proposal([1, 7, 8], None, [-1, -1, 1])})
-    for block in setup.blocks(0, branch.table, 3)[1:]:
-        setup.keys[block * SIZE : (block + 1) * SIZE] = 1000.0 + block
+    tree = Proposal([1, 2, 3, 7, 8], None, [-1, 0, 1, 0, 3])
+    (_, branch), _ = setup.branches.lay_out([plan(0, 6)], [table], {0: tree})
+    for group in range(2):
+        for block in setup.blocks(group, branch.table, 3)[1:]:
+            setup.keys[block * SIZE : (block + 1) * SIZE] = 1000.0 + block
     before = setup.keys.clone()
     setup.branches.keep(branch, table, 6, 2)
-    one, two, three = setup.blocks(0, table, 3)
-    assert torch.equal(setup.keys[one * SIZE : (one + 1) * SIZE], before[one * SIZE : (one + 1) * SIZE])
-    for mine, other in zip((two, three), setup.blocks(0, branch.table, 3)[1:], strict=True):
-        assert (setup.keys[mine * SIZE : (mine + 1) * SIZE] == 1000.0 + other).all()
+    for group in range(2):
+        one, two, three = setup.blocks(group, table, 3)
+        assert torch.equal(setup.keys[one * SIZE : (one + 1) * SIZE], before[one * SIZE : (one + 1) * SIZE])
+        for mine, other in zip((two, three), setup.blocks(group, branch.table, 3)[1:], strict=True):
+            assert (setup.keys[mine * SIZE : (mine + 1) * SIZE] == 1000.0 + other).all()
 
 
 def test_there_are_no_more_branches_than_there_is_room_for() -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.core.speculation import RANKS
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.reference import REFERENCE
 from penstock.loading.packing import plain
 from penstock.sampling.choice import Choice
 from penstock.sampling.sampler import Sampler
-from penstock.speculation.decoding import StepwiseDecoder
+from penstock.speculation.decoding import StepwiseDecoder, in_one_call
+from penstock.speculation.proposer import Proposal
 from support.checkpoints import VOCAB_SIZE, make
 from support.stepping import Stepper, make_stepper
 
@@ -61,11 +63,30 @@ def test_one_call_is_as_many_steps(family: str, seed: int, tmp_path: Path) -> No
     batch, _ = stepper.batch(added, rows, "last", further=DEEPEST - 1)
     tokens = [luck.randint(1, DEEPEST) for _ in rows]
     asked = choices(luck)
-    found = StepwiseDecoder(stepper.program, Sampler(VOCAB_SIZE)).decode(batch, tokens, asked)
+    found = StepwiseDecoder(stepper.program, Sampler(VOCAB_SIZE)).decode(batch, tokens, [0] * ROWS, asked)
     stepwise = [proposal.tokens for proposal in found]
     assert [len(found) for found in stepwise] == tokens and len(set(map(tuple, stepwise))) == ROWS
     assert stepper.program.decode is not None
-    assert stepper.program.decode(batch, tokens, asked) == stepwise
+    assert stepper.program.decode(batch, tokens, [1] * ROWS, asked) == [(tokens, []) for tokens in stepwise]
+
+
+@native_only
+@pytest.mark.parametrize("seed", range(3))
+def test_trees_of_one_call_are_those_of_as_many_steps(seed: int, tmp_path: Path) -> None:
+    luck = random.Random(seed)
+    stepper, added = begun(make("llama", tmp_path, seed=seed), luck)
+    rows = sorted(added, key=lambda row: len(added[row]) > 1)
+    batch, _ = stepper.batch(added, rows, "last", further=DEEPEST - 1)
+    tokens, widths = [luck.randint(1, 6) for _ in rows], [luck.choice([0, 1, 5]) for _ in rows]
+    asked = choices(luck)
+    assert stepper.program.decode is not None
+    found = in_one_call(stepper.program.decode)(batch, tokens, widths, asked)
+    assert found == StepwiseDecoder(stepper.program, Sampler(VOCAB_SIZE)).decode(batch, tokens, widths, asked)
+    wanted = [count + min(width, (RANKS - 1) * count) for count, width in zip(tokens, widths, strict=True)]
+    assert [len(proposal.tokens) for proposal in found] == wanted
+    chains = in_one_call(stepper.program.decode)(batch, tokens, [0] * ROWS, asked)
+    for proposal, alone, count in zip(found, chains, tokens, strict=True):
+        assert proposal.tokens[:count] == alone.tokens, "the likeliest branch is what is drafted alone"
 
 
 def test_steps_are_those_of_a_sequence_by_itself(tmp_path: Path) -> None:
@@ -74,7 +95,7 @@ def test_steps_are_those_of_a_sequence_by_itself(tmp_path: Path) -> None:
     stepper.step({0: [1, 2, 3]})
     batch, _ = stepper.batch({0: [5, 6, 7]}, [0], "last", further=9)
     (found,) = StepwiseDecoder(stepper.program, Sampler(VOCAB_SIZE)).decode(
-        batch, [10], [Choice(0, -1, 0, 0.0, 0, 1.0, -math.inf, -1, 0, 0, 0)]
+        batch, [10], [0], [Choice(0, -1, 0, 0.0, 0, 1.0, -math.inf, -1, 0, 0, 0)]
     )
     said, added = [], [5, 6, 7]
     for _ in range(10):
@@ -90,7 +111,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert decode is not None
     batch, _ = stepper.batch({row: [1] for row in range(ROWS)}, list(range(ROWS)), "last", further=3)
     asked = choices(random.Random(1))
-    assert [len(found) for found in decode(batch, [4] * ROWS, asked)] == [4] * ROWS
+    assert [len(ids) for ids, _ in decode(batch, [4] * ROWS, [1] * ROWS, asked)] == [4] * ROWS
     for tokens, named, problem in (
         ([200] * ROWS, asked, "block table"),
         ([0] * ROWS, asked, "must be given a token"),
@@ -100,7 +121,10 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         ([4] * ROWS, [asked[0]._replace(top_p=0.0), *asked[1:]], "top_p"),
     ):
         with pytest.raises(ValueError, match=problem):
-            decode(batch, tokens, named)
+            decode(batch, tokens, [1] * ROWS, named)
+    for ranks in ([1] * (ROWS - 1), [*[1] * (ROWS - 1), 0]):
+        with pytest.raises(ValueError, match="rank"):
+            decode(batch, [4] * ROWS, ranks, asked)
 
 
 @native_only
@@ -112,4 +136,9 @@ def test_broken_logits_are_token_0(tmp_path: Path) -> None:
     batch, _ = stepper.batch({0: [4]}, [0], "last", further=2)
     decode = stepper.program.decode
     assert decode is not None
-    assert decode(batch, [3], [Choice(0, -1, 0, 0.7, 0, 1.0, -math.inf, -1, 0, 0, 0)]) == [[0, 0, 0]]
+    asked = [Choice(0, -1, 0, 0.7, 0, 1.0, -math.inf, -1, 0, 0, 0)]
+    assert decode(batch, [3], [1], asked) == [([0, 0, 0], [])]
+    assert decode(batch, [2], [2], asked) == [([0, -1, 0, -1], [0.0] * 4)]
+    tree = Proposal([0, 0, 0], None, [-1, 0, 1])
+    assert in_one_call(decode)(batch, [3], [5], asked) == [tree]
+    assert StepwiseDecoder(stepper.program, Sampler(VOCAB_SIZE)).decode(batch, [3], [5], asked) == [tree]

@@ -41,7 +41,9 @@ class Recording:
                 place += 1
         return (torch.zeros(len(batch.logit_rows), 4), states)
 
-    def decode(self, batch: StepBatch, tokens: Sequence[int], choices: Sequence[Any], *given: Tensor) -> list[Proposal]:
+    def decode(
+        self, batch: StepBatch, tokens: Sequence[int], widths: Sequence[int], choices: Sequence[Any], *given: Tensor
+    ) -> list[Proposal]:
         """Drafts are the row's last token, and those that follow it."""
         self.results(batch, *given)
         ends = torch.tensor(batch.query_lengths).cumsum(0) - 1

@@ -1,7 +1,5 @@
 """Medusa heads guess from the state behind which the newest token came."""
 
-import itertools
-import math
 import random
 from typing import Any
 
@@ -10,9 +8,9 @@ import torch
 from torch import Tensor
 
 from penstock.sampling.sampler import Sampler
-from penstock.speculation.medusa import RANKS, MedusaProposer, likely_tree
+from penstock.speculation.medusa import MedusaProposer
 from penstock.speculation.proposer import Learner, Proposal, Wanted
-from penstock.speculation.tree import branches, chain_length, path_to
+from penstock.speculation.tree import chain_length
 from support.sampling_rows import make_row
 
 VOCABULARY, HEADS = 50, 3
@@ -136,31 +134,3 @@ def test_a_head_that_is_broken_says_nothing() -> None:
     medusa.observe(0, [1])
     (found,) = medusa.propose([wanted(0, 3)._replace(width=4)])
     assert found.tokens[0] == 5 and found.parents == [-1, -1, -1, -1]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_a_tree_has_the_largest_products(seed: int) -> None:
-    luck = random.Random(seed)
-    ranked = []
-    for _ in range(luck.randint(1, 3)):
-        chances = sorted((luck.random() for _ in range(luck.randint(1, RANKS))), reverse=True)
-        ranked.append([(100 + rank, chance) for rank, chance in enumerate(chances)])
-    width = luck.randint(0, 8)
-    found = likely_tree(ranked, width)
-    assert found.parents is not None and branches(found.parents)[0] == list(range(len(ranked)))
-
-    def chance(ranks: tuple[int, ...]) -> float:
-        return math.prod(ranked[depth][rank][1] for depth, rank in enumerate(ranks))
-
-    taken = [
-        tuple(found.tokens[step] - 100 for step in path_to(found.parents, place)) for place in range(len(found.tokens))
-    ]
-    every = [
-        ranks
-        for depth in range(1, len(ranked) + 1)
-        for ranks in itertools.product(*(range(len(head)) for head in ranked[:depth]))
-    ]
-    beside = sorted((ranks for ranks in every if any(ranks)), key=chance, reverse=True)
-    # With every one its parent is there, which is likelier.
-    assert sorted(map(chance, taken[len(ranked) :])) == pytest.approx(sorted(map(chance, beside[:width])))
-    assert len(set(taken)) == len(taken) == len(ranked) + min(width, len(beside))

@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.speculation.ngram import LONGEST, MOST_OTHERS, SHORTEST, NgramProposer
+from penstock.speculation.ngram import CATCH_UP, LONGEST, MOST_OTHERS, SHORTEST, NgramProposer
 from penstock.speculation.proposer import Proposal, Wanted
 from penstock.speculation.tree import chain, chain_length
 from support.sampling_rows import make_row
@@ -65,6 +65,14 @@ def test_sequences_know_nothing_of_one_another() -> None:
     proposer.forget(0)
     proposer.begin(0, [8])
     assert drafts(proposer, 4) == []
+
+
+def test_a_long_text_is_looked_through_bit_by_bit() -> None:
+    proposer = begun([*range(CATCH_UP), *range(10, CATCH_UP), 20, 21])
+    assert drafts(proposer, 2) == [], "it is not known yet what stands at its end"
+    assert drafts(proposer, 2) == [22, 23]
+    proposer.observe(0, [22, 99, 21, 22])
+    assert drafts(proposer, 2) == [99, 21]
 
 
 def searched(tokens: list[int], depth: int) -> list[int]:

@@ -25,6 +25,8 @@ PARAMS: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.7, "presence_penalty": 0.9, "frequency_penalty": 0.7, "seed": 7, "logprobs": 1},
     {"temperature": 0.0, "min_tokens": 4, "logit_bias": {EOS: 9.0}},
     {"temperature": 0.0, "stop_token_ids": [11, 12, 13, 14]},
+    # From the fourth token on nothing depends on those before.
+    {"temperature": 0.8, "seed": 8, "min_tokens": 3, "logprobs": 0},
 )
 
 
@@ -133,8 +135,8 @@ def grown(luck: random.Random, ahead: Sequence[int], likeliest: int) -> tuple[li
 @pytest.mark.parametrize("params", PARAMS)
 def test_output_is_the_same_whatever_tree_is_drafted(params: dict[str, Any], kind: str) -> None:
     expected = plain(rows(params, kind), 12)
-    strayed = sum(strays(params, kind, seed, expected) for seed in range(6))
-    assert strayed or len(expected) < 4, "now and then another branch than the likeliest is right"
+    strayed = sum(strays(params, kind, seed, expected) for seed in range(12))
+    assert strayed or len(expected) < 3, "now and then another branch than the likeliest is right"
 
 
 def strays(params: dict[str, Any], kind: str, seed: int, expected: list[SampleResult]) -> int:
@@ -165,10 +167,13 @@ def strays(params: dict[str, Any], kind: str, seed: int, expected: list[SampleRe
         while behind < len(ahead) and (node, ahead[behind]) in children:
             node = children[node, ahead[behind]]
             behind += 1
-        assert len(result.tokens) >= min(behind, len(ahead))
+        # Of what is not known, more may be right.
+        assert len(result.tokens) == behind + 1 or behind == len(ahead) or result.finish
         assert [drafts[place] for place in asked.path] == result.tokens[: len(asked.path)]
         assert result.drafted == len(drafts) and result.drafted - result.beside == chain_length(parents)
-        assert result.strayed == sum(place >= chain_length(parents) for place in asked.path)
+        before_last = asked.path[: len(result.tokens) - 1]
+        assert result.strayed == sum(place >= chain_length(parents) for place in before_last)
+        assert len(result.tokens) - 1 - result.strayed >= 0
         found += result.tokens
         scores += result.logprobs or ()
         strayed, finish = strayed + result.strayed, result.finish

@@ -124,7 +124,7 @@ class WatchedExecutor:
         cache, size = self._scheduler.cache, self._scheduler.cache.spec.block_size
         for row in plan.rows:
             for table in self._scheduler._sequences[row.sequence].blocks.tables:
-                for block in table[row.start // size : -(-(row.start + row.count) // size)]:
+                for block in table[row.start // size : -(-(row.start + row.count + row.draft_depth) // size)]:
                     assert cache.pool.is_writable(block), f"block {block} is written but shared or published"
 
 

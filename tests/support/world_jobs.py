@@ -215,6 +215,8 @@ def _faults(rng: random.Random, poisoned: bool) -> Faults:
 def scenario(seed: int) -> Scenario:
     """What a seed stands for."""
     rng = random.Random(seed)
+    # Numbers of their own, so that drafts, and whoever comes over HTTP, change nothing of the rest.
+    drafts, others = random.Random(f"drafts {seed}"), random.Random(f"front {seed}")
     max_num_seqs = rng.choice([1, 2, 4, 8])
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -224,6 +226,9 @@ def scenario(seed: int) -> Scenario:
         max_prefix_waits=rng.choice([0, 2, 64]),
         max_background_tokens=rng.choice([1, 8, 64]),
         max_scored_positions=rng.choice([1, 3, 17, 128]),
+        draft_depth=drafts.choice([0, 0, 1, 4]),
+        draft_width=drafts.choice([0, 3]),
+        fixed_depth=drafts.random() < 0.5,
     )
     spec = kv_spec(rng.choice([1, 2, 4, 8]), rng.choice([(None,), (None,), (None, 5), (3,), (9, None, 9)]))
     prefixes = [[rng.randrange(3) for _ in range(rng.randint(1, 30))] for _ in range(rng.randint(1, 3))]
@@ -234,8 +239,6 @@ def scenario(seed: int) -> Scenario:
     if poisoned:
         chosen = rng.choice(outputs)
         chosen.poison, chosen.patience, chosen.outputs_wanted = rng.choice(["taken", "computed"]), None, None
-    # Numbers of their own, so that whoever comes over HTTP changes nothing of the rest.
-    others = random.Random(f"front {seed}")
     server = front(others, poisoned=poisoned)
     for job in jobs:
         if not job.keep and others.random() < server.share:

@@ -17,6 +17,7 @@ from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError
+from penstock.core.speculation import blocks_of_branches
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
@@ -35,7 +36,7 @@ from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
 from penstock.scheduler.scheduler import Scheduler
-from penstock.speculation.branches import Branches, blocks_of_branches
+from penstock.speculation.branches import Branches
 from penstock.text.tokenizer import find_tokenizer
 
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."

@@ -41,7 +41,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True):
     Attributes:
         setting, temperature, batch_size: see above.
         acceptance: how often a drafted token must be right for drafts of this depth to gain what they did.
-        drafted: tokens drafted in a row of a step, in the mean.
+        drafted: tokens drafted in a row of a step, one behind the other, in the mean.
         tokens_per_row: output tokens of a row of a step, in the mean.
         cost: what drafting a token takes, in steps without drafts.
         tokens_per_second, plain_tokens_per_second: of output, with and without drafts, medians; the time that prompts
@@ -118,7 +118,7 @@ def _figures(
 ) -> SpeculationFigures:
     totals = [run.did for _, run in pairs]
     decodes = sum(did.decodes for did in totals)
-    drafted, accepted = sum(did.drafted for did in totals), sum(did.accepted for did in totals)
+    drafted, accepted = sum(did.drafted - did.beside for did in totals), sum(did.accepted for did in totals)
     depth, gained = drafted / max(1, decodes), accepted / max(1, decodes)
     acceptance = _acceptance(depth, gained)
     plain_step = statistics.median(run.seconds / max(1, run.did.steps) for run, _ in pairs)

@@ -167,8 +167,8 @@ def parse_depths(text: str, option: str = "--depth") -> list[tuple[int | None, i
         if part.strip() == "auto":
             found.append((None, 0))
             continue
-        depth, _, width = part.partition("+")
-        found.append((parse_batch_sizes(depth, option)[0], parse_batch_sizes(width, option)[0] if width else 0))
+        depth, plus, width = part.partition("+")
+        found.append((parse_batch_sizes(depth, option)[0], parse_batch_sizes(width, option)[0] if plus else 0))
     return found
 
 

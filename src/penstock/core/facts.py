@@ -146,6 +146,11 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
         return sum(row.accepted for row in self.drafts)
 
     @property
+    def beside(self) -> int:
+        """Those of them that were in other branches of a tree than the likeliest."""
+        return sum(row.beside for row in self.drafts)
+
+    @property
     def tokens(self) -> int:
         """Positions that were computed."""
         return self.decodes + self.chunk_tokens + self.drafted
@@ -165,7 +170,8 @@ class StepTotals(msgspec.Struct, frozen=True):
             of what steps say under the same names.
         bytes, operations: what they must have moved through memory, and multiplied and added (`core/work.py`).
         chunk_steps, chunk_seconds: steps in which a prompt was computed, and how long they took.
-        drafted, accepted: tokens that were drafted, and those of them that were right.
+        drafted, accepted, beside: tokens that were drafted, those of them that were right, and those that were in other
+            branches of a tree than the likeliest.
         preemptions: sequences that lost their blocks.
         held: seconds in which somebody waited, by what for, in the order of `WAITS`.
     """
@@ -184,6 +190,7 @@ class StepTotals(msgspec.Struct, frozen=True):
     sampled: int = 0
     drafted: int = 0
     accepted: int = 0
+    beside: int = 0
     context: int = 0
     bytes: int = 0
     operations: int = 0
@@ -224,6 +231,7 @@ class StepTotals(msgspec.Struct, frozen=True):
             self.sampled + step.sampled,
             self.drafted + step.drafted,
             self.accepted + step.accepted,
+            self.beside + step.beside,
             self.context + step.context,
             self.bytes + work[0],
             self.operations + work[1],

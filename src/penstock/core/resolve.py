@@ -24,7 +24,7 @@ from penstock.core.config import (
 )
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import DTYPE_BYTES, KVSpec, beside, build_kv_spec
-from penstock.core.speculation import DraftModelConfig, resolve_speculation
+from penstock.core.speculation import DraftModelConfig, blocks_of_branches, resolve_speculation
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
@@ -70,6 +70,8 @@ def resolve(
         for facts, each in zip(drafts, drafting, strict=True):
             weights += _weight_bytes(facts, dtype, each.quantization, each.quantization)
             block_bytes += 0 if each.spec is None else each.spec.block_bytes
+    if width:
+        weights += blocks_of_branches(depth, BLOCK_SIZE, len(spec.groups)) * spec.block_bytes
     num_blocks, max_model_len = _resolve_memory(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out
     )

@@ -19,13 +19,15 @@ CHECKPOINTS = {
     "eagle": "an EAGLE head",
 }
 # Those that can draft trees.
-TREES = ("ngram", "medusa")
+TREES = ("ngram", "draft", "self", "medusa", "eagle")
 # Tokens drafted for a sequence in one step, one behind the other: where that is decided by what pays, and at all.
 DRAFT_DEPTH = 8
 DEEPEST_DRAFT = 32
-# And beside these, in other branches.
+# And beside these, in other branches; so many branches can be in one step.
 DRAFT_WIDTH = 8
-WIDEST_DRAFT = 64
+MOST_BRANCHES = 32
+# Tokens that are named for one place in a draft, one of which stands in the likeliest branch.
+RANKS = 4
 
 Note = Callable[[str, object, str], None]
 
@@ -117,15 +119,12 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
             )
 
     def _check_width(self, width: int) -> None:
-        if type(width) is not int or not 1 <= width <= WIDEST_DRAFT:
+        if type(width) is not int or not 1 <= width <= MOST_BRANCHES:
             raise ConfigurationError(
-                f"--speculative-width is {width!r}; it must be a whole number from 1 to {WIDEST_DRAFT}."
+                f"--speculative-width is {width!r}; it must be a whole number from 1 to {MOST_BRANCHES}."
             )
-        if self.proposer not in TREES:
-            raise ConfigurationError(
-                f"--speculative-width is of no use with --speculative {self.proposer}; "
-                f"trees are drafted by {' and '.join(TREES)}."
-            )
+        if self.proposer == "off":
+            raise ConfigurationError("--speculative-width says how many more are drafted, but --speculative is off.")
         if self.depth is None:
             raise ConfigurationError(
                 "--speculative-width goes with --speculative-depth; without both, drafts are as deep and wide as pays."
@@ -135,6 +134,16 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
                 f"--speculative-width is of no use with --speculative-acceptance {self.acceptance}, which judges one "
                 "draft after the other; trees go with coupled."
             )
+
+
+def blocks_of_branches(depth: int, block_size: int, groups: int) -> int:
+    """Blocks for all branches of a step, beside the pool."""
+    return MOST_BRANCHES * groups * blocks_of_branch(depth, block_size)
+
+
+def blocks_of_branch(depth: int, block_size: int) -> int:
+    """Blocks of one KV group that the newest token and `depth` drafts behind it may reach into."""
+    return (depth + block_size - 1) // block_size + 1
 
 
 def resolve_speculation(
@@ -177,10 +186,22 @@ def resolve_speculation(
 def _width(options: SpeculationOptions, proposer: Proposer, note: Note) -> int:
     """How many tokens at most are drafted in other branches than the likeliest."""
     if options.width is not None:
+        if proposer not in TREES:
+            raise ConfigurationError(
+                f"--speculative-width is of no use with --speculative {options.proposer}; "
+                f"trees are drafted by {', '.join(TREES)}."
+            )
+        # The text has one other branch, no longer than the likeliest; behind a model's second choices nothing stands.
+        most = (options.depth or 0) * (1 if proposer == "ngram" else RANKS - 1)
+        if proposer != "medusa" and options.width > most:
+            raise ConfigurationError(
+                f"--speculative-width {options.width} is more than the {most} that {proposer} can draft beside "
+                f"{options.depth} tokens."
+            )
         note("speculative width", options.width, "as asked: so many tokens more in other branches")
         return options.width
     if proposer not in TREES or options.acceptance != "coupled":
-        why = f"trees are drafted by {' and '.join(TREES)}, and accepted coupled"
+        why = f"trees are drafted by {', '.join(TREES)}, and accepted coupled"
     elif options.depth is not None:
         why = "each draft is one chain, as deep as asked"
     else:

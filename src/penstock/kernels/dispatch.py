@@ -79,11 +79,13 @@ class Decodes(Protocol):
     """A kernel that is a whole model, from token ids to logits, and can go on by itself."""
 
     def decode(
-        self, batch: StepBatch, tokens: Sequence[int], choices: Sequence[Any], *given: Tensor
-    ) -> list[list[int]]:
+        self, batch: StepBatch, tokens: Sequence[int], ranks: Sequence[int], choices: Sequence[Any], *given: Tensor
+    ) -> list[tuple[list[int], list[float]]]:
         """So many tokens of each row, which the fields of its `sampling.choice.Choice` say how to choose.
 
-        Where something is `given` beside the first tokens, what it makes of that is given to the next step.
+        Where something is `given` beside the first tokens, what it makes of that is given to the next step. A row with
+        several `ranks` has as many ids for each token, all in one list: the token, and what would be chosen if those
+        before were not there, -1 where nothing would be; and beside them their probabilities by the logits alone.
         """
         ...
 

@@ -43,9 +43,8 @@ class Program:
     Attributes:
         choices: which implementations it is made of.
         given: what `results` has to be brought, [rows, width] each.
-        decode: (batch, how many tokens each row gets, the fields of each row's `sampling.choice.Choice`, what it is
-            given) → the tokens of each row, in one call, a second result being given to the next step; None where a
-            step is more than one native call.
+        decode: several tokens of each row in one call (`kernels.dispatch.Decodes`), a second result being given to the
+            next step; None where a step is more than one native call.
     """
 
     def __init__(
@@ -57,7 +56,9 @@ class Program:
         choices: tuple[Choice, ...],
     ) -> None:
         whole = instructions[0].function if len(instructions) == 1 and len(results) == 1 + len(given) <= 2 else None
-        self.decode: Callable[..., list[list[int]]] | None = whole.decode if isinstance(whole, Decodes) else None
+        self.decode: Callable[..., list[tuple[list[int], list[float]]]] | None = (
+            whole.decode if isinstance(whole, Decodes) else None
+        )
         # Almost every call has one input and one output, and the loop is on the way of every token.
         self._code = tuple(
             (step.function, step.inputs[0], step.outputs[0], None)

@@ -21,7 +21,6 @@ from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.branches import Branches, StepRow, places_of, shares
 from penstock.speculation.proposer import NONE, Blocks, Learner, Proposal, Proposer, Wanted
-from penstock.speculation.tree import NEWEST
 from penstock.speculation.verifier import DraftedRow, verify
 from penstock.text.reasoning_limit import ReasoningLimit
 from penstock.text.stops import StopMatcher
@@ -279,7 +278,9 @@ class ModelExecutor:
         """Results of the rows that sample or score; their logits, and states, are in the order of `gather_batch`."""
         asked: list[DraftedRow] = []
         scores: dict[int, SampleResult] = {}
-        places = places_of(rows, [row.logit_rows for row in rows])
+        # Where drafts are chains, their logits follow one another.
+        trees = any(row.before is not None for row in rows)
+        places = places_of(rows, [row.logit_rows for row in rows]) if trees else {}
         end = 0
         for row in rows:
             first, end = end, end + row.logit_rows
@@ -289,15 +290,15 @@ class ModelExecutor:
             if count := planned.scored[1] - planned.scored[0]:
                 scores[sequence] = self._score(planned, logits[first : first + count])
             if planned.samples:
-                guessed = drafts.get(sequence, NONE)
-                behind = [places[sequence, draft] for draft in range(len(guessed.tokens))]
+                guessed, newest = drafts.get(sequence, NONE), end - 1 - len(row.drafts)
+                behind = [places[sequence, draft] for draft in range(len(guessed.tokens))] if trees else None
                 asked += [
-                    DraftedRow(self._rows[sample].state, places[sequence, NEWEST], *guessed, rows=behind)
-                    for sample in planned.samples
+                    DraftedRow(self._rows[sample].state, newest, *guessed, rows=behind) for sample in planned.samples
                 ]
         results = verify(self._sampler, logits, asked, rejects=self._rejects)
         paths = {row.state.sequence: row.path for row in asked if row.path}
-        self._keep_branches(rows, paths)
+        if trees:
+            self._keep_branches(rows, paths)
         if self._learner is not None:
             self._show(self._learner, rows, states[0], paths)
         for result in results:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +13,18 @@ from penstock.kernels.batch import NOTHING_SHARED, StepBatch
 from penstock.runtime.tables import BlockTables
 
 
-def order_rows(rows: Sequence[RowPlan]) -> list[RowPlan]:
+class Counted(Protocol):
+    """A row of a step."""
+
+    @property
+    def count(self) -> int:
+        """How many positions it has."""
+
+
+Row = TypeVar("Row", bound=Counted)
+
+
+def order_rows(rows: Sequence[Row]) -> list[Row]:
     """Rows of one token first, each kind in the plan's order: attention treats the two kinds differently."""
     longer = [row for row in rows if row.count > 1]
     return [row for row in rows if row.count == 1] + longer if longer else list(rows)

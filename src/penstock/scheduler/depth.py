@@ -7,8 +7,8 @@ from everybody's; what drafting costs, and a step by how many tokens are in it. 
 as in a large batch, there are none.
 
 Tokens in other branches of a tree are worth something where the likeliest is wrong: the j-th of them a^(j-1) (1 - a) b
-tokens a step, where b is measured as a is. That is what it adds where each stands beside a token of the likeliest
-branch, and where they continue one that stands beside the first.
+tokens a step, for which b is measured. That is what it adds where each stands beside a token of the likeliest branch,
+one of which is right with probability b where that is wrong, and where they continue one that stands beside the first.
 """
 
 import math
@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from penstock.core.facts import Drafted
 from penstock.core.plan import SampleResult, StepPlan, StepResult
+from penstock.core.speculation import MOST_BRANCHES
 from penstock.scheduler.acceptance import Acceptance
 from penstock.scheduler.costs import NEWEST, StepCosts
 from penstock.scheduler.sequence import Sequence
@@ -52,6 +53,16 @@ NO_DRAFTS = Tree(0)
 TRIALS = (Tree(-1), Tree(1), Tree(0, 2))
 
 
+def _within_branches(trees: dict[int, Tree]) -> dict[int, Tree]:
+    """The same with no more tokens beside the likeliest branches than a step can have branches."""
+    left = MOST_BRANCHES
+    for sequence, tree in trees.items():
+        if tree.width > left:
+            trees[sequence] = Tree(tree.depth, left)
+        left -= trees[sequence].width
+    return trees
+
+
 class Depths:
     """Decides for the decoding sequences of a step."""
 
@@ -64,8 +75,10 @@ class Depths:
         self._widest = widest
         self._fixed = fixed
         self._costs = StepCosts()
-        # Of drafting so many tokens for all sequences together, with what a draft model makes up for now and then.
+        # Of drafting so many tokens for all sequences together, with what a draft model makes up for now and then; and
+        # both where there are other branches, whose second choices and blocks cost something too.
         self._drafting = StepCosts(even=False)
+        self._wide_costs, self._wide_drafting = StepCosts(), StepCosts(even=False)
         self._common = Acceptance()
         self._beside = Acceptance()
         self._chance: float | None = None
@@ -87,7 +100,7 @@ class Depths:
     def choose(self, sequences: Rows[Sequence]) -> dict[int, Tree]:
         """How many tokens may be drafted for each of the sequences that decode, by their ids."""
         if self._fixed or not self._most:
-            return dict.fromkeys((sequence.id for sequence in sequences), Tree(self._most, self._widest))
+            return _within_branches({sequence.id: Tree(self._most, self._widest) for sequence in sequences})
         if not sequences:
             return {}
         if self._steps % STEPS == 0:
@@ -99,7 +112,7 @@ class Depths:
             sequence, more = self._trial
             depth, width = chosen[sequence]
             chosen[sequence] = Tree(min(self._most, max(1, depth + more.depth)), min(self._widest, width + more.width))
-        return chosen
+        return _within_branches(chosen)
 
     def judged(self, sequence: Sequence, answer: SampleResult | None) -> int:
         """A sequence's drafts, if there were any, were verified; how many of them were right."""
@@ -126,10 +139,13 @@ class Depths:
         self._computed = result.seconds
         if self._most and not self._fixed and plan.num_tokens == len(plan.rows):
             tokens = plan.num_tokens + sum(fact.drafted for fact in facts)
-            self._costs.measured(tokens, result.seconds - result.drafting_seconds)
+            wide = any(fact.beside for fact in facts)
+            costs = self._wide_costs if wide else self._costs
+            costs.measured(tokens, result.seconds - result.drafting_seconds)
             depths = [row.draft_depth for row in plan.rows if row.draft_depth]
             if depths:
-                self._drafting.measured(sum(depths), result.drafting_seconds)
+                drafting = self._wide_drafting if any(row.draft_width for row in plan.rows) else self._drafting
+                drafting.measured(sum(depths), result.drafting_seconds)
         return facts
 
     def _tree(self, sequence: Sequence) -> Tree:
@@ -191,6 +207,11 @@ class Depths:
     def _speed(self, rows: int, depths: int, widths: int, gained: float) -> float:
         """Tokens a second where so many are drafted for all rows together, and so many are gained."""
         seconds = self._costs.of(rows + depths + widths)
+        drafting = self._drafting.of(depths) if depths else 0.0
+        if widths:
+            # What is not known of wide steps is no less than what is known of others.
+            seconds = max(seconds, self._wide_costs.of(rows + depths + widths))
+            drafting = max(drafting, self._wide_drafting.of(depths))
         if not seconds:
             return gained
-        return gained / (self._between + seconds + (self._drafting.of(depths) if depths else 0.0))
+        return gained / (self._between + seconds + drafting)

@@ -150,8 +150,8 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
 
     Shares are max-min fair. But who wants less than others, and would be through before them all (by finish tags, as in
     weighted fair queueing: Demers et al., "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989), leads:
-    it has all it wants, and the others what is left of so short a step; they are served more once it would not be
-    through before them. The first tenant's share is at least 1.
+    it has all it wants, and the others what is left of so short a step, or an eighth as much, so that nobody stands
+    still while ever new ones come first. The first tenant's share is at least 1.
     """
     ordered = sorted(demands.items(), key=lambda item: item[1].wanted)
     weights = sum(demand.weight for demand in demands.values())
@@ -162,7 +162,7 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
         demand = demands[leader]
         size = max(size, demand.tokens) if ends_with_least else size
         shares[leader] = min(demand.tokens, size, budget)
-        left = min(budget, size) - shares[leader]
+        left = min(budget, max(size, shares[leader] + shares[leader] // SHARED_PART)) - shares[leader]
         weights -= demand.weight
     else:
         left = min(budget, max(size, int(ordered[0][1].wanted * weights) if ends_with_least else 0))

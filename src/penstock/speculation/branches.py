@@ -8,34 +8,24 @@ positions, and gets the bits that it would get without any draft. What was right
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import replace
 
 from penstock.core.plan import BlockCopy, RowPlan
+from penstock.core.speculation import MOST_BRANCHES, blocks_of_branch
+from penstock.runtime.gather import order_rows
 from penstock.runtime.tables import BlockTables
 from penstock.speculation.proposer import Blocks, Proposal
 from penstock.speculation.tree import NEWEST, branches, path_to, pruned, renumbered
-
-# Branches beside the likeliest ones, in one step.
-MOST_BRANCHES = 32
 
 Place = tuple[int, int]
 """A sequence, and one of its drafts, or `NEWEST`."""
 
 
-def blocks_of_branches(depth: int, block_size: int, groups: int, most: int = MOST_BRANCHES) -> int:
-    """Blocks for so many branches that are no deeper."""
-    return most * groups * _longest(depth, block_size)
-
-
-def _longest(depth: int, block_size: int) -> int:
-    """Blocks of one KV group that the newest token and `depth` drafts behind it may reach into."""
-    return (depth + block_size - 1) // block_size + 1
-
-
-class StepRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StepRow:
     """A row of a step.
 
     Attributes:
@@ -51,17 +41,17 @@ class StepRow(NamedTuple):
     before: Sequence[int] | None = None
 
     @property
+    def count(self) -> int:
+        """How many positions it has."""
+        return self.plan.count
+
+    @property
     def logit_rows(self) -> int:
         """How many of its positions have logits."""
-        scored = self.plan.scored[1] - self.plan.scored[0]
         if self.before is not None:
             return len(self.drafts)
+        scored = self.plan.scored[1] - self.plan.scored[0]
         return scored + (1 + len(self.drafts) if self.plan.samples else 0)
-
-
-def ordered(rows: Sequence[StepRow]) -> list[StepRow]:
-    """As `runtime.gather.order_rows`: rows of one token first."""
-    return sorted(rows, key=lambda row: row.plan.count > 1)
 
 
 def places_of(rows: Sequence[StepRow], counts: Sequence[int]) -> dict[Place, int]:
@@ -98,7 +88,7 @@ class Branches:
     Args:
         storage: where keys and values are.
         tables: the block tables of all rows, with so many `groups`.
-        first: from this block on, the storage has `blocks_of_branches` which no sequence has.
+        first: from this block on, the storage has `core.speculation.blocks_of_branches` which no sequence has.
         depth: how deep a tree may be.
         most: branches beside the likeliest, in one step.
     """
@@ -115,8 +105,8 @@ class Branches:
         self._storage = storage
         self._tables = tables
         self._groups = groups
-        each = _longest(depth, tables.block_size)
-        blocks = iter(range(first, first + blocks_of_branches(depth, tables.block_size, groups, most)))
+        each = blocks_of_branch(depth, tables.block_size)
+        blocks = iter(range(first, first + most * groups * each))
         self._own = [[[next(blocks) for _ in range(each)] for _ in range(groups)] for _ in range(most)]
         self._rows = [tables.open_row() for _ in range(most)]
         self._used = 0
@@ -129,6 +119,8 @@ class Branches:
         For more branches than there are blocks for, nothing is computed.
         """
         self._used = 0
+        if not drafts:
+            return order_rows([StepRow(plan, table) for plan, table in zip(planned, tables, strict=True)]), {}
         rows: list[StepRow] = []
         kept = dict(drafts)
         copies: list[BlockCopy] = []
@@ -141,7 +133,7 @@ class Branches:
                 proposal = kept[plan.sequence] = self._within_room(plan, proposal)
             rows += self._rows_of(plan, table, proposal, copies)
         self._storage.copy_blocks(tuple(copies))
-        return ordered(rows), kept
+        return order_rows(rows), kept
 
     def keep(self, branch: StepRow, table: int, newest: int, right: int) -> None:
         """The newest token, at position `newest`, and so many drafts behind it are in the blocks of their sequence."""

@@ -152,10 +152,12 @@ class DraftModel:
             batch, order = self._gather(asked, further=max(row.depth for row, _ in asked) - 1)
             ordered = [asked[place] for place in order]
             choices = [draft_choice(row, place, rejects=self._rejects) for place, (row, _) in enumerate(ordered)]
-            proposals = self._decode(batch, [row.depth for row, _ in ordered], choices)
+            depths, widths = [row.depth for row, _ in ordered], [row.width for row, _ in ordered]
+            proposals = self._decode(batch, depths, widths, choices)
             for (row, piece), proposal in zip(ordered, proposals, strict=True):
                 found[row.sequence] = proposal
-                self._tracks[row.sequence].guessed([*row.ahead, *proposal.tokens])
+                # Of other branches nothing is computed.
+                self._tracks[row.sequence].guessed([*row.ahead, *proposal.tokens[: row.depth]])
                 self._mark(row, piece.start)
         return [found.get(row.sequence, NONE) for row in wanted]
 

@@ -110,7 +110,7 @@ class EagleProposer:
             self._head.results(batch, given)
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Of the states behind a draft that was wrong nothing is kept."""
+        """Nothing is kept of a state behind which nothing is known to come, since the output ends there."""
         track = self._tracks[sequence]
         track.tokens.extend(tokens)
         if track.states is not None:
@@ -132,7 +132,8 @@ class EagleProposer:
         batch, order, states = self._taken(tracks, further=max(row.depth for row in known) - 1)
         ordered = [known[place] for place in order]
         choices = [draft_choice(row, place, rejects=self._rejects) for place, row in enumerate(ordered)]
-        found = self._decode(batch, [row.depth for row in ordered], choices, states)
+        depths, widths = [row.depth for row in ordered], [row.width for row in ordered]
+        found = self._decode(batch, depths, widths, choices, states)
         proposals = {row.sequence: proposal for row, proposal in zip(ordered, found, strict=True)}
         return [proposals.get(row.sequence, NONE) for row in wanted]
 

@@ -4,23 +4,18 @@ Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple d
 a tree is wanted, the candidates are those of the largest products of the heads' own probabilities.
 """
 
-import heapq
-import operator
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.core.plan import RowPlan
+from penstock.core.speculation import RANKS
 from penstock.kernels.batch import StepBatch
 from penstock.sampling.sampler import Sampler
+from penstock.speculation.candidates import Ranked, likely_tree
 from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, draft_choice
-from penstock.speculation.tree import chain
-
-# Tokens of one head that may be in a tree.
-RANKS = 4
 
 
 class Heads(Protocol):
@@ -78,24 +73,28 @@ class MedusaProposer:
             return [NONE for _ in wanted]
         states = torch.stack([self._newest[row.sequence] for row in known])
         heads = self._heads.results(_rows(len(known)), states)
-        trees = {row.sequence: self._tree(heads, place, row) for place, row in enumerate(known) if row.width}
-        chains = self._chains(heads, known) if len(trees) < len(known) else {}
-        return [{**chains, **trees}.get(row.sequence, NONE) for row in wanted]
+        places = list(enumerate(known))
+        proposals = self._trees(heads, [(place, row) for place, row in places if row.width])
+        proposals |= self._chains(heads, [(place, row) for place, row in places if not row.width])
+        return [proposals.get(row.sequence, NONE) for row in wanted]
 
-    def _tree(self, heads: Sequence[Tensor], place: int, row: Wanted) -> Proposal:
+    def _trees(self, heads: Sequence[Tensor], known: Sequence[tuple[int, Wanted]]) -> dict[int, Proposal]:
         """The likeliest tokens of each head, and the likeliest of all others as branches."""
-        ranked = []
-        for ahead, logits in enumerate(heads[: row.depth]):
-            choice = draft_choice(row, place, rejects=False, ahead=ahead)
-            ranked += self._sampler.ranked(logits, [choice], RANKS)
-        # A head whose logits are not finite says nothing, and so nobody can stand behind it.
-        ranked = ranked[: next((ahead for ahead, tokens in enumerate(ranked) if not tokens), len(ranked))]
-        return likely_tree(ranked, row.width)
-
-    def _chains(self, heads: Sequence[Tensor], known: Sequence[Wanted]) -> dict[int, Proposal]:
-        proposals = {row.sequence: Proposal([], [] if self._rejects else None) for row in known}
+        ranked: dict[int, list[Ranked]] = {row.sequence: [] for _, row in known}
         for ahead, logits in enumerate(heads):
-            asked = [(place, row) for place, row in enumerate(known) if row.depth > ahead]
+            # Nobody can stand behind a head that says nothing, since its logits are not finite.
+            asked = [(place, row) for place, row in known if row.depth > ahead == len(ranked[row.sequence])]
+            if not asked:
+                break
+            choices = [draft_choice(row, place, rejects=False, ahead=ahead) for place, row in asked]
+            for (_, row), named in zip(asked, self._sampler.ranked(logits, choices, RANKS), strict=True):
+                ranked[row.sequence] += [named] if named else []
+        return {row.sequence: likely_tree(ranked[row.sequence], row.width, continued=True) for _, row in known}
+
+    def _chains(self, heads: Sequence[Tensor], known: Sequence[tuple[int, Wanted]]) -> dict[int, Proposal]:
+        proposals = {row.sequence: Proposal([], [] if self._rejects else None) for _, row in known}
+        for ahead, logits in enumerate(heads):
+            asked = [(place, row) for place, row in known if row.depth > ahead]
             if not asked:
                 break
             self._add(logits, asked, ahead, proposals)
@@ -113,34 +112,6 @@ class MedusaProposer:
                 sources = proposals[row.sequence].drawn_from
                 assert sources is not None
                 sources.append(source)
-
-
-def likely_tree(ranked: Sequence[Sequence[tuple[int, float]]], width: int) -> Proposal:
-    """The first token of each head, and `width` others.
-
-    Of each head there are tokens and their probabilities, in the order in which they are to be tried. A token of the
-    first head may be the first, and behind any token of a head may stand one of the next. Those are taken whose
-    probability, times that of all before them, is the largest.
-    """
-    tokens = [head[0][0] for head in ranked]
-    parents = chain(len(tokens))
-    likely = list(accumulate((head[0][1] for head in ranked), operator.mul))
-    open_: list[tuple[float, int, int, int, float]] = []
-
-    def offer(parent: int, depth: int, rank: int, before: float) -> None:
-        if depth < len(ranked) and rank < len(ranked[depth]):
-            heapq.heappush(open_, (-before * ranked[depth][rank][1], parent, depth, rank, before))
-
-    for depth in range(len(tokens)):
-        offer(depth - 1, depth, 1, likely[depth - 1] if depth else 1.0)
-    while open_ and len(tokens) < len(ranked) + width:
-        negative, parent, depth, rank, before = heapq.heappop(open_)
-        place = len(tokens)
-        tokens.append(ranked[depth][rank][0])
-        parents.append(parent)
-        offer(parent, depth, rank + 1, before)
-        offer(place, depth + 1, 0, -negative)
-    return Proposal(tokens, None, parents)
 
 
 def _rows(count: int) -> StepBatch:

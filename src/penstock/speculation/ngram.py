@@ -7,12 +7,14 @@ lossless acceleration of large language models", 2023): answers quote, edit and 
 from collections.abc import Iterator, Sequence
 
 from penstock.core.plan import RowPlan
-from penstock.speculation.proposer import Blocks, Proposal, Wanted
+from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted
 from penstock.speculation.tree import chain
 
 # Newest tokens that have to have stood together before; of several lengths, the longest that has is taken.
 LONGEST = 4
 SHORTEST = 2
+# Tokens that are looked through in a step: long prompts must not hold up everybody's next token.
+CATCH_UP = 4096
 # Other tokens that such a run has gone on with which are remembered.
 MOST_OTHERS = 2
 
@@ -20,26 +22,38 @@ MOST_OTHERS = 2
 class _History:
     """One sequence's tokens, and where each run of them ended last."""
 
-    __slots__ = ("_ends", "_others", "_tokens")
+    __slots__ = ("_ends", "_indexed", "_others", "_tokens")
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
+        # Only where drafts are wanted is it known what stands where, so that they cost nothing in a large batch.
+        self._indexed = 0
         self._ends: dict[tuple[int, ...], int] = {}
         # Where it ended before and went on with another token, newest last.
         self._others: dict[tuple[int, ...], list[int]] = {}
 
     def extend(self, tokens: Sequence[int]) -> None:
+        self._tokens.extend(tokens)
+
+    @property
+    def missing(self) -> int:
+        return len(self._tokens) - self._indexed
+
+    def catch_up(self, most: int) -> int:
+        """Index up to so many tokens that are not yet; how many."""
         known, ends = self._tokens, self._ends
-        for token in tokens:
+        end = min(len(known), self._indexed + most)
+        for place in range(self._indexed, end):
+            token = known[place]
             # A run is known only once something has followed it, so that it is never found where it stands itself.
-            place = len(known)
             for length in range(SHORTEST, min(LONGEST, place) + 1):
-                run = tuple(known[place - length :])
+                run = tuple(known[place - length : place])
                 before = ends.get(run)
                 if before is not None and known[before] != token:
                     self._keep(run, before, token)
                 ends[run] = place
-            known.append(token)
+        looked, self._indexed = end - self._indexed, end
+        return looked
 
     def _keep(self, run: tuple[int, ...], place: int, token: int) -> None:
         """A run that went on otherwise at `place` goes on with `token` now."""
@@ -85,14 +99,14 @@ class _History:
 
 
 class NgramProposer:
-    """Keeps an index of every sequence's own tokens: about a microsecond for each of them."""
+    """Keeps the tokens of every sequence, and an index of those that drafts are wanted for."""
 
     def __init__(self) -> None:
         self.storages: tuple[Blocks, ...] = ()
         self._histories: dict[int, _History] = {}
 
     def begin(self, sequence: int, prompt: Sequence[int]) -> None:
-        """Index the prompt."""
+        """Keep the prompt."""
         history = self._histories[sequence] = _History()
         history.extend(prompt)
 
@@ -101,10 +115,16 @@ class NgramProposer:
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """What followed when each row's newest tokens stood together before."""
-        return [self._proposal(row) for row in wanted]
+        left = CATCH_UP
+        proposals = []
+        for row in wanted:
+            history = self._histories[row.sequence]
+            left -= history.catch_up(left)
+            proposals.append(NONE if history.missing else self._proposal(history, row))
+        return proposals
 
-    def _proposal(self, row: Wanted) -> Proposal:
-        history = self._histories[row.sequence]
+    @staticmethod
+    def _proposal(history: _History, row: Wanted) -> Proposal:
         drafts = history.following(row.depth, row.ahead)
         if not row.width:
             return Proposal(drafts)
@@ -115,7 +135,7 @@ class NgramProposer:
         return Proposal([*drafts, *others], None, [*chain(len(drafts)), before - 1, *behind])
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Index what the sequence has gained."""
+        """Keep what the sequence has gained."""
         self._histories[sequence].extend(tokens)
 
     def forget(self, sequence: int) -> None:

@@ -117,5 +117,5 @@ class Learner(Protocol):
     def see(self, sequence: int, start: int, states: Tensor) -> None:
         """The target's states at the sequence's positions from `start` on, [positions, width].
 
-        The last ones may be those of drafts; which of them count, `observe` tells, which follows where there are any.
+        The last ones may be those of drafts that were right; `observe` follows with them where there are any.
         """

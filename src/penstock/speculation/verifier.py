@@ -28,7 +28,7 @@ from penstock.sampling.distribution import Distribution, certain
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Place, Sampler, take
 from penstock.speculation.rejection import judged
-from penstock.speculation.tree import NEWEST, chain_length, depths
+from penstock.speculation.tree import NEWEST, chain_length
 
 
 @dataclass(slots=True, eq=False)
@@ -83,12 +83,16 @@ class DraftedRow:
         """Where the next token is chosen, by the draft before it, and those behind that can be chosen at once."""
         at = self.at
         if not self.state.foreseeable:
-            return {at: Place(self.state, self._row(at), 0)}
+            return {at: Place(self.state, self.row_behind(at), 0)}
         if self.parents is None:
-            return {place: Place(self.state, self._row(place), place - at) for place in range(at, len(self.drafts))}
-        # The whole tree is chosen from at once, so that this is its beginning.
-        ahead = {NEWEST: 0} | dict(enumerate(depths(self.parents)))
-        return {place: Place(self.state, self._row(place), depth) for place, depth in ahead.items()}
+            return {
+                place: Place(self.state, self.row_behind(place), place - at) for place in range(at, len(self.drafts))
+            }
+        ahead = {at: 0}
+        for place, parent in enumerate(self.parents):
+            if parent in ahead and place not in ahead:
+                ahead[place] = ahead[parent] + 1
+        return {place: Place(self.state, self.row_behind(place), steps) for place, steps in ahead.items()}
 
     def take(self, chosen: ChosenFields | RowFailed) -> None:
         """Take the next token."""
@@ -108,7 +112,8 @@ class DraftedRow:
         drafted, likeliest = len(self.drafts), len(self.drafts)
         if self.parents is not None:
             likeliest = chain_length(self.parents)
-        strayed = sum(place >= likeliest for place in self.path)
+        # A draft that ends the output counts as what is chosen behind drafts.
+        strayed = sum(place >= likeliest for place in self.path[: len(self.tokens) - 1])
         return replace(
             self.newest,
             tokens=self.tokens,
@@ -118,7 +123,8 @@ class DraftedRow:
             strayed=strayed,
         )
 
-    def _row(self, place: int) -> int:
+    def row_behind(self, place: int) -> int:
+        """The row of the logits that say what stands behind a draft."""
         if place == NEWEST:
             return self.first
         return self.first + 1 + place if self.rows is None else self.rows[place]
@@ -161,7 +167,7 @@ def _judge(sampler: Sampler, logits: Tensor, row: DraftedRow) -> ChosenFields | 
     assert draft is not None, "only drafts are judged"
     drawn_from = certain(draft) if row.drawn_from is None else row.drawn_from[place]
     try:
-        target = sampler.target(logits, row.state, row.first + place)
+        target = sampler.target(logits, row.state, row.row_behind(row.at))
         return target.chosen(row.state, judged(target.distribution, draft, drawn_from, row.state.choice(0)))
     except RowFailed as failure:
         return failure

@@ -100,5 +100,6 @@ class Program:
         vocabulary: int,
         tokens: Sequence[int],
         choices: Sequence[_Choice],
+        ranks: Sequence[int],
         feedback: tuple[int, int, Tensor] | None = None,
-    ) -> list[list[int]]: ...
+    ) -> list[tuple[list[int], list[float]]]: ...

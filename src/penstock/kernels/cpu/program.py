@@ -115,8 +115,8 @@ class _Runner:
         return tuple(output for _, output in outputs) if outputs else None
 
     def decode(
-        self, batch: StepBatch, tokens: Sequence[int], choices: Sequence[Any], *given: Tensor
-    ) -> list[list[int]]:
+        self, batch: StepBatch, tokens: Sequence[int], ranks: Sequence[int], choices: Sequence[Any], *given: Tensor
+    ) -> list[tuple[list[int], list[float]]]:
         """See `kernels.dispatch.Decodes`."""
         (register, logits), *made = self._wanted
         feedback = None
@@ -129,6 +129,7 @@ class _Runner:
             logits.width,
             tokens,
             choices,
+            ranks,
             feedback,
         )
 
