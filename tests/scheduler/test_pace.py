@@ -68,6 +68,20 @@ def test_a_slow_machine_keeps_to_the_target_beside_decodes(target: float, tokens
     assert pace.budget(MOST, 0) == LEAST_PROMPT, "nobody waits"
 
 
+def test_a_prompt_that_takes_ever_longer_keeps_to_the_target() -> None:
+    """Its context grows. Steps of less than 64 tokens say how fast they are where there is room for no more."""
+    pace = Pace(0.5)
+    pace.measured(step(0, decodes=8), 0.6)
+    for _ in range(9):
+        pace.measured(step(0, decodes=8), 0.1)
+    taken = []
+    for number in range(150):
+        tokens = pace.budget(MOST, 8)
+        taken.append(0.1 + (0.0075 + 0.00005 * number) * (tokens - 8))
+        pace.measured(step(tokens - 8, decodes=8), taken[-1])
+    assert max(taken) <= 1.2 * 0.5 and min(taken[20:]) >= 0.8 * 0.5
+
+
 def test_where_nothing_is_asked_for_a_prompt_makes_steps_little_longer() -> None:
     pace = Pace(0.1, asked=False)
     pace.measured(step(1024), 0.05)

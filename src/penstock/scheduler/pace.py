@@ -40,7 +40,9 @@ class Pace:
         """
         self._target = target
         self._asked = asked
-        self._decoding = 0.0
+        # Of the last step what it could have had.
+        self._budget = 0
+        self._decoding, self._decodes = 0.0, 0
         self._tokens = 0.0
         self._seconds = 0.0
         # Of prompts alone: tokens in a step, and how much longer than one of decodes it takes for them.
@@ -51,25 +53,29 @@ class Pace:
         """A step took so long; 0 where that is not known."""
         tokens = plan.num_tokens
         if seconds > 0 and tokens == len(plan.rows):
-            self._decoding += NEWEST * (seconds - self._decoding) if self._decoding else seconds
+            # The first one may have been held up by what is done once.
+            self._decodes += 1
+            self._decoding += max(NEWEST, 1 / self._decodes) * (seconds - self._decoding)
         elif seconds > 0 and self._decoding:
             more = tokens - sum(row.count == 1 for row in plan.rows)
             self._more += NEWEST * (more - self._more)
             self._longer += NEWEST * (max(0.0, seconds - self._decoding) - self._longer)
-        # Decodes, and steps in the background, say little of prompts.
-        if seconds > 0 and tokens >= LEAST_PROMPT and tokens > len(plan.rows):
+        # Decodes, short prompts, and steps in the background, say little of prompts; unless there was room for no more.
+        if seconds > 0 and tokens >= min(LEAST_PROMPT, self._budget) and tokens > len(plan.rows):
             self._tokens += NEWEST * (tokens - self._tokens)
             self._seconds += NEWEST * (seconds - self._seconds)
 
     def budget(self, most: int, decodes: int) -> int:
         """Tokens for the next step, beside `decodes` that are in it whatever they take; at most `most`."""
-        if self._target is None:
-            return most
+        self._budget = most if self._target is None else self._tokens_for(self._target, most, decodes)
+        return self._budget
+
+    def _tokens_for(self, target: float, most: int, decodes: int) -> int:
         # Until a first step was measured, one that is worth its while says how fast they are.
-        wanted, least = self._within(self._target, most), LEAST_PROMPT
+        wanted, least = self._within(target, most), LEAST_PROMPT
         if decodes and self._longer and self._asked:
             each = self._longer / self._more
-            wanted = max(wanted, decodes + int(max(0.0, self._target - self._decoding) / each))
+            wanted = max(wanted, decodes + int(max(0.0, target - self._decoding) / each))
             least = max(1, min(LEAST_PROMPT, int(LEAST_PART * self._decoding / each)))
         if decodes and self._decoding and not self._asked:
             wanted = min(wanted, max(self._within(STRETCH * self._decoding, most), decodes + ENOUGH_PROMPT))

@@ -24,9 +24,10 @@ Place = tuple[int, int]
 """A sequence, and one of its drafts, or `NEWEST`."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, since one is made for each row of each step, and that takes three times as long.
+@dataclass(slots=True)
 class StepRow:
-    """A row of a step.
+    """A row of a step; it stays as it is.
 
     Attributes:
         plan: with its drafts, as if they were known.
