@@ -56,7 +56,7 @@ def test_what_does_not_go_together_is_refused(options: dict[str, Any], named: st
         ("draft", (DRAFT,), SpeculationConfig("draft", DRAFT)),
         ("chain", (DRAFT,), SpeculationConfig("chain", DRAFT)),
         ("chain", (DRAFT, SMALLER), SpeculationConfig("chain", DRAFT, SMALLER)),
-        ("auto", (DRAFT,), SpeculationConfig("draft", DRAFT)),
+        ("auto", (DRAFT,), SpeculationConfig("either", DRAFT)),
         ("auto", (), SpeculationConfig("ngram")),
     ],
 )

@@ -40,6 +40,7 @@ SERVED: dict[str, dict[str, Any]] = {
 PROPOSERS: dict[str, dict[str, Any]] = {
     "`ngram`": {"speculative": "ngram"},
     "`draft`": {"speculative": "draft"},
+    "`auto`": {"speculative": "auto"},
     "`chain`": {"speculative": "chain"},
     "`self`": {"speculative": "self", "speculative_layers": 6},
     "`medusa`": {"speculative": "medusa"},

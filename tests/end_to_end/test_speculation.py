@@ -184,6 +184,7 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 PROPOSERS: dict[str, dict[str, Any]] = {
     "ngram": {"speculative": "ngram"},
     "draft": {"speculative": "draft"},
+    "auto": {"speculative": "auto"},
     "rounded": {"speculative": "draft", "draft_model": "haiku", "draft_quantization": "int4"},
     "chain": {"speculative": "chain"},
     "chain of models": {
@@ -200,6 +201,7 @@ PROPOSERS: dict[str, dict[str, Any]] = {
     "always wrong": {"speculative": "ngram"},
     "ngram, branches": {"speculative": "ngram", "speculative_width": 1},
     "draft, branches": {"speculative": "draft", "speculative_width": 3},
+    "auto, branches": {"speculative": "auto", "speculative_width": 2},
     "self, branches": {"speculative": "self", "speculative_layers": 6, "speculative_width": 2},
     "medusa, branches": {"speculative": "medusa", "speculative_width": 5},
     "eagle, branches": {"speculative": "eagle", "speculative_width": 3},

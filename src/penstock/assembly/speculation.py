@@ -28,6 +28,7 @@ from penstock.speculation.chain import Chain
 from penstock.speculation.decoding import Decode, StepwiseDecoder, in_one_call
 from penstock.speculation.draft_model import DraftModel
 from penstock.speculation.eagle import EagleProposer
+from penstock.speculation.either import Either
 from penstock.speculation.medusa import MedusaProposer
 from penstock.speculation.ngram import NgramProposer
 from penstock.speculation.proposer import Proposer
@@ -57,6 +58,8 @@ def make_proposer(
     if speculation.draft is not None:
         draft, rejects = speculation.draft, speculation.rejects
         larger = _draft_model(draft, config, tables, rejects)
+        if speculation.proposer == "either":
+            return Either(NgramProposer(), larger)
         if speculation.proposer != "chain":
             return larger
         chained = speculation.chain

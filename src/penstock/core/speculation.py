@@ -10,7 +10,7 @@ from penstock.core.kv import KVSpec
 
 ACCEPTANCES = ("coupled", "rejection")
 SPECULATIVE = ("off", "auto", "ngram", "draft", "chain", "self", "medusa", "eagle")
-Proposer = Literal["ngram", "draft", "chain", "self", "medusa", "eagle"]
+Proposer = Literal["ngram", "draft", "either", "chain", "self", "medusa", "eagle"]
 # Those that are a checkpoint of their own, and what it holds.
 CHECKPOINTS = {
     "draft": "a model that drafts",
@@ -19,7 +19,8 @@ CHECKPOINTS = {
     "eagle": "an EAGLE head",
 }
 # Those that can draft trees.
-TREES = ("ngram", "draft", "self", "medusa", "eagle")
+TREES = ("ngram", "draft", "either", "self", "medusa", "eagle")
+_WITH_TREES = ", ".join(name for name in SPECULATIVE if name in TREES)
 # Tokens drafted for a sequence in one step, one behind the other: where that is decided by what pays, and at all.
 DRAFT_DEPTH = 8
 DEEPEST_DRAFT = 32
@@ -52,8 +53,9 @@ class SpeculationConfig(msgspec.Struct, frozen=True):
     """Who drafts.
 
     Attributes:
-        proposer: "ngram" the sequence's own text, "draft" another model, "chain" another model for which somebody
-            drafts, "self" the first layers of the same one, "medusa" and "eagle" heads on its hidden states.
+        proposer: "ngram" the sequence's own text, "draft" another model, "either" that or the text, "chain" another
+            model for which somebody drafts, "self" the first layers of the same one, "medusa" and "eagle" heads on its
+            hidden states.
         draft: the other model, or the heads.
         chain: a third model, which drafts for the other one; None in a chain: the sequence's own text does.
         layers: how many layers of the same one.
@@ -189,7 +191,7 @@ def _width(options: SpeculationOptions, proposer: Proposer, note: Note) -> int:
         if proposer not in TREES:
             raise ConfigurationError(
                 f"--speculative-width is of no use with --speculative {options.proposer}; "
-                f"trees are drafted by {', '.join(TREES)}."
+                f"trees are drafted by {_WITH_TREES}."
             )
         # The text has one other branch, no longer than the likeliest; behind a model's second choices nothing stands.
         most = (options.depth or 0) * (1 if proposer == "ngram" else RANKS - 1)
@@ -201,7 +203,7 @@ def _width(options: SpeculationOptions, proposer: Proposer, note: Note) -> int:
         note("speculative width", options.width, "as asked: so many tokens more in other branches")
         return options.width
     if proposer not in TREES or options.acceptance != "coupled":
-        why = f"trees are drafted by {', '.join(TREES)}, and accepted coupled"
+        why = f"trees are drafted by {_WITH_TREES}, and accepted coupled"
     elif options.depth is not None:
         why = "each draft is one chain, as deep as asked"
     else:
@@ -234,8 +236,11 @@ def _who_drafts(
     match asked:
         case "self":
             return SpeculationConfig("self", layers=layers), f"as asked: the first {layers} layers draft"
-        case "draft" | "auto" if draft is not None:
+        case "draft" if draft is not None:
             return SpeculationConfig("draft", draft), "the draft model drafts"
+        case "auto" if draft is not None:
+            who = "the draft model drafts, or the sequence's own text where that has been right as often"
+            return SpeculationConfig("either", draft), who
         case "chain" if draft is not None:
             return SpeculationConfig("chain", draft, chain), "the draft model drafts, and somebody for it"
         case "medusa" | "eagle" if draft is not None:

@@ -15,10 +15,10 @@ import math
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
+from penstock.core.acceptance import Acceptance
 from penstock.core.facts import Drafted
 from penstock.core.plan import SampleResult, StepPlan, StepResult
 from penstock.core.speculation import MOST_BRANCHES
-from penstock.scheduler.acceptance import Acceptance
 from penstock.scheduler.costs import NEWEST, StepCosts
 from penstock.scheduler.sequence import Sequence
 

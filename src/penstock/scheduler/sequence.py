@@ -8,10 +8,10 @@ be if every outstanding plan succeeds.
 from dataclasses import dataclass, field
 
 from penstock.cache.manager import SequenceBlocks
+from penstock.core.acceptance import Acceptance
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import FinishReason, SampleResult
 from penstock.core.request import BACKGROUND_PRIORITY, Request
-from penstock.scheduler.acceptance import Acceptance
 
 NO_STAMP = 2**63 - 1
 

@@ -1,0 +1,102 @@
+"""Drafts from the sequence's own text or from a model, whichever has lately been right more often.
+
+What the text says costs next to nothing, so it is asked every time, and compared with what comes whoever drafts: where
+an answer begins to quote, it takes over, and where it goes on freely the model does.
+"""
+
+from collections.abc import Sequence
+
+from penstock.core.acceptance import Acceptance
+from penstock.core.plan import RowPlan
+from penstock.speculation.ngram import NgramProposer
+from penstock.speculation.proposer import NONE, Blocks, Proposal, Proposer, Wanted, agreeing
+from penstock.speculation.tree import chain_length
+
+# How often drafts are taken to be right before any were judged.
+HOPE = 0.6
+
+
+class _Source:
+    """One of those who draft: how often it has been right, for everybody and lately for each sequence."""
+
+    def __init__(self) -> None:
+        self._common = Acceptance()
+        self._own: dict[int, Acceptance] = {}
+        self._said: dict[int, list[int]] = {}
+
+    def said(self, sequence: int, proposal: Proposal) -> None:
+        """It proposes this, of which the likeliest branch is judged."""
+        count = len(proposal.tokens) if proposal.parents is None else chain_length(proposal.parents)
+        self._said[sequence] = proposal.tokens[:count]
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        """These have come."""
+        said = self._said.pop(sequence, [])
+        right = agreeing(said, tokens)
+        # What would have come behind the last token, nobody knows.
+        judged = min(right + 1, len(said), len(tokens))
+        for acceptance in (self._common, self._own.setdefault(sequence, Acceptance())):
+            acceptance.add(right, judged)
+
+    def rate(self, sequence: int) -> float:
+        """How often it is right."""
+        common = self._common.rate(HOPE)
+        own = self._own.get(sequence)
+        return common if own is None else own.rate(common)
+
+    def forget(self, sequence: int) -> None:
+        """Forget the sequence."""
+        self._own.pop(sequence, None)
+        self._said.pop(sequence, None)
+
+
+class Either:
+    """Asks the text, and, where it says nothing or has been wrong more often, the model."""
+
+    def __init__(self, text: NgramProposer, model: Proposer) -> None:
+        self.storages: tuple[Blocks, ...] = model.storages
+        self._text = text
+        self._model = model
+        self._of_text, self._of_model = _Source(), _Source()
+
+    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+        """Both are told."""
+        self._text.begin(sequence, prompt)
+        self._model.begin(sequence, prompt)
+
+    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
+        """The model is told; the text computes nothing."""
+        self._model.follow(rows, table_rows)
+
+    def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
+        """What either says of each row."""
+        text, model = self._of_text, self._of_model
+        guesses = self._text.propose(wanted)
+        asked = []
+        for row, guess in zip(wanted, guesses, strict=True):
+            text.said(row.sequence, guess)
+            if not guess.tokens or text.rate(row.sequence) < model.rate(row.sequence):
+                asked.append(row)
+        drafts = {}
+        for row, draft in zip(asked, self._model.propose(asked) if asked else [], strict=True):
+            model.said(row.sequence, draft)
+            drafts[row.sequence] = draft
+        # Where the model is not ready yet, what the text says is better than nothing.
+        return [
+            draft if (draft := drafts.get(row.sequence, NONE)).tokens else guess
+            for row, guess in zip(wanted, guesses, strict=True)
+        ]
+
+    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+        """All are told."""
+        self._of_text.observe(sequence, tokens)
+        self._of_model.observe(sequence, tokens)
+        self._text.observe(sequence, tokens)
+        self._model.observe(sequence, tokens)
+
+    def forget(self, sequence: int) -> None:
+        """All are told."""
+        self._of_text.forget(sequence)
+        self._of_model.forget(sequence)
+        self._text.forget(sequence)
+        self._model.forget(sequence)
