@@ -71,6 +71,14 @@ def test_short_bursts_of_work_saturate_nothing() -> None:
     assert found.resource is None and "5% of the time" in found.sentence
 
 
+def test_a_few_steps_without_a_processor_bound_nobody() -> None:
+    rare = seen(steps=steps(**IDLE, steps=50, rows=50, decodes=50, cpu_wait=0.4))
+    contended = named("processors", rare)
+    assert (contended.state, contended.share) == ("busy", pytest.approx(0.8))
+    assert contended.waited == pytest.approx(0.4 / rare.seconds)
+    assert bottleneck(rare, resources(rare)).resource is None
+
+
 def test_an_engine_that_is_not_ready_comes_first() -> None:
     down = seen(ready=False, why_not="it ended", steps=waits("rows", 5.0))
     found = bottleneck(down, resources(down))

@@ -91,6 +91,9 @@ def test_a_row_does_not_apply_where_its_problem_is_not(number: int, observation:
 def test_what_cannot_be_told_is_not_guessed() -> None:
     assert row(10, WELL).verdict == "cannot be told", "one server does not see others"
     assert row(5, seen(latency=latencies(Quantiles(3, 0.1, 0.1, 0.1, 0.1, 0.1)))).verdict == "cannot be told"
+    over = steps(execute=0.02, schedule=0.0, sample=0.0, send=0.0, steps=3, rows=3, decodes=3, cpu_wait=0.02)
+    spikes_of_before = row(5, seen(latency=latencies(SPIKES), steps=over))
+    assert spikes_of_before.verdict == "cannot be told" and "too little" in spikes_of_before.why
     full = now()
     full = msgspec.structs.replace(full, kv=msgspec.structs.replace(full.kv, cached=900, free=0))
     few_hits = row(3, seen(steps=prompts(), hit_tokens=10, last=full))

@@ -103,13 +103,15 @@ def _state(share: float | None, bounds: tuple[float, float]) -> State:
 
 
 def _processors(seen: Observation) -> Resource:
-    share = seen.contention
+    """Waits of a server that hardly computes bound nobody, however large a share of its few steps they are."""
+    share, waited = seen.contention, min(1.0, seen.steps.cpu_wait / seen.seconds)
+    state = _state(share, _CONTENDED)
     return Resource(
         name="processors",
         layer="L0",
-        state=_state(share, _CONTENDED),
+        state="busy" if state == "saturated" and waited < HELD else state,
         share=share,
-        waited=share,
+        waited=waited,
         meaning=f"In {share:.0%} of the steps' time a thread of the engine could have run and had no processor.",
         evidence=(
             Evidence(f"{seen.steps.cpu_wait:.2f} s of {seen.steps.seconds:.2f} s", "steps.cpu_wait, and steps' times"),

@@ -184,6 +184,10 @@ def _spikes(seen: Observation) -> Answer:
     )
     if itl.p50 is None or itl.p99 is None or itl.count < _FEW or not seen.steps.decodes:
         return Answer("cannot be told", "Too few tokens were streamed.", None, evidence)
+    if seen.busy < HELD:
+        # The minute's gaps are those of a load that is over; what the few steps of this window met did not make them.
+        why = f"It computed in {seen.busy:.0%} of the time, too little to tell what made the last minute's gaps."
+        return Answer("cannot be told", why, None, evidence)
     if itl.p99 < _SPIKE * itl.p50 or itl.p99 - itl.p50 < _SPIKE_SECONDS:
         return Answer("does not apply", f"Gaps are even: p50 {_ms(itl.p50)}, p99 {_ms(itl.p99)}.", None, evidence)
     why = f"One gap in a hundred is {in_number(itl.p99 / itl.p50)} times as long as the median"
