@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.bench.prompts import WORKLOADS, make_prompts
-from penstock.bench.speculation import Setting, measure_speculation, theory
+from penstock.bench.speculation import LEAST_PROMPTS, Setting, measure_speculation, theory
 from penstock.core.errors import ConfigurationError
 from penstock.core.facts import Drafted, StepFacts, StepTotals
 from penstock.core.sampling import SamplingParams
@@ -57,8 +57,10 @@ def test_figures_are_of_rounds_that_take_turns() -> None:
     setting = Setting("ngram", 4)
     found = list(measure_speculation(plain, drafting, setting, [[1], [2]], [0.0, 0.8], [1, 3], 12, 2, lambda: clock[0]))
     assert [(each.temperature, each.batch_size) for each in found] == [(0.0, 1), (0.0, 3), (0.8, 1), (0.8, 3)]
-    # A round that warms up, and two that count.
-    assert plain.asked == drafting.asked == [(batch, warm) for warm in (0.0, 0.8) for batch in (1, 3) for _ in range(3)]
+    # A round that warms up, and two that count, of as many batches as it takes for a turn to be long.
+    batches = {1: LEAST_PROMPTS, 3: 6}
+    wanted = [(batch, warm) for warm in (0.0, 0.8) for batch in (1, 3) for _ in range(3 * batches[batch])]
+    assert plain.asked == drafting.asked == wanted
     for figures in found:
         assert (figures.drafted, figures.tokens_per_row) == (4, 3)
         assert figures.tokens_per_second == pytest.approx(figures.batch_size * 3 / 1.2)

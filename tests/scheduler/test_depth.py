@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.plan import RowPlan, SampleResult, StepPlan, StepResult
 from penstock.scheduler.costs import FORGOTTEN, SIZES, StepCosts
-from penstock.scheduler.depth import Depths, Tree
+from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
 from penstock.scheduler.sequence import Sequence
 from support.simulation import Simulation, config, make_request, prompt
 
@@ -19,7 +19,7 @@ def sequences(count: int) -> list[Sequence]:
 
 def planned(running: list[Sequence], trees: dict[int, Tree]) -> StepPlan:
     """A step in which all decode."""
-    rows = (RowPlan(each.id, 9, 1, [1], None, (each.id,), (), *trees[each.id]) for each in running)
+    rows = (RowPlan(each.id, 9, 1, [1], None, (each.id,), (), *trees.get(each.id, NO_DRAFTS)) for each in running)
     return StepPlan(0, tuple(rows))
 
 
@@ -37,7 +37,7 @@ def settled(
         chosen = depths.choose(running)
         tokens = count + sum(sum(tree) for tree in chosen.values())
         for sequence in running:
-            depth, width = chosen[sequence.id]
+            depth, width = chosen.get(sequence.id, NO_DRAFTS)
             if depth:
                 right = next((place for place in range(depth) if luck.random() >= chance), depth)
                 strayed = int(right < min(depth, width) and luck.random() < (beside or 0.0))
@@ -49,7 +49,7 @@ def settled(
         facts = depths.measured(planned(running, chosen), StepResult(step, (), seconds))
         assert len(facts) == sum(tree.depth > 0 for tree in chosen.values())
         if step >= steps // 2:
-            used += chosen.values()
+            used += (chosen.get(sequence.id, NO_DRAFTS) for sequence in running)
     return sum(tree.depth for tree in used) / len(used), sum(tree.width for tree in used) / len(used)
 
 
@@ -103,7 +103,7 @@ def test_a_depth_that_is_asked_for_is_kept() -> None:
         for sequence in running:
             depths.judged(sequence, SampleResult(sequence.id, [0], drafted=4))
         depths.measured(planned(running, depths.choose(running)), StepResult(0, (), 100.0))
-    assert set(Depths(0, fixed=False).choose(running).values()) == {(0, 0)}
+    assert Depths(0, fixed=False).choose(running) == {}
     assert set(Depths(4, 3, fixed=True).choose(running).values()) == {(4, 3)}
 
 
@@ -170,11 +170,51 @@ def test_steps_in_which_nobody_decodes_decide_nothing() -> None:
     for _ in range(200):
         assert depths.choose([]) == {}
         chosen = depths.choose(running)
-        depth = chosen[running[0].id].depth
+        depth = chosen.get(running[0].id, NO_DRAFTS).depth
         drafted += depth
         depths.judged(running[0], SampleResult(running[0].id, [0] * (depth + 1), drafted=depth))
         depths.measured(planned(running, chosen), StepResult(0, (), 1.0))
     assert drafted > 800, "all are right, and cost nothing"
+
+
+def drafted(depths: Depths, running: list[Sequence], chance: float, luck: random.Random) -> tuple[int, StepPlan]:
+    """How many tokens are drafted in a step, each right with a chance, and its plan."""
+    chosen = depths.choose(running)
+    for sequence in running:
+        if depth := chosen.get(sequence.id, NO_DRAFTS).depth:
+            right = next((place for place in range(depth) if luck.random() >= chance), depth)
+            depths.judged(sequence, SampleResult(sequence.id, [0] * (right + 1), drafted=depth))
+    return sum(tree.depth for tree in chosen.values()), planned(running, chosen)
+
+
+def test_what_pays_for_the_last_of_a_batch_is_not_drafted_for_the_next() -> None:
+    luck, depths, running = random.Random(0), Depths(8, fixed=False), sequences(32)
+    counts: dict[tuple[int, bool], list[int]] = {(size, first): [] for size in (2, 32) for first in (True, False)}
+    for turn in range(60):
+        for size in (2, 32):
+            for step in range(20):
+                count, plan = drafted(depths, running[:size], 0.8, luck)
+                # Up to eight tokens cost no more than one.
+                seconds = 1.0 + 0.2 * max(0, size + count - 8)
+                depths.measured(plan, StepResult(step, (), seconds * luck.uniform(0.95, 1.1)))
+                if turn >= 20:
+                    counts[size, step == 0].append(count)
+    assert sum(counts[2, True]) / 40 > 4, "two have six tokens for nothing"
+    assert max(counts[32, True]) <= 2 and sum(counts[32, False]) < 0.1 * 32 * len(counts[32, False])
+
+
+def test_what_passes_behind_a_step_is_part_of_its_cost() -> None:
+    def mean_depth(between: float) -> float:
+        luck, depths, running, now, total = random.Random(0), Depths(8, fixed=False), sequences(1), 0.0, 0
+        for step in range(1000):
+            depths.begin(now)
+            count, plan = drafted(depths, running, 0.5, luck)
+            depths.measured(plan, StepResult(step, (), 1.0))
+            now += 1.0 + (between if count else 0.0)
+            total += count
+        return total / 1000
+
+    assert mean_depth(0.0) > 3 and mean_depth(0.95) < 0.6
 
 
 def test_what_drafts_take_now_and_then_is_part_of_their_cost() -> None:

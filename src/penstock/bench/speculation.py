@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle, islice
 from typing import Any, Protocol
 
 import msgspec
@@ -10,6 +11,9 @@ import msgspec
 from penstock.core.facts import StepTotals
 from penstock.core.grammar import Grammar
 from penstock.core.sampling import SamplingParams
+
+# Prompts of a turn, one batch after the other, so that it is long beside what the other engine has left in the caches.
+LEAST_PROMPTS = 16
 
 
 class Generator(Protocol):
@@ -92,24 +96,27 @@ def measure_speculation(
     clock: Callable[[], float] = time.perf_counter,
     grammar: Grammar | None = None,
 ) -> Iterator[SpeculationFigures]:
-    """Figures for every temperature and batch size; rounds of the two engines take turns, after one that warms up.
+    """Figures for every temperature and batch size; in each round both engines have a turn, after one that warms up.
 
-    Outputs are held to the `grammar`, if there is one.
+    Who begins changes from round to round. Outputs are held to the `grammar`, if there is one.
     """
 
-    def run(engine: Generator, chosen: Sequence[Any], temperature: float) -> _Run:
+    def run(engine: Generator, batches: Sequence[Sequence[Any]], temperature: float) -> _Run:
         params = SamplingParams(temperature=temperature, seed=1, max_tokens=output_len, grammar=grammar)
         before, start = engine.totals, clock()
-        outputs = engine.generate(chosen, params)
+        outputs = [output for chosen in batches for output in engine.generate(chosen, params)]
         seconds = clock() - start
         return _Run(sum(len(output.token_ids) for output in outputs), seconds, engine.totals.since(before))
 
     for temperature in temperatures:
         for batch in batch_sizes:
             pairs: list[tuple[_Run, _Run]] = []
+            source = cycle(prompts)
             for round_ in range(rounds + 1):
-                chosen = [prompts[(round_ * batch + place) % len(prompts)] for place in range(batch)]
-                pairs.append((run(plain, chosen, temperature), run(drafting, chosen, temperature)))
+                batches = [list(islice(source, batch)) for _ in range(-(-LEAST_PROMPTS // batch))]
+                turns = (plain, drafting) if round_ % 2 else (drafting, plain)
+                did = {id(engine): run(engine, batches, temperature) for engine in turns}
+                pairs.append((did[id(plain)], did[id(drafting)]))
             yield _figures(setting, temperature, batch, pairs[1:])
 
 

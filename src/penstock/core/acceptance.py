@@ -9,14 +9,15 @@ COMMON = 4.0
 class Acceptance:
     """How often drafted tokens have been right lately."""
 
-    __slots__ = ("judged", "right")
+    __slots__ = ("judged", "older", "right")
 
-    def __init__(self) -> None:
+    def __init__(self, older: float = OLDER) -> None:
+        self.older = older
         self.right = self.judged = 0.0
 
     def add(self, right: float, judged: float) -> None:
         """Of `judged` tokens so many were right."""
-        older = OLDER**judged
+        older = self.older**judged
         self.right = older * self.right + right
         self.judged = older * self.judged + judged
 

@@ -183,8 +183,8 @@ class ModelExecutor:
 
     def _generate(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
         self._place(planned)
-        drafts = self._propose(planned)
         tables = [self._rows[row.sequence].table for row in planned]
+        drafts = self._propose(planned, tables)
         rows, drafts = self._branches.lay_out(planned, tables, drafts)
         logits, *states = self._model.results(self._gather(rows))
         started = time.perf_counter()
@@ -205,19 +205,20 @@ class ModelExecutor:
             for storage in self._storages:
                 storage.clear_blocks(fresh)
 
-    def _propose(self, planned: Sequence[RowPlan]) -> dict[int, Proposal]:
+    def _propose(self, planned: Sequence[RowPlan], tables: Sequence[int]) -> dict[int, Proposal]:
         """What may come next in the rows that are to have drafts, by their sequences."""
         if self._proposer is None:
             return {}
         started = time.perf_counter()
-        tables = [self._rows[row.sequence].table for row in planned]
         self._proposer.follow(planned, tables)
         wanted = [
             Wanted(row.sequence, row.draft_depth, self._rows[row.sequence].state, table, width=row.draft_width)
             for row, table in zip(planned, tables, strict=True)
             if row.draft_depth
         ]
-        drafts = self._proposer.propose(wanted) if wanted else []
+        if not wanted:
+            return {}
+        drafts = self._proposer.propose(wanted)
         self._drafting_seconds = time.perf_counter() - started
         return {row.sequence: proposal for row, proposal in zip(wanted, drafts, strict=True)}
 

@@ -15,6 +15,8 @@ NEWEST = 0.05
 COMMON = 0.1
 # A step that took longer than this many times what was expected was held up by something else.
 MOST_OFF = 2.0
+# Sizes that differ by this factor show how costs grow.
+APART = 2.0
 # A size that so many steps have passed by is not known any more, since contexts grow and machines change.
 FORGOTTEN = 1000
 
@@ -36,8 +38,8 @@ class StepCosts:
     """Seconds of a step by its size: means in which older steps weigh less, with straight lines between them.
 
     What is smaller than all that was measured is taken to cost as much less, which is the least it can, so that it is
-    tried. What is larger goes on as the line between the two largest ones; where there is one, half of what a step
-    costs is taken to grow with its size.
+    tried. What is larger goes on as the line from the smallest to the largest, since neighbours differ by chance too;
+    where these are about one size, half of what a step costs is taken to grow with it.
     """
 
     def __init__(self, *, even: bool = True) -> None:
@@ -89,8 +91,8 @@ class StepCosts:
             # No token costs less than nothing, nor more than one of a step in which nothing else is.
             most = seconds[-1] / sizes[-1]
             each = most / 2
-            if len(sizes) > 1:
-                each = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+            if sizes[-1] >= APART * sizes[0]:
+                each = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
             return seconds[-1] + (tokens - sizes[-1]) * min(max(0.0, each), most)
         part = (tokens - sizes[above - 1]) / (sizes[above] - sizes[above - 1])
         return seconds[above - 1] + part * (seconds[above] - seconds[above - 1])

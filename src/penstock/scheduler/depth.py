@@ -12,6 +12,7 @@ one of which is right with probability b where that is wrong, and where they con
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
@@ -19,21 +20,36 @@ from penstock.core.acceptance import Acceptance
 from penstock.core.facts import Drafted
 from penstock.core.plan import SampleResult, StepPlan, StepResult
 from penstock.core.speculation import MOST_BRANCHES
-from penstock.scheduler.costs import NEWEST, StepCosts
+from penstock.scheduler.costs import StepCosts
 from penstock.scheduler.sequence import Sequence
 
 # A draft whose chance to be right is below one of these is not made; the best of them is looked for.
 CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.12, 0.06)
-# What pays is looked for anew after so many steps.
+# The one for steps before any was measured: most sequences get a draft.
+FIRST_CHANCE = 0.5
+# Sequences whose drafts are right as often, to such a part, are taken to be alike.
+ALIKE = 50
+# What pays is looked for anew after so many steps, or where there are so many times more or fewer sequences: what pays
+# for the last two of a batch does not for the next thirty. Where nothing does, it is after up to so many times as many.
 STEPS = 8
-# In one of so many choices, one of the sequences is drafted for a token more than seems best, or a token less, or two
-# beside it: what is not tried is not known, and may have become worth its while.
-PATIENCE = 8
-MOST_PATIENCE = 64
-# The chances that are assumed before anything was judged, and the largest one.
+CHANGED = 1.25
+MOST_IDLE = 7
+# Of steps without drafts, so many of which are alike, each fourth is measured.
+MEASURED = 4
+# Drafts have to promise so much more than there is without them, since the best of several estimates is a lucky one.
+WORTHWHILE = 1.04
+# Those that promise so much of what there is without them are tried as they are; others with a token or two.
+NEARLY = 0.75
+# What became of drafts, beside what was hoped for, is forgotten so slowly by each that is judged.
+STEADY = 0.995
+# After so many steps something else than what seems best is tried: what is not tried is not known, and may have become
+# worth its while. Where nothing is drafted that is ever rarer.
+PATIENCE = 64
+MOST_PATIENCE = 1024
+# The chances that are assumed before anything was judged, and the least and largest ones.
 HOPE = 0.6
 HOPE_BESIDE = 0.3
-CERTAIN = 0.99
+HOPELESS, CERTAIN = 0.001, 0.99
 
 
 class Tree(NamedTuple):
@@ -49,7 +65,7 @@ class Tree(NamedTuple):
 
 
 NO_DRAFTS = Tree(0)
-# What is tried in turn.
+# What is tried in turn for one of the sequences: a token less, a token more, or two beside.
 TRIALS = (Tree(-1), Tree(1), Tree(0, 2))
 
 
@@ -81,38 +97,47 @@ class Depths:
         self._wide_costs, self._wide_drafting = StepCosts(), StepCosts(even=False)
         self._common = Acceptance()
         self._beside = Acceptance()
+        # How many were right of those that should have been: who was right lately is chosen for being lucky, too.
+        self._kept = Acceptance(STEADY)
         self._chance: float | None = None
         self._trial: tuple[int, Tree] | None = None
         self._trials, self._patience = 0, PATIENCE
         self._facts: list[Drafted] = []
-        self._steps = self._rounds = 0
-        # What passes from step to step outside of their computation, and when the newest began, and how long it took.
-        self._between = 0.0
+        # Steps until it is looked for anew, and for how many sequences it was.
+        self._left = self._decided = self._since = self._idle = 0
+        # When the newest step began, how long it took, and what of that is to be kept once it is known what passed
+        # behind it.
         self._began = self._computed = 0.0
+        self._newest: tuple[StepCosts, int, float] | None = None
 
     def begin(self, now: float) -> None:
-        """A step begins. Where nothing was to be done before it, what passed says nothing."""
+        """A step begins. What passed since the one before is part of that one, unless nothing was to be done."""
         between = now - self._began - self._computed
-        if 0 < between < self._computed:
-            self._between += NEWEST * (between - self._between)
-        self._began = now
+        if 0 <= between < self._computed:
+            self._keep(between)
+        self._newest, self._began = None, now
 
     def choose(self, sequences: Rows[Sequence]) -> dict[int, Tree]:
-        """How many tokens may be drafted for each of the sequences that decode, by their ids."""
-        if self._fixed or not self._most:
+        """How many tokens may be drafted for those of the sequences that decode for which it pays, by their ids."""
+        if self._fixed:
             return _within_branches({sequence.id: Tree(self._most, self._widest) for sequence in sequences})
-        if not sequences:
+        if not sequences or not self._most:
             return {}
-        if self._steps % STEPS == 0:
-            self._chance = self._best(sequences)
-            self._trial = self._next_trial(sequences)
-        self._steps += 1
-        chosen = {sequence.id: self._tree(sequence) for sequence in sequences}
-        if self._trial is not None and self._trial[0] in chosen:
+        count = len(sequences)
+        if not self._left or not self._decided / CHANGED <= count <= self._decided * CHANGED:
+            self._decide(sequences)
+        self._left -= 1
+        self._since += 1
+        chosen = {}
+        if self._chance is not None:
+            chosen = {sequence.id: tree for sequence in sequences if (tree := self._tree(sequence)).depth}
+        if self._trial is not None:
             sequence, more = self._trial
-            depth, width = chosen[sequence]
-            chosen[sequence] = Tree(min(self._most, max(1, depth + more.depth)), min(self._widest, width + more.width))
-        return _within_branches(chosen)
+            if any(each.id == sequence for each in sequences):
+                depth, width = chosen.get(sequence, NO_DRAFTS)
+                most = min(self._most, max(1, depth + more.depth))
+                chosen[sequence] = Tree(most, min(self._widest, width + more.width))
+        return _within_branches(chosen) if chosen else chosen
 
     def judged(self, sequence: Sequence, answer: SampleResult | None) -> int:
         """A sequence's drafts, if there were any, were verified; how many of them were right."""
@@ -124,8 +149,9 @@ class Depths:
         self._facts.append(fact)
         followed = right - strayed
         judged = min(followed + 1, fact.depth)
+        rate = self._rate(sequence, self._common.rate(HOPE))
+        self._kept.add(followed, rate * (1 - rate**fact.depth) / (1 - rate))
         if fact.beside:
-            rate = self._rate(sequence, self._common.rate(HOPE))
             hoped = 1 - rate**fact.beside
             sequence.beside.add(strayed, hoped)
             self._beside.add(strayed, hoped)
@@ -136,28 +162,49 @@ class Depths:
     def measured(self, plan: StepPlan, result: StepResult) -> list[Drafted]:
         """A step whose drafts were all judged took so long; what became of them."""
         facts, self._facts = self._facts, []
+        self._keep(0.0)
         self._computed = result.seconds
-        if self._most and not self._fixed and plan.num_tokens == len(plan.rows):
+        if not self._most or self._fixed or plan.num_tokens != len(plan.rows):
+            return facts
+        if asked := sum(row.draft_depth for row in plan.rows):
+            drafting = self._wide_drafting if any(row.draft_width for row in plan.rows) else self._drafting
+            drafting.measured(asked, result.drafting_seconds)
+        if asked or self._left % MEASURED == 0:
             tokens = plan.num_tokens + sum(fact.drafted for fact in facts)
-            wide = any(fact.beside for fact in facts)
-            costs = self._wide_costs if wide else self._costs
-            costs.measured(tokens, result.seconds - result.drafting_seconds)
-            depths = [row.draft_depth for row in plan.rows if row.draft_depth]
-            if depths:
-                drafting = self._wide_drafting if any(row.draft_width for row in plan.rows) else self._drafting
-                drafting.measured(sum(depths), result.drafting_seconds)
+            costs = self._wide_costs if any(fact.beside for fact in facts) else self._costs
+            self._newest = costs, tokens, result.seconds - result.drafting_seconds
         return facts
 
+    def _keep(self, between: float) -> None:
+        """Keep what the newest step took, with what passed behind it."""
+        if self._newest is not None:
+            costs, tokens, seconds = self._newest
+            costs.measured(tokens, seconds + between)
+        self._newest = None
+
+    def _decide(self, sequences: Rows[Sequence]) -> None:
+        """Look anew for what pays, and whether it is time to try something else."""
+        self._chance, nearly = self._best(sequences)
+        self._trial = None
+        if self._since >= self._patience:
+            # Where nothing is drafted for long, it is tried ever less.
+            self._patience = PATIENCE if self._chance is not None else min(2 * self._patience, MOST_PATIENCE)
+            self._since, self._trials = 0, self._trials + 1
+            if self._chance is None and nearly is not None:
+                self._chance = nearly
+            else:
+                self._trial = self._other(sequences)
+        drafting = self._chance is not None or self._trial is not None
+        self._idle = 0 if drafting else min(2 * self._idle + 1, MOST_IDLE)
+        self._left, self._decided = STEPS * (1 + self._idle), len(sequences)
+
     def _tree(self, sequence: Sequence) -> Tree:
-        if self._chance is None:
-            return NO_DRAFTS
+        assert self._chance is not None, "some tokens pay"
         rate = self._rate(sequence, self._common.rate(HOPE))
         return self._likely(rate, self._rate_beside(sequence, self._beside.rate(HOPE_BESIDE)), self._chance)
 
     def _likely(self, rate: float, beside: float, chance: float) -> Tree:
         """The tokens that are right with that `chance` or a greater one."""
-        if rate <= 0:
-            return NO_DRAFTS
         depth, width = min(self._most, int(math.log(chance) / math.log(rate))), 0
         first = (1 - rate) * beside
         if depth and self._widest and first >= chance:
@@ -166,40 +213,48 @@ class Depths:
 
     @staticmethod
     def _rate(sequence: Sequence, common: float) -> float:
-        return min(sequence.acceptance.rate(common), CERTAIN)
+        return min(max(sequence.acceptance.rate(common), HOPELESS), CERTAIN)
 
     @staticmethod
     def _rate_beside(sequence: Sequence, common: float) -> float:
         return min(sequence.beside.rate(common), CERTAIN)
 
-    def _best(self, sequences: Rows[Sequence]) -> float | None:
-        """The chance below which it pays best not to draft; None where it pays not to draft at all."""
+    def _best(self, sequences: Rows[Sequence]) -> tuple[float | None, float | None]:
+        """The chance below which it pays best not to draft; None where it pays not to draft at all.
+
+        Where that is not much worse, the second is the best chance to try whether that is so.
+        """
         common, beside = self._common.rate(HOPE), self._beside.rate(HOPE_BESIDE)
-        rates = [(self._rate(sequence, common), self._rate_beside(sequence, beside)) for sequence in sequences]
-        found, best = None, self._speed(len(rates), 0, 0, float(len(rates)))
+        count, kept = len(sequences), self._kept.rate(1.0)
+        if not self._costs.of(count):
+            return FIRST_CHANCE, None
+        alike = Counter(
+            (round(ALIKE * self._rate(sequence, common)), round(ALIKE * self._rate_beside(sequence, beside)))
+            for sequence in sequences
+        )
+        rates = [
+            (min(max(rate / ALIKE, HOPELESS), CERTAIN), other / ALIKE, share) for (rate, other), share in alike.items()
+        ]
+        plain = self._speed(count, 0, 0, float(count))
+        found, best = None, NEARLY * plain
         for chance in CHANCES:
             depths = widths = 0
             gained = 0.0
-            for rate, other in rates:
+            for rate, other, share in rates:
                 depth, width = self._likely(rate, other, chance)
-                gained += (1 - rate ** (depth + 1)) / (1 - rate) + other * (1 - rate**width)
-                depths += depth
-                widths += width
-            speed = self._speed(len(rates), depths, widths, gained)
+                if depth:
+                    each = kept * rate * (1 - rate**depth) / (1 - rate) + other * (1 - rate**width)
+                    gained, depths, widths = gained + share * each, depths + share * depth, widths + share * width
+            if not depths:
+                continue
+            speed = self._speed(count, depths, widths, count + gained)
             # Of equals the lowest: there drafts could not be deeper.
             if speed > best or (found is not None and speed == best):
                 found, best = chance, speed
-        return found
+        return (found, None) if best > WORTHWHILE * plain else (None, found)
 
-    def _next_trial(self, sequences: Rows[Sequence]) -> tuple[int, Tree] | None:
-        """A sequence that is drafted for otherwise, and by how much; None where it is time for none."""
-        self._rounds += 1
-        if self._rounds < self._patience or not sequences:
-            return None
-        self._rounds = 0
-        self._trials += 1
-        # Where nothing is drafted for long, it is tried ever less.
-        self._patience = PATIENCE if self._chance is not None else min(2 * self._patience, MOST_PATIENCE)
+    def _other(self, sequences: Rows[Sequence]) -> tuple[int, Tree]:
+        """A sequence that is drafted for otherwise, and by how much."""
         kinds = TRIALS if self._widest else TRIALS[:2]
         turn, more = self._trials // len(kinds) % len(sequences), kinds[self._trials % len(kinds)]
         return sequences[turn].id, more
@@ -212,6 +267,4 @@ class Depths:
             # What is not known of wide steps is no less than what is known of others.
             seconds = max(seconds, self._wide_costs.of(rows + depths + widths))
             drafting = max(drafting, self._wide_drafting.of(depths))
-        if not seconds:
-            return gained
-        return gained / (self._between + seconds + drafting)
+        return gained / (seconds + drafting)

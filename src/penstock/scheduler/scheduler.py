@@ -154,8 +154,7 @@ class Scheduler:
     def _plan_running(self, draft: Draft, running: list[tuple[Sequence, int]], allowances: Allowances) -> None:
         """Rows for running sequences in total order; a chunk leaves one token of budget to each later decode."""
         decodes_left = sum(pending == 1 for _, pending in running)
-        drafted = [sequence for sequence, pending in running if pending == 1 and sequence.output_length]
-        drafts = self._depths.choose(drafted) if self._room.for_drafts(pending for _, pending in running) else {}
+        drafts = self._drafts(running)
         for sequence, pending in running:
             if pending == 1:
                 decodes_left -= 1
@@ -169,8 +168,10 @@ class Scheduler:
                 count = allowances.of(sequence, sequence.within_scores(count, draft.scores))
             if count <= 0:
                 continue
-            left = draft.budget - decodes_left - count
-            tree = drafts.get(sequence.id, NO_DRAFTS).within(min(left, sequence.tokens_left - 1), left)
+            tree = NO_DRAFTS
+            if sequence.id in drafts:
+                left = draft.budget - decodes_left - count
+                tree = drafts[sequence.id].within(min(left, sequence.tokens_left - 1), left)
             # Nobody loses blocks for drafts.
             if tree.depth > 0 and self._reserve(sequence, count + tree.depth, draft) == 0:
                 self._add_row(sequence, count, draft, tree)
@@ -178,6 +179,13 @@ class Scheduler:
                 self._add_row(sequence, count, draft)
                 if pending > 1:
                     allowances.take(sequence, count)
+
+    def _drafts(self, running: list[tuple[Sequence, int]]) -> dict[int, Tree]:
+        """What may be drafted for running sequences in this step, for those for whom anything may."""
+        if not self.config.draft_depth:
+            return {}
+        chosen = self._depths.choose([each for each, pending in running if pending == 1 and each.output_length])
+        return chosen if chosen and self._room.for_drafts(pending for _, pending in running) else {}
 
     def _allowances(self, draft: Draft, running: list[tuple[Sequence, int]], background: bool) -> Allowances:
         """How tenants share the step: those who run, and those whose turn comes in it."""

@@ -244,8 +244,9 @@ class DraftModel:
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Keys and values of those of its drafts that were right stay, but for the last, which it has not computed."""
         track = self._tracks[sequence]
-        track.keep(tokens)
-        track.guesses = []
+        if track.guesses:
+            track.keep(tokens)
+            track.guesses = []
         track.tokens.extend(tokens)
 
     def forget(self, sequence: int) -> None:

@@ -31,7 +31,9 @@ class _Source:
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """These have come."""
-        said = self._said.pop(sequence, [])
+        said = self._said.pop(sequence, None)
+        if not said:
+            return
         right = agreeing(said, tokens)
         # What would have come behind the last token, nobody knows.
         judged = min(right + 1, len(said), len(tokens))
@@ -58,6 +60,8 @@ class Either:
         self._text = text
         self._model = model
         self._of_text, self._of_model = _Source(), _Source()
+        # Sequences of which something was said that is not judged yet.
+        self._said: set[int] = set()
 
     def begin(self, sequence: int, prompt: Sequence[int]) -> None:
         """Both are told."""
@@ -74,6 +78,7 @@ class Either:
         guesses = self._text.propose(wanted)
         asked = []
         for row, guess in zip(wanted, guesses, strict=True):
+            self._said.add(row.sequence)
             text.said(row.sequence, guess)
             if not guess.tokens or text.rate(row.sequence) < model.rate(row.sequence):
                 asked.append(row)
@@ -89,13 +94,16 @@ class Either:
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """All are told."""
-        self._of_text.observe(sequence, tokens)
-        self._of_model.observe(sequence, tokens)
+        if sequence in self._said:
+            self._said.remove(sequence)
+            self._of_text.observe(sequence, tokens)
+            self._of_model.observe(sequence, tokens)
         self._text.observe(sequence, tokens)
         self._model.observe(sequence, tokens)
 
     def forget(self, sequence: int) -> None:
         """All are told."""
+        self._said.discard(sequence)
         self._of_text.forget(sequence)
         self._of_model.forget(sequence)
         self._text.forget(sequence)
