@@ -41,6 +41,7 @@ def main() -> None:
             max_model_len=arguments.input_len + LONG,
             enable_prefix_caching=False,
             static_batching=static,
+            speculative="off",
         )
         llm.generate(prompts[0], SamplingParams(max_tokens=4, ignore_eos=True))
         seconds = []

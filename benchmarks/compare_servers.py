@@ -76,7 +76,9 @@ def measure(name: str, vllm: Path, number: int, arguments: Any) -> dict[str, flo
     model, runs = arguments.model.resolve(), arguments.runs
     address = ["--host", HOST, "--port", str(port)]
     if name == OURS:
+        # Nobody drafts on either side: a model of random weights repeats itself as no other does.
         command = [*PENSTOCK, "serve", str(model), *address, "--data-dir", "off", "--log-level", "warning"]
+        command += ["--speculative", "off"]
         settings = {}
     else:
         command = [str(vllm), "serve", str(model), *address, "--served-model-name", model.name, "--dtype", "bfloat16"]

@@ -183,6 +183,7 @@ def main() -> None:
         quantize_head=arguments.quantize_head,
         max_model_len=max(contexts) + arguments.steps + 1,
         max_num_seqs=max(batches) + SPARE_SEQUENCES,
+        speculative="off",
     )
     costs = measure(llm, contexts, batches, arguments.steps, arguments.runs)
     mode = arguments.quantization if arguments.quantization != "none" else "unquantized"

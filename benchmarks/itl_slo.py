@@ -88,7 +88,9 @@ def main() -> None:
     found = {name: Figures() for name in kinds}
     for number in range(arguments.rounds):
         for name, options in list(kinds.items())[:: -1 if number % 2 else 1]:
-            with serving(arguments.model, ("--quantization", arguments.quantization, *options)) as server:
+            # Drafts would be right as for no other: a model of random weights repeats itself.
+            always = ("--quantization", arguments.quantization, "--speculative", "off")
+            with serving(arguments.model, (*always, *options)) as server:
                 server.wait_until_ready()
                 asyncio.run(one_round(server.port, arguments, 2 * number, found[name]))
     rows: list[tuple[object, ...]] = []

@@ -82,7 +82,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    llm = LLM(arguments.model, quantization=arguments.quantization, enable_prefix_caching=False, max_model_len=1024)
+    options = {"quantization": arguments.quantization, "enable_prefix_caching": False, "speculative": "off"}
+    llm = LLM(arguments.model, max_model_len=1024, **options)
     compiles = compile_seconds(llm)
     chance = random.Random(0)
     prompts = [

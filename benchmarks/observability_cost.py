@@ -48,9 +48,11 @@ def main() -> None:
         return [{"prompt": prompt, **most} for prompt in prompts]
 
     path = os.environ.get("PYTHONPATH", "")
-    with serving(arguments.model) as usual:
+    # As many steps as there are tokens, whatever a model of random weights repeats.
+    options = ("--speculative", "off")
+    with serving(arguments.model, options) as usual:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(WITHOUT), path)))
-        with serving(arguments.model) as silent:
+        with serving(arguments.model, options) as silent:
             for server in (usual, silent):
                 server.wait_until_ready()
                 tokens_per_second(server, bodies(0)[: arguments.concurrency], arguments.concurrency)

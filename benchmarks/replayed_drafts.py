@@ -131,7 +131,7 @@ def main() -> int:
     prompts = [[luck.randrange(100, VOCABULARY) for _ in range(asked.prompt_len)] for _ in range(asked.rounds + 1)]
     options = {"quantization": asked.quantization, "max_num_seqs": 1, "max_model_len": 1024}
     params = SamplingParams(temperature=0.0, max_tokens=asked.output_len, ignore_eos=True)
-    plain = LLM(asked.model, **options)
+    plain = LLM(asked.model, speculative="off", **options)
     outputs = {tuple(prompt): plain.generate([{"prompt_token_ids": prompt}], params)[0].token_ids for prompt in prompts}
     replaying = LLM(asked.model, speculative="ngram", speculative_depth=asked.depth, **options)
     replaying._core._executor._proposer = Replaying(outputs, asked.acceptance)

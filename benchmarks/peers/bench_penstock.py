@@ -23,6 +23,8 @@ def load(arguments: argparse.Namespace) -> Engine:
         max_num_seqs=MAX_SEQUENCES,
         max_model_len=MAX_LENGTH,
         enable_prefix_caching=False,
+        # The peers draft nothing either.
+        speculative="off",
         **rounding,
     )
 

@@ -8,6 +8,7 @@ from penstock.core.config import EngineConfig, EngineOptions, MachineFacts, Mode
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
 from penstock.core.resolve import WORKSPACE_BYTES, resolve
+from penstock.core.speculation import DRAFT_DEPTH, blocks_of_branches
 
 GIB = 2**30
 FACTS: dict[str, Any] = {
@@ -21,6 +22,8 @@ FACTS: dict[str, Any] = {
     "kv_layers": (LayerKV(8, 64),) * 16,
 }
 BLOCK_BYTES = 16 * 16 * 2 * 8 * 64 * 2
+# Beside the pool, for trees of drafts.
+BRANCH_BYTES = blocks_of_branches(DRAFT_DEPTH, 16, 1) * BLOCK_BYTES
 
 
 def resolved(
@@ -37,7 +40,7 @@ def resolved(
 def test_defaults_use_the_memory_that_is_left() -> None:
     config, reasons = resolved()
     assert config.cache.spec.block_bytes == BLOCK_BYTES
-    left = 16 * GIB - 2 * FACTS["resident_parameters"] - WORKSPACE_BYTES
+    left = 16 * GIB - 2 * FACTS["resident_parameters"] - BRANCH_BYTES - WORKSPACE_BYTES
     assert config.cache.num_blocks == int(0.8 * left) // BLOCK_BYTES
     assert "80%" in reasons["kv cache memory"].why
     assert config.scheduler.max_model_len == 4096
@@ -174,7 +177,7 @@ def test_quantized_weights_leave_more_memory() -> None:
         body_bytes = FACTS["body_parameters"] * (1.0 if body == "int8" else 4.25 / 8)
         head_bytes = FACTS["head_parameters"] * (size or 1.0)
         rest = FACTS["num_parameters"] - FACTS["body_parameters"] - FACTS["head_parameters"]
-        left = 16 * GIB - int(body_bytes + head_bytes) - rest * 2 - WORKSPACE_BYTES
+        left = 16 * GIB - int(body_bytes + head_bytes) - rest * 2 - BRANCH_BYTES - WORKSPACE_BYTES
         assert config.cache.num_blocks == int(0.8 * left) // BLOCK_BYTES
         assert "as asked" in reasons["quantization"].why
 

@@ -69,6 +69,20 @@ def test_who_drafts(asked: str, drafts: tuple[DraftModelConfig, ...], expected: 
     assert all(notes.values()) and "speculative" in notes
 
 
+def test_nobody_drafts_unasked_where_that_could_change_a_token() -> None:
+    notes: dict[str, tuple[str, str]] = {}
+
+    def resolved(options: SpeculationOptions) -> SpeculationConfig | None:
+        return resolve_speculation(
+            options, (), 6, lambda name, value, why: notes.update({name: (str(value), why)}), exact=False
+        )[0]
+
+    assert resolved(SpeculationOptions()) is None
+    assert notes["speculative"][0] == "off" and "native kernels" in notes["speculative"][1]
+    assert resolved(SpeculationOptions("ngram")) == SpeculationConfig("ngram"), "whoever asks gets it"
+    assert resolved(SpeculationOptions(depth=3)) == SpeculationConfig("ngram")
+
+
 def test_a_depth_that_is_asked_for_is_taken() -> None:
     assert resolve_speculation(SpeculationOptions("ngram", 3), (), 1, lambda *_: None)[1:] == (3, 0)
     assert resolve_speculation(SpeculationOptions("ngram", 3, width=2), (), 1, lambda *_: None)[1:] == (3, 2)

@@ -113,7 +113,9 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
         drafts = [_draft_facts(each, options, declaration) for each in (drafting, *chained)]
     if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
         raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
-    machine = machine_facts(api_beside=api_beside, cache_folder=str(default_folder()) if OBSTACLE is None else None)
+    native = OBSTACLE is None
+    folder = str(default_folder()) if native else None
+    machine = machine_facts(api_beside=api_beside, cache_folder=folder, exact=native)
     config, reasons = resolve(options, _facts(path, declaration), machine, drafts)
     return Prepared(options, config, reasons, checkpoint, declaration)
 

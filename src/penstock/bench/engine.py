@@ -25,13 +25,13 @@ class EngineFigures(msgspec.Struct, frozen=True):
         batch_size: B.
         prefill_tokens_per_second: B·N tokens over the time for one output token each.
         decode_tokens_per_second: B·M tokens over the time for M+1 output tokens minus the time for one.
-        milliseconds_per_step: what one decode step takes.
+        milliseconds_per_token: from a sequence's token to its next; as much as a step, where nobody drafts.
     """
 
     batch_size: int
     prefill_tokens_per_second: float
     decode_tokens_per_second: float
-    milliseconds_per_step: float
+    milliseconds_per_token: float
 
 
 def measure_engine(

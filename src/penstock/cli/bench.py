@@ -42,7 +42,7 @@ def run_bench_engine(
     console = Console()
     llm = LLM(**engine)
     table = Table(title=f"{engine['model']}: {input_len} tokens in, 1 + {output_len} out, median of {repeat}")
-    for heading in ("batch", "prefill tokens/s", "decode tokens/s", "ms a step"):
+    for heading in ("batch", "prefill tokens/s", "decode tokens/s", "ms a token"):
         table.add_column(heading, justify="right")
     results: list[EngineFigures] = []
     with console.status("measuring"):
@@ -58,7 +58,7 @@ def run_bench_engine(
                 str(figures.batch_size),
                 f"{figures.prefill_tokens_per_second:,.1f}",
                 f"{figures.decode_tokens_per_second:,.1f}",
-                f"{figures.milliseconds_per_step:.3f}",
+                f"{figures.milliseconds_per_token:.3f}",
             )
     console.print(table)
     if json_file is not None:

@@ -234,7 +234,7 @@ class ModelOptions:
     threads: Threads = None
     instruction_set: InstructionSet = "auto"
     packed_cache: PackedCache = None
-    speculative: Speculative = "off"
+    speculative: Speculative = "auto"
     speculative_depth: SpeculativeDepth = None
     speculative_width: SpeculativeWidth = None
     draft_model: DraftModel = None

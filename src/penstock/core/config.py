@@ -46,7 +46,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         packed_cache: the folder that keeps packed weights between starts; "off" keeps none.
         speculative: who drafts tokens: "ngram" the sequence's own text, "draft" another model, "chain" another model
             for which somebody drafts, "self" the first layers of this one, "medusa" and "eagle" heads on its hidden
-            states, "auto" what costs next to nothing; "off": nobody.
+            states, "auto" the text, and the model that belongs to this one; "off": nobody.
         speculative_depth: tokens drafted at a time, one behind the other, always; None: as many as pay.
         speculative_width: tokens drafted beside these, in other branches; None: none where the depth is given.
         draft_model: the model that drafts, like `model`, or a directory with heads that do; draft_quantization: to what
@@ -74,7 +74,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     instruction_set: str = "auto"
     packed_cache: str | None = None
-    speculative: str = "off"
+    speculative: str = "auto"
     speculative_depth: int | None = None
     speculative_width: int | None = None
     draft_model: str | None = None
@@ -215,12 +215,14 @@ class MachineFacts(msgspec.Struct, frozen=True):
         cores: processor cores.
         api_beside: whether an API process works beside the engine.
         cache_folder: where packed weights are kept unless asked otherwise; None without kernels to pack them for.
+        exact: a row of a step is computed to the same bits whatever else is in the step, as native kernels do.
     """
 
     available_memory: int
     cores: int
     api_beside: bool = False
     cache_folder: str | None = None
+    exact: bool = True
 
 
 class Reason(msgspec.Struct, frozen=True):

@@ -64,7 +64,9 @@ def resolve(
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
     drafting = _draft_models(options, model, drafts, spec, dtype)
-    speculation, depth, width = resolve_speculation(options.speculation, drafting, len(model.kv_layers), out.note)
+    speculation, depth, width = resolve_speculation(
+        options.speculation, drafting, len(model.kv_layers), out.note, exact=machine.exact
+    )
     weights, block_bytes = _weight_bytes(model, dtype, *quantization), spec.block_bytes
     if speculation is not None and speculation.draft is not None:
         for facts, each in zip(drafts, drafting, strict=True):

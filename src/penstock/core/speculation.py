@@ -72,7 +72,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True):
 class SpeculationOptions(msgspec.Struct, frozen=True):
     """As the user gave them; see `EngineOptions`."""
 
-    proposer: str = "off"
+    proposer: str = "auto"
     depth: int | None = None
     draft_model: str | None = None
     draft_quantization: str = "none"
@@ -149,12 +149,12 @@ def blocks_of_branch(depth: int, block_size: int) -> int:
 
 
 def resolve_speculation(
-    options: SpeculationOptions, drafts: Sequence[DraftModelConfig], layers: int, note: Note
+    options: SpeculationOptions, drafts: Sequence[DraftModelConfig], layers: int, note: Note, *, exact: bool = True
 ) -> tuple[SpeculationConfig | None, int, int]:
     """Who drafts for a model of so many `layers`, how many tokens at most, and how many beside them.
 
     `drafts` are the model that was asked for, or that belongs to the target, and the one that drafts for it, where they
-    are. Raises ConfigurationError.
+    are. Without kernels that are `exact` nobody drafts unless asked to. Raises ConfigurationError.
     """
     options.check(layers)
     draft, chain = [*drafts, None, None][:2]
@@ -166,8 +166,10 @@ def resolve_speculation(
         kept = "as asked: sampled outputs keep their distribution, not their tokens: a seed gives one text no more"
     note("speculative acceptance", options.acceptance, kept)
     note("speculative layers", own, f"of {layers}; with --speculative self, they draft")
-    if options.proposer == "off":
-        note("speculative", "off", "each step gives a sequence one token")
+    unasked = not exact and options == SpeculationOptions()
+    if options.proposer == "off" or unasked:
+        without = "without native kernels drafts could change a token near a tie; ask for them if that is no matter"
+        note("speculative", "off", without if unasked else "each step gives a sequence one token")
         note("speculative depth", 0, "nobody drafts")
         note("speculative width", 0, "nobody drafts")
         return None, 0, 0

@@ -10,11 +10,9 @@ from penstock.core.config import MachineFacts
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def machine_facts(*, api_beside: bool, cache_folder: str | None = None) -> MachineFacts:
+def machine_facts(*, api_beside: bool, cache_folder: str | None = None, exact: bool = True) -> MachineFacts:
     """Memory that is free now and cores that may be used: affinity and cgroup limits respected."""
-    return MachineFacts(
-        available_memory=_available_memory(), cores=_cores(), api_beside=api_beside, cache_folder=cache_folder
-    )
+    return MachineFacts(_available_memory(), _cores(), api_beside, cache_folder, exact)
 
 
 def _available_memory() -> int:
