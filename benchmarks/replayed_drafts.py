@@ -35,7 +35,7 @@ class Replaying(NgramProposer):
         self._luck = random.Random(0)
         self._known: dict[int, tuple[list[int], int]] = {}
 
-    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
         """Find what followed this prompt."""
         self._known[sequence] = self._outputs[tuple(prompt)], 0
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.bench.load import plots, session
+from penstock.bench import drawing
+from penstock.bench.load import session
 from penstock.cli.main import main
 from support.scripted_http import (
     Received,
@@ -277,7 +278,7 @@ def test_options_that_cannot_work(bench: Bench, options: str, says: str) -> None
 
 
 def test_plots_need_matplotlib(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(drawing.importlib.util, "find_spec", lambda _: None)
     result = bench("http://127.0.0.1:1", "--concurrency", "1", "--plots", str(tmp_path))
     assert_refused(result, "pip install 'penstock[bench]'")
 

@@ -154,13 +154,16 @@ def test_bench_engine_refuses_what_would_mislead(
 
 
 def test_bench_speculation_compares_and_writes_its_figures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     file = tmp_path / "figures.json"
     result = penstock(
         "bench", "speculation", "haiku", "--proposer", "draft,self", "--depth", "auto,2", "--temperature", "0",
         "--batch-size", "2", "--workload", "quote", "--output-len", "12", "--rounds", "1", "--threads", "1",
-        "--json", str(file),
+        "--json", str(file), "--plots", str(tmp_path / "plots"),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
+    drawn = (tmp_path / "plots" / "speculation.svg").read_text()
+    assert "draft, depth auto" in drawn and "self, depth 2" in drawn and "speed-up" in drawn
     results = json.loads(file.read_text())["results"]
     assert [(entry["setting"]["proposer"], entry["setting"]["depth"]) for entry in results] == [
         ("draft", None), ("draft", 2), ("self", None), ("self", 2),

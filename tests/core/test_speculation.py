@@ -39,6 +39,10 @@ DRAFT = DraftModelConfig("/draft", "none", build_kv_spec([LayerKV(1, 16)], "floa
         ({"proposer": "off", "width": 2}, "--speculative is off"),
         ({"proposer": "ngram", "width": 2}, "goes with --speculative-depth"),
         ({"proposer": "ngram", "depth": 3, "width": 2, "acceptance": "rejection"}, "trees go with coupled"),
+        ({"proposer": "ngram", "memory": -1}, "--speculative-memory is -1"),
+        ({"proposer": "ngram", "memory": 2**24 + 1}, "up to 16777216"),
+        ({"proposer": "off", "memory": 10}, "--speculative is off"),
+        ({"proposer": "self", "memory": 10}, "no use with --speculative self"),
     ],
 )
 def test_what_does_not_go_together_is_refused(options: dict[str, Any], named: str) -> None:
@@ -81,6 +85,17 @@ def test_nobody_drafts_unasked_where_that_could_change_a_token() -> None:
     assert notes["speculative"][0] == "off" and "native kernels" in notes["speculative"][1]
     assert resolved(SpeculationOptions("ngram")) == SpeculationConfig("ngram"), "whoever asks gets it"
     assert resolved(SpeculationOptions(depth=3)) == SpeculationConfig("ngram")
+
+
+def test_what_was_said_before_is_kept_where_text_drafts() -> None:
+    def resolved(asked: str, *drafts: DraftModelConfig) -> SpeculationConfig | None:
+        return resolve_speculation(SpeculationOptions(asked, memory=500), drafts, 6, lambda *_: None)[0]
+
+    assert resolved("ngram") == SpeculationConfig("ngram", remembers=500)
+    assert resolved("auto", DRAFT) == SpeculationConfig("either", DRAFT, remembers=500)
+    assert resolved("chain", DRAFT) == SpeculationConfig("chain", DRAFT, remembers=500)
+    with pytest.raises(ConfigurationError, match="no text drafts"):
+        resolved("chain", DRAFT, SMALLER)
 
 
 def test_a_depth_that_is_asked_for_is_taken() -> None:

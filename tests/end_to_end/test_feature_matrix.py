@@ -60,6 +60,7 @@ REFUSED: tuple[Mapping[str, Any], ...] = (
     {"speculative": "self", "speculative_layers": 8},
     {"speculative": "off", "speculative_depth": 3},
     {"speculative": "off", "speculative_acceptance": "rejection"},
+    {"speculative": "self", "speculative_memory": 1000},
     {"speculative": "chain", "speculative_depth": 3, "speculative_width": 2},
     {"speculative": "ngram", "speculative_width": 2},
     {"speculative": "ngram", "speculative_depth": 3, "speculative_width": 4},

@@ -18,7 +18,7 @@ class Saying:
         self.asked = 0
         self.heard: list[object] = []
 
-    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
         self.heard.append(("begin", sequence))
 
     def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:

@@ -75,6 +75,26 @@ def test_a_long_text_is_looked_through_bit_by_bit() -> None:
     assert drafts(proposer, 2) == [99, 21]
 
 
+def test_what_other_sequences_have_said_is_drafted_where_more_of_it_agrees() -> None:
+    proposer = NgramProposer(remembers=100)
+    proposer.begin(0, [7, 7, 7, 9, 1, 2], salt="a")
+    proposer.observe(0, [3, 4, 5, 6])
+    for sequence, salt in ((1, "a"), (2, "b")):
+        proposer.begin(sequence, [9, 1, 2, 3, 4], salt)
+        assert drafts(proposer, 4, sequence) == [], "it has not ended yet"
+    proposer.forget(0)
+    assert drafts(proposer, 4, 1) == [5, 6] and drafts(proposer, 4, 2) == []
+    # Of its own text fewer agree, and where as many do it is nearer.
+    proposer.observe(1, [8, 3, 4, 0, 1, 2, 3, 4])
+    assert drafts(proposer, 3, 1) == [8, 3, 4]
+    proposer.begin(3, [3, 4, 0, 7, 1, 2, 3, 4], salt="a")
+    assert drafts(proposer, 2, 3) == [5, 6]
+    proposer.begin(4, [3, 4, 0, 7, 9], salt="a")
+    assert drafts(proposer, 2, 4) == [], "of a prompt nothing is kept"
+    (found,) = proposer.propose([Wanted(4, 2, make_row(4), 0, ahead=[1, 2, 3])])
+    assert found.tokens == [4, 5], "but its end, which leads to the answer"
+
+
 def searched(tokens: list[int], depth: int) -> list[int]:
     """The same, looked for from the end."""
     for length in range(min(LONGEST, len(tokens)), SHORTEST - 1, -1):

@@ -52,19 +52,23 @@ def make_proposer(
     if speculation is None:
         return None
     if speculation.proposer == "ngram":
-        return NgramProposer()
+        return NgramProposer(speculation.remembers)
     if speculation.proposer in STATES:
         return _heads(speculation, config, declaration, weights, storage, tables)
     if speculation.draft is not None:
         draft, rejects = speculation.draft, speculation.rejects
         larger = _draft_model(draft, config, tables, rejects)
         if speculation.proposer == "either":
-            return Either(NgramProposer(), larger)
+            return Either(NgramProposer(speculation.remembers), larger)
         if speculation.proposer != "chain":
             return larger
         chained = speculation.chain
         # What it guesses from is asked of nobody, but its noise has to be that of the larger one.
-        smaller = NgramProposer() if chained is None else _draft_model(chained, config, tables, rejects, tells=False)
+        smaller = (
+            NgramProposer(speculation.remembers)
+            if chained is None
+            else _draft_model(chained, config, tables, rejects, tells=False)
+        )
         return Chain(larger, smaller, Sampler(declaration.vocab_size), rejects=rejects)
     tape = declaration.record(layers=speculation.layers)
     dtype = TORCH_DTYPES[config.model.dtype]

@@ -11,12 +11,13 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from penstock.bench.drawing import check_plots
 from penstock.bench.load.arrivals import Arrivals, Closed, Open, Replay
 from penstock.bench.load.bodies import parse_extra
 from penstock.bench.load.lengths import parse_lengths
 from penstock.bench.load.outcome import Outcome
 from penstock.bench.load.plan import Plan, check_plan, describe
-from penstock.bench.load.plots import check_plots, draw_plots
+from penstock.bench.load.plots import draw_plots
 from penstock.bench.load.report import (
     as_json,
     error_table,

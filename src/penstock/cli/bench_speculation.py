@@ -7,8 +7,10 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.bench.drawing import check_plots
 from penstock.bench.prompts import SCHEMAS, make_prompts
 from penstock.bench.speculation import Setting, SpeculationFigures, measure_speculation
+from penstock.bench.speculation_plot import draw_speculation
 from penstock.cli.files import check_writable
 from penstock.core.errors import ConfigurationError
 from penstock.core.grammar import Grammar
@@ -29,10 +31,13 @@ def run_bench_speculation(
     output_len: int,
     rounds: int,
     json_file: Path | None,
+    plots: Path | None,
 ) -> None:
-    """Measure, show the figures as they come, and write them where asked. Raises ConfigurationError."""
+    """Measure, show the figures as they come, and write and draw them where asked. Raises ConfigurationError."""
     if json_file is not None:
         check_writable(json_file)
+    if plots is not None:
+        check_plots(plots)
     for option in ("depth", "width"):
         if engine.get(f"speculative_{option}") is not None:
             raise ConfigurationError(
@@ -61,6 +66,9 @@ def run_bench_speculation(
     console.print(table)
     if json_file is not None:
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode({"results": results}), indent=1))
+    if plots is not None:
+        written = draw_speculation(results, plots)
+        console.print(f"Drawn: {written}")
 
 
 def _options(engine: dict[str, Any], setting: Setting) -> dict[str, Any]:
@@ -73,6 +81,8 @@ def _options(engine: dict[str, Any], setting: Setting) -> dict[str, Any]:
         options["chain_model"] = None
     if setting.proposer != "self":
         options["speculative_layers"] = None
+    if setting.proposer not in ("auto", "ngram", "chain"):
+        options["speculative_memory"] = 0
     if setting.proposer == "off":
         options["speculative_acceptance"] = "coupled"
     return options

@@ -294,6 +294,9 @@ def bench_speculation(
     output_len: Annotated[int, typer.Option(help="Output tokens of each prompt.", min=2)] = 64,
     rounds: Annotated[int, typer.Option(help="Runs of which the median counts.", min=1)] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    plots: Annotated[
+        Path | None, typer.Option(help="Draw speed-up against how often drafts are right, into this folder.")
+    ] = None,
     *,
     computing: options.ModelOptions,
 ) -> None:
@@ -310,6 +313,7 @@ def bench_speculation(
         output_len,
         rounds,
         json_file,
+        plots,
     )
 
 

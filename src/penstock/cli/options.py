@@ -75,6 +75,9 @@ SpeculativeDepth = Annotated[
 SpeculativeWidth = Annotated[
     int | None, typer.Option(help="Tokens drafted beside those, in other branches of a tree; with --speculative-depth.")
 ]
+SpeculativeMemory = Annotated[
+    int, typer.Option(help="Tokens of finished answers to draft from, too, within a tenant (a cache salt).")
+]
 DataDir = Annotated[
     str | None,
     typer.Option(
@@ -242,6 +245,7 @@ class ModelOptions:
     draft_quantization: DraftQuantization = "none"
     speculative_layers: SpeculativeLayers = None
     speculative_acceptance: SpeculativeAcceptance = "coupled"
+    speculative_memory: SpeculativeMemory = 0
 
     def engine(self, model: str | None, **others: Any) -> dict[str, Any]:
         """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""

@@ -55,6 +55,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         speculative_layers: how many layers draft where the model does so itself; None: half of them.
         speculative_acceptance: "coupled" changes no token; "rejection" keeps more drafts where tokens are sampled, and
             only the distribution of what comes out.
+        speculative_memory: tokens of finished outputs that drafts may come from, within their cache salt.
     """
 
     model: str
@@ -82,6 +83,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     speculative_layers: int | None = None
     speculative_acceptance: str = "coupled"
     chain_model: str | None = None
+    speculative_memory: int = 0
 
     @property
     def speculation(self) -> SpeculationOptions:
@@ -95,6 +97,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             self.speculative_acceptance,
             self.chain_model,
             self.speculative_width,
+            self.speculative_memory,
         )
 
 

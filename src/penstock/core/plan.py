@@ -27,6 +27,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
         forked_from: the sequence whose prompt it shares; its own prompt list is then empty and the executor takes
             the other row's.
         pooling: how its hidden states become one vector; None where tokens are generated.
+        cache_salt: as in the request; what one sequence has said helps to guess others of the same salt only.
     """
 
     sequence: int
@@ -36,6 +37,7 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     eos_token_ids: tuple[int, ...]
     forked_from: int | None = None
     pooling: Pooling | None = None
+    cache_salt: str = ""
 
 
 class BlockCopy(msgspec.Struct, frozen=True, array_like=True):

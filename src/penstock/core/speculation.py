@@ -30,6 +30,9 @@ MOST_BRANCHES = 32
 # Tokens that are named for one place in a draft, one of which stands in the likeliest branch.
 RANKS = 4
 
+# Tokens of finished outputs; the index of so many takes some hundred bytes for each.
+MOST_REMEMBERED = 2**24
+
 Note = Callable[[str, object, str], None]
 
 
@@ -60,6 +63,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True):
         chain: a third model, which drafts for the other one; None in a chain: the sequence's own text does.
         layers: how many layers of the same one.
         rejects: drafts are accepted by rejection sampling, which keeps the distribution of what comes out and no more.
+        remembers: tokens of finished outputs that are kept, for text to draft from.
     """
 
     proposer: Proposer
@@ -67,6 +71,12 @@ class SpeculationConfig(msgspec.Struct, frozen=True):
     chain: DraftModelConfig | None = None
     layers: int = 0
     rejects: bool = False
+    remembers: int = 0
+
+    @property
+    def by_text(self) -> bool:
+        """Whether text drafts, alone or beside others."""
+        return self.proposer in ("ngram", "either") or (self.proposer == "chain" and self.chain is None)
 
 
 class SpeculationOptions(msgspec.Struct, frozen=True):
@@ -80,6 +90,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
     acceptance: str = "coupled"
     chain_model: str | None = None
     width: int | None = None
+    memory: int = 0
 
     def check(self, layers: int) -> None:
         """Raise ConfigurationError where they are none, or contradict one another or a model of so many layers."""
@@ -96,8 +107,14 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"--speculative-acceptance {self.acceptance} is not one of {', '.join(ACCEPTANCES)}."
             )
+        if type(self.memory) is not int or not 0 <= self.memory <= MOST_REMEMBERED:
+            raise ConfigurationError(
+                f"--speculative-memory is {self.memory!r}; it must be a whole number up to {MOST_REMEMBERED}."
+            )
         if asked == "off" and self.acceptance != "coupled":
             raise ConfigurationError("--speculative-acceptance says how drafts are accepted, but --speculative is off.")
+        if asked == "off" and self.memory:
+            raise ConfigurationError("--speculative-memory is of drafts, but --speculative is off.")
         if asked == "off" and depth is not None:
             raise ConfigurationError("--speculative-depth says how many tokens are drafted, but --speculative is off.")
         for option, given in (
@@ -172,6 +189,7 @@ def resolve_speculation(
         note("speculative", "off", without if unasked else "each step gives a sequence one token")
         note("speculative depth", 0, "nobody drafts")
         note("speculative width", 0, "nobody drafts")
+        note("speculative memory", 0, "nobody drafts")
         return None, 0, 0
     config, who = _who_drafts(options.proposer, draft, chain, own)
     unchanged = "drafts never change " + ("how likely what comes out is" if rejects else "what comes out")
@@ -184,7 +202,13 @@ def resolve_speculation(
     measured = f"as many as pay by this machine's own measure, at most {most}"
     note("speculative depth", depth or "auto", measured if depth is None else "as asked, always")
     width = _width(options, config.proposer, note)
-    return msgspec.structs.replace(config, rejects=rejects), depth or most, width
+    if options.memory and not config.by_text:
+        raise ConfigurationError(
+            f"--speculative-memory is of no use with --speculative {options.proposer}, where no text drafts."
+        )
+    kept = f"drafts come from what requests of the same cache salt have said, too; about {options.memory * 300} bytes"
+    note("speculative memory", options.memory, kept if options.memory else "drafts from text come from a request's own")
+    return msgspec.structs.replace(config, rejects=rejects, remembers=options.memory), depth or most, width
 
 
 def _width(options: SpeculationOptions, proposer: Proposer, note: Note) -> int:

@@ -53,6 +53,8 @@ def _by_second(amount: str) -> str:
     return f"{_query.rate(amount)} / {_query.rate('penstock_step_seconds_total')}"
 
 
+_FOR_NOTHING = f"{_query.rate('penstock_drafted_tokens_total')} - {_query.rate('penstock_accepted_drafts_total')}"
+
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Overview": (
         _rates("Requests by outcome", "reqps", "penstock_requests_total", "outcome"),
@@ -181,6 +183,16 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 ("drafted tokens/s", _query.rate("penstock_drafted_tokens_total")),
             ),
             "What the engine did.",
+        ),
+        Panel(
+            "Drafted tokens",
+            "short",
+            (
+                ("right: saved a step each", _query.rate("penstock_accepted_drafts_total")),
+                ("for nothing", _FOR_NOTHING),
+            ),
+            "What came of them. What making them takes is the draft phase in the time of steps.",
+            stacked=True,
         ),
         _rates("Drafted tokens judged, by place", "short", "penstock_judged_drafts_total", "place"),
         _rates("Drafted tokens right, by place", "short", "penstock_accepted_drafts_total", "place"),

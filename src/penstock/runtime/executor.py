@@ -171,7 +171,7 @@ class ModelExecutor:
         if begin.pooling is not None:
             self._pools[begin.sequence] = Pool()
         elif self._proposer is not None:
-            self._proposer.begin(begin.sequence, prompt)
+            self._proposer.begin(begin.sequence, prompt, begin.cache_salt)
 
     def _compute(self, plan: StepPlan) -> list[SampleResult]:
         if not self._pools:

@@ -45,6 +45,22 @@ class Draft:
     begin: list[BeginRow] = field(default_factory=list)
     committed_by: list[PlannedRow] = field(default_factory=list)
 
+    def start(self, sequence: Sequence, forked_from: int | None = None) -> None:
+        """A sequence that the executor has not seen before, or a sample of one that it has."""
+        request = sequence.request
+        self.begin.append(
+            BeginRow(
+                sequence.id,
+                sequence.sample_index,
+                [] if forked_from is not None else request.prompt_token_ids,
+                request.sampling,
+                request.eos_token_ids,
+                forked_from,
+                request.pooling,
+                request.standing.cache_salt,
+            )
+        )
+
     def add(
         self,
         sequence: Sequence,

@@ -13,7 +13,7 @@ from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts, Wait
-from penstock.core.plan import BeginRow, FinishReason, SampleResult, StepPlan, StepResult
+from penstock.core.plan import FinishReason, SampleResult, StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
@@ -261,9 +261,7 @@ class Scheduler:
             fork.reported = True
             fork.extracted = fork.to_extract
             members.append(fork)
-            draft.begin.append(
-                BeginRow(fork.id, sample_index, [], request.sampling, request.eos_token_ids, forked_from=sequence.id)
-            )
+            draft.start(fork, forked_from=sequence.id)
         return tuple(members)
 
     # Admission.
@@ -404,17 +402,7 @@ class Scheduler:
             self._totals.prefix_hit_tokens += cached
         if not sequence.begun:
             sequence.begun = True
-            request = sequence.request
-            draft.begin.append(
-                BeginRow(
-                    sequence.id,
-                    0,
-                    request.prompt_token_ids,
-                    request.sampling,
-                    request.eos_token_ids,
-                    pooling=request.pooling,
-                )
-            )
+            draft.start(sequence)
         self._add_row(sequence, count, draft)
         return count
 

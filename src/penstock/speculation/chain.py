@@ -34,10 +34,10 @@ class Chain:
         self._sampler = sampler
         self._rejects = rejects
 
-    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
         """Both are told."""
-        self._larger.begin(sequence, prompt)
-        self._smaller.begin(sequence, prompt)
+        self._larger.begin(sequence, prompt, salt)
+        self._smaller.begin(sequence, prompt, salt)
 
     def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
         """Both are told."""

@@ -125,7 +125,7 @@ class DraftModel:
         self._groups = tuple(groups)
         self._tracks: dict[int, _Track] = {}
 
-    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
         """Nothing of the prompt is computed yet, or all of it was for another sample."""
         self._tracks[sequence] = _Track(list(prompt))
 

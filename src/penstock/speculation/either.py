@@ -63,10 +63,10 @@ class Either:
         # Sequences of which something was said that is not judged yet.
         self._said: set[int] = set()
 
-    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
         """Both are told."""
-        self._text.begin(sequence, prompt)
-        self._model.begin(sequence, prompt)
+        self._text.begin(sequence, prompt, salt)
+        self._model.begin(sequence, prompt, salt)
 
     def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
         """The model is told; the text computes nothing."""

@@ -45,7 +45,7 @@ class MedusaProposer:
         self._seen: dict[int, Tensor] = {}
         self._newest: dict[int, Tensor] = {}
 
-    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
         """Nothing is known of it."""
 
     def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:

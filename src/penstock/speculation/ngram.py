@@ -1,5 +1,7 @@
 """Drafts from the sequence itself: what followed the last time that its newest tokens stood together.
 
+Where more of them stood together in what another request of the same tenant has said, what followed there.
+
 Prompt lookup decoding (Saxena, 2023) and the n-gram matching of "LLMA" (Yang et al., "Inference with reference:
 lossless acceleration of large language models", 2023): answers quote, edit and repeat.
 """
@@ -7,6 +9,7 @@ lossless acceleration of large language models", 2023): answers quote, edit and 
 from collections.abc import Iterator, Sequence
 
 from penstock.core.plan import RowPlan
+from penstock.speculation.finished import FinishedText
 from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted
 from penstock.speculation.tree import chain
 
@@ -22,10 +25,12 @@ MOST_OTHERS = 2
 class _History:
     """One sequence's tokens, and where each run of them ended last."""
 
-    __slots__ = ("_ends", "_indexed", "_others", "_tokens")
+    __slots__ = ("_ends", "_indexed", "_others", "_prompt", "_tokens", "salt")
 
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
+    def __init__(self, prompt: Sequence[int], salt: str) -> None:
+        self.salt = salt
+        self._tokens = list(prompt)
+        self._prompt = len(prompt)
         # Only where drafts are wanted is it known what stands where, so that they cost nothing in a large batch.
         self._indexed = 0
         self._ends: dict[tuple[int, ...], int] = {}
@@ -38,6 +43,11 @@ class _History:
     @property
     def missing(self) -> int:
         return len(self._tokens) - self._indexed
+
+    @property
+    def output(self) -> list[int]:
+        """What was said, and the end of what it was said to."""
+        return self._tokens[max(0, self._prompt - LONGEST) :]
 
     def catch_up(self, most: int) -> int:
         """Index up to so many tokens that are not yet; how many."""
@@ -61,13 +71,16 @@ class _History:
         others = [other for other in self._others.get(run, ()) if known[other] not in following]
         self._others[run] = [*others, place][-MOST_OTHERS:]
 
-    def following(self, count: int, ahead: Sequence[int]) -> list[int]:
-        """Up to `count` tokens behind the newest earlier place of what stands at the end with `ahead` behind it."""
+    def following(self, count: int, ahead: Sequence[int]) -> tuple[list[int], int]:
+        """Up to `count` tokens behind the newest earlier place of what stands at the end with `ahead` behind it.
+
+        And how many tokens stood together there.
+        """
         for run in self._runs(ahead):
             place = self._ends.get(run)
             if place is not None:
-                return self._from(place, count, ahead)
-        return []
+                return self._from(place, count, ahead), len(run)
+        return [], 0
 
     def otherwise(self, drafts: Sequence[int], count: int, ahead: Sequence[int]) -> tuple[int, list[int]]:
         """Up to `count` tokens that may come instead of some of the drafts, and how many of these before.
@@ -86,9 +99,13 @@ class _History:
 
     def _runs(self, ahead: Sequence[int]) -> Iterator[tuple[int, ...]]:
         """The newest tokens with `ahead` behind them, the most first."""
-        newest = [*self._tokens[-LONGEST:], *ahead[-LONGEST:]][-LONGEST:]
+        newest = self.newest(ahead)
         for length in range(len(newest), SHORTEST - 1, -1):
             yield tuple(newest[-length:])
+
+    def newest(self, ahead: Sequence[int]) -> list[int]:
+        """As many of them as may have to have stood together."""
+        return [*self._tokens[-LONGEST:], *ahead[-LONGEST:]][-LONGEST:]
 
     def _from(self, place: int, count: int, ahead: Sequence[int]) -> list[int]:
         """What stands from `place` on; from the end it goes round, as a text that repeats itself does."""
@@ -99,16 +116,20 @@ class _History:
 
 
 class NgramProposer:
-    """Keeps the tokens of every sequence, and an index of those that drafts are wanted for."""
+    """Keeps the tokens of every sequence, and an index of those that drafts are wanted for.
 
-    def __init__(self) -> None:
+    Args:
+        remembers: tokens of finished outputs that are kept, too, to draft from.
+    """
+
+    def __init__(self, remembers: int = 0) -> None:
         self.storages: tuple[Blocks, ...] = ()
         self._histories: dict[int, _History] = {}
+        self._finished = FinishedText(remembers, LONGEST) if remembers else None
 
-    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
+    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
         """Keep the prompt."""
-        history = self._histories[sequence] = _History()
-        history.extend(prompt)
+        self._histories[sequence] = _History(prompt, salt)
 
     def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
         """Nothing is computed."""
@@ -120,12 +141,15 @@ class NgramProposer:
         for row in wanted:
             history = self._histories[row.sequence]
             left -= history.catch_up(left)
+            if self._finished is not None:
+                left -= self._finished.catch_up(history.salt, left)
             proposals.append(NONE if history.missing else self._proposal(history, row))
         return proposals
 
-    @staticmethod
-    def _proposal(history: _History, row: Wanted) -> Proposal:
-        drafts = history.following(row.depth, row.ahead)
+    def _proposal(self, history: _History, row: Wanted) -> Proposal:
+        drafts, agreed = history.following(row.depth, row.ahead)
+        if self._finished is not None and agreed < LONGEST:
+            drafts = self._finished.following(history.salt, history.newest(row.ahead), row.depth) or drafts
         if not row.width:
             return Proposal(drafts)
         before, others = history.otherwise(drafts, row.width, row.ahead)
@@ -139,5 +163,7 @@ class NgramProposer:
         self._histories[sequence].extend(tokens)
 
     def forget(self, sequence: int) -> None:
-        """Forget the sequence."""
-        self._histories.pop(sequence, None)
+        """Forget the sequence, but for what it has said."""
+        history = self._histories.pop(sequence, None)
+        if history is not None and self._finished is not None:
+            self._finished.add(history.salt, history.output)

@@ -88,8 +88,8 @@ class Proposer(Protocol):
     @property
     def storages(self) -> tuple[Blocks, ...]: ...
 
-    def begin(self, sequence: int, prompt: Sequence[int]) -> None:
-        """A sequence begins with this prompt."""
+    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
+        """A sequence begins with this prompt; what is learnt of it serves sequences of the same `salt` at most."""
 
     def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
         """The target computes these rows, which have these rows of the block tables, in the step that begins."""

@@ -1,16 +1,15 @@
-"""Plots of a measurement, with matplotlib, which nothing else needs."""
+"""Plots of a measurement."""
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from penstock.bench.drawing import new_figure, write_figure
 from penstock.bench.load.arrivals import Closed
 from penstock.bench.load.metrics import Distribution, Summary, figure_values, in_flight
 from penstock.bench.load.outcome import End
 from penstock.bench.load.plan import describe, load_of
 from penstock.bench.load.session import Measurement, Stage
-from penstock.core.errors import ConfigurationError
 
 _POINTS = 1000
 _PANELS = {
@@ -21,49 +20,20 @@ _PANELS = {
 }
 
 
-def check_plots(folder: Path) -> None:
-    """Raise ConfigurationError where there could be no plots after a long measurement."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigurationError("--plots needs matplotlib, which is not installed: pip install 'penstock[bench]'.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"--plots {folder} is no folder that can be made: {error.strerror}.") from None
-
-
 def draw_plots(measurement: Measurement, folder: Path) -> list[Path]:
     """Write the plots as SVG files, and return them."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    # The same figures give the same file; text stays text.
-    matplotlib.rcParams.update({"svg.hashsalt": "penstock", "svg.fonttype": "none", "font.family": "sans-serif"})
     drawn = {"latencies": _latencies(measurement.stages), "in-flight": _timeline(measurement.stages)}
     summaries = [stage.summary for stage in measurement.stages]
     if len(summaries) > 1:
         drawn["throughput-latency"] = _throughput(summaries)
         if measurement.plan.slo is not None:
             drawn["goodput"] = _goodput(summaries, str(measurement.plan.slo))
-    written = []
-    for name, figure in drawn.items():
-        path = folder / f"{name}.svg"
-        # Without a date, and for the same reason.
-        figure.savefig(path, metadata={"Date": None})
-        written.append(path)
-    return written
-
-
-def _new(rows: int = 1, columns: int = 1, size: tuple[float, float] = (7, 4.2)) -> tuple[Any, Any]:
-    # Figures of their own: pyplot would keep them, and look for a display.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns)
+    return [write_figure(figure, folder / f"{name}.svg") for name, figure in drawn.items()]
 
 
 def _latencies(stages: Sequence[Stage]) -> Any:
     """Cumulative distributions of each latency, a line for each stage."""
-    figure, panels = _new(2, 2, (10, 7))
+    figure, panels = new_figure(2, 2, (10, 7))
     for axes, (name, title) in zip(panels.flat, _PANELS.items(), strict=True):
         for stage in stages:
             served = [outcome for outcome in stage.run.outcomes if outcome.end is End.OK]
@@ -83,7 +53,7 @@ def _latencies(stages: Sequence[Stage]) -> Any:
 
 def _timeline(stages: Sequence[Stage]) -> Any:
     """Requests in flight over time, a line for each stage."""
-    figure, axes = _new()
+    figure, axes = new_figure()
     for stage in stages:
         changes = in_flight(stage.run.outcomes)
         axes.step(
@@ -97,7 +67,7 @@ def _timeline(stages: Sequence[Stage]) -> Any:
 
 def _throughput(summaries: Sequence[Summary]) -> Any:
     """Latency over throughput: where the curve turns upwards, the server is full."""
-    figure, panels = _new(1, 2, (10, 4.2))
+    figure, panels = new_figure(1, 2, (10, 4.2))
     ordered = sorted(summaries, key=lambda summary: load_of(summary.arrivals))
     for axes, name in zip(panels, ("ttft", "tpot"), strict=True):
         for share in ("median", "p99"):
@@ -117,7 +87,7 @@ def _share(latency: Distribution, share: str) -> float:
 
 def _goodput(summaries: Sequence[Summary], slo: str) -> Any:
     """Requests within the service levels, and all that succeeded, over the load."""
-    figure, axes = _new()
+    figure, axes = new_figure()
     ordered = sorted(summaries, key=lambda summary: load_of(summary.arrivals))
     loads = [load_of(summary.arrivals) for summary in ordered]
     for name, label in (("request_rate", "succeeded"), ("goodput", f"within {slo}")):
