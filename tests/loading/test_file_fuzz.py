@@ -19,11 +19,13 @@ from penstock.core.config import EngineOptions
 from penstock.core.errors import StartupError, TokenizerError
 from penstock.core.sampling import SamplingDefaults
 from penstock.loading.checkpoint import open_checkpoint, read_json
+from penstock.loading.gguf import read_gguf
 from penstock.loading.safetensors import read_header
 from penstock.models.registry import declare
 from penstock.text.chat_template import LONGEST_TEMPLATE, ChatTemplate, load_chat_template
 from support import checkpoints
 from support.file_mutations import mutated_bytes, mutated_json, nested, safetensors_file
+from support.gguf_files import write_gguf
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 HEADER = {
@@ -198,3 +200,29 @@ def test_a_token_of_any_id_is_no_reason_for_a_table_of_that_size(folder: Path) -
     content["model"]["vocab"]["the"] = 2**32 - 1
     (folder / "tokenizer.json").write_text(json.dumps(content))
     assert not attempt(lambda: start(folder), 20_000, "a high id")
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_gguf_files_with_wrong_bytes(tmp_path: Path, family: str, pytestconfig: pytest.Config) -> None:
+    model = checkpoints.make(family, tmp_path / "model", num_hidden_layers=1, hidden_size=8, intermediate_size=8)
+    settings = json.loads((model / "config.json").read_text())
+    settings["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    if family == "gemma3":
+        settings["rope_parameters"] = dict.fromkeys(
+            ("full_attention", "sliding_attention"), settings["rope_parameters"]
+        )
+    (model / "config.json").write_text(json.dumps(settings))
+    file = write_gguf(model, tmp_path / "a.gguf")
+    content = file.read_bytes()
+    assert attempt(lambda: start(file), len(content), "as it is")
+    # All before the tensors, most of which is the tokenizer's.
+    beginning = min(entry.offset for entry in read_gguf(file).tensors.values())
+    sound, count = 0, max(20, pytestconfig.getoption("files") // 10)
+    for seed in range(count):
+        rng = random.Random(seed)
+        mutated = bytearray(content)
+        for _ in range(rng.randint(1, 6)):
+            mutated[rng.randrange(beginning)] = rng.choice([0, 1, 7, 8, 9, 255, rng.randrange(256)])
+        file.write_bytes(mutated)
+        sound += attempt(lambda: start(file), len(content), f"seed {seed}")
+    assert sound < count

@@ -12,6 +12,7 @@ from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.load import load
 from penstock.assembly.prepare import eos_token_ids
 from penstock.assembly.speculation import STATES, make_proposer
+from penstock.assembly.tokenizers import tokenizer_in
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
@@ -37,7 +38,6 @@ from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
 from penstock.scheduler.scheduler import Scheduler
 from penstock.speculation.branches import Branches
-from penstock.text.tokenizer import find_tokenizer
 
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
 PROMISE_OF_CHANCE = (
@@ -84,7 +84,7 @@ def build_engine(
         # What is left to torch is too little to share out, and its threads would take cores from the native ones.
         torch.set_num_threads(1)
     budget.done("map packed weights" if loaded.mapped else "load and pack weights")
-    tokenizer = find_tokenizer(Path(config.model.tokenizer), declaration.vocab_size)
+    tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     table = tokenizer.table if tokenizer else None
     budget.done("load tokenizer")
     spec = config.cache.spec

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.assembly.tokenizers import has_tokenizer, tokenizer_in
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason
 from penstock.core.errors import ModelFileError, TokenizerError
@@ -13,13 +14,13 @@ from penstock.core.resolve import resolve
 from penstock.engine.interface import ModelInfo
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.cache_folder import default_folder
-from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
+from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, GGUF, Checkpoint, open_checkpoint
 from penstock.loading.hub import resolve_model
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.models.registry import declare
 from penstock.runtime.machine import machine_facts
-from penstock.text.tokenizer import Tokenizer, find_tokenizer
+from penstock.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Prepared:
 
         Raises TokenizerError where it cannot be used.
         """
-        return find_tokenizer(Path(self.config.model.tokenizer), self.declaration.vocab_size)
+        return tokenizer_in(Path(self.config.model.tokenizer), self.declaration.vocab_size)
 
     def eos_token_ids(self, tokenizer: Tokenizer | None) -> tuple[int, ...]:
         """What ends an output; see the function."""
@@ -97,7 +98,7 @@ def _served_name(model: str) -> str:
     if find_bundled(model) is not None:
         return model
     path = Path(model).expanduser()
-    return path.resolve().name if path.is_dir() else model
+    return path.resolve().name.removesuffix(GGUF) if path.exists() else model
 
 
 def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
@@ -111,7 +112,7 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
         # Elsewhere a chain model is of no use, which is said before it is looked for.
         chained = () if options.chain_model is None or options.speculative != "chain" else (options.chain_model,)
         drafts = [_draft_facts(each, options, declaration) for each in (drafting, *chained)]
-    if options.tokenizer is not None and not (Path(options.tokenizer) / "tokenizer.json").exists():
+    if options.tokenizer is not None and not has_tokenizer(Path(options.tokenizer)):
         raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
     native = OBSTACLE is None
     folder = str(default_folder()) if native else None

@@ -1,4 +1,4 @@
-"""A checkpoint directory in Hugging Face's layout, opened by reading headers only."""
+"""A checkpoint in Hugging Face's layout, or in a GGUF file, opened by reading headers only."""
 
 import fnmatch
 import json
@@ -10,12 +10,15 @@ from typing import Any, Protocol
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.weights import WeightPart, WeightSpec
+from penstock.loading.gguf import is_packed, read_gguf
+from penstock.loading.gguf_model import config_of, entries_of
 from penstock.loading.safetensors import TensorEntry, read_header
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+GGUF = ".gguf"
 
 # Tables that old releases stored and every implementation computes.
 _ALWAYS_UNUSED = ("*rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
@@ -54,6 +57,8 @@ class Checkpoint:
     Attributes:
         config, generation_config: contents of the JSON files; the latter is empty where there is none.
         tensors: every tensor by its name in the files; empty where only the configuration was opened.
+
+    What a GGUF file says of itself is said here as such a directory would say it.
     """
 
     path: Path
@@ -103,7 +108,7 @@ class Checkpoint:
             raise ModelFileError(
                 f"Tensor {entry.name} has shape {list(entry.shape)}, but by config.json it must be {list(part.shape)}."
             )
-        if entry.dtype not in _WEIGHT_DTYPES:
+        if entry.dtype not in _WEIGHT_DTYPES and not is_packed(entry):
             raise UnsupportedModel(
                 f"Tensor {entry.name} is stored as {entry.dtype}; implemented: {', '.join(_WEIGHT_DTYPES)}."
             )
@@ -111,14 +116,17 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
-    """Open the model directory `path`; with `weights` off, only its configuration, which dummy weights need.
+    """Open the model directory or GGUF file `path`; with `weights` off, only its configuration, for dummy weights.
 
     Raises ModelFileError where it is no directory, or a file is missing, truncated or malformed.
     """
     folder = Path(path)
+    if folder.suffix == GGUF and folder.is_file():
+        file = read_gguf(folder)
+        return Checkpoint(folder, config_of(file), {}, entries_of(file) if weights else {})
     if not folder.is_dir():
         kind = "is a file, not a directory" if folder.exists() else "does not exist"
-        raise ModelFileError(f"{folder} {kind}; pass a directory with {CONFIG} and safetensors files.")
+        raise ModelFileError(f"{folder} {kind}; pass a directory with {CONFIG} and safetensors files, or a .gguf file.")
     config = read_json(folder / CONFIG)
     generation = read_json(folder / GENERATION_CONFIG) if (folder / GENERATION_CONFIG).exists() else {}
     tensors = _read_tensors(folder) if weights else {}

@@ -1,4 +1,4 @@
-"""A model's name → its directory: bundled, given as one, cached from the Hugging Face hub, or downloaded."""
+"""A model's name → its directory, or GGUF file: bundled, given as one, cached from the hub, or downloaded."""
 
 import os.path
 import re
@@ -9,14 +9,14 @@ from typing import TypeGuard
 
 from penstock.bundled.registry import bundled_models, find_bundled
 from penstock.core.errors import ModelFileError
-from penstock.loading.checkpoint import CONFIG, INDEX, SINGLE_FILE, read_json
+from penstock.loading.checkpoint import CONFIG, GGUF, INDEX, SINGLE_FILE, read_json
 
 # Nothing else is read: no pickled weights, no code.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 # The same weights once more, in their authors' own layout.
 _NEVER_READ = ["consolidated*.safetensors", "*/*"]
 _TIMEOUT_SECONDS = 5.0
-_ELSEWHERE = "pass the path of a directory with config.json, safetensors files and tokenizer.json"
+_ELSEWHERE = "pass the path of a directory with config.json, safetensors files and tokenizer.json, or of a .gguf file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class HubCache:
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of `name`: a bundled model's, itself where it is a directory, else the hub's snapshot.
+    """The directory of `name`: a bundled model's, itself where it is one or a GGUF file, else the hub's snapshot.
 
     The snapshot is taken from the cache where that is complete. The path is absolute: resolving it again gives the
     same, also where a folder has the name of a bundled model. Raises ModelFileError where there is no such model, or it
@@ -56,6 +56,8 @@ def resolve_model(name: str) -> Path:
     # Unlike Path's own methods, these do not raise where the text cannot be a path, such as one that is too long.
     path = os.path.expanduser(name)
     if os.path.isdir(path):
+        return Path(path).absolute()
+    if os.path.isfile(path) and path.endswith(GGUF):
         return Path(path).absolute()
     if os.path.exists(path):
         raise ModelFileError(f"{name} is a file; {_ELSEWHERE}.")

@@ -23,7 +23,11 @@ _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 class TensorEntry:
     """Where one tensor lies: `offset` and `nbytes` are in bytes from the file's beginning.
 
-    `dtype` is "float32", "float16", "bfloat16", or the format's own name for a type that weights cannot have.
+    `dtype` is "float32", "float16", "bfloat16", or the format's own name for any other type.
+
+    Attributes:
+        paired_heads: the rows of so many heads stand in the order 0, n/2, 1, n/2 + 1, …; 0: as a model has them.
+        shift: what is added to each number.
     """
 
     name: str
@@ -32,6 +36,8 @@ class TensorEntry:
     file: Path
     offset: int
     nbytes: int
+    paired_heads: int = 0
+    shift: float = 0.0
 
 
 def read_header(file: Path) -> dict[str, TensorEntry]:

@@ -1,6 +1,5 @@
 """Weights in memory: mapped from the files, fused, converted and packed one at a time."""
 
-import mmap
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,18 +12,13 @@ from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint, Declared
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
 from penstock.loading.safetensors import TensorEntry
+from penstock.loading.tensors import read_tensor
 from penstock.models.declaration import ModelDeclaration
 
 Progress = Callable[[int, int], None]
 """(bytes done, bytes in all), called after each weight."""
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _DUMMY_DEVIATION = 0.02
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """torch's type for "float32", "bfloat16" or "float16"."""
-    return _DTYPES[name]
 
 
 def load_weights(
@@ -88,29 +82,16 @@ def dummy_weights(
     return weights
 
 
-def _mapped(entry: TensorEntry) -> Tensor:
-    """A tensor over the file's own pages, which stay mapped, privately, as long as the tensor lives."""
-    dtype = _DTYPES[entry.dtype]
-    if entry.nbytes == 0:
-        return torch.empty(entry.shape, dtype=dtype)
-    first_page = entry.offset - entry.offset % mmap.ALLOCATIONGRANULARITY
-    inset = entry.offset - first_page
-    with entry.file.open("rb") as stream:
-        pages = mmap.mmap(stream.fileno(), inset + entry.nbytes, access=mmap.ACCESS_COPY, offset=first_page)
-    count = entry.nbytes // dtype.itemsize
-    return torch.frombuffer(pages, dtype=dtype, count=count, offset=inset).view(entry.shape)
-
-
 def _assemble(spec: WeightSpec, parts: list[TensorEntry], dtype: torch.dtype) -> Tensor:
     """The weight with its parts stacked, in `dtype`; the mapped file itself where nothing needs to be changed."""
     if len(parts) == 1:
-        tensor = _mapped(parts[0]).to(dtype)
+        tensor = read_tensor(parts[0]).to(dtype)
         return tensor.clone() if spec.neutral is not None else tensor
     fused = torch.empty(spec.shape, dtype=dtype)
     first = 0
     for entry in parts:
         last = first + entry.shape[0]
-        fused[first:last] = _mapped(entry)
+        fused[first:last] = read_tensor(entry)
         first = last
     return fused
 

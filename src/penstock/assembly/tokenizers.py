@@ -1,0 +1,26 @@
+"""Finds the tokenizer of a model, wherever it is."""
+
+from pathlib import Path
+
+from penstock.loading.checkpoint import GGUF
+from penstock.loading.gguf import read_gguf
+from penstock.text.gguf_tokenizer import gguf_tokenizer
+from penstock.text.tokenizer import Tokenizer, find_tokenizer
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether there may be one in a directory, or in a GGUF file."""
+    return (path / "tokenizer.json").exists() or (path.suffix == GGUF and path.is_file())
+
+
+def tokenizer_in(path: Path, model_vocab_size: int) -> Tokenizer | None:
+    """The tokenizer in a model's directory or GGUF file, checked against the model; None where there is none.
+
+    Raises TokenizerError where it cannot be used.
+    """
+    if path.suffix != GGUF or not path.is_file():
+        return find_tokenizer(path, model_vocab_size)
+    tokenizer = gguf_tokenizer(read_gguf(path).metadata, path)
+    if tokenizer is not None:
+        tokenizer.check_against(model_vocab_size)
+    return tokenizer

@@ -1,0 +1,178 @@
+"""The tokenizer that a GGUF file carries in its metadata, put together from the same library's parts as any other.
+
+`tokenizer.ggml.model` says which kind: "gpt2" merges bytes, each of which stands for a character, by a list of merges,
+within words that a regular expression finds (`tokenizer.ggml.pre` names it); "llama" is SentencePiece's, where scores
+order the merges.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from penstock.core.errors import TokenizerError
+from penstock.text.tokenizer import Tokenizer
+
+# Kinds of tokens.
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_SPACE = "\u2581"
+
+_LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+# What words are, by the name that files give it.
+_PATTERNS = {
+    "llama-bpe": rf"{_SHORTENED}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}",
+    "smaug-bpe": rf"{_SHORTENED}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}",
+    "qwen2": rf"{_SHORTENED}|{_LETTERS}|\p{{N}}|{_REST}",
+}
+# As GPT-2 has it, of some with each digit by itself.
+_AS_GPT2 = ("default", "gpt-2")
+_SINGLE_DIGITS = ("starcoder", "refact", "command-r", "smollm")
+# Of these, a word that is a token is one, whatever merges say, and a text begins with the token for that.
+_WHOLE_WORDS = ("llama-bpe", "smaug-bpe")
+_COMPOSED = ("qwen2",)
+_NAMED = ("bos", "eos", "unknown", "separator", "padding")
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None:
+    """The tokenizer; None where the file has none. Raises TokenizerError where it cannot be used."""
+    kind = metadata.get("tokenizer.ggml.model")
+    if kind is None or kind == "none":
+        return None
+    makers = {"gpt2": _byte_level, "llama": _sentence_piece}
+    if not isinstance(kind, str) or kind not in makers:
+        raise TokenizerError(
+            f"{path.name} has a tokenizer of kind {kind!r}, which is not implemented; these are: {', '.join(makers)}."
+        )
+    tokens = _texts(metadata, "tokens", path)
+    kinds = _numbers(metadata, "token_type", path) if "tokenizer.ggml.token_type" in metadata else []
+    if kinds and len(kinds) != len(tokens):
+        raise TokenizerError(f"{path.name} has {len(tokens)} tokens, but {len(kinds)} kinds of them; it is damaged.")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    if len(vocabulary) != len(tokens):
+        raise TokenizerError(f"{path.name} has a token twice in its vocabulary; it is damaged.")
+    try:
+        raw = makers[kind](metadata, tokens, kinds, vocabulary, path)
+    except TokenizerError:
+        raise
+    except Exception as error:  # the library raises plain Exception
+        raise TokenizerError(f"The tokenizer in {path.name} cannot be put together: {error}.") from error
+    raw.add_tokens(
+        [
+            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+            for token, kind in zip(tokens, kinds, strict=False)
+            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+        ]
+    )
+    return Tokenizer(raw, _config(metadata, tokens, path), path)
+
+
+def _texts(metadata: Mapping[str, Any], name: str, path: Path) -> list[str]:
+    found = _listed(metadata, name, path)
+    # Those of an array are all of one kind.
+    if len(found) and not isinstance(found[0], str):
+        raise TokenizerError(f"{path.name} has numbers as tokenizer.ggml.{name}, which must be texts; it is damaged.")
+    return list(found)
+
+
+def _numbers(metadata: Mapping[str, Any], name: str, path: Path) -> list[Any]:
+    found = _listed(metadata, name, path)
+    if len(found) and isinstance(found[0], str):
+        raise TokenizerError(f"{path.name} has texts as tokenizer.ggml.{name}, which must be numbers; it is damaged.")
+    return list(found)
+
+
+def _listed(metadata: Mapping[str, Any], name: str, path: Path) -> Sequence[Any]:
+    found = metadata.get(f"tokenizer.ggml.{name}")
+    if found is None or isinstance(found, (str, int, float)):
+        raise TokenizerError(f"{path.name} has no list tokenizer.ggml.{name}, which its tokenizer needs.")
+    return cast(Sequence[Any], found)
+
+
+def _byte_level(
+    metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], vocabulary: dict[str, int], path: Path
+) -> tokenizers.Tokenizer:
+    named = metadata.get("tokenizer.ggml.pre", "default")
+    words = _words(named, path)
+    merges = []
+    for merge in _texts(metadata, "merges", path):
+        left, _, right = merge.partition(" ")
+        if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
+            raise TokenizerError(f"{path.name} merges {merge!r}, which are no tokens or become none; it is damaged.")
+        merges.append((left, right))
+    raw = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=named in _WHOLE_WORDS))
+    raw.pre_tokenizer = words
+    if named in _COMPOSED:
+        raw.normalizer = normalizers.NFC()
+    raw.decoder = decoders.ByteLevel()
+    return raw
+
+
+def _words(named: Any, path: Path) -> pre_tokenizers.PreTokenizer:
+    if isinstance(named, str) and named in _PATTERNS:
+        split = pre_tokenizers.Split(Regex(_PATTERNS[named]), "isolated")
+        return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if named in _AS_GPT2:
+        return words
+    if named in _SINGLE_DIGITS:
+        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    known = ", ".join((*_AS_GPT2, *_SINGLE_DIGITS, *_PATTERNS))
+    raise TokenizerError(
+        f"{path.name} splits text into words as {named!r} does, which is not implemented; these are: {known}."
+    )
+
+
+def _sentence_piece(
+    metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], vocabulary: dict[str, int], path: Path
+) -> tokenizers.Tokenizer:
+    scores = _numbers(metadata, "scores", path)
+    if len(scores) != len(tokens) or len(kinds) != len(tokens):
+        raise TokenizerError(f"{path.name} has {len(tokens)} tokens, but {len(scores)} scores of them; it is damaged.")
+    ordinary = {token: i for i, token in enumerate(tokens) if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)}
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
+    bytes_too = _BYTE in kinds
+    raw = tokenizers.Tokenizer(
+        models.BPE(vocabulary, _merges(ordinary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too)
+    )
+    prefixed = metadata.get("tokenizer.ggml.add_space_prefix", True) is True
+    steps = [normalizers.Prepend(_SPACE)] if prefixed else []
+    raw.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    back = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    raw.decoder = decoders.Sequence([*back, decoders.Strip(" ", 1, 0)] if prefixed else back)
+    return raw
+
+
+def _merges(ids: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Every way to put a token together of two others, the tokens with the best scores first."""
+    ranked = sorted(ids, key=lambda token: -scores[ids[token]])
+    return [pair for token in ranked for pair in sorted(_halves(token, ids), key=lambda p: (ids[p[0]], ids[p[1]]))]
+
+
+def _halves(token: str, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
+    for place in range(1, len(token)):
+        left, right = token[:place], token[place:]
+        if left in ids and right in ids:
+            yield left, right
+
+
+def _config(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> dict[str, Any]:
+    """What tokenizer_config.json would say."""
+    config: dict[str, Any] = {}
+    for name in _NAMED:
+        index = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(index, int) and not isinstance(index, bool):
+            if not 0 <= index < len(tokens):
+                raise TokenizerError(f"{path.name} names token {index} as {name}, of {len(tokens)}; it is damaged.")
+            short = {"unknown": "unk", "separator": "sep", "padding": "pad"}.get(name, name)
+            config[f"{short}_token"] = tokens[index]
+    begins = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
+    config["add_bos_token"] = metadata.get("tokenizer.ggml.add_bos_token", begins)
+    config["add_eos_token"] = metadata.get("tokenizer.ggml.add_eos_token", False)
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str):
+        config["chat_template"] = template
+    return config
