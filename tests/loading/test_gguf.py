@@ -137,4 +137,4 @@ def test_a_type_that_is_not_known_is_named(tmp_path: Path) -> None:
     content = HEAD + number(1) + number(0) + NAMED + number(1, 4) + number(256) + number(16, 4) + number(0)
     (tmp_path / "a.gguf").write_bytes(content + bytes(99))
     (entry,) = read_gguf(tmp_path / "a.gguf").tensors.values()
-    assert entry.dtype == "GGUF type 16" and not is_packed(entry)
+    assert entry.dtype == "GGUF type IQ2_XXS" and not is_packed(entry)

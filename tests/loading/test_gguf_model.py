@@ -1,6 +1,7 @@
 """A model from a GGUF file is the checkpoint that it was made from."""
 
 import json
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from gguf import GGMLQuantizationType as Kind
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.gguf import GgufFile, read_gguf
+from penstock.loading.gguf_model import config_of
 from penstock.models.registry import declare
 from support import checkpoints
 from support.gguf_files import write_gguf
@@ -66,7 +69,7 @@ def test_the_configuration_is_the_checkpoints(tmp_path: Path, family: str) -> No
     # Mistral is a Llama there.
     assert family == "mistral" or ours.architecture == theirs.architecture
     assert ours.decoder == theirs.decoder
-    assert open_checkpoint(file).config["eos_token_id"] == checkpoints.EOS
+    assert open_checkpoint(file).config["eos_token_id"] == [checkpoints.EOS]
 
 
 def test_a_float16_file_is_not_rounded(tmp_path: Path) -> None:
@@ -76,26 +79,72 @@ def test_a_float16_file_is_not_rounded(tmp_path: Path) -> None:
     assert declare(open_checkpoint(file).config).dtype == "float32"
 
 
+def test_tokens_that_end_a_turn_end_an_output_too(tmp_path: Path) -> None:
+    folder = checkpoints.make("qwen3", tmp_path / "model")
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    taken = len(raw["model"]["vocab"])
+    end = {"id": taken, "content": "<|im_end|>", "special": True, "normalized": False}
+    raw["added_tokens"].append({**end, "single_word": False, "lstrip": False, "rstrip": False})
+    (folder / "tokenizer.json").write_text(json.dumps(raw))
+    file = write_gguf(folder, tmp_path / "a.gguf")
+    assert open_checkpoint(file).config["eos_token_id"] == [checkpoints.EOS, taken]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
+    folder = tmp_path_factory.mktemp("plain")
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    return read_gguf(write_gguf(checkpoints.make("llama", folder / "model", rope_parameters=rope), folder / "a.gguf"))
+
+
+def changed(file: GgufFile, **values: Any) -> GgufFile:
+    """With other values; None: without them."""
+    metadata = {**file.metadata, **values}
+    return GgufFile(file.path, {name: value for name, value in metadata.items() if value is not None}, file.tensors)
+
+
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("name", "value", "says"),
     [
-        (("general.architecture", "mamba"), "'mamba', which is not implemented; these are: llama"),
-        (("llama.block_count", None), "no llama.block_count"),
-        (("llama.rope.scaling.type", "yarn"), "by yarn"),
+        ("general.architecture", "mamba", "'mamba', which is not implemented; these are: llama"),
+        ("llama.block_count", None, "no llama.block_count"),
+        ("llama.block_count", array("i", [1, 2]), "an array of 2; implemented: a whole number"),
+        ("llama.rope.scaling.type", "yarn", "by yarn"),
+        ("llama.attention.value_length", 8, "llama.attention.value_length = 8; implemented: that of its keys, 24"),
+        ("llama.expert_count", 8, "8 experts"),
+        ("split.count", 3, "one of 3 parts"),
     ],
 )
-def test_what_cannot_be_served_is_refused(tmp_path: Path, change: tuple[str, Any], says: str) -> None:
-    from penstock.loading.gguf import GgufFile, read_gguf
-    from penstock.loading.gguf_model import config_of
-
-    folder = checkpoints.make("llama", tmp_path / "model", rope_parameters={"rope_type": "default", "rope_theta": 1e4})
-    file = read_gguf(write_gguf(folder, tmp_path / "a.gguf"))
-    name, value = change
-    metadata = {key: known for key, known in file.metadata.items() if key != name}
-    if value is not None:
-        metadata[name] = value
+def test_what_cannot_be_served_is_refused(plain: GgufFile, name: str, value: Any, says: str) -> None:
     with pytest.raises((ModelFileError, UnsupportedModel), match=says):
-        config_of(GgufFile(file.path, metadata, file.tensors))
+        config_of(changed(plain, **{name: value}))
+
+
+def test_rotary_positions_are_scaled_as_files_say_in_either_way(plain: GgufFile) -> None:
+    kind, factor, older = "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.rope.scale_linear"
+    by_four = {"rope_type": "linear", "factor": 4.0}
+    for values, expected in (
+        ({}, None),
+        ({factor: 4.0}, by_four),
+        ({older: 4.0}, by_four),
+        ({kind: "linear", factor: 4.0, older: 2.0}, by_four),
+        ({kind: "linear"}, None),
+        ({factor: 0.0}, None),
+        ({kind: "none", factor: 4.0}, None),
+    ):
+        assert config_of(changed(plain, **values)).get("rope_scaling") == expected
+
+
+def test_gemma_3_has_the_bases_that_older_files_call_otherwise(tmp_path: Path) -> None:
+    file = read_gguf(made("gemma3", tmp_path, Kind.F32)[1])
+    none = {"gemma3.rope.freq_base": None, "gemma3.rope.freq_base_swa": None}
+    config = config_of(changed(file, **none))
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (1e6, 10000.0)
+    older = {"gemma3.rope.global.freq_base": 5e5, "gemma3.rope.local.freq_base": 2e4}
+    config = config_of(changed(file, **none, **older))
+    assert (config["rope_theta"], config["rope_local_base_freq"]) == (5e5, 2e4)
+    with pytest.raises(UnsupportedModel, match="sliding_window_pattern = 5; implemented: 6"):
+        config_of(changed(file, **{"gemma3.attention.sliding_window_pattern": 5}))
 
 
 def test_other_divisors_of_frequencies_are_refused(tmp_path: Path) -> None:
@@ -104,3 +153,21 @@ def test_other_divisors_of_frequencies_are_refused(tmp_path: Path) -> None:
     file = write_gguf(folder, tmp_path / "a.gguf")
     with pytest.raises(UnsupportedModel, match="otherwise than Llama 3"):
         open_checkpoint(file)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_divisors_that_make_no_sense_are_refused(tmp_path: Path, factor: float) -> None:
+    file = made("llama", tmp_path, Kind.F32)[1]
+    entry = read_gguf(file).tensors["rope_freqs.weight"]
+    content = bytearray(file.read_bytes())
+    content[entry.offset : entry.offset + entry.nbytes] = array("f", [factor] * (entry.nbytes // 4)).tobytes()
+    file.write_bytes(content)
+    with pytest.raises(UnsupportedModel, match="otherwise than Llama 3"):
+        open_checkpoint(file)
+
+
+def test_a_directory_with_such_a_file_says_what_to_pass(tmp_path: Path) -> None:
+    folder, _ = made("qwen3", tmp_path, Kind.F32)
+    (folder / "model.safetensors").rename(folder / "a.gguf")
+    with pytest.raises(ModelFileError, match=r"pass the path of a\.gguf itself"):
+        open_checkpoint(folder)

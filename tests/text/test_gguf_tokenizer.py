@@ -91,6 +91,8 @@ def values(tmp_path: Path) -> dict[str, Any]:
     [
         ("model", "t5", "kind 't5'"),
         ("pre", "chatglm", "as 'chatglm' does"),
+        ("pre", "default", "does not name"),
+        ("pre", None, "does not name"),
         ("tokens", None, "no list tokenizer.ggml.tokens"),
         ("tokens", ["a", "a"], "kinds"),
         ("token_type", [], "token twice"),
@@ -104,6 +106,53 @@ def test_what_makes_no_tokenizer_is_refused(tmp_path: Path, name: str, value: An
         metadata["tokenizer.ggml.tokens"] = ["a", "a"]
     with pytest.raises(TokenizerError, match=says):
         gguf_tokenizer(metadata, tmp_path / "a.gguf")
+
+
+def test_special_tokens_of_too_many_beginnings_are_refused(tmp_path: Path) -> None:
+    many = ["<" + "1" * count + "0" for count in range(1000)]
+    metadata = values(tmp_path)
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], *many]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], *[3] * len(many)]
+    with pytest.raises(TokenizerError, match="cannot be put together"):
+        gguf_tokenizer(metadata, tmp_path / "a.gguf")
+
+
+def test_a_token_without_end_is_refused(tmp_path: Path) -> None:
+    metadata = values(tmp_path)
+    metadata["tokenizer.ggml.tokens"] = ["a" * 5000, *metadata["tokenizer.ggml.tokens"][1:]]
+    with pytest.raises(TokenizerError, match="more than 1024 characters"):
+        gguf_tokenizer(metadata, tmp_path / "a.gguf")
+
+
+def test_what_files_leave_out_is_what_others_take_it_for(tmp_path: Path) -> None:
+    metadata = values(tmp_path)
+    tokens = [*metadata["tokenizer.ggml.tokens"], "", ""]
+    known = {
+        **metadata,
+        "general.architecture": "qwen3",
+        "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*metadata["tokenizer.ggml.token_type"], 5, 5],
+        "tokenizer.ggml.padding_token_id": 2**32 - 1,
+        "tokenizer.chat_template": "plain",
+        "tokenizer.chat_templates": ["tool_use", "gone"],
+        "tokenizer.chat_template.tool_use": "tools",
+    }
+    found = gguf_tokenizer(known, tmp_path / "a.gguf")
+    assert found is not None and found.vocab_size == len(tokens) and "pad_token" not in found.special_tokens
+    assert found.config["chat_template"] == [
+        {"name": "default", "template": "plain"},
+        {"name": "tool_use", "template": "tools"},
+    ]
+
+
+def test_sentence_piece_has_its_usual_special_tokens(tmp_path: Path) -> None:
+    file = written(folder_of("llama2", tmp_path / "model"), tmp_path / "a.gguf")
+    metadata = {name: value for name, value in read_gguf(file).metadata.items() if not name.endswith("_id")}
+    del metadata["tokenizer.ggml.add_bos_token"]
+    found = gguf_tokenizer(metadata, file)
+    assert found is not None and (found.bos_token, found.eos_token) == ("<s>", "</s>")
+    assert found.encode("fox")[0] == 1
 
 
 def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:

@@ -94,11 +94,14 @@ def _token_ids(file: str, value: Any) -> tuple[int, ...]:
 
 
 def _served_name(model: str) -> str:
-    """A bundled or hub name as it is, a directory by its last part: clients have no use for this machine's paths."""
+    """A bundled or hub name as it is, a path by its last part: clients have no use for this machine's paths."""
     if find_bundled(model) is not None:
         return model
     path = Path(model).expanduser()
-    return path.resolve().name.removesuffix(GGUF) if path.exists() else model
+    if path.is_dir():
+        return path.resolve().name
+    # A file may be a link into a cache, whose names say nothing.
+    return path.name.removesuffix(GGUF) if path.is_file() else model
 
 
 def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:

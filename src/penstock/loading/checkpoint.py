@@ -10,9 +10,10 @@ from typing import Any, Protocol
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.weights import WeightPart, WeightSpec
-from penstock.loading.gguf import is_packed, read_gguf
+from penstock.loading.gguf import UNKNOWN, is_packed, read_gguf
 from penstock.loading.gguf_model import config_of, entries_of
 from penstock.loading.safetensors import TensorEntry, read_header
+from penstock.quantization.gguf_types import BLOCK_TYPES
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -109,9 +110,8 @@ class Checkpoint:
                 f"Tensor {entry.name} has shape {list(entry.shape)}, but by config.json it must be {list(part.shape)}."
             )
         if entry.dtype not in _WEIGHT_DTYPES and not is_packed(entry):
-            raise UnsupportedModel(
-                f"Tensor {entry.name} is stored as {entry.dtype}; implemented: {', '.join(_WEIGHT_DTYPES)}."
-            )
+            kinds = BLOCK_TYPES if entry.dtype.startswith(UNKNOWN) else _WEIGHT_DTYPES
+            raise UnsupportedModel(f"Tensor {entry.name} is stored as {entry.dtype}; implemented: {', '.join(kinds)}.")
         return entry
 
 
@@ -155,8 +155,10 @@ def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
         return _read_shards(folder)
     if (folder / SINGLE_FILE).exists():
         return read_header(folder / SINGLE_FILE)
-    files = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", ".gguf"))
+    files = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", GGUF))
     instead = f"; {files[0]} is in a format that is not loaded" if files else ""
+    if files and files[0].endswith(GGUF):
+        instead = f"; pass the path of {files[0]} itself"
     raise ModelFileError(f"{folder} has neither {SINGLE_FILE} nor {INDEX}{instead}.")
 
 

@@ -7,6 +7,7 @@ little-endian here; big-endian files are refused.
 
 import math
 import mmap
+import reprlib
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,17 @@ from typing import Any, overload
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.loading.safetensors import TensorEntry
-from penstock.quantization.gguf_types import BLOCK_TYPES, BY_CODE
+from penstock.quantization.gguf_types import BLOCK_TYPES, BY_CODE, OTHERS
 
 MAGIC = b"GGUF"
+# How types begin that are not read.
+UNKNOWN = "GGUF type"
 _VERSIONS = (2, 3)
 _ALIGNMENT = 32
 _MOST_ALIGNMENT = 1 << 16
 _MOST_DIMENSIONS = 4
+# Far above what models have, since a file can be far longer than what it takes on a disk.
+_LONGEST_ARRAY, _LONGEST_METADATA, _MOST_NAMES = 1 << 24, 1 << 30, 1 << 20
 _LONGEST_NAME = 1024
 _LARGEST = 2**63 - 1
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
@@ -92,6 +97,11 @@ class _Reader:
         """Bytes behind the place."""
         return self._size - self.place
 
+    def check_length(self) -> None:
+        """Whether the metadata are of a length that can be, whatever the file's is."""
+        if self.place > _LONGEST_METADATA:
+            raise _Malformed(f"has more than {_LONGEST_METADATA} bytes of metadata")
+
     def number(self, kind: str) -> Any:
         """A number as `struct` names it."""
         width = struct.calcsize("<" + kind)
@@ -133,7 +143,7 @@ class _Reader:
 
     def _numbers(self, kind: str, count: int) -> "array[Any]":
         found = array(kind)
-        if count > self.left // found.itemsize:
+        if count > min(_LONGEST_ARRAY, self.left // found.itemsize):
             raise _Malformed(f"has an array of {count} numbers, for which it is too short")
         end = self.place + count * found.itemsize
         found.frombytes(self._pages[self.place : end])
@@ -142,7 +152,7 @@ class _Reader:
 
     def _texts(self, count: int) -> "Texts":
         # Each has its length at least.
-        if count > self.left // 8:
+        if count > min(_LONGEST_ARRAY, self.left // 8):
             raise _Malformed(f"has an array of {count} texts, for which it is too short")
         first, starts = self.place, array("Q")
         for _ in range(count):
@@ -151,6 +161,7 @@ class _Reader:
                 raise _Malformed(f"has a text of {length} bytes, of which {self.left} are left")
             starts.append(self.place - first)
             self.place += length
+            self.check_length()
         return Texts(self._pages[first : self.place], starts)
 
 
@@ -199,7 +210,7 @@ def _read(file: Path, reader: _Reader, size: int) -> GgufFile:
         raise UnsupportedModel(f"{file.name} is of GGUF version {version}{hint}; versions 2 and 3 are read.")
     tensors, values = reader.number("Q"), reader.number("Q")
     # A name has its length, and something follows it.
-    if max(tensors, values) > reader.left // 12:
+    if max(tensors, values) > min(_MOST_NAMES, reader.left // 12):
         raise _Malformed(f"has {tensors} tensors and {values} values, for which it is too short")
     metadata: dict[str, Any] = {}
     for _ in range(values):
@@ -207,9 +218,12 @@ def _read(file: Path, reader: _Reader, size: int) -> GgufFile:
         if name in metadata:
             raise _Malformed(f"has {name} twice")
         metadata[name] = reader.value(reader.number("I"))
+        reader.check_length()
     alignment = metadata.get("general.alignment", _ALIGNMENT)
     if type(alignment) is not int or not 1 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
-        raise _Malformed(f"has an alignment of {alignment!r}, which must be a power of two up to {_MOST_ALIGNMENT}")
+        raise _Malformed(
+            f"has an alignment of {reprlib.repr(alignment)}, which must be a power of two up to {_MOST_ALIGNMENT}"
+        )
     described = [_describe(reader) for _ in range(tensors)]
     base = -(-reader.place // alignment) * alignment
     entries: dict[str, TensorEntry] = {}
@@ -240,7 +254,7 @@ def _entry(file: Path, name: str, shape: tuple[int, ...], code: int, offset: int
     block = BY_CODE.get(code)
     if block is None:
         # How long it is, is not known; whoever needs it refuses it by its type.
-        nbytes, dtype = 0, f"GGUF type {code}"
+        nbytes, dtype = 0, f"{UNKNOWN} {OTHERS.get(code, code)}"
     else:
         if shape[-1] % block.elements:
             raise _Malformed(

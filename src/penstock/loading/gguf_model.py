@@ -2,6 +2,7 @@
 
 import math
 import re
+import reprlib
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -37,6 +38,22 @@ ROPE_FACTORS = "rope_freqs.weight"
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _MOST_DIVISORS = 4096
 _LARGEST_GEMMA3_LAYERS = 62
+# Every so manieth layer sees everything.
+_GEMMA3_PATTERN = 6
+# The kind of special tokens, and those that end a turn in whatever model has them; files often name only one.
+_CONTROL = 3
+_ENDS = {
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "</s>",
+    "<|end|>",
+    "<EOT>",
+    "<eos>",
+}
 _ABSENT = object()
 
 
@@ -78,21 +95,21 @@ class _Values:
         if isinstance(value, array) and len(set(value)) == 1:
             value = value[0]
         if value is not default and (isinstance(value, bool) or not isinstance(value, int)):
-            raise self._refused(name, value, "a whole number")
+            raise self.refused(name, "a whole number")
         return value
 
     def number(self, name: str, default: Any = _ABSENT) -> Any:
         """A number."""
         value = self._take(name, default)
         if value is not default and (isinstance(value, bool) or not isinstance(value, (int, float))):
-            raise self._refused(name, value, "a number")
+            raise self.refused(name, "a number")
         return value
 
     def text(self, name: str, default: Any = _ABSENT) -> Any:
         """A text."""
         value = self._take(name, default)
         if value is not default and not isinstance(value, str):
-            raise self._refused(name, value, "a text")
+            raise self.refused(name, "a text")
         return value
 
     def _take(self, name: str, default: Any) -> Any:
@@ -103,8 +120,10 @@ class _Values:
             )
         return value
 
-    def _refused(self, name: str, value: Any, expected: str) -> UnsupportedModel:
-        shown = f"an array of {len(value)}" if isinstance(value, (array, Texts)) else repr(value)[:80]
+    def refused(self, name: str, expected: str) -> UnsupportedModel:
+        """The error for a value that is not implemented."""
+        value = self._file.metadata.get(f"{self._architecture}.{name}")
+        shown = f"an array of {len(value)}" if isinstance(value, (array, Texts)) else reprlib.repr(value)
         return UnsupportedModel(
             f"{self._file.path.name} has {self._architecture}.{name} = {shown}; implemented: {expected}."
         )
@@ -115,22 +134,31 @@ def family_of(file: GgufFile) -> tuple[str, _Family]:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in FAMILIES:
         raise UnsupportedModel(
-            f"{file.path.name} is of the GGUF architecture {name!r}, which is not implemented; these are: "
+            f"{file.path.name} is of the GGUF architecture {reprlib.repr(name)}, which is not implemented; these are: "
             f"{', '.join(FAMILIES)}."
         )
     return name, FAMILIES[name]
 
 
+def _check_whole(file: GgufFile) -> None:
+    parts = file.metadata.get("split.count", 1)
+    if isinstance(parts, int) and parts > 1:
+        raise UnsupportedModel(f"{file.path.name} is one of {parts} parts; join them with `llama-gguf-split --merge`.")
+
+
 def config_of(file: GgufFile) -> dict[str, Any]:
     """What config.json says of the model. Raises ModelFileError and UnsupportedModel."""
+    _check_whole(file)
     name, family = family_of(file)
     values = _Values(file, name)
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise ModelFileError(f"{file.path.name} has no tensor token_embd.weight, so it holds no language model.")
+    experts = values.integer("expert_count", 0)
+    if experts:
+        raise UnsupportedModel(f"{file.path.name} has {experts} experts in each layer, which is not implemented.")
     heads = values.integer("attention.head_count")
     width = values.integer("embedding_length")
-    theta = values.number("rope.freq_base", 10000.0)
     config: dict[str, Any] = {
         "architectures": [family.architecture],
         "torch_dtype": _stored(file),
@@ -143,35 +171,53 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "head_dim": values.integer("attention.key_length", width // max(1, heads)),
         "max_position_embeddings": values.integer("context_length"),
         "rms_norm_eps": values.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": theta,
+        "rope_theta": values.number("rope.freq_base", 10000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
-    turned = values.integer("rope.dimension_count", config["head_dim"])
-    if turned != config["head_dim"] or values.integer("attention.value_length", turned) != turned:
-        raise UnsupportedModel(f"{file.path.name} turns {turned} of a head's {config['head_dim']} dimensions.")
+    for key in ("rope.dimension_count", "attention.value_length"):
+        size = values.integer(key, config["head_dim"])
+        if size != config["head_dim"]:
+            raise UnsupportedModel(
+                f"{file.path.name} has {name}.{key} = {size}; implemented: that of its keys, {config['head_dim']}."
+            )
     if name == "gemma3":
         config |= _gemma3(values, config)
     elif "blk.0.attn_q.bias" in file.tensors and name != "qwen2":
         config["attention_bias"] = True
+    if "blk.0.ffn_gate.bias" in file.tensors:
+        config["mlp_bias"] = True
     scaling = _rope_scaling(file, values, config)
     if scaling:
         config["rope_scaling"] = scaling
-    for key in ("eos", "bos"):
-        token = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(token, int):
-            config[f"{key}_token_id"] = token
+    ends = _ends(file)
+    if ends:
+        config["eos_token_id"] = ends
     return config
+
+
+def _ends(file: GgufFile) -> list[int]:
+    """What ends an output: the tokens that the file names for that, and those of its special ones that always do."""
+    named = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [token for token in named if isinstance(token, int) and not isinstance(token, bool)]
+    tokens, kinds = (file.metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if isinstance(tokens, Texts) and isinstance(kinds, array) and len(tokens) == len(kinds):
+        special = (place for place, kind in enumerate(kinds) if kind == _CONTROL)
+        ends += [place for place in special if tokens[place] in _ENDS]
+    return list(dict.fromkeys(ends))
 
 
 def _gemma3(values: _Values, config: Mapping[str, Any]) -> dict[str, Any]:
     # No file says so, but in the largest one scores are scaled by width / heads.
     largest = config["num_hidden_layers"] == _LARGEST_GEMMA3_LAYERS
     scaled_by = config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
+    if values.integer("attention.sliding_window_pattern", _GEMMA3_PATTERN) != _GEMMA3_PATTERN:
+        raise values.refused("attention.sliding_window_pattern", str(_GEMMA3_PATTERN))
     return {
+        "rope_theta": values.number("rope.freq_base", values.number("rope.global.freq_base", 1e6)),
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": values.integer("attention.sliding_window"),
         "query_pre_attn_scalar": scaled_by,
-        "rope_local_base_freq": values.number("rope.freq_base_swa", 10000.0),
+        "rope_local_base_freq": values.number("rope.freq_base_swa", values.number("rope.local.freq_base", 10000.0)),
         "final_logit_softcapping": values.number("final_logit_softcapping", None),
     }
 
@@ -184,20 +230,23 @@ def _stored(file: GgufFile) -> str:
 
 def _rope_scaling(file: GgufFile, values: _Values, config: Mapping[str, Any]) -> dict[str, Any] | None:
     """What config.json says of it. A file has Llama 3's scaling as a divisor for each frequency."""
-    kind = values.text("rope.scaling.type", "none")
-    if ROPE_FACTORS in file.tensors:
-        return _llama3_scaling(file, config)
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": values.number("rope.scaling.factor")}
-    if kind != "none":
+    kind = values.text("rope.scaling.type", "linear")
+    # A factor of 0 stands for none; the second key is the older one.
+    factor = values.number("rope.scaling.factor", values.number("rope.scale_linear", 1.0)) or 1.0
+    if kind not in ("none", "linear"):
         raise UnsupportedModel(f"{file.path.name} scales rotary positions by {kind}; implemented: none and linear.")
-    return None
+    linear = {"rope_type": "linear", "factor": factor} if kind == "linear" and factor != 1 else None
+    if ROPE_FACTORS not in file.tensors:
+        return linear
+    if linear:
+        raise UnsupportedModel(f"{file.path.name} scales rotary positions twice, which is not implemented.")
+    return _llama3_scaling(file, config)
 
 
 def _llama3_scaling(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
     divisors, head_dim, theta = _numbers(file.tensors[ROPE_FACTORS]), config["head_dim"], config["rope_theta"]
     factor = max(divisors)
-    alike = head_dim == 2 * len(divisors) and math.isfinite(factor) and 0 < theta < math.inf
+    alike = head_dim == 2 * len(divisors) and 0 < factor < math.inf and 0 < theta < math.inf
     if not alike or not all(map(_near, divisors, llama3_divisors(head_dim, theta, factor, _LOW, _HIGH, _ORIGINAL))):
         raise UnsupportedModel(
             f"{file.path.name} divides the frequencies of rotary positions otherwise than Llama 3 does, which is not "

@@ -5,6 +5,7 @@ within words that a regular expression finds (`tokenizer.ggml.pre` names it); "l
 order the merges.
 """
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -29,12 +30,19 @@ _PATTERNS = {
     "qwen2": rf"{_SHORTENED}|{_LETTERS}|\p{{N}}|{_REST}",
 }
 # As GPT-2 has it, of some with each digit by itself.
-_AS_GPT2 = ("default", "gpt-2")
+_AS_GPT2 = ("gpt-2",)
 _SINGLE_DIGITS = ("starcoder", "refact", "command-r", "smollm")
 # Of these, a word that is a token is one, whatever merges say, and a text begins with the token for that.
-_WHOLE_WORDS = ("llama-bpe", "smaug-bpe")
+_WHOLE_WORDS = ("llama-bpe",)
 _COMPOSED = ("qwen2",)
-_NAMED = ("bos", "eos", "unknown", "separator", "padding")
+# Other names for the same, and what files that name nothing are by their architecture.
+_ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
+_BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2"}
+# Ways to put a token together grow with the square of its length.
+_LONGEST_TOKEN = 1024
+# As files spell them, as tokenizer_config.json has them, and what they are in SentencePiece's where nothing says so.
+_NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad"}
+_OF_SENTENCE_PIECE = {"bos": 1, "eos": 2, "unknown": 0}
 
 
 def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None:
@@ -45,29 +53,34 @@ def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None:
     makers = {"gpt2": _byte_level, "llama": _sentence_piece}
     if not isinstance(kind, str) or kind not in makers:
         raise TokenizerError(
-            f"{path.name} has a tokenizer of kind {kind!r}, which is not implemented; these are: {', '.join(makers)}."
+            f"{path.name} has a tokenizer of kind {reprlib.repr(kind)}, which is not implemented; these are: "
+            f"{', '.join(makers)}."
         )
     tokens = _texts(metadata, "tokens", path)
     kinds = _numbers(metadata, "token_type", path) if "tokenizer.ggml.token_type" in metadata else []
     if kinds and len(kinds) != len(tokens):
         raise TokenizerError(f"{path.name} has {len(tokens)} tokens, but {len(kinds)} kinds of them; it is damaged.")
+    # Places that nothing was said of.
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
+    if max(map(len, tokens), default=0) > _LONGEST_TOKEN:
+        raise TokenizerError(f"{path.name} has a token of more than {_LONGEST_TOKEN} characters; it is damaged.")
     vocabulary = {token: index for index, token in enumerate(tokens)}
     if len(vocabulary) != len(tokens):
         raise TokenizerError(f"{path.name} has a token twice in its vocabulary; it is damaged.")
     try:
         raw = makers[kind](metadata, tokens, kinds, vocabulary, path)
+        raw.add_tokens(
+            [
+                AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+                for token, kind in zip(tokens, kinds, strict=False)
+                if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+            ]
+        )
+        return Tokenizer(raw, _config(metadata, tokens, path), path)
     except TokenizerError:
         raise
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"The tokenizer in {path.name} cannot be put together: {error}.") from error
-    raw.add_tokens(
-        [
-            AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
-            for token, kind in zip(tokens, kinds, strict=False)
-            if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
-        ]
-    )
-    return Tokenizer(raw, _config(metadata, tokens, path), path)
 
 
 def _texts(metadata: Mapping[str, Any], name: str, path: Path) -> list[str]:
@@ -95,13 +108,15 @@ def _listed(metadata: Mapping[str, Any], name: str, path: Path) -> Sequence[Any]
 def _byte_level(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], vocabulary: dict[str, int], path: Path
 ) -> tokenizers.Tokenizer:
-    named = metadata.get("tokenizer.ggml.pre", "default")
+    named = _words_named(metadata)
     words = _words(named, path)
     merges = []
     for merge in _texts(metadata, "merges", path):
         left, _, right = merge.partition(" ")
         if left not in vocabulary or right not in vocabulary or left + right not in vocabulary:
-            raise TokenizerError(f"{path.name} merges {merge!r}, which are no tokens or become none; it is damaged.")
+            raise TokenizerError(
+                f"{path.name} merges {reprlib.repr(merge)}, which are no tokens or become none; it is damaged."
+            )
         merges.append((left, right))
     raw = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=named in _WHOLE_WORDS))
     raw.pre_tokenizer = words
@@ -109,6 +124,15 @@ def _byte_level(
         raw.normalizer = normalizers.NFC()
     raw.decoder = decoders.ByteLevel()
     return raw
+
+
+def _words_named(metadata: Mapping[str, Any]) -> Any:
+    """How words are found; None where the file does not say."""
+    named = metadata.get("tokenizer.ggml.pre")
+    if named is None or named == "default":
+        architecture = metadata.get("general.architecture")
+        return _BY_ARCHITECTURE.get(architecture) if isinstance(architecture, str) else None
+    return _ALIASES.get(named, named) if isinstance(named, str) else named
 
 
 def _words(named: Any, path: Path) -> pre_tokenizers.PreTokenizer:
@@ -121,8 +145,10 @@ def _words(named: Any, path: Path) -> pre_tokenizers.PreTokenizer:
     if named in _SINGLE_DIGITS:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
     known = ", ".join((*_AS_GPT2, *_SINGLE_DIGITS, *_PATTERNS))
+    how = "in a way that it does not name" if named is None else f"as {reprlib.repr(named)} does"
     raise TokenizerError(
-        f"{path.name} splits text into words as {named!r} does, which is not implemented; these are: {known}."
+        f"{path.name} splits text into words {how}, which is not implemented; these are: {known}. --tokenizer takes a "
+        "directory with the model's tokenizer.json."
     )
 
 
@@ -130,8 +156,9 @@ def _sentence_piece(
     metadata: Mapping[str, Any], tokens: list[str], kinds: list[int], vocabulary: dict[str, int], path: Path
 ) -> tokenizers.Tokenizer:
     scores = _numbers(metadata, "scores", path)
-    if len(scores) != len(tokens) or len(kinds) != len(tokens):
-        raise TokenizerError(f"{path.name} has {len(tokens)} tokens, but {len(scores)} scores of them; it is damaged.")
+    for name, found in (("scores", scores), ("kinds", kinds)):
+        if len(found) != len(tokens):
+            raise TokenizerError(f"{path.name} has {len(tokens)} tokens, but {len(found)} {name} of them.")
     ordinary = {token: i for i, token in enumerate(tokens) if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)}
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
     bytes_too = _BYTE in kinds
@@ -162,17 +189,30 @@ def _halves(token: str, ids: Mapping[str, int]) -> Iterator[tuple[str, str]]:
 def _config(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> dict[str, Any]:
     """What tokenizer_config.json would say."""
     config: dict[str, Any] = {}
-    for name in _NAMED:
-        index = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if isinstance(index, int) and not isinstance(index, bool):
-            if not 0 <= index < len(tokens):
-                raise TokenizerError(f"{path.name} names token {index} as {name}, of {len(tokens)}; it is damaged.")
-            short = {"unknown": "unk", "separator": "sep", "padding": "pad"}.get(name, name)
+    pieces = metadata["tokenizer.ggml.model"] == "llama"
+    for name, short in _NAMED.items():
+        index = metadata.get(f"tokenizer.ggml.{name}_token_id", _OF_SENTENCE_PIECE.get(name) if pieces else None)
+        if not isinstance(index, int) or isinstance(index, bool):
+            continue
+        if 0 <= index < len(tokens):
             config[f"{short}_token"] = tokens[index]
-    begins = metadata["tokenizer.ggml.model"] == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
-    config["add_bos_token"] = metadata.get("tokenizer.ggml.add_bos_token", begins)
+        elif name in ("bos", "eos"):
+            raise TokenizerError(f"{path.name} names token {index} as {name}, of {len(tokens)}; it is damaged.")
+    config["add_bos_token"] = metadata.get(
+        "tokenizer.ggml.add_bos_token", pieces or _words_named(metadata) in _WHOLE_WORDS
+    )
     config["add_eos_token"] = metadata.get("tokenizer.ggml.add_eos_token", False)
-    template = metadata.get("tokenizer.chat_template")
-    if isinstance(template, str):
-        config["chat_template"] = template
+    templates = _templates(metadata)
+    if templates:
+        config["chat_template"] = templates
     return config
+
+
+def _templates(metadata: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Chat templates by name, as tokenizer_config.json lists them."""
+    names = metadata.get("tokenizer.chat_templates", ())
+    keys = {"default": "tokenizer.chat_template"}
+    if not isinstance(names, (str, int, float)):
+        keys |= {name: f"tokenizer.chat_template.{name}" for name in names if isinstance(name, str)}
+    found = {name: metadata.get(key) for name, key in keys.items()}
+    return [{"name": name, "template": template} for name, template in found.items() if isinstance(template, str)]
