@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from penstock.bench.speculation import Setting, SpeculationFigures
 from penstock.bench.speculation_plot import draw_speculation
 
@@ -13,7 +11,6 @@ def figures(setting: Setting, batch: int, speedup: float) -> SpeculationFigures:
 
 
 def test_each_setting_has_its_dots_and_its_line(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     deep, auto = Setting("draft", 3), Setting("ngram", None)
     results = [figures(deep, 1, 1.4), figures(deep, 32, 0.9), figures(auto, 1, 1.2)]
     path = draw_speculation(results, tmp_path)

@@ -58,7 +58,6 @@ def test_numbers() -> None:
 
 
 def test_the_plot_is_the_same_for_the_same_figures(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the extra bench is not installed")
     costs = [Cost(context, batch, float(context)) for batch in (1, 4) for context in (128, 512)]
     for name in ("a.svg", "b.svg"):
         context_cost.draw(costs, "Costs", tmp_path / name)

@@ -284,7 +284,6 @@ def test_plots_need_matplotlib(bench: Bench, tmp_path: Path, monkeypatch: pytest
 
 
 def test_plots(bench: Bench, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     with scripted(lambda request: whole_answer(request, 0.001)) as server:
         result = bench(
             server.base, "--concurrency", "1,2", "--requests", "6", "--output-len", "4", "--slo", "ttft=1s", "--plots",

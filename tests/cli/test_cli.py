@@ -154,7 +154,6 @@ def test_bench_engine_refuses_what_would_mislead(
 
 
 def test_bench_speculation_compares_and_writes_its_figures(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     file = tmp_path / "figures.json"
     result = penstock(
         "bench", "speculation", "haiku", "--proposer", "draft,self", "--depth", "auto,2", "--temperature", "0",
