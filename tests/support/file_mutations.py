@@ -2,8 +2,12 @@
 
 import json
 import random
-from collections.abc import Iterator
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from penstock.core.errors import StartupError
 
 NASTY_VALUES: list[Any] = [
     None,
@@ -40,6 +44,26 @@ NASTY_VALUES: list[Any] = [
     {"": None},
     {"a": {"b": {"c": []}}},
 ]
+
+
+def bounded(what: Callable[[], object], memory: int, seconds: float, label: str) -> bool:
+    """Whether it succeeds; fails with anything but an error of the tree, and where it took too much."""
+    tracemalloc.start()
+    began = time.monotonic()
+    try:
+        what()
+        return True
+    except StartupError as error:
+        error.message.encode()
+        return False
+    except BaseException as error:
+        error.add_note(label)
+        raise
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < memory, f"{label}: {peak} bytes"
+        assert time.monotonic() - began < seconds, label
 
 
 def paths(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -47,12 +47,17 @@ def write_gguf(model: Path, file: Path, kind: Kind = Kind.F32, **metadata: Any) 
     tensors = load_file(model / "model.safetensors")
     for name, tensor in tensors.items():
         tensors[name] = _write_tensor(writer, _renamed(name, architecture), tensor, config, architecture, kind)
+    finish(writer)
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    return file
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Write what was added."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-    return file
 
 
 def _renamed(name: str, architecture: str) -> str:

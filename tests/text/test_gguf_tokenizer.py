@@ -13,7 +13,7 @@ from penstock.core.errors import TokenizerError
 from penstock.loading.gguf import read_gguf
 from penstock.text.gguf_tokenizer import _PATTERNS, gguf_tokenizer
 from penstock.text.tokenizer import load_tokenizer
-from support.gguf_files import write_tokenizer
+from support.gguf_files import finish, write_tokenizer
 from support.tokenizers_made import CORPUS, SPECIAL, make_raw, save
 
 AWKWARD = [
@@ -27,10 +27,7 @@ AWKWARD = [
 def written(folder: Path, file: Path) -> Path:
     writer = gguf.GGUFWriter(file, "llama")
     write_tokenizer(writer, folder)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return file
 
 

@@ -14,7 +14,8 @@ from penstock.core.resolve import resolve
 from penstock.engine.interface import ModelInfo
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.cache_folder import default_folder
-from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, GGUF, Checkpoint, open_checkpoint
+from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
+from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
@@ -101,7 +102,7 @@ def _served_name(model: str) -> str:
     if path.is_dir():
         return path.resolve().name
     # A file may be a link into a cache, whose names say nothing.
-    return path.name.removesuffix(GGUF) if path.is_file() else model
+    return path.name.removesuffix(SUFFIX) if is_gguf(path) else model
 
 
 def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:

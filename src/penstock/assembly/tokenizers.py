@@ -2,15 +2,14 @@
 
 from pathlib import Path
 
-from penstock.loading.checkpoint import GGUF
-from penstock.loading.gguf import read_gguf
+from penstock.loading.gguf import is_gguf, read_gguf
 from penstock.text.gguf_tokenizer import gguf_tokenizer
 from penstock.text.tokenizer import Tokenizer, find_tokenizer
 
 
 def has_tokenizer(path: Path) -> bool:
     """Whether there may be one in a directory, or in a GGUF file."""
-    return (path / "tokenizer.json").exists() or (path.suffix == GGUF and path.is_file())
+    return (path / "tokenizer.json").exists() or is_gguf(path)
 
 
 def tokenizer_in(path: Path, model_vocab_size: int) -> Tokenizer | None:
@@ -18,7 +17,7 @@ def tokenizer_in(path: Path, model_vocab_size: int) -> Tokenizer | None:
 
     Raises TokenizerError where it cannot be used.
     """
-    if path.suffix != GGUF or not path.is_file():
+    if not is_gguf(path):
         return find_tokenizer(path, model_vocab_size)
     tokenizer = gguf_tokenizer(read_gguf(path).metadata, path)
     if tokenizer is not None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.weights import WeightPart, WeightSpec
-from penstock.loading.gguf import UNKNOWN, is_packed, read_gguf
+from penstock.loading.gguf import SUFFIX, UNKNOWN, is_gguf, is_packed, read_gguf
 from penstock.loading.gguf_model import config_of, entries_of
 from penstock.loading.safetensors import TensorEntry, read_header
 from penstock.quantization.gguf_types import BLOCK_TYPES
@@ -19,7 +19,6 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-GGUF = ".gguf"
 
 # Tables that old releases stored and every implementation computes.
 _ALWAYS_UNUSED = ("*rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
@@ -121,7 +120,7 @@ def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
     Raises ModelFileError where it is no directory, or a file is missing, truncated or malformed.
     """
     folder = Path(path)
-    if folder.suffix == GGUF and folder.is_file():
+    if is_gguf(folder):
         file = read_gguf(folder)
         return Checkpoint(folder, config_of(file), {}, entries_of(file) if weights else {})
     if not folder.is_dir():
@@ -155,9 +154,9 @@ def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
         return _read_shards(folder)
     if (folder / SINGLE_FILE).exists():
         return read_header(folder / SINGLE_FILE)
-    files = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", GGUF))
+    files = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", SUFFIX))
     instead = f"; {files[0]} is in a format that is not loaded" if files else ""
-    if files and files[0].endswith(GGUF):
+    if files and files[0].endswith(SUFFIX):
         instead = f"; pass the path of {files[0]} itself"
     raise ModelFileError(f"{folder} has neither {SINGLE_FILE} nor {INDEX}{instead}.")
 

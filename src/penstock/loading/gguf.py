@@ -7,6 +7,7 @@ little-endian here; big-endian files are refused.
 
 import math
 import mmap
+import os.path
 import reprlib
 import struct
 from array import array
@@ -19,6 +20,7 @@ from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.loading.safetensors import TensorEntry
 from penstock.quantization.gguf_types import BLOCK_TYPES, BY_CODE, OTHERS
 
+SUFFIX = ".gguf"
 MAGIC = b"GGUF"
 # How types begin that are not read.
 UNKNOWN = "GGUF type"
@@ -33,6 +35,7 @@ _LARGEST = 2**63 - 1
 _FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 # By the number of a value's type; 8 is a string, 9 an array.
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+_LENGTH = struct.Struct("<Q")
 _FLOAT32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
 # Types that plain tensors of safetensors files have, too.
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -154,14 +157,19 @@ class _Reader:
         # Each has its length at least.
         if count > min(_LONGEST_ARRAY, self.left // 8):
             raise _Malformed(f"has an array of {count} texts, for which it is too short")
-        first, starts = self.place, array("Q")
+        first, place, starts = self.place, self.place, array("Q")
+        # A vocabulary has hundreds of thousands, so that each counts.
         for _ in range(count):
-            length = self.number("Q")
-            if length > self.left:
-                raise _Malformed(f"has a text of {length} bytes, of which {self.left} are left")
-            starts.append(self.place - first)
-            self.place += length
-            self.check_length()
+            start = place + 8
+            if start > self._size:
+                raise _Malformed("ends within a number")
+            (length,) = _LENGTH.unpack_from(self._pages, place)
+            if length > self._size - start:
+                raise _Malformed(f"has a text of {length} bytes, of which {self._size - start} are left")
+            starts.append(start - first)
+            place = start + length
+        self.place = place
+        self.check_length()
         return Texts(self._pages[first : self.place], starts)
 
 
@@ -177,6 +185,11 @@ def _shortest(number: float) -> float:
 def _rounded(number: float) -> float:
     (rounded,) = struct.unpack("<f", struct.pack("<f", number))
     return float(rounded)
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Whether it is the path of such a file; unlike Path's own methods, False where it cannot be a path at all."""
+    return os.fspath(path).endswith(SUFFIX) and os.path.isfile(path)
 
 
 def read_gguf(file: Path) -> GgufFile:

@@ -9,7 +9,8 @@ from typing import TypeGuard
 
 from penstock.bundled.registry import bundled_models, find_bundled
 from penstock.core.errors import ModelFileError
-from penstock.loading.checkpoint import CONFIG, GGUF, INDEX, SINGLE_FILE, read_json
+from penstock.loading.checkpoint import CONFIG, INDEX, SINGLE_FILE, read_json
+from penstock.loading.gguf import is_gguf
 
 # Nothing else is read: no pickled weights, no code.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
@@ -57,7 +58,7 @@ def resolve_model(name: str) -> Path:
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         return Path(path).absolute()
-    if os.path.isfile(path) and path.endswith(GGUF):
+    if is_gguf(path):
         return Path(path).absolute()
     if os.path.exists(path):
         raise ModelFileError(f"{name} is a file; {_ELSEWHERE}.")

@@ -39,6 +39,9 @@ class FinishedText:
     Args:
         most: tokens that are kept, of all salts together; those of the salt that was used longest ago go first.
         run: newest tokens of a sequence that have to have stood together in an output.
+
+    Attributes:
+        size: tokens that are kept, ends of outputs among them.
     """
 
     def __init__(self, most: int, run: int) -> None:
@@ -46,22 +49,20 @@ class FinishedText:
         self._run = run
         # In the order of their use.
         self._texts: dict[str, _Text] = {}
-
-    @property
-    def size(self) -> int:
-        """Tokens that are kept, ends of outputs among them."""
-        return sum(len(text.tokens) for text in self._texts.values())
+        self.size = 0
 
     def add(self, salt: str, output: Sequence[int]) -> None:
         """A sequence has ended with these tokens."""
         text = self._texts.pop(salt, None) or _Text(self._run, [])
         text.tokens += [*output, _END]
         self._texts[salt] = text
+        self.size += len(output) + 1
         while self.size > self._most and len(self._texts) > 1:
-            del self._texts[next(iter(self._texts))]
-        if len(text.tokens) > self._most:
+            self.size -= len(self._texts.pop(next(iter(self._texts))).tokens)
+        if self.size > self._most:
             # Half of them, so that the index is not made anew for each output.
-            self._texts[salt] = _Text(self._run, text.tokens[-max(1, self._most // 2) :])
+            self._texts[salt] = text = _Text(self._run, text.tokens[-max(1, self._most // 2) :])
+            self.size = len(text.tokens)
 
     def catch_up(self, salt: str, most: int) -> int:
         """Look through up to so many tokens that came since; how many."""
