@@ -252,7 +252,7 @@ def test_a_tensor_of_the_wrong_shape(copy: Path, penstock_here) -> None:
     [
         ({"architectures": ["FancyForCausalLM"]}, "FancyForCausalLM"),
         ({"hidden_act": "relu6"}, "relu6"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "aqlm"}}, "quantization_config"),
     ],
 )
 def test_a_configuration_that_is_not_implemented(

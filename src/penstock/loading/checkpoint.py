@@ -4,7 +4,7 @@ import fnmatch
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.gguf import SUFFIX, UNKNOWN, is_gguf, is_packed, read_gguf
 from penstock.loading.gguf_model import config_of, entries_of
+from penstock.loading.quantized import CONFIG_KEY, INERT, Entry, QuantizedEntry, checked_method, combined
 from penstock.loading.safetensors import TensorEntry, read_header
 from penstock.quantization.gguf_types import BLOCK_TYPES
 
@@ -24,6 +25,8 @@ INDEX = "model.safetensors.index.json"
 _ALWAYS_UNUSED = ("*rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
 _LONGEST_SHOWN = 255
 _WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
+# Of what is read while a checkpoint is opened: shapes, states, biases.
+_MOST_READ = 1 << 20
 
 
 class Declared(Protocol):
@@ -56,7 +59,9 @@ class Checkpoint:
 
     Attributes:
         config, generation_config: contents of the JSON files; the latter is empty where there is none.
-        tensors: every tensor by its name in the files; empty where only the configuration was opened.
+        tensors: every tensor by its name in the files, and weights that several of them are by the name of the plain
+            one; empty where only the configuration was opened.
+        quantization: what config.json says of the latter, which `config` then lacks.
 
     What a GGUF file says of itself is said here as such a directory would say it.
     """
@@ -64,29 +69,40 @@ class Checkpoint:
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
-    tensors: Mapping[str, TensorEntry]
+    tensors: Mapping[str, Entry]
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def stored(self) -> list[TensorEntry]:
+        """Every tensor of the files that one of `tensors` is made of."""
+        found: list[TensorEntry] = []
+        for entry in self.tensors.values():
+            found.extend(entry.parts.values() if isinstance(entry, QuantizedEntry) else (entry,))
+        return found
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all tensors."""
         return sum(entry.nbytes for entry in self.tensors.values())
 
-    def locate(self, declaration: Declared) -> dict[str, TensorEntry]:
+    def locate(self, declaration: Declared) -> dict[str, Entry]:
         """The entry of every tensor that `declaration` needs, by its canonical name.
 
         Raises ModelFileError where one is missing or has another shape or type, and where the files hold tensors that
         the model does not know: the model would then not be what its files say.
         """
-        found: dict[str, TensorEntry] = {}
+        found: dict[str, Entry] = {}
         for weight in declaration.weights:
             for part in weight.parts:
                 found[part.tensor] = self._entry_for(part, declaration)
         used = {entry.name for entry in found.values()}
-        inert = (*_ALWAYS_UNUSED, *declaration.inert_tensors)
+        inert = (*_ALWAYS_UNUSED, *declaration.inert_tensors, *(INERT if self.quantization else ()))
         extra = [
             name
             for name in self.tensors
-            if name not in used and not any(fnmatch.fnmatchcase(name, pattern) for pattern in inert)
+            if name not in used
+            and not any(fnmatch.fnmatchcase(name, pattern) for pattern in inert)
+            and not self._is_empty_bias(name)
         ]
         if extra:
             shown = ", ".join(sorted(extra)[:3]) + (" …" if len(extra) > 3 else "")
@@ -96,7 +112,14 @@ class Checkpoint:
             )
         return found
 
-    def _entry_for(self, part: WeightPart, declaration: Declared) -> TensorEntry:
+    def _is_empty_bias(self, name: str) -> bool:
+        """Whether it is one of those that quantizers write for layers that have none."""
+        weight, entry = self.tensors.get(f"{name.removesuffix('.bias')}.weight"), self.tensors[name]
+        if not (name.endswith(".bias") and isinstance(weight, QuantizedEntry) and isinstance(entry, TensorEntry)):
+            return False
+        return not any(_bytes_of(entry))
+
+    def _entry_for(self, part: WeightPart, declaration: Declared) -> Entry:
         names = [part.tensor]
         for ours, theirs in declaration.tensor_prefixes:
             if part.tensor.startswith(ours):
@@ -108,6 +131,8 @@ class Checkpoint:
             raise ModelFileError(
                 f"Tensor {entry.name} has shape {list(entry.shape)}, but by config.json it must be {list(part.shape)}."
             )
+        if isinstance(entry, QuantizedEntry):
+            return entry
         if entry.dtype not in _WEIGHT_DTYPES and not is_packed(entry):
             kinds = BLOCK_TYPES if entry.dtype.startswith(UNKNOWN) else _WEIGHT_DTYPES
             raise UnsupportedModel(f"Tensor {entry.name} is stored as {entry.dtype}; implemented: {', '.join(kinds)}.")
@@ -117,7 +142,8 @@ class Checkpoint:
 def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
     """Open the model directory or GGUF file `path`; with `weights` off, only its configuration, for dummy weights.
 
-    Raises ModelFileError where it is no directory, or a file is missing, truncated or malformed.
+    Raises ModelFileError where it is no directory, or a file is missing, truncated or malformed, and UnsupportedModel
+    where its weights are quantized in a way that is not read.
     """
     folder = Path(path)
     if is_gguf(folder):
@@ -128,8 +154,23 @@ def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
         raise ModelFileError(f"{folder} {kind}; pass a directory with {CONFIG} and safetensors files, or a .gguf file.")
     config = read_json(folder / CONFIG)
     generation = read_json(folder / GENERATION_CONFIG) if (folder / GENERATION_CONFIG).exists() else {}
+    declared = checked_method(config)
     tensors = _read_tensors(folder) if weights else {}
-    return Checkpoint(folder, config, generation, tensors)
+    if declared is None:
+        return Checkpoint(folder, config, generation, tensors)
+    method, said = declared
+    together = combined(tensors, method, said, _bytes_of)
+    plain = {key: value for key, value in config.items() if key != CONFIG_KEY}
+    return Checkpoint(folder, plain, generation, together, said)
+
+
+def _bytes_of(entry: TensorEntry) -> bytes:
+    """Of a small tensor."""
+    if entry.nbytes > _MOST_READ:
+        raise ModelFileError(f"Tensor {entry.name} has {entry.nbytes} bytes, far more than one of its name has.")
+    with entry.file.open("rb") as stream:
+        stream.seek(entry.offset)
+        return stream.read(entry.nbytes)
 
 
 def read_json(file: Path) -> dict[str, Any]:

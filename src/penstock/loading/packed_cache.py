@@ -180,13 +180,10 @@ def _metadata(
 ) -> dict[str, str]:
     """Everything that the packed bytes depend on, for a person to read: whatever changes, it becomes another file."""
     files = []
-    for file in sorted({entry.file for entry in checkpoint.tensors.values()}):
+    stored = checkpoint.stored
+    for file in sorted({entry.file for entry in stored}):
         state = file.stat()
-        tensors = sorted(
-            (entry.name, entry.dtype, entry.shape, entry.offset)
-            for entry in checkpoint.tensors.values()
-            if entry.file == file
-        )
+        tensors = sorted((entry.name, entry.dtype, entry.shape, entry.offset) for entry in stored if entry.file == file)
         identity = {"size": state.st_size, "modified_ns": state.st_mtime_ns, "inode": state.st_ino}
         files.append({"name": file.name, **identity, "tensors": _digest(tensors)})
     forms = {
@@ -203,7 +200,7 @@ def _metadata(
         "packed_layout": str(PACKED_LAYOUT),
         "rounding": str(ROUNDING),
         "byte_order": sys.byteorder,
-        "config": _digest(checkpoint.config),
+        "config": _digest([checkpoint.config, checkpoint.quantization]),
         "made_of": _digest(
             [(spec.name, spec.role, [part.tensor for part in spec.parts]) for spec in declaration.weights]
         ),

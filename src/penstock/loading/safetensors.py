@@ -15,7 +15,8 @@ from penstock.core.errors import ModelFileError
 _LONGEST_HEADER = 100_000_000
 _MOST_DIMENSIONS = 8
 _LARGEST_NUMBER = 2**63 - 1
-_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
+_SIZES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 

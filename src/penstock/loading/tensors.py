@@ -1,24 +1,42 @@
-"""One tensor of a file as numbers: mapped where the file has them as they are, else made of its blocks."""
+"""One weight of a checkpoint as numbers: mapped where the file has them as they are, else made of what it has."""
 
 import math
 import mmap
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from penstock.core.errors import ModelFileError
+from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
 from penstock.quantization.gguf_blocks import dequantize
+from penstock.quantization.grouped import Grouped, from_awq, from_gptq, from_packed
+from penstock.quantization.scaled import from_nested, from_rows, from_table, scaled
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 # Bytes of numbers that are made at a time, beside the tensor itself.
 _AT_ONCE = 64 << 20
 
 
-def read_tensor(entry: TensorEntry) -> Tensor:
-    """The tensor in the type that it is stored in; float32 where that is one of blocks.
+def read_tensor(entry: Entry) -> Tensor:
+    """The tensor in the type that it is stored in; float32 where that is one of blocks, or several tensors.
 
-    It may be the file's own pages, which stay mapped, privately, as long as it lives.
+    It may be the file's own pages, which stay mapped, privately, as long as it lives. Raises ModelFileError where a
+    quantized weight's parts do not make sense together.
     """
+    if isinstance(entry, QuantizedEntry):
+        return _dequantized(entry)
     raw = _pages(entry)
     tensor = _numbers(entry, raw)
     if entry.paired_heads:
@@ -26,6 +44,50 @@ def read_tensor(entry: TensorEntry) -> Tensor:
         heads = tensor.unflatten(0, (entry.paired_heads, -1, 2))
         tensor = heads.transpose(1, 2).flatten(0, 2)
     return tensor + entry.shift if entry.shift else tensor
+
+
+def _dequantized(entry: QuantizedEntry) -> Tensor:
+    parts = {name: read_tensor(part) for name, part in entry.parts.items()}
+    if entry.layout == "scaled":
+        return scaled(parts["values"], parts["scales"], entry.block, parts.get("zeros"))
+    if entry.layout == "rows":
+        if "order" in parts and parts["order"].any():
+            raise ModelFileError(f"{entry.name} is stored in an order for GPUs; save the model again in order of rows.")
+        return from_rows(parts["values"], parts["largest"])
+    if entry.layout == "table":
+        return _from_table(entry, parts).view(entry.shape)
+    return read_grouped(entry, parts).numbers()
+
+
+def read_grouped(entry: QuantizedEntry, parts: Mapping[str, Tensor]) -> Grouped:
+    """The integers of a weight in one of the layouts with words of 32 bits."""
+    group_of, groups = parts.get("group_of"), parts["scales"].shape[0 if entry.layout.startswith("gptq") else 1]
+    if group_of is not None:
+        if group_of.min() < 0 or group_of.max() >= groups:
+            raise ModelFileError(
+                f"{entry.parts['group_of'].name} names a group beyond the {groups} that {entry.name} has; "
+                "download it again."
+            )
+        # Most files that have the order have the one that goes without saying.
+        size, rest = divmod(entry.shape[1], groups)
+        group_of = group_of.long()
+        if rest == 0 and torch.equal(group_of, torch.arange(groups).repeat_interleave(size)):
+            group_of = None
+    if entry.layout == "awq":
+        return from_awq(parts["weights"], parts["zeros"], parts["scales"])
+    if entry.layout == "packed":
+        scales, zeros = parts["scales"], parts.get("zeros")
+        return from_packed(parts["weights"], zeros, scales, group_of, entry.bits, entry.shape[1])
+    less_one = entry.layout == "gptq"
+    return from_gptq(parts["weights"], parts["zeros"], parts["scales"], group_of, entry.bits, zeros_less_one=less_one)
+
+
+def _from_table(entry: QuantizedEntry, parts: Mapping[str, Tensor]) -> Tensor:
+    state = table_state(parts["state"].numpy().tobytes(), entry.parts["state"].name)
+    largest = parts["largest"].flatten()
+    if state.nested:
+        largest = from_nested(largest, parts["nested_table"], parts["nested_largest"], state.nested, state.offset)
+    return from_table(parts["codes"], parts["table"], largest, state.block)[: math.prod(state.shape)]
 
 
 def _numbers(entry: TensorEntry, raw: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint, Declared
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
-from penstock.loading.safetensors import TensorEntry
+from penstock.loading.quantized import Entry
 from penstock.loading.tensors import read_tensor
 from penstock.models.declaration import ModelDeclaration
 
@@ -82,7 +82,7 @@ def dummy_weights(
     return weights
 
 
-def _assemble(spec: WeightSpec, parts: list[TensorEntry], dtype: torch.dtype) -> Tensor:
+def _assemble(spec: WeightSpec, parts: list[Entry], dtype: torch.dtype) -> Tensor:
     """The weight with its parts stacked, in `dtype`; the mapped file itself where nothing needs to be changed."""
     if len(parts) == 1:
         tensor = read_tensor(parts[0]).to(dtype)

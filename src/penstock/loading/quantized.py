@@ -1,0 +1,336 @@
+"""Quantized weights of Hugging Face checkpoints: which tensors of the files are one weight together.
+
+What a tensor is follows from the names and shapes of its parts, so that each layer may have bits and groups of its own;
+of config.json's `quantization_config` only the method counts, and what shapes do not tell.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.loading.safetensors import TensorEntry
+
+CONFIG_KEY = "quantization_config"
+# How the parts of a weight are called, behind the weight's own name or its module's.
+_PACKED_BY_METHOD = {"gptq": ".qweight", "awq": ".qweight", "compressed-tensors": ".weight_packed"}
+_METHODS = (*_PACKED_BY_METHOD, "fp8", "fbgemm_fp8", "bitsandbytes")
+_COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+_BYTES = ("I8", "F8_E4M3", "F8_E5M2")
+_FLOATS = ("float32", "float16", "bfloat16")
+_MOST_BITS = 8
+_LARGEST_SIDE = 1 << 31
+# What scales of activations and of the KV cache are called, which are kept in more bits here.
+INERT = ("*.input_scale", "*.output_scale", "*.k_scale", "*.v_scale", "*.q_scale", "*.input_zero_point")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedEntry:
+    """A weight that several tensors are.
+
+    Attributes:
+        name: what the weight would be called if it was one tensor.
+        layout: "gptq", "gptq_v2", "awq", "packed", "scaled", "table" or "rows"; `loading.tensors` reads each.
+        shape: of the weight.
+        bits: of a number.
+        parts: the tensors, by what they are in the layout.
+        block: for "scaled" the rows and columns that share a scale.
+    """
+
+    name: str
+    layout: str
+    shape: tuple[int, ...]
+    bits: int
+    parts: Mapping[str, TensorEntry]
+    block: tuple[int, int] = (1, 1)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all parts."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @property
+    def dtype(self) -> str:
+        """What users may read."""
+        return f"{self.layout} of {self.bits} bits"
+
+
+Entry = TensorEntry | QuantizedEntry
+Reader = Callable[[TensorEntry], bytes]
+
+
+def checked_method(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """The method that config.json declares, and what it says of it; None where it declares none.
+
+    Raises UnsupportedModel for those that are not read.
+    """
+    declared = config.get(CONFIG_KEY)
+    if declared is None:
+        return None
+    if not isinstance(declared, dict):
+        raise ModelFileError(f"config.json's {CONFIG_KEY} must be a JSON object.")
+    method = declared.get("quant_method", declared.get("method"))
+    if method == "exl2" or method == "exl3":
+        raise UnsupportedModel(
+            f"The checkpoint is in {method}'s format, whose integers have widths and orders made for one program's GPU "
+            "kernels; take the model as GPTQ, AWQ, compressed-tensors or GGUF."
+        )
+    if method not in _METHODS:
+        raise UnsupportedModel(
+            f"config.json has {CONFIG_KEY} with quant_method {method!r}; implemented: {', '.join(_METHODS)}."
+        )
+    if method == "compressed-tensors" and declared.get("format", "dense") not in _COMPRESSED:
+        raise UnsupportedModel(
+            f"The checkpoint is in compressed-tensors' format {declared['format']!r}; implemented: "
+            f"{', '.join(_COMPRESSED)}."
+        )
+    if method == "awq" and declared.get("version", "gemm").lower() != "gemm":
+        raise UnsupportedModel(f"The checkpoint is AWQ of version {declared['version']!r}; implemented: gemm.")
+    return method, declared
+
+
+def combined(
+    tensors: Mapping[str, TensorEntry], method: str, declared: Mapping[str, Any], read: Reader
+) -> dict[str, Entry]:
+    """The tensors of the files with those that are one weight put together.
+
+    Args:
+        tensors: by name.
+        method, declared: as `checked_method` gives them.
+        read: the bytes of a small tensor.
+
+    Raises ModelFileError for a weight of which a part is missing or does not fit the others.
+    """
+    left: dict[str, Entry] = dict(tensors)
+    suffix = _PACKED_BY_METHOD.get(method)
+    for name, entry in tensors.items():
+        found: QuantizedEntry | None = None
+        if suffix is not None and name.endswith(suffix):
+            module = name.removesuffix(suffix)
+            if method == "gptq":
+                found = _gptq(module, tensors, declared)
+            elif method == "awq":
+                found = _awq(module, tensors)
+            else:
+                found = _packed(module, tensors, read)
+        elif name.endswith(".weight") and entry.dtype in _BYTES and method != "bitsandbytes":
+            found = _scaled(name, tensors, declared)
+        elif name.endswith(".weight") and entry.dtype in ("I8", "U8") and method == "bitsandbytes":
+            found = _rows(name, tensors) if entry.dtype == "I8" else _table(name, tensors, read)
+        if found is not None:
+            for part in found.parts.values():
+                left.pop(part.name, None)
+            left[found.name] = found
+    return left
+
+
+def _part(tensors: Mapping[str, TensorEntry], name: str, weight: str, *dtypes: str) -> TensorEntry:
+    entry = tensors.get(name)
+    if entry is None:
+        raise ModelFileError(f"{weight} is quantized, but the checkpoint lacks {name}; download it again.")
+    if entry.dtype not in dtypes:
+        raise ModelFileError(f"Tensor {name} is stored as {entry.dtype}; it must be {' or '.join(dtypes)}.")
+    return entry
+
+
+def _misfit(entry: TensorEntry, other: TensorEntry) -> ModelFileError:
+    return ModelFileError(
+        f"Tensors {entry.name} of shape {list(entry.shape)} and {other.name} of shape {list(other.shape)} do not "
+        "belong to one weight; download the checkpoint again."
+    )
+
+
+def _matrix(entry: TensorEntry) -> tuple[int, int]:
+    if len(entry.shape) != 2 or 0 in entry.shape or max(entry.shape) > _LARGEST_SIDE:
+        raise ModelFileError(f"Tensor {entry.name} has shape {list(entry.shape)}; it must be a matrix.")
+    return entry.shape[0], entry.shape[1]
+
+
+def _check_groups(scales: TensorEntry, inputs: int, groups: int) -> None:
+    if inputs % groups != 0:
+        raise ModelFileError(f"{inputs} inputs cannot be in the {groups} equal groups that {scales.name} is for.")
+
+
+def _bits(words: int, count: int) -> int:
+    """How wide `count` integers in so many words are; 0 where that cannot be, or cannot be told."""
+    # Fewer integers than a word has bits may take as many words whether they are wider by one or not.
+    bits = words * 32 // count if count >= 32 else 0
+    return bits if 1 <= bits <= _MOST_BITS and -(-count * bits // 32) == words else 0
+
+
+def _gptq(module: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any]) -> QuantizedEntry:
+    name = f"{module}.weight"
+    words = _part(tensors, f"{module}.qweight", name, "I32")
+    zeros = _part(tensors, f"{module}.qzeros", name, "I32")
+    scales = _part(tensors, f"{module}.scales", name, *_FLOATS)
+    (rows, outputs), (groups, columns) = _matrix(words), _matrix(scales)
+    if columns != outputs:
+        raise _misfit(words, scales)
+    # The zeros' words alone say how wide integers are, whatever config.json says of most layers.
+    bits = _bits(_matrix(zeros)[1], outputs)
+    if bits == 0 or zeros.shape[0] != groups or rows * 32 % bits:
+        raise _misfit(words, zeros)
+    inputs = rows * 32 // bits
+    parts = {"weights": words, "zeros": zeros, "scales": scales}
+    order = tensors.get(f"{module}.g_idx")
+    if order is not None:
+        parts["group_of"] = _part(tensors, order.name, name, "I32")
+        if order.shape != (inputs,):
+            raise _misfit(words, order)
+    else:
+        _check_groups(scales, inputs, groups)
+    version = declared.get("checkpoint_format", declared.get("format", "gptq"))
+    if version not in ("gptq", "gptq_v2"):
+        raise UnsupportedModel(f"The checkpoint is GPTQ in the format {version!r}; implemented: gptq, gptq_v2.")
+    return QuantizedEntry(name, version, (outputs, inputs), bits, parts)
+
+
+def _awq(module: str, tensors: Mapping[str, TensorEntry]) -> QuantizedEntry:
+    name = f"{module}.weight"
+    words = _part(tensors, f"{module}.qweight", name, "I32")
+    zeros = _part(tensors, f"{module}.qzeros", name, "I32")
+    scales = _part(tensors, f"{module}.scales", name, *_FLOATS)
+    (inputs, columns), (groups, outputs) = _matrix(words), _matrix(scales)
+    if columns * 8 != outputs:
+        raise _misfit(words, scales)
+    if zeros.shape != (groups, columns):
+        raise _misfit(words, zeros)
+    _check_groups(scales, inputs, groups)
+    return QuantizedEntry(name, "awq", (outputs, inputs), 4, {"weights": words, "zeros": zeros, "scales": scales})
+
+
+def _packed(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> QuantizedEntry:
+    name = f"{module}.weight"
+    words = _part(tensors, f"{module}.weight_packed", name, "I32")
+    scales = _part(tensors, f"{module}.weight_scale", name, *_FLOATS)
+    sides = _part(tensors, f"{module}.weight_shape", name, "I64", "I32")
+    outputs, columns = _matrix(words)
+    width = 8 if sides.dtype == "I64" else 4
+    if sides.nbytes != 2 * width:
+        raise _misfit(words, sides)
+    raw = read(sides)
+    rows, inputs = (int.from_bytes(raw[at : at + width], "little", signed=True) for at in (0, width))
+    bits = _bits(columns, inputs)
+    if rows != outputs or bits == 0:
+        raise ModelFileError(
+            f"{module}.weight_shape says {rows} × {inputs}, which {words.name} of shape {list(words.shape)} cannot be."
+        )
+    _check_groups(scales, inputs, _matrix(scales)[1])
+    if scales.shape[0] != outputs:
+        raise _misfit(words, scales)
+    parts = {"weights": words, "scales": scales, "sides": sides}
+    zeros = tensors.get(f"{module}.weight_zero_point")
+    if zeros is not None:
+        parts["zeros"] = _part(tensors, zeros.name, name, "I32")
+        if zeros.shape != (-(-outputs * bits // 32), scales.shape[1]):
+            raise _misfit(words, zeros)
+    order = tensors.get(f"{module}.weight_g_idx")
+    if order is not None:
+        parts["group_of"] = _part(tensors, order.name, name, "I32")
+        if order.shape != (inputs,):
+            raise _misfit(words, order)
+    return QuantizedEntry(name, "packed", (outputs, inputs), bits, parts)
+
+
+def _scaled(name: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any]) -> QuantizedEntry:
+    values = tensors[name]
+    outputs, inputs = _matrix(values)
+    scale = f"{name}_scale_inv" if f"{name}_scale_inv" in tensors else f"{name}_scale"
+    scales = _part(tensors, scale, name, *_FLOATS)
+    parts = {"values": values, "scales": scales}
+    zeros = tensors.get(f"{name}_zero_point")
+    if zeros is not None:
+        parts["zeros"] = _part(tensors, zeros.name, name, "I8")
+        if zeros.shape != scales.shape:
+            raise _misfit(scales, zeros)
+    if math.prod(scales.shape) == 1:
+        block = (outputs, inputs)
+    elif scales.shape in ((outputs,), (outputs, 1)):
+        block = (1, inputs)
+    else:
+        rows, columns = _matrix(scales)
+        if rows == outputs:
+            _check_groups(scales, inputs, columns)
+            block = (1, inputs // columns)
+        else:
+            block = _block_of(declared)
+            if (-(-outputs // block[0]), -(-inputs // block[1])) != (rows, columns):
+                raise _misfit(values, scales)
+    return QuantizedEntry(name, "scaled", (outputs, inputs), 8, parts, block)
+
+
+def _block_of(declared: Mapping[str, Any]) -> tuple[int, int]:
+    """The sides of blocks that share a scale, as the FP8 or the compressed-tensors configuration has them."""
+    sides = declared.get("weight_block_size")
+    groups = declared.get("config_groups")
+    if sides is None and isinstance(groups, dict):
+        for group in groups.values():
+            weights = group.get("weights") if isinstance(group, dict) else None
+            sides = weights.get("block_structure") if isinstance(weights, dict) else None
+            if sides is not None:
+                break
+    if not (isinstance(sides, list) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)):
+        raise ModelFileError(
+            f"config.json's {CONFIG_KEY} does not say of which blocks scales are: weight_block_size must be two sizes."
+        )
+    return sides[0], sides[1]
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What bitsandbytes says of a weight: its shape, how many numbers share a magnitude, and, where magnitudes are
+    quantized themselves, how many of those share one (else 0) and what is added to them.
+    """
+
+    shape: tuple[int, int]
+    block: int
+    nested: int
+    offset: float
+
+
+def table_state(raw: bytes, name: str) -> TableState:
+    """The state in a tensor of JSON; raises ModelFileError where it is none."""
+    try:
+        said = json.loads(raw)
+        (rows, columns), block, nested = said["shape"], said["blocksize"], said.get("nested_blocksize", 0)
+        offset = float(said.get("nested_offset", 0.0))
+        sound = all(type(side) is int and 0 < side < _LARGEST_SIDE for side in (rows, columns, block))
+        sound = sound and type(nested) is int and 0 <= nested < _LARGEST_SIDE and math.isfinite(offset)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        sound = False
+    if not sound:
+        raise ModelFileError(f"Tensor {name} does not describe a matrix of four bits; download it again.")
+    return TableState((rows, columns), block, nested, offset)
+
+
+def _table(name: str, tensors: Mapping[str, TensorEntry], read: Reader) -> QuantizedEntry:
+    codes = tensors[name]
+    states = [f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("nf4", "fp4")]
+    found = _part(tensors, next((each for each in states if each in tensors), states[0]), name, "U8")
+    state = table_state(read(found), found.name)
+    count = math.prod(state.shape)
+    blocks = -(-count // state.block)
+    table = _part(tensors, f"{name}.quant_map", name, "float32")
+    largest = _part(tensors, f"{name}.absmax", name, "U8" if state.nested else "float32")
+    if codes.nbytes != -(-count // 2) or table.shape != (16,) or math.prod(largest.shape) != blocks:
+        raise _misfit(codes, largest)
+    parts = {"codes": codes, "table": table, "largest": largest, "state": found}
+    if state.nested:
+        outer = _part(tensors, f"{name}.nested_absmax", name, "float32")
+        parts |= {"nested_table": _part(tensors, f"{name}.nested_quant_map", name, "float32"), "nested_largest": outer}
+        if parts["nested_table"].shape != (256,) or math.prod(outer.shape) != -(-blocks // state.nested):
+            raise _misfit(largest, outer)
+    return QuantizedEntry(name, "table", state.shape, 4, parts)
+
+
+def _rows(name: str, tensors: Mapping[str, TensorEntry]) -> QuantizedEntry:
+    values = tensors[name]
+    outputs, _ = _matrix(values)
+    largest = _part(tensors, f"{name.removesuffix('.weight')}.SCB", name, "float32")
+    if largest.shape != (outputs,):
+        raise _misfit(values, largest)
+    parts = {"values": values, "largest": largest}
+    order = tensors.get(f"{name.removesuffix('.weight')}.weight_format")
+    return QuantizedEntry(name, "rows", (outputs, values.shape[1]), 8, parts | ({"order": order} if order else {}))

@@ -1,0 +1,122 @@
+"""Weights as integers with a scale and a zero for each group of inputs, and the ways checkpoints store them.
+
+GPTQ and AWQ have words of 32 bits along an input or an output (AutoGPTQ, AutoAWQ), compressed-tensors along the inputs
+of an output. All three are one stream of bits a row, the lowest first, so one function reads them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# Where AWQ's words have each of eight columns.
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+# Numbers that are made at a time, beside all of them.
+_AT_ONCE = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grouped:
+    """A matrix [outputs, inputs]: each weight is scale · (integer - zero), rounded once to float32.
+
+    Attributes:
+        integers: uint8 or int8 [outputs, inputs].
+        scales: float32 [outputs, groups].
+        zeros: int16 [outputs, groups].
+        group_of: int64 [inputs], the group of each input; None where groups are equal runs of them, in order.
+    """
+
+    integers: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group_of: Tensor | None = None
+
+    def numbers(self) -> Tensor:
+        """The matrix in float32."""
+        outputs, inputs = self.integers.shape
+        found = torch.empty(outputs, inputs)
+        step = max(1, _AT_ONCE // max(inputs, 1))
+        for first in range(0, outputs, step):
+            rows = slice(first, first + step)
+            zeros, scales = self._spread(self.zeros[rows]), self._spread(self.scales[rows])
+            torch.mul((self.integers[rows].to(torch.int16) - zeros).float(), scales, out=found[rows])
+        return found
+
+    def _spread(self, of_groups: Tensor) -> Tensor:
+        """[rows, groups] to [rows, inputs]."""
+        if self.group_of is not None:
+            return of_groups[:, self.group_of]
+        return of_groups.repeat_interleave(self.integers.shape[1] // of_groups.shape[1], dim=1)
+
+
+def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
+    """The first `count` integers of `bits` each, uint8 [rows, count], in int32 words [rows, any]."""
+    raw = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return raw[:, :count]
+    if bits in (1, 2, 4):
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+        return ((raw[:, :, None] >> shifts) & ((1 << bits) - 1)).flatten(1)[:, :count]
+    # An integer may lie in two bytes.
+    begins = torch.arange(count) * bits
+    low, high = begins // 8, (begins // 8 + 1).clamp(max=raw.shape[1] - 1)
+    pairs = raw[:, low].to(torch.int32) | (raw[:, high].to(torch.int32) << 8)
+    return ((pairs >> (begins % 8)) & ((1 << bits) - 1)).to(torch.uint8)
+
+
+def from_gptq(
+    weights: Tensor, zeros: Tensor, scales: Tensor, group_of: Tensor | None, bits: int, *, zeros_less_one: bool
+) -> Grouped:
+    """GPTQ's int32 words: weights [inputs · bits / 32, outputs], zeros [groups, outputs · bits / 32].
+
+    Args:
+        weights, zeros: words of integers of `bits` each.
+        scales: [groups, outputs].
+        group_of: [inputs]; None where groups are in order.
+        bits: of an integer.
+        zeros_less_one: whether zeros were stored less 1, as the first version of the format has them.
+    """
+    outputs = scales.shape[1]
+    inputs = weights.shape[0] * 32 // bits
+    if zeros_less_one and 32 % bits == 0:
+        # The 1 was taken off whole words, where a zero of 0 borrows from its neighbour.
+        ones = sum(1 << place for place in range(0, 32, bits))
+        zeros = ((zeros.long() + ones) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
+    found = unpacked(zeros, bits, outputs).to(torch.int16)
+    if zeros_less_one and 32 % bits:
+        found = (found + 1) & ((1 << bits) - 1)
+    return Grouped(
+        unpacked(weights.T, bits, inputs),
+        scales.T.float().contiguous(),
+        found.T.contiguous(),
+        group_of,
+    )
+
+
+def from_awq(weights: Tensor, zeros: Tensor, scales: Tensor) -> Grouped:
+    """AWQ's int32 words of eight columns: weights [inputs, outputs / 8], zeros [groups, outputs / 8]."""
+    outputs = scales.shape[1]
+    return Grouped(
+        _in_order(unpacked(weights, 4, outputs)).T.contiguous(),
+        scales.T.float().contiguous(),
+        _in_order(unpacked(zeros, 4, outputs)).T.to(torch.int16).contiguous(),
+    )
+
+
+def _in_order(columns: Tensor) -> Tensor:
+    eights: Tensor = columns.unflatten(1, (-1, 8))
+    return eights[..., _AWQ_PLACES].flatten(1)
+
+
+def from_packed(
+    weights: Tensor, zeros: Tensor | None, scales: Tensor, group_of: Tensor | None, bits: int, inputs: int
+) -> Grouped:
+    """compressed-tensors' int32 words: weights [outputs, words], zeros [words, groups]; integers are above their least.
+
+    `zeros` are those of integers from -2^(bits - 1) on, which None has at 0.
+    """
+    middle = 1 << (bits - 1)
+    above = torch.full(scales.shape, middle, dtype=torch.int16)
+    if zeros is not None:
+        above = unpacked(zeros.T, bits, scales.shape[0]).T.to(torch.int16)
+    return Grouped(unpacked(weights, bits, inputs), scales.float(), above, group_of)

@@ -1,0 +1,51 @@
+"""Weights whose numbers are kept in a byte or less and multiplied by scales: FP8, and bitsandbytes' tables."""
+
+import torch
+from torch import Tensor
+
+
+def scaled(values: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None = None) -> Tensor:
+    """(values - zeros) [outputs, inputs] times scales, in float32; both are for blocks of `block` rows and columns.
+
+    Blocks at the end may be cut off. A scale for each output has blocks of (1, inputs), a single one of both sides.
+    """
+    found = values.float()
+    rows, columns = block
+    across = -(-values.shape[1] // columns)
+    for index, row in enumerate(scales.float().reshape(-1, across)):
+        strip = found[index * rows : (index + 1) * rows]
+        if zeros is not None:
+            strip.sub_(_spread(zeros.float().reshape(-1, across)[index], columns, values.shape[1]))
+        strip.mul_(_spread(row, columns, values.shape[1]))
+    return found
+
+
+def from_rows(values: Tensor, largest: Tensor) -> Tensor:
+    """int8 [outputs, inputs] whose rows have these largest magnitudes [outputs] at 127, as LLM.int8 multiplies them."""
+    return values.float().mul_(largest[:, None]).mul_(1 / 127)
+
+
+def _spread(of_blocks: Tensor, size: int, count: int) -> Tensor:
+    """[blocks] to [count], so many numbers for each block of `size`."""
+    return of_blocks.repeat_interleave(min(size, count))[:count]
+
+
+def from_table(codes: Tensor, table: Tensor, largest: Tensor, block: int) -> Tensor:
+    """Four bits for each number, the high half of a byte first: table[code] times its block's largest magnitude.
+
+    Args:
+        codes: uint8, in any shape, two numbers in a byte.
+        table: float32 [16]: NF4's or FP4's values (Dettmers et al., QLoRA, 2023, appendix E).
+        largest: float32 [blocks].
+        block: how many numbers one of them is for.
+    """
+    flat = codes.flatten()
+    places = torch.stack((flat >> 4, flat & 15), dim=1).flatten()
+    numbers = table.float()[places.long()]
+    return numbers.mul_(_spread(largest.float(), block, numbers.shape[0]))
+
+
+def from_nested(codes: Tensor, table: Tensor, largest: Tensor, block: int, offset: float) -> Tensor:
+    """The magnitudes that `from_table` needs, where they are quantized themselves: uint8 codes into a table of 256."""
+    numbers = table.float()[codes.flatten().long()]
+    return numbers.mul_(_spread(largest.float(), block, numbers.shape[0])).add_(offset)

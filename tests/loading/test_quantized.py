@@ -1,0 +1,167 @@
+"""A quantized checkpoint is the plain one of the numbers that it stands for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.packing import plain
+from penstock.loading.weights import load_weights
+from penstock.models.registry import declare
+from support import checkpoints
+from support.quantized import LAYOUTS, Layout, gptq, quantize
+from support.stepping import all_logits, make_stepper
+
+PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
+
+
+def made(tmp_path: Path, layout: str, family: str = "llama") -> tuple[Path, Path]:
+    """A plain checkpoint and the quantized one of the same numbers."""
+    plain = checkpoints.make(family, tmp_path / "plain")
+    return plain, quantize(plain, *LAYOUTS[layout], tmp_path / "quantized")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_gives_the_same_logits(tmp_path: Path, layout: str) -> None:
+    plain, folder = made(tmp_path, layout)
+    expected = all_logits(make_stepper(plain), PROMPTS, None)
+    found = all_logits(make_stepper(folder), PROMPTS, None)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+def test_layers_of_several_widths(tmp_path: Path) -> None:
+    """As checkpoints of mixed precision declare: each layer is what its tensors say."""
+    by_module: list[Layout] = [gptq(2), gptq(4, act_order=True), gptq(8), gptq(3)]
+
+    def mixed(module: str, weight: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        return by_module[len(module) % len(by_module)](module, weight)
+
+    original = checkpoints.make("llama", tmp_path / "plain")
+    folder = quantize(original, mixed, {"quant_method": "gptq", "bits": 4, "dynamic": {}}, tmp_path / "quantized")
+    expected = all_logits(make_stepper(original), PROMPTS, None)
+    found = all_logits(make_stepper(folder), PROMPTS, None)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+def test_every_family_has_the_same_weights(tmp_path: Path, family: str) -> None:
+    original, folder = (open_checkpoint(path) for path in made(tmp_path, "gptq act-order", family))
+    declaration = declare(folder.config)
+    assert declaration == declare(original.config)
+
+    expected = load_weights(original, declaration, torch.float32, packing=plain)
+    for name, weight in load_weights(folder, declaration, torch.float32, packing=plain).items():
+        assert torch.equal(weight, expected[name]), name
+
+
+def test_a_zero_of_nothing_in_the_first_version_of_gptq(tmp_path: Path) -> None:
+    # Weights of one sign have a zero at the end of what four bits hold, which the format's first version borrows for.
+    plain = checkpoints.make("llama", tmp_path / "plain")
+    tensors = load_file(plain / "model.safetensors")
+    tensors = {name: tensor.abs() if name.endswith("_proj.weight") else tensor for name, tensor in tensors.items()}
+    save_file(tensors, plain / "model.safetensors", metadata={"format": "pt"})
+    folder = quantize(plain, *LAYOUTS["gptq 4"], tmp_path / "quantized")
+    assert torch.equal(
+        all_logits(make_stepper(folder), PROMPTS, None)[0], all_logits(make_stepper(plain), PROMPTS, None)[0]
+    )
+
+
+def change(folder: Path, **tensors: torch.Tensor | None) -> None:
+    """Other tensors for those that the names, with _ for a dot, end with; None takes them away."""
+    file = folder / "model.safetensors"
+    kept = load_file(file)
+    for suffix, tensor in tensors.items():
+        name = next(each for each in sorted(kept) if each.endswith(f".{suffix}"))
+        if tensor is None:
+            del kept[name]
+        else:
+            kept[name] = tensor
+    save_file(kept, file, metadata={"format": "pt"})
+
+
+WRONG: tuple[tuple[str, dict[str, torch.Tensor | None], str], ...] = (
+    ("gptq 4", {"scales": None}, "lacks .*scales"),
+    ("gptq 4", {"qzeros": None}, "lacks .*qzeros"),
+    ("gptq 4", {"qzeros": torch.zeros(4, 5, dtype=torch.int32)}, "do not belong"),
+    ("gptq 4", {"scales": torch.zeros(3, 64, dtype=torch.float16)}, "do not belong"),
+    ("gptq 4", {"scales": torch.zeros(4, 64, dtype=torch.int32)}, "stored as I32"),
+    ("gptq 4", {"g_idx": torch.zeros(7, dtype=torch.int32)}, "do not belong"),
+    (
+        "gptq without order",
+        {"qzeros": torch.zeros(5, 8, dtype=torch.int32), "scales": torch.ones(5, 64).half()},
+        "equal",
+    ),
+    ("awq", {"qweight": torch.zeros(64, 9, dtype=torch.int32)}, "do not belong"),
+    ("awq", {"qweight": torch.zeros(64, dtype=torch.int32)}, "must be a matrix"),
+    ("packed 4", {"weight_shape": torch.tensor([1 << 40, -3])}, "cannot be"),
+    ("packed 4", {"weight_shape": torch.tensor([64, 64, 64])}, "do not belong"),
+    ("packed 4", {"weight_shape": torch.zeros(1 << 18, dtype=torch.int64)}, "do not belong"),
+    ("packed 3", {"weight_zero_point": torch.zeros(1, 1, dtype=torch.int32)}, "do not belong"),
+    ("fp8 blocks", {"weight_scale_inv": torch.ones(9, 9)}, "do not belong"),
+    ("fp8 whole", {"weight_scale": None}, "lacks .*weight_scale"),
+    ("nf4", {"quant_state.bitsandbytes__nf4": torch.tensor([91], dtype=torch.uint8)}, "does not describe"),
+    ("nf4", {"quant_state.bitsandbytes__nf4": None}, "lacks .*quant_state"),
+    ("nf4", {"absmax": torch.ones(3)}, "do not belong"),
+    ("LLM.int8", {"SCB": torch.ones(3)}, "do not belong"),
+)
+
+
+@pytest.mark.parametrize(("layout", "tensors", "says"), WRONG)
+def test_parts_that_do_not_fit(tmp_path: Path, layout: str, tensors: dict[str, torch.Tensor | None], says: str) -> None:
+    _, folder = made(tmp_path, layout)
+    change(folder, **tensors)
+    with pytest.raises(ModelFileError, match=says):
+        open_checkpoint(folder)
+
+
+def test_an_order_beyond_the_groups(tmp_path: Path) -> None:
+    _, folder = made(tmp_path, "gptq act-order")
+    for wrong in (-1, 99):
+        order = torch.zeros(64, dtype=torch.int32)
+        order[5] = wrong
+        change(folder, **{"k_proj.g_idx": order})
+        with pytest.raises(ModelFileError, match=r"k_proj\.g_idx names a group beyond the 4"):
+            make_stepper(folder)
+
+
+def test_an_order_for_gpus_is_refused(tmp_path: Path) -> None:
+    _, folder = made(tmp_path, "LLM.int8")
+    change(folder, weight_format=torch.tensor(1, dtype=torch.uint8))
+    with pytest.raises(ModelFileError, match="order of rows"):
+        make_stepper(folder)
+
+
+@pytest.mark.parametrize(
+    ("said", "says"),
+    [
+        ({"quant_method": "exl2"}, "exl2's format"),
+        ({"quant_method": "aqlm"}, "'aqlm'; implemented: gptq, awq"),
+        ({}, "None; implemented"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
+        ({"quant_method": "awq", "version": "GEMV"}, "GEMV"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
+    ],
+)
+def test_methods_that_are_not_read(tmp_path: Path, said: dict[str, Any], says: str) -> None:
+    _, folder = made(tmp_path, "gptq 4")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+    with pytest.raises(UnsupportedModel, match=says):
+        open_checkpoint(folder)
+
+
+def test_a_bias_of_nothing_that_the_model_does_not_have(tmp_path: Path) -> None:
+    _, folder = made(tmp_path, "gptq 4")
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    outputs = tensors[f"{name}.scales"].shape[1]
+    save_file({**tensors, f"{name}.bias": torch.zeros(outputs)}, folder / "model.safetensors")
+    make_stepper(folder)
+    save_file({**tensors, f"{name}.bias": torch.ones(outputs)}, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match=r"q_proj\.bias"):
+        make_stepper(folder)
