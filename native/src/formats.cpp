@@ -82,8 +82,8 @@ void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multipl
     });
 }
 
-void pack_int4_float16(
-    const Shape &shape, const uint8_t *weight, const uint16_t *scales, const uint16_t *offsets, uint8_t *packed) {
+void pack_int4_grouped(
+    const Shape &shape, const uint8_t *weight, const uint16_t *scales, const int16_t *zeros, uint8_t *packed) {
     const int64_t groups = shape.groups(), lines = shape.group / 4;
     for_panels(shape, packed, [&](int64_t first, int64_t count, uint8_t *stream) {
         for (int64_t group = 0; group < groups; ++group, stream += shape.group_bytes()) {
@@ -93,9 +93,79 @@ void pack_int4_float16(
                 const uint8_t *row = weight + (first + column) * shape.inputs;
                 for (int64_t input = begin; input < end; ++input) put_nibble(stream, column, input - begin, row[input]);
                 tail[column] = scales[(first + column) * groups + group];
-                if (shape.zero_points) tail[kPanel + column] = offsets[(first + column) * groups + group];
+                if (shape.zero_points)
+                    reinterpret_cast<int16_t *>(tail)[kPanel + column] = zeros[(first + column) * groups + group];
             }
         }
+    });
+}
+
+namespace {
+
+uint16_t two_bytes(const uint8_t *at) { return static_cast<uint16_t>(at[0] | at[1] << 8); }
+
+void pack_q8_0(int64_t groups, const uint8_t *raw, int64_t column, uint8_t *stream) {
+    for (int64_t group = 0; group < groups; ++group, raw += 34, stream += 17 * kLine) {
+        for (int64_t input = 0; input < 32; ++input)
+            stream[place(column, input, 4)] = static_cast<uint8_t>(static_cast<int8_t>(raw[2 + input]) + 128);
+        reinterpret_cast<uint16_t *>(stream + 16 * kLine)[column] = two_bytes(raw);
+    }
+}
+
+void pack_q4_k(int64_t blocks, const uint8_t *raw, int64_t column, uint8_t *stream) {
+    for (int64_t block = 0; block < blocks; ++block, raw += 144, stream += kQ4kLines * kLine) {
+        reinterpret_cast<uint16_t *>(stream)[column] = two_bytes(raw);
+        reinterpret_cast<uint16_t *>(stream + kLine)[column] = two_bytes(raw + 2);
+        const uint8_t *six = raw + 4;
+        for (int64_t group = 0; group < 8; ++group) {
+            const int64_t low = group % 4, top = group < 4 ? 0 : 1;
+            const int scale = top ? (six[low + 8] & 15) | six[low] >> 6 << 4 : six[low] & 63;
+            const int offset = top ? six[low + 8] >> 4 | six[low + 4] >> 6 << 4 : six[low + 4] & 63;
+            uint8_t *lines = stream + (2 + 9 * group) * kLine;
+            lines[2 * column] = static_cast<uint8_t>(scale);
+            lines[2 * column + 1] = static_cast<uint8_t>(offset);
+            const uint8_t *bytes = raw + 16 + group / 2 * 32;
+            for (int64_t input = 0; input < 32; ++input)
+                put_nibble(lines + kLine, column, input, static_cast<uint8_t>(bytes[input] >> group % 2 * 4 & 15));
+        }
+    }
+}
+
+void pack_q6_k(int64_t blocks, const uint8_t *raw, int64_t column, uint8_t *stream) {
+    for (int64_t block = 0; block < blocks; ++block, raw += 210, stream += kQ6kLines * kLine) {
+        reinterpret_cast<uint16_t *>(stream)[column] = two_bytes(raw + 208);
+        for (int64_t group = 0; group < 8; ++group) {
+            uint8_t *lines = stream + (1 + 13 * group) * kLine;
+            for (int64_t half = 0; half < 2; ++half) lines[32 * half + column] = raw[192 + 2 * group + half];
+            const uint8_t *low = raw + group / 4 * 64 + group % 2 * 32, *high = raw + 128 + group / 4 * 32;
+            const int64_t low_shift = group % 4 / 2 * 4, high_shift = group % 4 * 2;
+            for (int64_t input = 0; input < 32; ++input) {
+                put_nibble(lines + kLine, column, input, static_cast<uint8_t>(low[input] >> low_shift & 15));
+                const int64_t line = input / 4, at = line % 2 * 4 + (column < 16 ? 0 : 2);
+                uint8_t &byte = lines[(9 + line / 2) * kLine + column % 16 * 4 + input % 4];
+                byte = static_cast<uint8_t>(byte | (high[input] >> high_shift & 3) << at);
+            }
+        }
+    }
+}
+
+} // namespace
+
+int64_t block_row_bytes(const Shape &shape) {
+    switch (shape.format) {
+    case Format::q8_0: return shape.inputs / 32 * 34;
+    case Format::q4_k: return shape.inputs / kLargeBlock * 144;
+    case Format::q6_k: return shape.inputs / kLargeBlock * 210;
+    default: return 0;
+    }
+}
+
+void pack_blocks(const Shape &shape, const uint8_t *raw, uint8_t *packed) {
+    const auto pack = shape.format == Format::q8_0 ? pack_q8_0 : shape.format == Format::q4_k ? pack_q4_k : pack_q6_k;
+    const int64_t row = block_row_bytes(shape);
+    for_panels(shape, packed, [&](int64_t first, int64_t count, uint8_t *stream) {
+        for (int64_t column = 0; column < count; ++column)
+            pack(shape.scale_groups(), raw + (first + column) * row, column, stream);
     });
 }
 
@@ -131,15 +201,52 @@ void unpack_int4(const Shape &shape, const uint8_t *stream, int64_t column, floa
     }
 }
 
-void unpack_int4_float16(const Shape &shape, const uint8_t *group, int64_t column, float *row) {
+void unpack_int4_grouped(const Shape &shape, const uint8_t *group, int64_t column, float *row) {
     const int64_t lines = shape.group / 4;
     for (int64_t first = 0; first < shape.inputs; first += shape.group, group += shape.group_bytes()) {
         const auto *tail = reinterpret_cast<const uint16_t *>(group + lines * kLine);
-        const float scale = half_to_float(tail[column]);
-        const float offset = shape.zero_points ? half_to_float(tail[kPanel + column]) : scale * 8.0f;
+        const float scale = shape.format == Format::int4_float16 ? half_to_float(tail[column]) : bf16_to_float(tail[column]);
+        const int zero = shape.zero_points ? reinterpret_cast<const int16_t *>(tail)[kPanel + column] : 8;
         for_nibbles(shape, group, lines, column, first,
-                    [=](int64_t i, int q) { row[i] = scale * static_cast<float>(q) - offset; });
+                    [=](int64_t i, int q) { row[i] = scale * static_cast<float>(q - zero); });
     }
+}
+
+float half_at(const uint8_t *line, int64_t column) {
+    return half_to_float(reinterpret_cast<const uint16_t *>(line)[column]);
+}
+
+void unpack_q8_0(const Shape &shape, const uint8_t *stream, int64_t column, float *row) {
+    for (int64_t first = 0; first < shape.inputs; first += 32, stream += 17 * kLine) {
+        const float scale = half_at(stream + 16 * kLine, column);
+        for (int64_t input = 0; input < 32; ++input)
+            row[first + input] = scale * static_cast<float>(stream[place(column, input, 4)] - 128);
+    }
+}
+
+void unpack_q4_k(const Shape &shape, const uint8_t *stream, int64_t column, float *row) {
+    for (int64_t block = 0; block < shape.scale_groups(); ++block, stream += kQ4kLines * kLine)
+        for (int64_t group = 0; group < 8; ++group) {
+            const uint8_t *lines = stream + (2 + 9 * group) * kLine;
+            const float scale = half_at(stream, column) * static_cast<float>(lines[2 * column]);
+            const float offset = half_at(stream + kLine, column) * static_cast<float>(lines[2 * column + 1]);
+            for_nibbles(shape, lines + kLine, 8, column, block * kLargeBlock + group * 32,
+                        [=](int64_t i, int q) { row[i] = scale * static_cast<float>(q) - offset; });
+        }
+}
+
+void unpack_q6_k(const Shape &shape, const uint8_t *stream, int64_t column, float *row) {
+    for (int64_t block = 0; block < shape.scale_groups(); ++block, stream += kQ6kLines * kLine)
+        for (int64_t group = 0; group < 8; ++group) {
+            const uint8_t *lines = stream + (1 + 13 * group) * kLine;
+            const int64_t first = block * kLargeBlock + group * 32;
+            for_nibbles(shape, lines + kLine, 8, column, first, [=](int64_t i, int q) {
+                const int64_t line = (i - first) / 4, at = line % 2 * 4 + (column < 16 ? 0 : 2);
+                const int high = lines[(9 + line / 2) * kLine + column % 16 * 4 + i % 4] >> at & 3;
+                const auto multiple = static_cast<int8_t>(lines[(i - first) / 16 * 32 + column]);
+                row[i] = half_at(stream, column) * static_cast<float>(multiple) * static_cast<float>((q | high << 4) - 32);
+            });
+        }
 }
 
 } // namespace
@@ -160,7 +267,11 @@ void unpack_row(const Shape &shape, const uint8_t *packed, int64_t output, float
         break;
     }
     case Format::int4: unpack_int4(shape, stream, column, row); break;
-    case Format::int4_float16: unpack_int4_float16(shape, stream, column, row); break;
+    case Format::int4_float16:
+    case Format::int4_bfloat16: unpack_int4_grouped(shape, stream, column, row); break;
+    case Format::q8_0: unpack_q8_0(shape, stream, column, row); break;
+    case Format::q4_k: unpack_q4_k(shape, stream, column, row); break;
+    case Format::q6_k: unpack_q6_k(shape, stream, column, row); break;
     }
 }
 

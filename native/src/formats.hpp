@@ -9,12 +9,22 @@
 //             each output. A multiple's low nibble is m in 0..15, the bit above it moves the zero from 8 to 7: a weight is
 //             scale · m · (q − 8) or scale · m · (q − 7). So all weights of an output are its scale times an integer
 //             in -120..120, and whole rows of products are added up as integers, as for int8.
-//   int4_float16  groups of inputs, with scales as other programs' checkpoints have them; in each one line for each four
-//             inputs, of nibbles as above; then 32 float16 scales, then, with zero points, 32 float16 offsets. A weight is
-//             scale · (q − 8), with zero points scale · q − offset.
+//   int4_float16, int4_bfloat16  groups of inputs, with scales of this type, as other programs' checkpoints have them; in
+//             each one line for each four inputs, of nibbles as above; then 32 scales, then, with zero points, 32 int16
+//             zeros. A weight is scale · (q − 8), with zero points scale · (q − zero). Activations have a scale for each
+//             group, too.
+//
+//   q8_0, q4_k, q6_k  ggml's blocks (ggml-common.h) of 32, 256 and 256 inputs, whose numbers they keep to the bit.
+//             q8_0: for each block line pairs as of int8, then 32 float16 scales.
+//             q4_k: for each block 32 float16 scales, 32 float16 scales of offsets; then for each 32 inputs a line of [32][2]
+//             multiples of the one and the other, and eight lines of nibbles as above.
+//             q6_k: for each block 32 float16 scales; then for each 32 inputs a line of [2][32] int8 multiples, those of the
+//             first 16 inputs first, eight lines of nibbles, the low ones of q in 0..63, and four lines of what is above them:
+//             of each byte of two lines of nibbles two bits, low before high, the first line's before the second's.
+//             Activations have a scale for each block.
 //
 // Weights are unsigned where activations are signed, as the processors' dot products want it. Inputs are filled up with
-// zeros to a whole line (int4: pair of groups; int4_float16: group), outputs to a whole panel.
+// zeros to a whole line (int4: pair of groups; with scales for groups: group), outputs to a whole panel.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +32,8 @@
 
 namespace penstock {
 
-enum class Format : int { float32, bfloat16, int8, int4, int4_float16 };
-constexpr int kFormats = 5;
+enum class Format : int { float32, bfloat16, int8, int4, int4_float16, int4_bfloat16, q8_0, q4_k, q6_k };
+constexpr int kFormats = 9;
 
 // Inlined everywhere, so that no version of them that was compiled for one processor is used on another.
 #define PENSTOCK_INLINE __attribute__((always_inline)) inline
@@ -35,14 +45,22 @@ constexpr int64_t kInt4Group = 32;
 constexpr int kMostMultiple = 15, kZeroAtSeven = 16;
 // int4: bytes of a pair of groups, and where in them a group's multiple for an output of the panel stands.
 constexpr int64_t kInt4Pair = (1 + 2 * kInt4Group / 4) * kLine;
+// Inputs of ggml's large blocks, and the lines that one takes.
+constexpr int64_t kLargeBlock = 256;
+constexpr int64_t kQ4kLines = 2 + 8 * 9, kQ6kLines = 1 + 8 * 13;
 constexpr int64_t multiple_at(int64_t column, int64_t group) { return column % 16 * 4 + group % 2 * 2 + column / 16; }
 
 struct Shape {
     Format format;
     int64_t outputs;
     int64_t inputs;
-    int64_t group = 0;       // int4_float16 only: inputs that share a scale
-    bool zero_points = false; // int4_float16 only
+    int64_t group = 0;        // of grouped formats and blocks only: inputs that share a scale, or a multiple of one
+    bool zero_points = false; // of grouped formats only
+
+    // Whether groups of inputs have scales of their own.
+    PENSTOCK_INLINE bool grouped() const { return format == Format::int4_float16 || format == Format::int4_bfloat16; }
+
+    PENSTOCK_INLINE bool large() const { return format == Format::q4_k || format == Format::q6_k; }
 
     PENSTOCK_INLINE int64_t panels() const { return (outputs + kPanel - 1) / kPanel; }
 
@@ -57,9 +75,10 @@ struct Shape {
 
     // Inputs with their filling.
     PENSTOCK_INLINE int64_t padded_inputs() const {
-        const int64_t unit = format == Format::int4           ? 2 * kInt4Group
-                             : format == Format::int4_float16 ? group
-                                                              : inputs_per_step();
+        const int64_t unit = format == Format::int4 ? 2 * kInt4Group
+                             : large()              ? kLargeBlock
+                             : group > 0            ? group
+                                                    : inputs_per_step();
         return (inputs + unit - 1) / unit * unit;
     }
 
@@ -68,9 +87,13 @@ struct Shape {
     PENSTOCK_INLINE int64_t groups() const {
         switch (format) {
         case Format::int4: return padded_inputs() / kInt4Group;
-        case Format::int4_float16: return padded_inputs() / group;
-        default: return 1;
+        default: return group > 0 ? padded_inputs() / group : 1;
         }
+    }
+    // Parts of a row whose activations have a scale of their own.
+    PENSTOCK_INLINE int64_t scale_groups() const {
+        if (large()) return padded_inputs() / kLargeBlock;
+        return group > 0 ? groups() : 1;
     }
     PENSTOCK_INLINE int64_t group_bytes() const { return (group / 4 + 1 + (zero_points ? 1 : 0)) * kLine; }
 
@@ -78,7 +101,11 @@ struct Shape {
     PENSTOCK_INLINE int64_t scales_at() const {
         switch (format) {
         case Format::int4: return groups() / 2 * kInt4Pair;
-        case Format::int4_float16: return groups() * group_bytes();
+        case Format::int4_float16:
+        case Format::int4_bfloat16: return groups() * group_bytes();
+        case Format::q8_0: return groups() * (2 * group / 4 + 1) * kLine;
+        case Format::q4_k: return scale_groups() * kQ4kLines * kLine;
+        case Format::q6_k: return scale_groups() * kQ6kLines * kLine;
         default: return steps() * 2 * kLine;
         }
     }
@@ -98,10 +125,14 @@ void pack_bfloat16(const Shape &shape, const uint16_t *weight, uint8_t *packed);
 void pack_int8(const Shape &shape, const int8_t *weight, const float *scales, uint8_t *packed);
 // Packs integers in 0..15 [outputs, inputs] with multiples [outputs, groups of 32] and a scale for each output.
 void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multiples, const float *scales, uint8_t *packed);
-// Packs integers in 0..15 [outputs, inputs] with float16 scales [outputs, groups], and offsets of the same shape where
-// the shape has zero points.
-void pack_int4_float16(
-    const Shape &shape, const uint8_t *weight, const uint16_t *scales, const uint16_t *offsets, uint8_t *packed);
+// Packs integers in 0..15 [outputs, inputs] with scales of the format's type [outputs, groups], and zeros of the same shape
+// where the shape has zero points.
+void pack_int4_grouped(
+    const Shape &shape, const uint8_t *weight, const uint16_t *scales, const int16_t *zeros, uint8_t *packed);
+
+// Bytes of a row of ggml's blocks, and packs rows of them.
+int64_t block_row_bytes(const Shape &shape);
+void pack_blocks(const Shape &shape, const uint8_t *raw, uint8_t *packed);
 
 // The weights of output `output`, in float32: what an embedding looks up.
 void unpack_row(const Shape &shape, const uint8_t *packed, int64_t output, float *row);

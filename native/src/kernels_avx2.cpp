@@ -52,7 +52,7 @@ template <int R> void end(const Tile &tile, int part, const __m256i (&counts)[R]
 }
 
 // Outputs [8 · part, 8 · part + 8) of a panel: nibbles are those of one half of the bytes, low or high.
-template <int R> void int4_float16_part(const Tile &tile, int part) {
+template <int R> void int4_grouped_part(const Tile &tile, int part) {
     const Shape &shape = *tile.shape;
     const int64_t groups = shape.groups(), lines = shape.group / 4;
     const bool high = part >= 2;
@@ -61,9 +61,14 @@ template <int R> void int4_float16_part(const Tile &tile, int part) {
     __m256 sums[R];
     for (int r = 0; r < R; ++r) sums[r] = _mm256_setzero_ps();
     for (int64_t group = 0; group < groups; ++group) {
+        // What follows the group's lines; `weights` stands at the half of a line that its outputs' half of the bytes has.
+        const auto *tail = reinterpret_cast<const __m128i *>(weights - part % 2 * 32 + lines * kLine) + part;
         __m256i counts[R];
-        for (int r = 0; r < R; ++r)
-            counts[r] = _mm256_set1_epi32(shape.zero_points ? 0 : tile.sums[r * groups + group]);
+        for (int r = 0; r < R; ++r) counts[r] = _mm256_set1_epi32(tile.sums[r * groups + group]);
+        if (shape.zero_points) {
+            const __m256i zeros = _mm256_cvtepi16_epi32(_mm_load_si128(tail + kLine / 16));
+            for (int r = 0; r < R; ++r) counts[r] = _mm256_mullo_epi32(counts[r], zeros);
+        }
         for (int64_t first = 0; first < lines; first += kLinesTogether) {
             __m256i pairs[R];
             for (int r = 0; r < R; ++r) pairs[r] = _mm256_setzero_si256();
@@ -78,27 +83,20 @@ template <int R> void int4_float16_part(const Tile &tile, int part) {
             }
             for (int r = 0; r < R; ++r) counts[r] = _mm256_add_epi32(counts[r], widened(pairs[r]));
         }
-        // `weights` stands at the half of the tail's line that its outputs' half of the bytes has, not theirs.
-        const auto *tail = reinterpret_cast<const __m128i *>(weights - part % 2 * 32) + part;
-        const __m256 scale = _mm256_cvtph_ps(_mm_load_si128(tail));
-        for (int r = 0; r < R; ++r) sums[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(counts[r]), scale, sums[r]);
-        if (shape.zero_points) {
-            const __m256 offset = _mm256_cvtph_ps(_mm_load_si128(tail + kLine / 16));
-            for (int r = 0; r < R; ++r) {
-                const __m256 total = _mm256_set1_ps(static_cast<float>(tile.sums[r * groups + group]));
-                sums[r] = _mm256_fmadd_ps(offset, total, sums[r]);
-            }
-            weights += kLine;
+        const __m128i scales = _mm_load_si128(tail);
+        const __m256 scale = shape.format == Format::int4_float16 ? _mm256_cvtph_ps(scales) : even(_mm256_cvtepu16_epi32(scales));
+        for (int r = 0; r < R; ++r) {
+            const __m256 found = _mm256_mul_ps(_mm256_cvtepi32_ps(counts[r]), scale);
+            sums[r] = _mm256_fmadd_ps(found, _mm256_set1_ps(tile.scales[r * groups + group]), sums[r]);
         }
-        weights += kLine;
+        weights += (shape.zero_points ? 2 : 1) * kLine;
     }
-    for (int r = 0; r < R; ++r)
-        store(tile, r, part * kVector, _mm256_mul_ps(sums[r], _mm256_set1_ps(tile.scales[r])));
+    for (int r = 0; r < R; ++r) store(tile, r, part * kVector, sums[r]);
 }
 
-template <int R> struct NibbleInt4Float16 {
+template <int R> struct NibbleInt4Grouped {
     static void run(const Tile &tile) {
-        for (int part = 0; part < 4; ++part) int4_float16_part<R>(tile, part);
+        for (int part = 0; part < 4; ++part) int4_grouped_part<R>(tile, part);
     }
 };
 
@@ -178,6 +176,14 @@ template <int R> struct NibbleInt8 {
         }
     }
 };
+
+} // namespace
+} // namespace penstock
+
+#include "blocks_avx2.hpp"
+
+namespace penstock {
+namespace {
 
 // Rows of a tile, and vectors of outputs in a pass over the panel, so that 16 registers hold all sums and what is added to them.
 constexpr int64_t kBfloat16Rows = 5, kFloat32Rows = 6;
@@ -284,8 +290,10 @@ const Kernels *avx2_kernels() {
     static const Kernels set = {"avx2",
                                 quantize,
                                 {tile_of<WideFloat32, kFloat32Rows>, tile_of<WideBfloat16, kBfloat16Rows>, tile_of<NibbleInt8>, tile_of<NibbleInt4>,
-                                 tile_of<NibbleInt4Float16>},
-                                {kFloat32Rows, kBfloat16Rows, kGenericRows, kGenericRows, kGenericRows},
+                                 tile_of<NibbleInt4Grouped>, tile_of<NibbleInt4Grouped>, tile_of<NibbleQ8_0>,
+                                 tile_of<NibbleQ4K>, tile_of<NibbleQ6K>},
+                                {kFloat32Rows, kBfloat16Rows, kGenericRows, kGenericRows, kGenericRows, kGenericRows,
+                                 kGenericRows, kGenericRows, kGenericRows},
                                 std::numeric_limits<int64_t>::max(),
                                 attend_block_avx2,
                                 {compute_int8, nullptr, compute_float32}};

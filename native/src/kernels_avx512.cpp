@@ -6,16 +6,17 @@
 namespace penstock {
 namespace {
 
-void quantize(const float *row, const Shape &shape, int64_t groups, int8_t *values, float *scale, int32_t *sums) {
+void quantize(
+    const float *row, int64_t inputs, int64_t padded, int64_t groups, int8_t *values, float *scale, int32_t *sums) {
     const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
     __m512i most = _mm512_setzero_si512();
-    for (int64_t i = 0; i < shape.inputs; i += 16) {
-        const __m512 x = _mm512_maskz_loadu_ps(first(shape.inputs - i), row + i);
+    for (int64_t i = 0; i < inputs; i += 16) {
+        const __m512 x = _mm512_maskz_loadu_ps(first(inputs - i), row + i);
         most = _mm512_max_epu32(most, _mm512_and_si512(_mm512_castps_si512(x), magnitude));
     }
     const uint32_t largest = _mm512_reduce_max_epu32(most);
     *scale = quantized_scale(largest);
-    const int64_t padded = shape.padded_inputs(), group = padded / groups;
+    const int64_t group = padded / groups;
     if (!(*scale > 0.0f)) {
         std::memset(values, 0, static_cast<size_t>(padded));
         std::memset(sums, 0, static_cast<size_t>(groups) * 4);
@@ -26,7 +27,7 @@ void quantize(const float *row, const Shape &shape, int64_t groups, int8_t *valu
         __m512i sum = _mm512_setzero_si512();
         for (int64_t i = g * group; i < (g + 1) * group; i += 16) {
             const int64_t room = (g + 1) * group - i;
-            const __m512 x = _mm512_maskz_loadu_ps(i < shape.inputs ? first(shape.inputs - i) : 0, row + i);
+            const __m512 x = _mm512_maskz_loadu_ps(i < inputs ? first(inputs - i) : 0, row + i);
             const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse));
             sum = _mm512_add_epi32(sum, q);
             const __m128i bytes = _mm512_cvtepi32_epi8(q);
@@ -251,28 +252,37 @@ template <int R> struct Int4 {
     }
 };
 
-// 32 float16 values as floats.
-inline void halves(const uint8_t *line, __m512 (&values)[2]) {
-    for (int half = 0; half < 2; ++half)
-        values[half] = _mm512_cvtph_ps(_mm256_load_si256(reinterpret_cast<const __m256i *>(line + half * 32)));
+// 16 values of two bytes: half of a line.
+inline __m256i half_line(const uint8_t *line, int half) {
+    return _mm256_load_si256(reinterpret_cast<const __m256i *>(line + half * 32));
 }
 
-template <int R, bool ZeroPoints> void int4_float16(const Tile &tile) {
+// 16 scales as floats.
+inline __m512 scales_in(const Shape &shape, __m256i halves) {
+    if (shape.format == Format::int4_float16) return _mm512_cvtph_ps(halves);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepi16_epi32(halves), 16));
+}
+
+template <int R, bool ZeroPoints> void int4_grouped(const Tile &tile) {
     const Shape &shape = *tile.shape;
     const int64_t groups = shape.groups(), lines = shape.group / 4;
     const __m512i nibble = _mm512_set1_epi8(15);
-    __m512 sums[R][2], scale[2], offset[2];
+    __m512 sums[R][2];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
     Ahead ahead(tile);
     for (int64_t group = 0; group < groups; ++group) {
+        const uint8_t *tail = weights + lines * kLine;
         Int32s counts[R][2];
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
-            counts[r][0] = ZeroPoints ? Int32s{} : reinterpret_cast<Int32s>(broadcast(tile.sums + r * groups + group));
-            counts[r][1] = counts[r][0] * 16;
+            counts[r][0] = counts[r][1] = reinterpret_cast<Int32s>(broadcast(tile.sums + r * groups + group));
+            if (ZeroPoints)
+                for (int half = 0; half < 2; ++half)
+                    counts[r][half] *= reinterpret_cast<Int32s>(_mm512_cvtepi16_epi32(half_line(tail + kLine, half)));
+            counts[r][1] *= 16;
         }
         for (int64_t line = 0; line < lines; ++line, weights += kLine, values += R) {
             ahead.ask();
@@ -288,37 +298,36 @@ template <int R, bool ZeroPoints> void int4_float16(const Tile &tile) {
             }
         }
         ahead.ask();
-        halves(weights, scale);
-        scale[1] = _mm512_mul_ps(scale[1], _mm512_set1_ps(1.0f / 16));
-        weights += kLine;
+        const __m512 scale[2] = {
+            scales_in(shape, half_line(tail, 0)),
+            _mm512_mul_ps(scales_in(shape, half_line(tail, 1)), _mm512_set1_ps(1.0f / 16))};
+        weights = tail + (ZeroPoints ? 2 : 1) * kLine;
 #pragma GCC unroll 12
-        for (int r = 0; r < R; ++r)
+        for (int r = 0; r < R; ++r) {
+            const __m512 factor = _mm512_set1_ps(tile.scales[r * groups + group]);
             for (int half = 0; half < 2; ++half)
-                sums[r][half] = _mm512_fmadd_ps(as_floats(counts[r][half]), scale[half], sums[r][half]);
-        if (ZeroPoints) {
-            halves(weights, offset);
-            weights += kLine;
-#pragma GCC unroll 12
-            for (int r = 0; r < R; ++r) {
-                const __m512 total = _mm512_set1_ps(static_cast<float>(tile.sums[r * groups + group]));
-                for (int half = 0; half < 2; ++half)
-                    sums[r][half] = _mm512_fmadd_ps(offset[half], total, sums[r][half]);
-            }
+                sums[r][half] =
+                    _mm512_fmadd_ps(_mm512_mul_ps(as_floats(counts[r][half]), scale[half]), factor, sums[r][half]);
         }
     }
 #pragma GCC unroll 12
-    for (int r = 0; r < R; ++r) {
-        const __m512 factor = _mm512_set1_ps(tile.scales[r]);
-        store(tile, r, _mm512_mul_ps(sums[r][0], factor), _mm512_mul_ps(sums[r][1], factor));
-    }
+    for (int r = 0; r < R; ++r) store(tile, r, sums[r][0], sums[r][1]);
 }
 
-template <int R> struct Int4Float16 {
+template <int R> struct Int4Grouped {
     static void run(const Tile &tile) {
-        if (tile.shape->zero_points) int4_float16<R, true>(tile);
-        else int4_float16<R, false>(tile);
+        if (tile.shape->zero_points) int4_grouped<R, true>(tile);
+        else int4_grouped<R, false>(tile);
     }
 };
+
+} // namespace
+} // namespace penstock
+
+#include "blocks_avx512.hpp"
+
+namespace penstock {
+namespace {
 
 template <template <int> class Kernel, int R> void tile_of(const Tile &tile) {
     if (tile.rows == R) Kernel<R>::run(tile);
@@ -370,8 +379,9 @@ const Kernels *avx512_kernels() {
     static const Kernels set = {
         "avx512", quantize,
         {tile_of<Float32, kRows>, tile_of<Bfloat16, kRows>, tile_of<Int8, kRows>, tile_of<Int4, kRows>,
-         tile_of<Int4Float16, kGroupedRows>},
-        {kRows, kRows, kRows, kRows, kGroupedRows}, kGroupedRows, attend_block_avx512,
+         tile_of<Int4Grouped, kGroupedRows>, tile_of<Int4Grouped, kGroupedRows>, tile_of<Q8_0, kGroupedRows>,
+         tile_of<Q4K, kGroupedRows>, tile_of<Q6K, kGroupedRows>},
+        {kRows, kRows, kRows, kRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows}, kGroupedRows, attend_block_avx512,
         {compute_int8, compute_bfloat16, compute_float32}};
     return &set;
 }

@@ -12,19 +12,19 @@ namespace {
 
 constexpr int64_t kGenericRows = 4;
 
-void quantize(const float *row, const Shape &shape, int64_t groups, int8_t *values, float *scale, int32_t *sums) {
+void quantize(
+    const float *row, int64_t inputs, int64_t padded, int64_t groups, int8_t *values, float *scale, int32_t *sums) {
     // As integers, magnitudes are ordered with infinity and then NaN behind all finite ones.
     uint32_t largest = 0;
-    for (int64_t i = 0; i < shape.inputs; ++i) {
+    for (int64_t i = 0; i < inputs; ++i) {
         const uint32_t magnitude = bits_of(row[i]) & 0x7fffffffu;
         largest = magnitude > largest ? magnitude : largest;
     }
-    const int64_t padded = shape.padded_inputs();
     std::fill(values, values + padded, int8_t{0});
     *scale = quantized_scale(largest);
     if (*scale > 0.0f) {
         const float inverse = 127.0f / float_of(largest);
-        for (int64_t i = 0; i < shape.inputs; ++i) values[i] = static_cast<int8_t>(std::nearbyint(row[i] * inverse));
+        for (int64_t i = 0; i < inputs; ++i) values[i] = static_cast<int8_t>(std::nearbyint(row[i] * inverse));
     }
     for (int64_t group = 0; group < groups; ++group) {
         int32_t sum = 0;
@@ -133,33 +133,39 @@ template <int R> struct Int4 {
     }
 };
 
-template <int R> struct Int4Float16 {
+template <int R> struct Int4Grouped {
     static void run(const Tile &tile) {
         Sums<R> sums = {};
         const Shape &shape = *tile.shape;
         const int64_t groups = shape.groups(), lines = shape.group / 4;
         const uint8_t *weights = tile.panel;
+        const auto widened = shape.format == Format::int4_float16 ? half_to_float : bf16_to_float;
         for (int64_t group = 0; group < groups; ++group, weights += shape.group_bytes()) {
             int32_t counts[R][kPanel];
+            const auto *tail = reinterpret_cast<const uint16_t *>(weights + lines * kLine);
+            const auto *zeros = reinterpret_cast<const int16_t *>(tail + kPanel);
             for (int r = 0; r < R; ++r)
                 for (int64_t i = 0; i < kPanel; ++i)
-                    counts[r][i] = shape.zero_points ? 0 : tile.sums[r * groups + group];
+                    counts[r][i] = tile.sums[r * groups + group] * (shape.zero_points ? zeros[i] : 1);
             for (int64_t line = 0; line < lines; ++line)
                 add_nibbles<R>(tile, group * lines + line, weights + line * kLine, counts);
-            const auto *tail = reinterpret_cast<const uint16_t *>(weights + lines * kLine);
-            for (int r = 0; r < R; ++r) {
-                const auto sum = static_cast<float>(tile.sums[r * groups + group]);
+            for (int r = 0; r < R; ++r)
                 for (int64_t i = 0; i < kPanel; ++i) {
-                    sums[r][i] = multiply_add(static_cast<float>(counts[r][i]), half_to_float(tail[i]), sums[r][i]);
-                    if (shape.zero_points) sums[r][i] = multiply_add(half_to_float(tail[kPanel + i]), sum, sums[r][i]);
+                    const float found = static_cast<float>(counts[r][i]) * widened(tail[i]);
+                    sums[r][i] = multiply_add(found, tile.scales[r * groups + group], sums[r][i]);
                 }
-            }
         }
-        for (int r = 0; r < R; ++r)
-            for (int64_t i = 0; i < kPanel; ++i) sums[r][i] *= tile.scales[r];
         store<R>(tile, sums);
     }
 };
+
+} // namespace
+} // namespace penstock
+
+#include "blocks_generic.hpp"
+
+namespace penstock {
+namespace {
 
 template <template <int> class Kernel, int R = kGenericRows> void tile_of(const Tile &tile) {
     if (tile.rows == R) Kernel<R>::run(tile);

@@ -52,8 +52,14 @@ void prepare_row(const Shape &shape, const float *row, int64_t groups, uint32_t 
         narrow(row, reinterpret_cast<uint16_t *>(units), shape.inputs);
         break;
     default: {
-        kernels().quantize(row, shape, groups, reinterpret_cast<int8_t *>(units), scale, sums);
-        const int32_t factor = shape.format == Format::int4_float16 && !shape.zero_points ? -8 : -1;
+        // Where groups have scales of their own, each is quantized as a row would be.
+        const int64_t parts = shape.scale_groups(), part = padded / parts;
+        for (int64_t p = 0; p < parts; ++p) {
+            const int64_t begin = p * part, inputs = std::min(part, shape.inputs - begin);
+            kernels().quantize(row + begin, inputs, part, groups / parts, reinterpret_cast<int8_t *>(units) + begin,
+                               scale + p, sums + p * (groups / parts));
+        }
+        const int32_t factor = shape.grouped() && !shape.zero_points ? -8 : -1;
         *total = 0;
         for (int64_t group = 0; group < groups; ++group) {
             *total -= 128 * sums[group];
@@ -69,7 +75,8 @@ void interleave(const uint32_t *row, int64_t steps, int64_t rows, uint32_t *pane
 
 Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
     const int64_t steps = shape.steps(), groups = unpacks(shape, cut.rows) ? 1 : shape.groups();
-    const int64_t scales_at = aligned(cut.rows * steps * 4), totals_at = scales_at + aligned(cut.rows * 4);
+    const int64_t parts = shape.scale_groups();
+    const int64_t scales_at = aligned(cut.rows * steps * 4), totals_at = scales_at + aligned(cut.rows * parts * 4);
     const int64_t sums_at = totals_at + aligned(cut.rows * 4);
     uint8_t *memory = t_activations.take(sums_at + cut.rows * groups * 4);
     auto *units = reinterpret_cast<uint32_t *>(memory);
@@ -82,7 +89,7 @@ Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
         auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(steps * 4));
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t at = first + r;
-            prepare_row(shape, x.row(at), groups, row, scales + at, totals + at, sums + at * groups);
+            prepare_row(shape, x.row(at), groups, row, scales + at * parts, totals + at, sums + at * groups);
             if (rows > 1) interleave(row, steps, rows, panel + r);
         }
     });
@@ -131,7 +138,7 @@ void multiply(const Product &product, const Turn &turn, const MutableRows &outpu
         }
         uint8_t *unpacked = unpack && tile == 0 ? t_unpacked.take(int8.panel_bytes()) : nullptr;
         kernels().tile[static_cast<int>(read->format)](
-            {read, weights, x.values + row * shape.steps(), rows, x.scales + row, x.totals + row, x.sums + row * x.groups,
+            {read, weights, x.values + row * shape.steps(), rows, x.scales + row * shape.scale_groups(), x.totals + row, x.sums + row * x.groups,
              {output.row(row - cut.first(turn.first)), output.stride}, columns, bias, ahead, step, own, unpacked});
         if (unpacked) {
             read = &int8;

@@ -2,7 +2,7 @@
 //
 // Every output is one chain of operations over the inputs in ascending order, the same for any number of rows, threads
 // and neighbours: tiles are cut over rows and outputs only. Integer weights meet activations that are quantized row by
-// row to 8 bits, with one scale for a row; bfloat16 weights meet activations rounded to bfloat16.
+// row to 8 bits, with one scale for a row, or for each group of grouped formats; bfloat16 weights meet activations rounded to bfloat16.
 #pragma once
 
 #include "formats.hpp"
@@ -35,8 +35,8 @@ struct Tile {
     const uint8_t *panel;
     const uint32_t *values;
     int64_t rows;
-    // For int8 values: the scale of each row, −128 times the sum of its values, and for each row and group of the weight
-    // the sum of its values there, times −8 for int4_float16 without zero points and −1 otherwise (for int4 only up to
+    // For int8 values: the scale of each row, or of each of its Shape::scale_groups, −128 times the sum of its values, and for each row and group of the weight
+    // the sum of its values there, times −8 for grouped formats without zero points and −1 otherwise (for int4 only up to
     // grouped_rows).
     const float *scales;
     const int32_t *totals;
@@ -59,9 +59,10 @@ struct Block;
 // What an instruction set provides.
 struct Kernels {
     const char *name;
-    // One row to int8: values = round(x / scale), scale = max|x| / 127, and the sums of so many equal groups of them.
-    // A row with NaN or infinities gets a scale of NaN.
-    void (*quantize)(const float *row, const Shape &shape, int64_t groups, int8_t *values, float *scale, int32_t *sums);
+    // `inputs` numbers to int8, with zeros up to `padded`: values = round(x / scale), scale = max|x| / 127, and the sums of
+    // so many equal groups of them. With NaN or infinities the scale is NaN.
+    void (*quantize)(
+        const float *row, int64_t inputs, int64_t padded, int64_t groups, int8_t *values, float *scale, int32_t *sums);
     // By Format: a tile, and how many rows it has at most.
     void (*tile[kFormats])(const Tile &tile);
     int64_t tile_rows[kFormats];

@@ -18,26 +18,35 @@ using namespace penstock;
 namespace {
 
 using Integers = nb::ndarray<int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Zeros = nb::ndarray<int16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Nibbles = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-const uint16_t *halves(const Array &array, size_t rows, size_t columns) {
-    const bool half = array.dtype().code == kFloat && array.dtype().bits == 16;
-    require(half && array.ndim() == 2 && array.shape(0) == rows && array.shape(1) == columns,
-            "Scales and offsets of int4_float16 weights must be float16, one for each group of each output.");
+const uint16_t *scales_in(const Array &array, size_t rows, size_t columns, bool bfloat16) {
+    const bool right = array.dtype().code == (bfloat16 ? kBfloat : kFloat) && array.dtype().bits == 16;
+    require(right && array.ndim() == 2 && array.shape(0) == rows && array.shape(1) == columns,
+            "Scales must be of the format's type, one for each group of each output.");
     require(array.stride(1) == 1 && array.stride(0) == static_cast<int64_t>(columns), "They must be contiguous.");
     return static_cast<const uint16_t *>(array.data());
 }
 
 Shape shape_of(const std::string &format, int64_t outputs, int64_t inputs, int64_t group, bool zero_points) {
-    static const char *const names[kFormats] = {"float32", "bfloat16", "int8", "int4", "int4_float16"};
+    static const char *const names[kFormats] = {"float32", "bfloat16", "int8", "int4", "int4_float16", "int4_bfloat16",
+                                              "q8_0", "q4_k", "q6_k"};
     int index = 0;
     while (index < kFormats && format != names[index]) ++index;
-    require(index < kFormats, "The format must be float32, bfloat16, int8, int4 or int4_float16.");
+    require(index < kFormats, "The format must be float32, bfloat16, int8, int4, int4_float16, int4_bfloat16, q8_0, q4_k or q6_k.");
     require(outputs > 0 && inputs > 0, "A weight needs at least one output and one input.");
-    const bool grouped = index == static_cast<int>(Format::int4_float16);
-    require(!grouped || (group > 0 && group % 16 == 0), "Groups of int4_float16 weights must be a multiple of 16 inputs.");
-    require(grouped || !zero_points, "Only int4_float16 weights have zero points.");
-    return {static_cast<Format>(index), outputs, inputs, grouped ? group : 0, zero_points};
+    Shape shape{static_cast<Format>(index), outputs, inputs, 0, zero_points};
+    require(shape.grouped() || !zero_points, "Only formats with scales for groups have zero points.");
+    if (shape.large() || shape.format == Format::q8_0) {
+        shape.group = shape.format == Format::q6_k ? 16 : 32;
+        require(inputs % (shape.large() ? kLargeBlock : shape.group) == 0, "The inputs must be whole blocks.");
+        return shape;
+    }
+    if (!shape.grouped()) return shape;
+    require(group > 0 && group % 16 == 0, "Groups must be a multiple of 16 inputs.");
+    shape.group = group;
+    return shape;
 }
 
 void fill_dense(const Weight &weight, const Array &values) {
@@ -79,18 +88,27 @@ void fill_int4(const Weight &weight, const Nibbles &values, const Nibbles &multi
     pack_int4(weight.shape, values.data(), multiples.data(), scales.data(), weight.packed());
 }
 
-void fill_int4_float16(
-    const Weight &weight, const Nibbles &values, const Array &scales, const std::optional<Array> &offsets) {
-    require(weight.shape.format == Format::int4_float16, "The weight is not int4_float16.");
+void fill_int4_grouped(
+    const Weight &weight, const Nibbles &values, const Array &scales, const std::optional<Zeros> &zeros) {
+    require(weight.shape.grouped(), "The weight has no scales for groups.");
     require(values.shape(0) == static_cast<size_t>(weight.shape.outputs) &&
                 values.shape(1) == static_cast<size_t>(weight.shape.inputs),
-            "int4_float16 weights need values [outputs, inputs].");
-    require(offsets.has_value() == weight.shape.zero_points, "Offsets come with zero points, and only with them.");
+            "The weight needs values [outputs, inputs].");
+    require(zeros.has_value() == weight.shape.zero_points, "Zeros come with zero points, and only with them.");
     const auto rows = static_cast<size_t>(weight.shape.outputs), columns = static_cast<size_t>(weight.shape.groups());
-    const uint16_t *scale = halves(scales, rows, columns);
-    const uint16_t *offset = offsets ? halves(*offsets, rows, columns) : nullptr;
+    const uint16_t *scale = scales_in(scales, rows, columns, weight.shape.format == Format::int4_bfloat16);
+    require(!zeros || (zeros->shape(0) == rows && zeros->shape(1) == columns),
+            "Zeros must be [outputs, groups].");
     nb::gil_scoped_release unlocked;
-    pack_int4_float16(weight.shape, values.data(), scale, offset, weight.packed());
+    pack_int4_grouped(weight.shape, values.data(), scale, zeros ? zeros->data() : nullptr, weight.packed());
+}
+
+void fill_blocks(const Weight &weight, const Nibbles &raw) {
+    require(raw.shape(0) == static_cast<size_t>(weight.shape.outputs) && block_row_bytes(weight.shape) > 0 &&
+                raw.shape(1) == static_cast<size_t>(block_row_bytes(weight.shape)),
+            "The blocks must be [outputs, bytes], of the weight's own kind.");
+    nb::gil_scoped_release unlocked;
+    pack_blocks(weight.shape, raw.data(), weight.packed());
 }
 
 using Matrix = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
@@ -187,7 +205,8 @@ NB_MODULE(_native, module) {
         .def("fill_dense", &fill_dense, nb::arg("values").noconvert())
         .def("fill_int8", &fill_int8, nb::arg("values").noconvert(), nb::arg("scales").noconvert())
         .def("fill_int4", &fill_int4, nb::arg("values").noconvert(), nb::arg("multiples").noconvert(), nb::arg("scales").noconvert())
-        .def("fill_int4_float16", &fill_int4_float16, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("offsets").noconvert() = nb::none())
+        .def("fill_blocks", &fill_blocks, nb::arg("raw").noconvert())
+        .def("fill_int4_grouped", &fill_int4_grouped, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("zeros").noconvert() = nb::none())
         .def("multiply", &multiply, nb::arg("x").noconvert(), nb::arg("output").noconvert(), nb::arg("bias").noconvert() = nb::none())
         .def("look_up", &look_up, nb::arg("ids").noconvert(), nb::arg("output").noconvert());
     bind_program(module);

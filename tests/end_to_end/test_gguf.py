@@ -29,7 +29,7 @@ def test_chats_are_answered_alike(tmp_path: Path, kind: Kind) -> None:
     dtype = "bfloat16" if kind is Kind.BF16 else "float32"
     answers = []
     for model in (folder, file):
-        llm = LLM(str(model), threads=1, max_model_len=256, dtype=dtype)
+        llm = LLM(str(model), threads=1, max_model_len=256, dtype=dtype, quantization="none")
         answers.append([(each.text, each.token_ids, each.logprobs) for each in llm.chat([MESSAGES] * 2, params)])
     assert answers[0] == answers[1] and len(answers[0][0][0]) > 10
 

@@ -85,7 +85,7 @@ def test_a_chat_is_streamed_and_explained_beside_its_answer(browser: Browser, ha
     assert re.fullmatch(r"first token after [\d.]+ m?s · [\d,.]+ tokens/s · \d+ tokens", summary)
     answer = browser.text(".answer-text")
     assert len(answer.splitlines()) == 3
-    assert len(browser.run("return [...window.lengths]")) > 4, "the answer came at once"
+    assert len(browser.run("return [...window.lengths]")) > 2, "the answer came at once"
     # The same seed gives the same answer to whoever asks; the conversation goes on with it.
     asked = {"messages": [{"role": "user", "content": "Write a haiku about rain."}], "seed": 3}
     told = haiku.post("/v1/chat/completions", asked)

@@ -17,6 +17,7 @@ from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
+from penstock.loading.integers import kept_integers
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.models.registry import declare
@@ -121,7 +122,7 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     native = OBSTACLE is None
     folder = str(default_folder()) if native else None
     machine = machine_facts(api_beside=api_beside, cache_folder=folder, exact=native)
-    config, reasons = resolve(options, _facts(path, declaration), machine, drafts)
+    config, reasons = resolve(options, _facts(path, checkpoint, declaration), machine, drafts)
     return Prepared(options, config, reasons, checkpoint, declaration)
 
 
@@ -142,8 +143,7 @@ def _open(model: str, options: EngineOptions) -> tuple[Path, Checkpoint, ModelDe
 def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -> ModelFacts:
     """What the model that drafts, or the heads, say of themselves."""
     if options.speculative not in ("medusa", "eagle"):
-        path, _, declaration = _open(model, options)
-        return _facts(path, declaration)
+        return _facts(*_open(model, options))
     path = resolve_model(model)
     checkpoint = open_checkpoint(path)
     heads = declare_heads(options.speculative, checkpoint.config, checkpoint.tensors, target)
@@ -162,7 +162,8 @@ def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -
     )
 
 
-def _facts(path: Path, declaration: ModelDeclaration) -> ModelFacts:
+def _facts(path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelFacts:
+    integers, integer_bytes = kept_integers(checkpoint, declaration)
     return ModelFacts(
         path=str(path),
         stored_dtype=declaration.dtype,
@@ -174,6 +175,8 @@ def _facts(path: Path, declaration: ModelDeclaration) -> ModelFacts:
         max_position_embeddings=declaration.max_position_embeddings,
         kv_layers=declaration.kv_layers,
         vocab_size=declaration.vocab_size,
+        integer_parameters=integers,
+        integer_bytes=integer_bytes,
     )
 
 

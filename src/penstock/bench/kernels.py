@@ -13,14 +13,14 @@ from penstock.bench.sampling import SAMPLING, compile_choice
 from penstock.bench.single import KV_TYPE, compile_case, random_values
 from penstock.core.ceilings import Ceilings
 from penstock.kernels.cases import CASES, Case, llama
+from penstock.kernels.cpu.form import NativeFormat
 from penstock.kernels.cpu.weights import (
     INT4_GROUP,
     MOST_MULTIPLE,
-    NativeFormat,
     NativeLinear,
     pack_dense,
     pack_int4,
-    pack_int4_float16,
+    pack_int4_grouped,
     pack_int8,
 )
 from penstock.kernels.signature import Attention, Embedding, Linear
@@ -81,7 +81,7 @@ def random_weight(format: NativeFormat, outputs: int, inputs: int) -> NativeLine
     if format in ("int4", "int4_float16"):
         nibbles, groups = values.mul_(3).add_(8).clamp_(0, 15).to(torch.uint8), -(-inputs // INT4_GROUP)
         if format == "int4_float16":
-            return pack_int4_float16(nibbles, torch.rand(outputs, groups).half(), INT4_GROUP)
+            return pack_int4_grouped(nibbles, torch.rand(outputs, groups).half(), INT4_GROUP)
         multiples = torch.randint(1, MOST_MULTIPLE + 1, (outputs, groups), dtype=torch.uint8)
         return pack_int4(nibbles, multiples, torch.rand(outputs))
     return pack_dense(values.to(getattr(torch, format)))

@@ -28,6 +28,7 @@ from penstock.doctor.probe import read_machine
 from penstock.doctor.server import look
 from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.loading.cache_folder import default_folder
+from penstock.loading.integers import kept_integers
 from penstock.observability.stats import Quantiles
 
 if TYPE_CHECKING:
@@ -134,7 +135,10 @@ def _doctor_machine(model: str | None, computing: ModelOptions, max_num_seqs: in
 def _size(options: EngineOptions) -> ModelSize:
     prepared = prepare(options, api_beside=True)
     declaration = prepared.declaration
+    integers, integer_bytes = kept_integers(prepared.checkpoint, declaration)
     return ModelSize(
+        integers=integers,
+        integer_bytes=integer_bytes,
         body=declaration.parameters_in("linear"),
         head=declaration.decoder.output.weight.size,
         config=prepared.config,

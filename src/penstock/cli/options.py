@@ -24,7 +24,12 @@ Model = Annotated[
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Directory to take the tokenizer from, instead of the model's.")]
 Dtype = Annotated[str, typer.Option(help="What the model computes in: auto, bfloat16 or float32.")]
-Quantization = Annotated[str, typer.Option(help="Round the weights when they are loaded: none, int8 or int4.")]
+Quantization = Annotated[
+    str,
+    typer.Option(
+        help="Round the weights to int8 or int4 when they are loaded; auto: none, and keep a checkpoint's integers."
+    ),
+]
 QuantizeHead = Annotated[
     str | None, typer.Option(help="int8: keep output head and embedding at 8 bits where the others are int4.")
 ]
@@ -226,7 +231,7 @@ class ModelOptions:
 
     tokenizer: Tokenizer = None
     dtype: Dtype = "auto"
-    quantization: Quantization = "none"
+    quantization: Quantization = "auto"
     quantize_head: QuantizeHead = None
     max_model_len: MaxModelLen = None
     max_num_batched_tokens: MaxNumBatchedTokens = None

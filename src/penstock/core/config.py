@@ -30,7 +30,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         model: a directory in Hugging Face's layout, a hub name, or a bundled model's name.
         tokenizer: a directory to take the tokenizer from instead of the model's.
         dtype: what the model computes in: "auto" (the checkpoint's own), "bfloat16" or "float32".
-        quantization: to what the weights are rounded when they are loaded: "none", "int8" or "int4".
+        quantization: what the weights are kept as: "int8" and "int4" round them when they are loaded, "none" makes
+            numbers of them; "auto" rounds nothing, and keeps the files' integers where the kernels take them ("own").
         quantize_head: the same for output head and embedding; None: as the others.
         max_model_len: most tokens of prompt and output together.
         max_num_seqs: sequences that run at a time.
@@ -61,7 +62,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     tokenizer: str | None = None
     dtype: str = "auto"
-    quantization: str = "none"
+    quantization: str = "auto"
     quantize_head: str | None = None
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -157,8 +158,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
         path: its directory.
         tokenizer: the tokenizer's directory.
         dtype: what it computes in.
-        load_format, quantization: see EngineOptions.
-        quantize_head: what head and embedding are rounded to.
+        load_format: see EngineOptions.
+        quantization: "none", "int8", "int4", or "own" for the integers that the files have.
+        quantize_head: the same of head and embedding.
         packed_cache: the folder that keeps packed weights between starts, None where none are kept.
     """
 
@@ -193,6 +195,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
         body_parameters, head_parameters: of projections, and of head and embedding, where a tied one counts once:
             what quantization makes smaller.
         max_position_embeddings: the longest context it was made for.
+        integer_parameters, integer_bytes: of weights that the files have as integers which the kernels here take, and
+            the bytes that these take in memory.
         kv_layers: what its attention layers store.
         vocab_size: number of logits.
         heads: for heads that each draft one token, how many there are; None for all else.
@@ -208,6 +212,8 @@ class ModelFacts(msgspec.Struct, frozen=True):
     kv_layers: tuple[LayerKV, ...]
     vocab_size: int = 0
     heads: int | None = None
+    integer_parameters: int = 0
+    integer_bytes: int = 0
 
 
 class MachineFacts(msgspec.Struct, frozen=True):

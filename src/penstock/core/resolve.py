@@ -170,14 +170,24 @@ def _resolve_dtype(options: EngineOptions, model: ModelFacts, out: _Resolver) ->
 
 def _resolve_quantization(options: EngineOptions, model: ModelFacts, dtype: str, out: _Resolver) -> tuple[str, str]:
     """What projections, and what head and embedding, are rounded to."""
-    body, head = options.quantization, options.quantize_head
-    if body not in QUANTIZATIONS:
-        raise ConfigurationError(f"--quantization {body} is not one of {', '.join(QUANTIZATIONS)}.")
+    asked, head = options.quantization, options.quantize_head
+    if asked not in ("auto", *QUANTIZATIONS):
+        raise ConfigurationError(f"--quantization {asked} is not one of auto, {', '.join(QUANTIZATIONS)}.")
+    body = asked
+    if asked == "auto":
+        body = "own" if model.integer_bytes else "none"
     if head is not None and head not in (body, "int8"):
         raise ConfigurationError(f"--quantize-head {head} is neither int8 nor what --quantization says ({body}).")
-    if body == "none" and head not in (None, "none"):
+    if body in ("none", "own") and head not in (None, body):
         raise ConfigurationError(f"--quantize-head {head} needs --quantization: the head is not rounded alone.")
-    if body == "none":
+    if body == "own":
+        out.note(
+            "quantization",
+            body,
+            f"the checkpoint's own integers, {_gib(model.integer_bytes)}, which meet activations of 8 bits; with none "
+            "they become numbers",
+        )
+    elif body == "none":
         whole = _gib(model.num_parameters * DTYPE_BYTES[dtype])
         smaller = [f"{_gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
         out.note(
@@ -212,6 +222,8 @@ def _weight_bytes(model: ModelFacts, dtype: str, body: str, head: str) -> int:
     size = DTYPE_BYTES[dtype]
     if body == "none":
         return model.resident_parameters * size
+    if body == "own":
+        return (model.resident_parameters - model.integer_parameters) * size + model.integer_bytes
     rest = model.num_parameters - model.body_parameters - model.head_parameters
     rounded = model.body_parameters * QUANTIZED_BYTES[body] + model.head_parameters * QUANTIZED_BYTES[head]
     return int(rounded) + rest * size

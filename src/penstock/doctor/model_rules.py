@@ -23,16 +23,21 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         body, head: of the projections, and of the output head: what each token is multiplied with.
+        integers, integer_bytes: of these what the files have as integers that the kernels take, and what it takes then.
         config: what it would be served with.
     """
 
     body: int
     head: int
     config: EngineConfig
+    integers: int = 0
+    integer_bytes: int = 0
 
     def bytes_of(self, body: str, head: str) -> float:
         """Bytes of the weights that a step reads, where they are rounded like this."""
         plain = DTYPE_BYTES[self.config.model.dtype]
+        if body == "own":
+            return (self.body + self.head - self.integers) * plain + self.integer_bytes
         return self.body * QUANTIZED_BYTES.get(body, plain) + self.head * QUANTIZED_BYTES.get(head, plain)
 
     @property

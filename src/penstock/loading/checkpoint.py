@@ -117,7 +117,7 @@ class Checkpoint:
         weight, entry = self.tensors.get(f"{name.removesuffix('.bias')}.weight"), self.tensors[name]
         if not (name.endswith(".bias") and isinstance(weight, QuantizedEntry) and isinstance(entry, TensorEntry)):
             return False
-        return not any(_bytes_of(entry))
+        return not any(read_bytes(entry))
 
     def _entry_for(self, part: WeightPart, declaration: Declared) -> Entry:
         names = [part.tensor]
@@ -159,13 +159,13 @@ def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
     if declared is None:
         return Checkpoint(folder, config, generation, tensors)
     method, said = declared
-    together = combined(tensors, method, said, _bytes_of)
+    together = combined(tensors, method, said, read_bytes)
     plain = {key: value for key, value in config.items() if key != CONFIG_KEY}
     return Checkpoint(folder, plain, generation, together, said)
 
 
-def _bytes_of(entry: TensorEntry) -> bytes:
-    """Of a small tensor."""
+def read_bytes(entry: TensorEntry) -> bytes:
+    """The bytes of a small tensor; raises ModelFileError where it is none."""
     if entry.nbytes > _MOST_READ:
         raise ModelFileError(f"Tensor {entry.name} has {entry.nbytes} bytes, far more than one of its name has.")
     with entry.file.open("rb") as stream:

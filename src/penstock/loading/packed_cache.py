@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from penstock.kernels.cpu.native import native
-from penstock.kernels.cpu.weights import PACKED_LAYOUT, NativeFormat, NativeLinear, packed_in
+from penstock.kernels.cpu.form import NativeForm
+from penstock.kernels.cpu.weights import PACKED_LAYOUT, NativeLinear, packed_in
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightSpec
 from penstock.loading.cache_folder import (
@@ -63,10 +63,10 @@ class LoadedWeights:
 
 @dataclass(frozen=True, slots=True)
 class PackedEntry:
-    """A weight's place behind the header; `format` is None for a plain tensor."""
+    """A weight's place behind the header; `form` is None for a plain tensor."""
 
     spec: WeightSpec
-    format: NativeFormat | None
+    form: NativeForm | None
     offset: int
     nbytes: int
 
@@ -147,28 +147,37 @@ def expected_file(
     checkpoint: Checkpoint, declaration: ModelDeclaration, dtype: torch.dtype, packing: PackedWeights
 ) -> PackedFile:
     """The file that these weights are kept in. Raises ModelFileError where the checkpoint does not fit the model."""
-    checkpoint.locate(declaration)
-    formats = {spec.name: packing.native_format(spec, dtype) for spec in declaration.weights}
-    embeddings = {spec.parts: spec for spec in declaration.weights if spec.role == "embedding" and formats[spec.name]}
+    forms = native_forms(checkpoint, declaration, dtype, packing)
+    embeddings = {spec.parts: spec for spec in declaration.weights if spec.role == "embedding" and forms[spec.name]}
     kept = {
         spec.name: embeddings.get(spec.parts, spec) if spec.role == "head" else spec for spec in declaration.weights
     }
     # Packed weights take whole lines, so with them in front each begins at one, as the kernels need it.
-    order = sorted({spec.name: spec for spec in kept.values()}.values(), key=lambda spec: formats[spec.name] is None)
+    order = sorted({spec.name: spec for spec in kept.values()}.values(), key=lambda spec: forms[spec.name] is None)
     places: dict[str, PackedEntry] = {}
     end = 0
     for spec in order:
-        format = formats[spec.name]
-        plain = spec.size * dtype.itemsize
-        size = plain if format is None else native.packed_bytes(format, spec.shape[0], spec.shape[1])
-        places[spec.name] = PackedEntry(spec, format, end, size)
+        form = forms[spec.name]
+        size = spec.size * dtype.itemsize if form is None else form.nbytes(spec.shape[0], spec.shape[1])
+        places[spec.name] = PackedEntry(spec, form, end, size)
         end += size
     header = _header(_metadata(checkpoint, declaration, dtype, packing, places), places, dtype)
-    form = packing.body if packing.body != "none" else str(dtype).removeprefix("torch.")
+    kind = packing.body if packing.body != "none" else str(dtype).removeprefix("torch.")
     model = re.sub(r"[^\w.-]", "_", checkpoint.path.name, flags=re.ASCII) or "model"
-    name = f"{model[:64]}-{form}-{hashlib.sha256(header).hexdigest()[:16]}{SUFFIX}"
+    name = f"{model[:64]}-{kind}-{hashlib.sha256(header).hexdigest()[:16]}{SUFFIX}"
     entries = {weight: places[spec.name] for weight, spec in kept.items()}
     return PackedFile(name, header, entries, len(header) + end, dtype)
+
+
+def native_forms(
+    checkpoint: Checkpoint, declaration: ModelDeclaration, dtype: torch.dtype, packing: PackedWeights
+) -> dict[str, NativeForm | None]:
+    """By name, how each weight is packed. Raises ModelFileError where the checkpoint does not fit the model."""
+    located = checkpoint.locate(declaration)
+    return {
+        spec.name: packing.native_form(spec, dtype, [located[part.tensor] for part in spec.parts])
+        for spec in declaration.weights
+    }
 
 
 def _metadata(
@@ -186,9 +195,7 @@ def _metadata(
         tensors = sorted((entry.name, entry.dtype, entry.shape, entry.offset) for entry in stored if entry.file == file)
         identity = {"size": state.st_size, "modified_ns": state.st_mtime_ns, "inode": state.st_ino}
         files.append({"name": file.name, **identity, "tensors": _digest(tensors)})
-    forms = {
-        name: f"{entry.format} {list(entry.spec.shape)}" for name, entry in places.items() if entry.format is not None
-    }
+    forms = {name: f"{entry.form} {list(entry.spec.shape)}" for name, entry in places.items() if entry.form is not None}
     return {
         "content": "packed weights of Penstock",
         "version": str(_VERSION),
@@ -216,7 +223,7 @@ def _digest(content: object) -> str:
 def _header(metadata: Mapping[str, str], places: Mapping[str, PackedEntry], dtype: torch.dtype) -> bytes:
     described: dict[str, object] = {"__metadata__": dict(metadata)}
     for name, entry in places.items():
-        plain = entry.format is None
+        plain = entry.form is None
         described[name] = {
             "dtype": _DTYPE_NAMES[dtype] if plain else "U8",
             "shape": list(entry.spec.shape) if plain else [entry.nbytes],
@@ -288,13 +295,13 @@ def _weights_in(pages: mmap.mmap, expected: PackedFile, progress: Progress | Non
 
 
 def _weight(entry: PackedEntry, pages: mmap.mmap, offset: int, dtype: torch.dtype) -> Weight:
-    if entry.format is None:
+    if entry.form is None:
         tensor = torch.frombuffer(pages, dtype=dtype, count=entry.spec.size, offset=offset).view(entry.spec.shape)
         # What is small has memory of its own, wherever in a line it lies in the file.
         return tensor.clone() if entry.spec.neutral is not None else tensor
     memory = torch.frombuffer(pages, dtype=torch.uint8, count=entry.nbytes, offset=offset)
     outputs, inputs = entry.spec.shape
-    return packed_in(memory, entry.format, (outputs, inputs))
+    return packed_in(memory, entry.form, (outputs, inputs))
 
 
 def _populate(pages: mmap.mmap, progress: Progress | None) -> None:

@@ -1,28 +1,57 @@
 """In which form a weight is kept: as it is in the file, packed for the kernels, or rounded to integers and packed."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from penstock.core.config import ModelConfig
 from penstock.core.errors import ConfigurationError, ModelFileError
+from penstock.kernels.cpu.form import NativeForm, NativeFormat
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.kernels.cpu.weights import NativeFormat, NativeLinear, pack_dense, pack_int4, pack_int8
+from penstock.kernels.cpu.weights import NativeLinear, pack_blocks, pack_dense, pack_int4, pack_int4_grouped, pack_int8
 from penstock.kernels.packing import Weight, pack_linear
 from penstock.layers.weights import WeightSpec
+from penstock.loading.integers import common_form, is_tied
+from penstock.loading.quantized import Entry
 from penstock.models.declaration import ModelDeclaration
+from penstock.quantization.gguf_blocks import Blocks
+from penstock.quantization.grouped import Grouped
 from penstock.quantization.rounding import round_int4, round_int8
-
-Packing = Callable[[WeightSpec, Tensor], Weight]
 
 _IN_OWN_PRECISION: dict[torch.dtype, NativeFormat] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
-def plain(_spec: WeightSpec, tensor: Tensor) -> Weight:
-    """The tensor itself, which the reference operations take."""
-    return tensor
+Integers = Grouped | Blocks
+
+
+class Packing(Protocol):
+    """What gives weights their form."""
+
+    def keeps(self, spec: WeightSpec, parts: Sequence[Entry]) -> bool:
+        """Whether the weight stays the integers that its parts are in the files."""
+        ...
+
+    def __call__(self, spec: WeightSpec, weight: Tensor | Integers) -> Weight:
+        """The weight in its form."""
+        ...
+
+
+class _Plain:
+    """Tensors themselves, which the reference operations take."""
+
+    def keeps(self, _spec: WeightSpec, _parts: Sequence[Entry]) -> bool:
+        """Numbers only."""
+        return False
+
+    def __call__(self, _spec: WeightSpec, weight: Tensor | Integers) -> Weight:
+        """As it is."""
+        return weight if isinstance(weight, Tensor) else weight.numbers()
+
+
+plain = _Plain()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +59,8 @@ class PackedWeights:
     """Packs matrices for the fastest kernels there are.
 
     Attributes:
-        body: "none" for projections in their own precision, "int8" or "int4".
+        body: "none" for projections in their own precision, "int8" or "int4", "own" for the integers that the files
+            have, where they have some.
         head: the same for the output head, and for the embedding.
         tied: whether head and embedding are one matrix, which is then kept once.
     """
@@ -39,23 +69,38 @@ class PackedWeights:
     head: str = "none"
     tied: bool = False
 
-    def native_format(self, spec: WeightSpec, dtype: torch.dtype) -> NativeFormat | None:
-        """The native kernels' format for the weight; None where it stays a tensor, or is packed for torch's kernels."""
+    def native_form(self, spec: WeightSpec, dtype: torch.dtype, parts: Sequence[Entry] = ()) -> NativeForm | None:
+        """The native kernels' form for the weight; None where it stays a tensor, or is packed for torch's kernels."""
         if spec.role in ("norm", "bias"):
             return None
-        quantization = self.body if spec.role == "linear" else self.head
-        if quantization != "none":
-            return "int8" if quantization == "int8" else "int4"
+        if self._quantization(spec) in ("int8", "int4"):
+            return NativeForm("int8" if self._quantization(spec) == "int8" else "int4")
         if OBSTACLE is not None or (spec.role == "embedding" and not self.tied):
             return None
-        return _IN_OWN_PRECISION.get(dtype)
+        if self.keeps(spec, parts):
+            return common_form(parts)
+        return NativeForm(_IN_OWN_PRECISION[dtype]) if dtype in _IN_OWN_PRECISION else None
 
-    def __call__(self, spec: WeightSpec, tensor: Tensor) -> Weight:
+    def keeps(self, spec: WeightSpec, parts: Sequence[Entry]) -> bool:
+        """Whether the weight stays the integers that its parts are in the files."""
+        if self._quantization(spec) != "own" or (spec.role == "embedding" and not self.tied):
+            return False
+        return common_form(parts) is not None
+
+    def _quantization(self, spec: WeightSpec) -> str:
+        return self.body if spec.role == "linear" else self.head
+
+    def __call__(self, spec: WeightSpec, weight: Tensor | Integers) -> Weight:
         """The weight in its form. Raises ModelFileError where its values cannot be rounded."""
-        format = self.native_format(spec, tensor.dtype)
-        if format is None:
-            return pack_linear(tensor) if spec.role in ("linear", "head") else tensor
-        return _rounded(spec, tensor, format) if format in ("int8", "int4") else pack_dense(tensor)
+        if isinstance(weight, Blocks):
+            return pack_blocks(weight.raw.contiguous(), weight.kind, weight.inputs)
+        if isinstance(weight, Grouped):
+            group = weight.integers.shape[1] // weight.scales.shape[1]
+            return pack_int4_grouped(weight.integers.contiguous(), weight.scales.contiguous(), group, weight.zeros)
+        form = self.native_form(spec, weight.dtype)
+        if form is None:
+            return pack_linear(weight) if spec.role in ("linear", "head") else weight
+        return _rounded(spec, weight, form.format) if form.format in ("int8", "int4") else pack_dense(weight)
 
 
 IN_OWN_PRECISION = PackedWeights()
@@ -65,9 +110,7 @@ def packing_of(config: ModelConfig, declaration: ModelDeclaration) -> PackedWeig
     """The form that a configuration asks for. Raises ConfigurationError where it needs kernels that are not there."""
     if config.quantization != "none" and OBSTACLE is not None:
         raise ConfigurationError(f"--quantization {config.quantization} is not possible here: {OBSTACLE}.")
-    decoder = declaration.decoder
-    tied = decoder.output.weight.parts == decoder.embedding_weight.parts
-    return PackedWeights(config.quantization, config.quantize_head, tied)
+    return PackedWeights(config.quantization, config.quantize_head, is_tied(declaration))
 
 
 def heads_packing(quantization: str) -> PackedWeights:

@@ -37,6 +37,7 @@ class QuantizedEntry:
         bits: of a number.
         parts: the tensors, by what they are in the layout.
         block: for "scaled" the rows and columns that share a scale.
+        group: inputs that share a scale of integers, which stand together; 0 where they do not.
     """
 
     name: str
@@ -45,6 +46,7 @@ class QuantizedEntry:
     bits: int
     parts: Mapping[str, TensorEntry]
     block: tuple[int, int] = (1, 1)
+    group: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -110,9 +112,9 @@ def combined(
         if suffix is not None and name.endswith(suffix):
             module = name.removesuffix(suffix)
             if method == "gptq":
-                found = _gptq(module, tensors, declared)
+                found = _gptq(module, tensors, declared, read)
             elif method == "awq":
-                found = _awq(module, tensors)
+                found = _awq(module, tensors, read)
             else:
                 found = _packed(module, tensors, read)
         elif name.endswith(".weight") and entry.dtype in _BYTES and method != "bitsandbytes":
@@ -148,9 +150,15 @@ def _matrix(entry: TensorEntry) -> tuple[int, int]:
     return entry.shape[0], entry.shape[1]
 
 
-def _check_groups(scales: TensorEntry, inputs: int, groups: int) -> None:
-    if inputs % groups != 0:
-        raise ModelFileError(f"{inputs} inputs cannot be in the {groups} equal groups that {scales.name} is for.")
+def _group(scales: TensorEntry, inputs: int, groups: int, order: TensorEntry | None, read: Reader) -> int:
+    """How many inputs that stand together share a scale; 0 where `order` says that they do not."""
+    if order is None:
+        if inputs % groups != 0:
+            raise ModelFileError(f"{inputs} inputs cannot be in the {groups} equal groups that {scales.name} is for.")
+        return inputs // groups
+    # Most files that have an order have the one that goes without saying.
+    plain = b"".join(group.to_bytes(4, "little") * (inputs // groups) for group in range(groups))
+    return inputs // groups if read(order) == plain else 0
 
 
 def _bits(words: int, count: int) -> int:
@@ -160,7 +168,7 @@ def _bits(words: int, count: int) -> int:
     return bits if 1 <= bits <= _MOST_BITS and -(-count * bits // 32) == words else 0
 
 
-def _gptq(module: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any]) -> QuantizedEntry:
+def _gptq(module: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any], read: Reader) -> QuantizedEntry:
     name = f"{module}.weight"
     words = _part(tensors, f"{module}.qweight", name, "I32")
     zeros = _part(tensors, f"{module}.qzeros", name, "I32")
@@ -179,15 +187,14 @@ def _gptq(module: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str
         parts["group_of"] = _part(tensors, order.name, name, "I32")
         if order.shape != (inputs,):
             raise _misfit(words, order)
-    else:
-        _check_groups(scales, inputs, groups)
+    group = _group(scales, inputs, groups, order, read)
     version = declared.get("checkpoint_format", declared.get("format", "gptq"))
     if version not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(f"The checkpoint is GPTQ in the format {version!r}; implemented: gptq, gptq_v2.")
-    return QuantizedEntry(name, version, (outputs, inputs), bits, parts)
+    return QuantizedEntry(name, version, (outputs, inputs), bits, parts, group=group)
 
 
-def _awq(module: str, tensors: Mapping[str, TensorEntry]) -> QuantizedEntry:
+def _awq(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> QuantizedEntry:
     name = f"{module}.weight"
     words = _part(tensors, f"{module}.qweight", name, "I32")
     zeros = _part(tensors, f"{module}.qzeros", name, "I32")
@@ -197,8 +204,9 @@ def _awq(module: str, tensors: Mapping[str, TensorEntry]) -> QuantizedEntry:
         raise _misfit(words, scales)
     if zeros.shape != (groups, columns):
         raise _misfit(words, zeros)
-    _check_groups(scales, inputs, groups)
-    return QuantizedEntry(name, "awq", (outputs, inputs), 4, {"weights": words, "zeros": zeros, "scales": scales})
+    parts = {"weights": words, "zeros": zeros, "scales": scales}
+    group = _group(scales, inputs, groups, None, read)
+    return QuantizedEntry(name, "awq", (outputs, inputs), 4, parts, group=group)
 
 
 def _packed(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> QuantizedEntry:
@@ -217,8 +225,7 @@ def _packed(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> Qu
         raise ModelFileError(
             f"{module}.weight_shape says {rows} × {inputs}, which {words.name} of shape {list(words.shape)} cannot be."
         )
-    _check_groups(scales, inputs, _matrix(scales)[1])
-    if scales.shape[0] != outputs:
+    if _matrix(scales)[0] != outputs:
         raise _misfit(words, scales)
     parts = {"weights": words, "scales": scales, "sides": sides}
     zeros = tensors.get(f"{module}.weight_zero_point")
@@ -231,7 +238,8 @@ def _packed(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> Qu
         parts["group_of"] = _part(tensors, order.name, name, "I32")
         if order.shape != (inputs,):
             raise _misfit(words, order)
-    return QuantizedEntry(name, "packed", (outputs, inputs), bits, parts)
+    group = _group(scales, inputs, scales.shape[1], order, read)
+    return QuantizedEntry(name, "packed", (outputs, inputs), bits, parts, group=group)
 
 
 def _scaled(name: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any]) -> QuantizedEntry:
@@ -252,7 +260,8 @@ def _scaled(name: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str
     else:
         rows, columns = _matrix(scales)
         if rows == outputs:
-            _check_groups(scales, inputs, columns)
+            if inputs % columns != 0:
+                raise _misfit(values, scales)
             block = (1, inputs // columns)
         else:
             block = _block_of(declared)

@@ -2,7 +2,7 @@
 
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch import Tensor
 from penstock.core.errors import ModelFileError
 from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
-from penstock.quantization.gguf_blocks import dequantize
-from penstock.quantization.grouped import Grouped, from_awq, from_gptq, from_packed
+from penstock.quantization.gguf_blocks import Blocks, dequantize
+from penstock.quantization.grouped import Grouped, from_awq, from_gptq, from_packed, from_q4_0, stacked
 from penstock.quantization.scaled import from_nested, from_rows, from_table, scaled
 
 DTYPES = {
@@ -40,10 +40,34 @@ def read_tensor(entry: Entry) -> Tensor:
     raw = _pages(entry)
     tensor = _numbers(entry, raw)
     if entry.paired_heads:
-        # Halves of a head turn with each other; in the file the two rows stand side by side.
-        heads = tensor.unflatten(0, (entry.paired_heads, -1, 2))
-        tensor = heads.transpose(1, 2).flatten(0, 2)
+        tensor = _unpaired(tensor, entry.paired_heads)
     return tensor + entry.shift if entry.shift else tensor
+
+
+def read_integers(entry: Entry) -> Grouped | Blocks:
+    """The weight's integers, where it has an `integer_form`."""
+    if isinstance(entry, QuantizedEntry):
+        return _grouped(entry, {name: read_tensor(part) for name, part in entry.parts.items()})
+    raw = _pages(entry).view(entry.shape[0], -1)
+    if entry.paired_heads:
+        raw = _unpaired(raw, entry.paired_heads)
+    return from_q4_0(raw) if entry.dtype == "Q4_0" else Blocks(raw, entry.dtype, entry.shape[1])
+
+
+def read_stacked(entries: Sequence[Entry]) -> Grouped | Blocks:
+    """The integers of weights with a form in common, one below the other."""
+    parts = [read_integers(entry) for entry in entries]
+    grouped = [part for part in parts if isinstance(part, Grouped)]
+    if grouped:
+        return stacked(grouped)
+    blocks = [part for part in parts if isinstance(part, Blocks)]
+    return Blocks(torch.cat([part.raw for part in blocks]), blocks[0].kind, blocks[0].inputs)
+
+
+def _unpaired(rows: Tensor, heads: int) -> Tensor:
+    """Halves of a head turn with each other; in the file the two rows stand side by side."""
+    paired: Tensor = rows.unflatten(0, (heads, -1, 2))
+    return paired.transpose(1, 2).flatten(0, 2)
 
 
 def _dequantized(entry: QuantizedEntry) -> Tensor:
@@ -56,10 +80,10 @@ def _dequantized(entry: QuantizedEntry) -> Tensor:
         return from_rows(parts["values"], parts["largest"])
     if entry.layout == "table":
         return _from_table(entry, parts).view(entry.shape)
-    return read_grouped(entry, parts).numbers()
+    return _grouped(entry, parts).numbers()
 
 
-def read_grouped(entry: QuantizedEntry, parts: Mapping[str, Tensor]) -> Grouped:
+def _grouped(entry: QuantizedEntry, parts: Mapping[str, Tensor]) -> Grouped:
     """The integers of a weight in one of the layouts with words of 32 bits."""
     group_of, groups = parts.get("group_of"), parts["scales"].shape[0 if entry.layout.startswith("gptq") else 1]
     if group_of is not None:
@@ -68,11 +92,7 @@ def read_grouped(entry: QuantizedEntry, parts: Mapping[str, Tensor]) -> Grouped:
                 f"{entry.parts['group_of'].name} names a group beyond the {groups} that {entry.name} has; "
                 "download it again."
             )
-        # Most files that have the order have the one that goes without saying.
-        size, rest = divmod(entry.shape[1], groups)
-        group_of = group_of.long()
-        if rest == 0 and torch.equal(group_of, torch.arange(groups).repeat_interleave(size)):
-            group_of = None
+        group_of = None if entry.group else group_of.long()
     if entry.layout == "awq":
         return from_awq(parts["weights"], parts["zeros"], parts["scales"])
     if entry.layout == "packed":

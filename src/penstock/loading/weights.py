@@ -10,9 +10,9 @@ from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint, Declared
-from penstock.loading.packing import IN_OWN_PRECISION, Packing
+from penstock.loading.packing import IN_OWN_PRECISION, Integers, Packing
 from penstock.loading.quantized import Entry
-from penstock.loading.tensors import read_tensor
+from penstock.loading.tensors import read_stacked, read_tensor
 from penstock.models.declaration import ModelDeclaration
 
 Progress = Callable[[int, int], None]
@@ -51,7 +51,10 @@ def stream_weights(
     done = 0
     for spec in declaration.weights:
         parts = [entries[part.tensor] for part in spec.parts]
-        yield spec, finish(spec, partial(_assemble, spec, parts, dtype))
+        if packing.keeps(spec, parts):
+            yield spec, finish(spec, partial(read_stacked, parts))
+        else:
+            yield spec, finish(spec, partial(_assemble, spec, parts, dtype))
         done += sum(entry.nbytes for entry in parts)
         if progress is not None:
             progress(done, total)
@@ -103,7 +106,7 @@ class _Finisher:
         self._packing = packing
         self._matrices: dict[tuple[WeightPart, ...], NativeLinear] = {}
 
-    def __call__(self, spec: WeightSpec, assemble: Callable[[], Tensor]) -> Weight:
+    def __call__(self, spec: WeightSpec, assemble: Callable[[], Tensor | Integers]) -> Weight:
         if spec.role == "head" and spec.parts in self._matrices:
             return self._matrices[spec.parts]
         weight = self._packing(spec, assemble())

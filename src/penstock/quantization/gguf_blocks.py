@@ -8,6 +8,7 @@ it is the same wherever it is made.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -166,6 +167,19 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
 }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Blocks:
+    """Rows of whole blocks of a kind: `raw` is uint8 [outputs, bytes], a row has so many `inputs`."""
+
+    raw: Tensor
+    kind: str
+    inputs: int
+
+    def numbers(self) -> Tensor:
+        """The matrix in float32."""
+        return dequantize(self.raw, self.kind)
 
 
 def dequantize(raw: Tensor, kind: str) -> Tensor:

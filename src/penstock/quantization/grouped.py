@@ -4,6 +4,7 @@ GPTQ and AWQ have words of 32 bits along an input or an output (AutoGPTQ, AutoAW
 of an output. All three are one stream of bits a row, the lowest first, so one function reads them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,15 +21,15 @@ class Grouped:
     """A matrix [outputs, inputs]: each weight is scale · (integer - zero), rounded once to float32.
 
     Attributes:
-        integers: uint8 or int8 [outputs, inputs].
-        scales: float32 [outputs, groups].
-        zeros: int16 [outputs, groups].
+        integers: uint8 [outputs, inputs].
+        scales: of any floating type, [outputs, groups].
+        zeros: int16 [outputs, groups]; None where all are 8.
         group_of: int64 [inputs], the group of each input; None where groups are equal runs of them, in order.
     """
 
     integers: Tensor
     scales: Tensor
-    zeros: Tensor
+    zeros: Tensor | None = None
     group_of: Tensor | None = None
 
     def numbers(self) -> Tensor:
@@ -38,7 +39,8 @@ class Grouped:
         step = max(1, _AT_ONCE // max(inputs, 1))
         for first in range(0, outputs, step):
             rows = slice(first, first + step)
-            zeros, scales = self._spread(self.zeros[rows]), self._spread(self.scales[rows])
+            zeros: Tensor | int = 8 if self.zeros is None else self._spread(self.zeros[rows])
+            scales = self._spread(self.scales[rows].float())
             torch.mul((self.integers[rows].to(torch.int16) - zeros).float(), scales, out=found[rows])
         return found
 
@@ -47,6 +49,17 @@ class Grouped:
         if self.group_of is not None:
             return of_groups[:, self.group_of]
         return of_groups.repeat_interleave(self.integers.shape[1] // of_groups.shape[1], dim=1)
+
+
+def stacked(parts: Sequence[Grouped]) -> Grouped:
+    """Matrices of the same groups of the same inputs, in order, one below the other."""
+    if len(parts) == 1:
+        return parts[0]
+    zeros = None
+    if any(part.zeros is not None for part in parts):
+        zeros = torch.cat([torch.full(part.scales.shape, 8) if part.zeros is None else part.zeros for part in parts])
+        zeros = zeros.to(torch.int16)
+    return Grouped(torch.cat([part.integers for part in parts]), torch.cat([part.scales for part in parts]), zeros)
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
@@ -87,7 +100,7 @@ def from_gptq(
         found = (found + 1) & ((1 << bits) - 1)
     return Grouped(
         unpacked(weights.T, bits, inputs),
-        scales.T.float().contiguous(),
+        scales.T.contiguous(),
         found.T.contiguous(),
         group_of,
     )
@@ -98,7 +111,7 @@ def from_awq(weights: Tensor, zeros: Tensor, scales: Tensor) -> Grouped:
     outputs = scales.shape[1]
     return Grouped(
         _in_order(unpacked(weights, 4, outputs)).T.contiguous(),
-        scales.T.float().contiguous(),
+        scales.T.contiguous(),
         _in_order(unpacked(zeros, 4, outputs)).T.to(torch.int16).contiguous(),
     )
 
@@ -115,8 +128,17 @@ def from_packed(
 
     `zeros` are those of integers from -2^(bits - 1) on, which None has at 0.
     """
-    middle = 1 << (bits - 1)
-    above = torch.full(scales.shape, middle, dtype=torch.int16)
+    above: Tensor | None = None
     if zeros is not None:
-        above = unpacked(zeros.T, bits, scales.shape[0]).T.to(torch.int16)
-    return Grouped(unpacked(weights, bits, inputs), scales.float(), above, group_of)
+        above = unpacked(zeros.T, bits, scales.shape[0]).T.to(torch.int16).contiguous()
+    elif bits != 4:
+        above = torch.full(scales.shape, 1 << (bits - 1), dtype=torch.int16)
+    return Grouped(unpacked(weights, bits, inputs), scales, above, group_of)
+
+
+def from_q4_0(raw: Tensor) -> Grouped:
+    """GGUF's Q4_0 blocks, uint8 [outputs, bytes]: a float16 scale and 32 integers in the halves of 16 bytes."""
+    blocks: Tensor = raw.unflatten(1, (-1, 18))
+    halves = blocks[..., 2:]
+    integers = torch.cat((halves & 15, halves >> 4), dim=2).flatten(1)
+    return Grouped(integers, blocks[..., :2].contiguous().view(torch.float16).squeeze(2))

@@ -1,18 +1,17 @@
 """Linear weights packed for the native kernels; native/src/formats.hpp has the layouts."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from penstock.kernels.cpu.form import BLOCK_FORMATS, NativeForm, NativeFormat
 from penstock.kernels.cpu.memory import PageArena
 from penstock.kernels.cpu.native import native
 
-NativeFormat = Literal["float32", "bfloat16", "int8", "int4", "int4_float16"]
 # Part of what packed weights on disk are known by: raise it with every change to what native/src/formats.cpp writes,
 # so that files of the layout before are packed anew.
-PACKED_LAYOUT = 2
+PACKED_LAYOUT = 3
 # Inputs of an int4 weight that share a multiple, the largest multiple, and the bit beside it that moves the zero.
 INT4_GROUP = 32
 MOST_MULTIPLE = 15
@@ -30,29 +29,27 @@ class NativeLinear:
     format: NativeFormat
 
 
-def _empty(format: NativeFormat, shape: torch.Size, group: int = 0, zero_points: bool = False) -> NativeLinear:
+def _empty(form: NativeForm, shape: torch.Size) -> NativeLinear:
     outputs, inputs = shape
-    memory = _ARENA.take(native.packed_bytes(format, outputs, inputs, group, zero_points))
-    return packed_in(memory, format, (outputs, inputs), group, zero_points)
+    return packed_in(_ARENA.take(form.nbytes(outputs, inputs)), form, (outputs, inputs))
 
 
-def packed_in(
-    memory: Tensor, format: NativeFormat, shape: tuple[int, int], group: int = 0, zero_points: bool = False
-) -> NativeLinear:
+def packed_in(memory: Tensor, form: NativeForm, shape: tuple[int, int]) -> NativeLinear:
     """The weight in `memory`: bytes of the packed size that begin at a multiple of 64, such as another's `memory`."""
-    return NativeLinear(native.Weight(format, *shape, group, zero_points, memory), memory, shape, format)
+    handle = native.Weight(form.format, *shape, form.group, form.zero_points, memory)
+    return NativeLinear(handle, memory, shape, form.format)
 
 
 def pack_dense(weight: Tensor) -> NativeLinear:
     """A float32 or bfloat16 weight [outputs, inputs] in its own precision."""
-    packed = _empty("float32" if weight.dtype is torch.float32 else "bfloat16", weight.shape)
+    packed = _empty(NativeForm("float32" if weight.dtype is torch.float32 else "bfloat16"), weight.shape)
     packed.handle.fill_dense(weight.contiguous())
     return packed
 
 
 def pack_int8(integers: Tensor, scales: Tensor) -> NativeLinear:
     """int8 [outputs, inputs] in -127..127 with float32 scales [outputs]: a weight is scale · integer."""
-    packed = _empty("int8", integers.shape)
+    packed = _empty(NativeForm("int8"), integers.shape)
     packed.handle.fill_int8(integers, scales)
     return packed
 
@@ -63,16 +60,28 @@ def pack_int4(integers: Tensor, multiples: Tensor, scales: Tensor) -> NativeLine
     A multiple is m in 0..15, plus ZERO_AT_SEVEN where its group's zero is 7 instead of 8: a weight is
     scale · m · (integer − zero).
     """
-    packed = _empty("int4", integers.shape)
+    packed = _empty(NativeForm("int4"), integers.shape)
     packed.handle.fill_int4(integers, multiples, scales)
     return packed
 
 
-def pack_int4_float16(integers: Tensor, scales: Tensor, group: int, offsets: Tensor | None = None) -> NativeLinear:
-    """uint8 [outputs, inputs] in 0..15 with float16 scales [outputs, groups of `group` inputs].
+def pack_int4_grouped(integers: Tensor, scales: Tensor, group: int, zeros: Tensor | None = None) -> NativeLinear:
+    """uint8 [outputs, inputs] in 0..15 with float16 or bfloat16 scales [outputs, groups of `group` inputs].
 
-    A weight is scale · (integer − 8); with `offsets`, of the scales' type and shape, it is scale · integer − offset.
+    A weight is scale · (integer − 8), or with int16 `zeros` [outputs, groups] scale · (integer − zero). Activations are
+    rounded with a scale for each group, too.
     """
-    packed = _empty("int4_float16", integers.shape, group, offsets is not None)
-    packed.handle.fill_int4_float16(integers, scales, offsets)
+    format: NativeFormat = "int4_float16" if scales.dtype is torch.float16 else "int4_bfloat16"
+    packed = _empty(NativeForm(format, group, zeros is not None), integers.shape)
+    packed.handle.fill_int4_grouped(integers, scales, zeros)
+    return packed
+
+
+def pack_blocks(raw: Tensor, kind: str, inputs: int) -> NativeLinear:
+    """Rows of GGUF's blocks of a kind, uint8 [outputs, bytes]: weights are their numbers to the bit.
+
+    Activations are rounded with a scale for each block.
+    """
+    packed = _empty(NativeForm(BLOCK_FORMATS[kind]), torch.Size((raw.shape[0], inputs)))
+    packed.handle.fill_blocks(raw)
     return packed

@@ -1,0 +1,29 @@
+"""What forms of packed matrices there are, and how large they are; without torch, for those who read headers only."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.kernels.cpu.native import native
+
+NativeFormat = Literal["float32", "bfloat16", "int8", "int4", "int4_float16", "int4_bfloat16", "q8_0", "q4_k", "q6_k"]
+# Those that are blocks of GGUF files.
+BLOCK_FORMATS: dict[str, NativeFormat] = {"Q8_0": "q8_0", "Q4_K": "q4_k", "Q6_K": "q6_k"}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeForm:
+    """How a matrix is packed: its format, and where that has scales for groups of inputs, their size and whether each
+    has a zero point of its own.
+    """
+
+    format: NativeFormat
+    group: int = 0
+    zero_points: bool = False
+
+    def __str__(self) -> str:
+        groups = f" in groups of {self.group}" if self.group else ""
+        return f"{self.format}{groups}{' with zero points' if self.zero_points else ''}"
+
+    def nbytes(self, outputs: int, inputs: int) -> int:
+        """Of a packed matrix."""
+        return native.packed_bytes(self.format, outputs, inputs, self.group, self.zero_points)

@@ -1,0 +1,56 @@
+"""Which weights native kernels take as the integers that a checkpoint has; without torch."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from penstock.kernels.cpu.form import BLOCK_FORMATS, NativeForm, NativeFormat
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.layers.weights import WeightPart
+from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.quantized import Entry
+from penstock.loading.safetensors import TensorEntry
+from penstock.models.declaration import ModelDeclaration
+
+
+def integer_form(entry: Entry) -> NativeForm | None:
+    """How the native kernels take the weight's integers as they are stored; None where it has none, or they do not."""
+    if isinstance(entry, TensorEntry):
+        if entry.dtype == "Q4_0":
+            return NativeForm("int4_float16", 32)
+        return NativeForm(BLOCK_FORMATS[entry.dtype]) if entry.dtype in BLOCK_FORMATS else None
+    scales = entry.parts["scales"].dtype if entry.group else ""
+    if entry.bits > 4 or entry.group % 16 != 0 or scales not in ("float16", "bfloat16"):
+        return None
+    format: NativeFormat = "int4_float16" if scales == "float16" else "int4_bfloat16"
+    return NativeForm(format, entry.group, "zeros" in entry.parts or entry.bits != 4)
+
+
+def common_form(parts: Sequence[Entry]) -> NativeForm | None:
+    """The form of integers that are stacked as one weight; None where one has none, or they differ."""
+    forms = [integer_form(part) for part in parts]
+    found = next(iter(forms), None)
+    if found is None or any(form is None or (form.format, form.group) != (found.format, found.group) for form in forms):
+        return None
+    return replace(found, zero_points=any(form is not None and form.zero_points for form in forms))
+
+
+def is_tied(declaration: ModelDeclaration) -> bool:
+    """Whether head and embedding are one matrix."""
+    decoder = declaration.decoder
+    return decoder.output.weight.parts == decoder.embedding_weight.parts
+
+
+def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration) -> tuple[int, int]:
+    """(parameters, bytes) of what native kernels take as the integers that the files have; what is shared counts once.
+
+    Raises ModelFileError where the checkpoint does not fit the model.
+    """
+    if OBSTACLE is not None or not checkpoint.tensors:
+        return 0, 0
+    located = checkpoint.locate(declaration)
+    kept: dict[tuple[WeightPart, ...], tuple[int, int]] = {}
+    for spec in declaration.weights:
+        form = common_form([located[part.tensor] for part in spec.parts])
+        if form is not None and (spec.role in ("linear", "head")):
+            kept[spec.parts] = spec.size, form.nbytes(spec.shape[0], spec.shape[1])
+    return sum(size for size, _ in kept.values()), sum(nbytes for _, nbytes in kept.values())

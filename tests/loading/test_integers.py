@@ -1,0 +1,119 @@
+"""Integers of a checkpoint that native kernels take as they are: the same weights, without being numbers in between."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from penstock.assembly.prepare import prepare
+from penstock.core.config import EngineOptions
+from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.weights import NativeLinear
+from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.integers import kept_integers
+from penstock.loading.packed_cache import load_cached
+from penstock.loading.packing import PackedWeights, plain
+from penstock.loading.weights import load_weights
+from penstock.models.registry import declare
+from support import checkpoints
+from support.gguf_files import write_gguf
+from support.quantized import LAYOUTS, quantize
+from support.stepping import all_logits, make_stepper
+
+pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+
+OWN = PackedWeights("own", "own")
+KEPT = ("gptq 2", "gptq 4", "gptq 3, v2", "gptq without order", "awq", "packed 4", "packed 3")
+GGUF = ("Q4_0", "Q4_0 tied", "Q8_0", "Q4_K", "Q4_K tied", "Q6_K")
+NUMBERS = ("gptq 8", "gptq act-order", "int8 groups", "fp8 rows", "nf4")
+PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
+
+
+def model(layout: str, tmp_path: Path) -> Path:
+    """A model in a layout, or in blocks of GGUF."""
+    if layout in GGUF:
+        sizes = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 64}
+        tied = layout.endswith("tied")
+        # What the format has a place for.
+        rope = {**checkpoints._LLAMA3_ROPE, "original_max_position_embeddings": 8192}
+        original = checkpoints.make(
+            "llama", tmp_path / "plain", tie_word_embeddings=tied, rope_parameters=rope, **sizes
+        )
+        return write_gguf(original, tmp_path / "model.gguf", Kind[layout.split()[0]])
+    original = checkpoints.make("llama", tmp_path / "plain")
+    return quantize(original, *LAYOUTS[layout], tmp_path / "quantized")
+
+
+def looked_up(weight: NativeLinear) -> torch.Tensor:
+    found = torch.empty(weight.shape)
+    weight.handle.look_up(torch.arange(weight.shape[0]), found)
+    return found
+
+
+@pytest.mark.parametrize("layout", (*KEPT, *GGUF))
+def test_packed_integers_are_the_weights_to_the_bit(tmp_path: Path, layout: str) -> None:
+    checkpoint = open_checkpoint(model(layout, tmp_path))
+    declaration = declare(checkpoint.config)
+    packing = PackedWeights("own", "own", tied=layout.endswith("tied"))
+    numbers = load_weights(checkpoint, declaration, torch.float32, packing=plain)
+    kept = 0
+    for name, weight in load_weights(checkpoint, declaration, torch.float32, packing=packing).items():
+        if isinstance(weight, NativeLinear) and weight.format not in ("float32", "bfloat16"):
+            assert torch.equal(looked_up(weight), numbers[name]), name
+            kept += 1
+    # Four fused matrices in each of three layers; GGUF files have the head, too, and the embedding where they are one.
+    assert kept == 12 + (0 if layout in KEPT else 2 if layout.endswith("tied") else 1)
+
+
+@pytest.mark.parametrize("layout", NUMBERS)
+def test_what_the_kernels_do_not_take_becomes_numbers(tmp_path: Path, layout: str) -> None:
+    checkpoint = open_checkpoint(model(layout, tmp_path))
+    declaration = declare(checkpoint.config)
+    assert kept_integers(checkpoint, declaration) == (0, 0)
+    weights = load_weights(checkpoint, declaration, torch.float32, packing=OWN)
+    assert {weight.format for weight in weights.values() if isinstance(weight, NativeLinear)} == {"float32"}
+
+
+@pytest.mark.parametrize("layout", ("gptq 4", "packed 4", "Q4_0", "Q8_0", "Q4_K", "Q6_K"))
+def test_logits_are_near_those_of_the_numbers(tmp_path: Path, layout: str) -> None:
+    """They differ by the rounding of activations to 8 bits only."""
+    path = model(layout, tmp_path)
+    expected = torch.cat(list(all_logits(make_stepper(path), PROMPTS, None)))
+    found = torch.cat(list(all_logits(make_stepper(path, packing=OWN), PROMPTS, None)))
+    # Weights of blocks are random bytes here, so that little averages out.
+    assert 0 < (found - expected).norm() < 0.1 * expected.norm()
+
+
+@pytest.mark.parametrize("layout", ("gptq 4", "packed 3", "Q4_0", "Q4_K"))
+def test_they_are_kept_for_the_next_start(tmp_path: Path, layout: str) -> None:
+    checkpoint = open_checkpoint(model(layout, tmp_path))
+    declaration = declare(checkpoint.config)
+
+    def load() -> tuple[dict[str, object], bool]:
+        loaded = load_cached(tmp_path / "packed", checkpoint, declaration, torch.bfloat16, OWN, lambda done, all: None)
+        return {
+            name: looked_up(weight) if isinstance(weight, NativeLinear) else weight
+            for name, weight in loaded.weights.items()
+        }, loaded.mapped
+
+    first, mapped = load()
+    assert not mapped
+    again, mapped = load()
+    assert mapped
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("asked", "found"), [("auto", "own"), ("none", "none"), ("int8", "int8")])
+def test_what_is_asked_for(tmp_path: Path, asked: str, found: str) -> None:
+    path = model("gptq 4", tmp_path)
+    prepared = prepare(EngineOptions(model=str(path), quantization=asked, threads=1), api_beside=False)
+    assert prepared.config.model.quantization == found
+    reason = next(each for each in prepared.reasons if each.setting == "quantization")
+    assert reason.value == found
+    assert ("own integers" in reason.why) == (found == "own")
+
+
+def test_a_plain_checkpoint_has_none(tmp_path: Path) -> None:
+    path = checkpoints.make("llama", tmp_path / "plain")
+    assert prepare(EngineOptions(model=str(path)), api_beside=False).config.model.quantization == "none"
