@@ -1,4 +1,4 @@
-"""Files that figures are written to."""
+"""Files that figures are written to, and texts read from."""
 
 import os
 from pathlib import Path
@@ -14,3 +14,13 @@ def check_writable(file: Path) -> None:
         raise ConfigurationError(f"--json {file} is a directory; give the name of a file.")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigurationError(f"--json {file} cannot be written to; give a file that can.")
+
+
+def read_text(file: Path, option: str) -> str:
+    """The text in a file that an option names. Raises ConfigurationError where there is none."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{option} {file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{option} {file} is not UTF-8.") from None

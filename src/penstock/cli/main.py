@@ -264,6 +264,71 @@ def bench_engine(
     run_bench_engine(engine, input_len, output_len, options.parse_batch_sizes(batch_size), repeat, json_file)
 
 
+@app.command()
+def evaluate(
+    base: Annotated[str, typer.Argument(help="The model that others are compared with, in float32.")],
+    candidates: Annotated[
+        list[str],
+        typer.Argument(help="Models to compare with it; MODEL@int8, MODEL@int4 or MODEL@int4/int8 (head) round first."),
+    ],
+    text: Annotated[
+        Path | None, typer.Option(help="A text to compare them on; without it, conversations of the calibration set.")
+    ] = None,
+    texts: Annotated[int, typer.Option(help="Conversations, or windows of the text, at most.", min=1)] = 128,
+    context: Annotated[int, typer.Option(help="Tokens of each at most.", min=2)] = 1024,
+    max_kl: Annotated[float, typer.Option(help="Passes: mean KL divergence in nats at most.")] = 0.05,
+    min_same_top: Annotated[float, typer.Option(help="Passes: share of equal top tokens at least.")] = 0.95,
+    max_perplexity: Annotated[
+        float, typer.Option(help="Passes: perplexity against the base's at most, in each third of the positions too.")
+    ] = 1.02,
+    dtype: options.Dtype = "auto",
+    threads: options.Threads = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    plots: Annotated[Path | None, typer.Option(help="Draw quality against bytes, into this folder.")] = None,
+) -> None:
+    """What smaller weights cost a model in quality; exits with 1 where a candidate does not pass."""
+    from penstock.cli.evaluate import Bounds, run_evaluate
+
+    bounds = Bounds(max_kl, min_same_top, max_perplexity)
+    computing = {"threads": threads, "speculative": "off"}
+    raise typer.Exit(run_evaluate(base, candidates, text, texts, context, bounds, dtype, json_file, plots, computing))
+
+
+@app.command()
+def quantize(
+    model: Annotated[
+        str, typer.Argument(help="The checkpoint to make smaller: a directory, or a hub or bundled name.")
+    ],
+    out: Annotated[Path, typer.Option(help="Directory to write; a run that was interrupted goes on in its own.")],
+    method: Annotated[str, typer.Option(help="rtn rounds to the nearest; gptq by calibration texts.")] = "gptq",
+    bits: Annotated[int, typer.Option(help="Of a weight.", min=2, max=8)] = 4,
+    group_size: Annotated[int, typer.Option(help="Inputs that share a scale; 0: all.", min=0)] = 128,
+    format_: Annotated[
+        str, typer.Option("--format", help="compressed-tensors, gptq or awq: how it is stored.")
+    ] = "compressed-tensors",
+    asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give each group a zero of its own.")] = False,
+    search: Annotated[
+        bool, typer.Option(help="Scales of the least squared error, instead of those that hold all weights.")
+    ] = True,
+    calibration: Annotated[
+        str, typer.Option(help="A text to calibrate with, or default: conversations of the calibration set.")
+    ] = "default",
+    samples: Annotated[int, typer.Option(help="Conversations, or windows of the text, at most.", min=1)] = 128,
+    sample_len: Annotated[int, typer.Option(help="Tokens of each at most.", min=2)] = 512,
+    damping: Annotated[float, typer.Option(help="gptq: share of the mean diagonal added to the Hessian.")] = 0.01,
+    act_order: Annotated[bool, typer.Option(help="gptq: begin with the inputs that matter most.")] = True,
+    threads: options.Threads = None,
+) -> None:
+    """Write a checkpoint whose weights are rounded to few bits, which other engines read too."""
+    from penstock.assembly.quantize import Recipe
+    from penstock.cli.quantize import run_quantize
+    from penstock.quantization.rtn import Grid
+
+    grid = Grid(bits, group_size, symmetric=not asymmetric, searched=search)
+    recipe = Recipe(method, grid, format_, damping, act_order)
+    run_quantize(model, recipe, calibration, samples, sample_len, out, threads)
+
+
 @bench.command("serve")
 @with_groups
 def bench_serve(

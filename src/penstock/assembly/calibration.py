@@ -1,0 +1,112 @@
+"""Runs a model block by block on calibration texts, and shows what each projection is given.
+
+One block is in memory at a time, and the states of all texts between two blocks.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.core.config import BLOCK_SIZE
+from penstock.core.kv import build_kv_spec
+from penstock.kernels.batch import StepBatch
+from penstock.kernels.cpu.operations import kv_layout
+from penstock.kernels.cpu_torch import IMPLEMENTATIONS
+from penstock.kernels.dispatch import Dispatcher
+from penstock.kernels.packing import Weight
+from penstock.kernels.program import Program, compile_program
+from penstock.kernels.signature import WeightRef
+from penstock.kernels.tape import Tape, Value
+from penstock.layers.decoder import DecoderBlock
+from penstock.models.declaration import ModelDeclaration
+from penstock.runtime.storage import KVStorage
+
+Observe = Callable[[str, Tensor], None]
+"""(name of a projection's weight, what it is given [rows, inputs])"""
+
+
+class _Watched(Tape):
+    """Remembers what each projection reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: dict[str, Value] = {}
+
+    def linear(self, x: Value, weight: WeightRef, width: int, bias: WeightRef | None = None) -> Value:
+        """A projection to `width` columns."""
+        self.read[weight.name] = x
+        return super().linear(x, weight, width, bias)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockRunner:
+    """Compiles blocks of a model one at a time.
+
+    Attributes:
+        declaration: of the model.
+        longest: tokens of the longest text.
+        dtype: what is computed in.
+    """
+
+    declaration: ModelDeclaration
+    storage: KVStorage
+    dtype: torch.dtype
+
+    @classmethod
+    def for_texts(cls, declaration: ModelDeclaration, longest: int, dtype: torch.dtype) -> "BlockRunner":
+        """For texts of at most so many tokens."""
+        spec = build_kv_spec(declaration.kv_layers, str(dtype).removeprefix("torch."), BLOCK_SIZE)
+        return cls(declaration, KVStorage(spec, -(-longest // BLOCK_SIZE) + 1, kv_layout(spec, dtype)), dtype)
+
+    def embed(self, weights: dict[str, Weight], texts: Sequence[list[int]]) -> list[Tensor]:
+        """The states [tokens, width] of all texts before the first block."""
+        decoder = self.declaration.decoder
+        tape = Tape()
+        states = tape.embedding(decoder.embedding_weight.ref, decoder.width)
+        if decoder.embedding_scale is not None:
+            states = tape.scale(states, decoder.embedding_scale)
+        tape.finish(states)
+        program = self._compile(tape, weights)
+        return [program.run(self._batch(ids)).to(self.dtype) for ids in texts]
+
+    def run(
+        self,
+        block: DecoderBlock,
+        weights: dict[str, Weight],
+        texts: Sequence[list[int]],
+        states: Sequence[Tensor],
+        observe: Observe | None = None,
+    ) -> Iterator[Tensor]:
+        """The states behind a block, text by text."""
+        tape = _Watched()
+        given = tape.input(self.declaration.decoder.width)
+        added, residual = block.record(tape, None, given, last=False)
+        read = list(dict.fromkeys(tape.read.values())) if observe is not None else []
+        tape.finish(tape.add(added, residual), *read)
+        program = self._compile(tape, weights)
+        for ids, before in zip(texts, states, strict=True):
+            after, *inputs = program.results(self._batch(ids), before)
+            if observe is not None:
+                found = dict(zip(read, inputs, strict=True))
+                for name, value in tape.read.items():
+                    observe(name, found[value])
+            yield after.to(self.dtype)
+
+    def _compile(self, tape: Tape, weights: dict[str, Weight]) -> Program:
+        return compile_program(tape, weights, self.storage, self.dtype, Dispatcher(IMPLEMENTATIONS))
+
+    def _batch(self, ids: list[int]) -> StepBatch:
+        places = torch.arange(len(ids))
+        table = torch.arange(-(-len(ids) // BLOCK_SIZE), dtype=torch.int32)[None]
+        return StepBatch(
+            token_ids=torch.tensor(ids),
+            positions=places,
+            query_lengths=[len(ids)],
+            context_lengths=[len(ids)],
+            num_decodes=int(len(ids) == 1),
+            logit_rows=places,
+            block_tables=(table,) * len(self.storage.spec.groups),
+            block_size=BLOCK_SIZE,
+        )

@@ -1,0 +1,178 @@
+"""`penstock evaluate`: what smaller weights cost a model, before anybody relies on them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from penstock.assembly.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations, windows
+from penstock.bench.drawing import check_plots
+from penstock.bench.quality_plot import draw_quality
+from penstock.cli.files import check_writable, read_text
+from penstock.core.config import EngineOptions
+from penstock.core.errors import ConfigurationError
+from penstock.quantization.quality import Comparison, Estimate, Quality
+
+_ROUNDED = ("none", "int8", "int4")
+_WIDTH = 140
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a candidate must keep: everywhere, and of the perplexity in each third of the positions, too."""
+
+    kl: float
+    same_top: float
+    perplexity_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A candidate's figures, and why it does not pass, in sentences; there are none where it does."""
+
+    name: str
+    weights: str
+    weight_bytes: int
+    quality: Quality
+    failures: tuple[str, ...]
+
+
+def run_evaluate(
+    base: str,
+    candidates: list[str],
+    text: Path | None,
+    texts: int,
+    context: int,
+    bounds: Bounds,
+    dtype: str,
+    json_file: Path | None,
+    plots: Path | None,
+    options: dict[str, Any],
+) -> int:
+    """Measure, show, write and draw; 1 where a candidate does not pass. Raises ConfigurationError, StartupError."""
+    if json_file is not None:
+        check_writable(json_file)
+    if plots is not None:
+        check_plots(plots)
+    asked = [_options(candidate, {**options, "dtype": dtype}) for candidate in candidates]
+    reference = Scorer(EngineOptions(model=base, dtype="float32", quantization="none", **options), context)
+    if text is None:
+        read = conversations(reference.path, reference.vocab_size, context, texts, seed=COMPARISON_SEED)
+    else:
+        read = windows(reference.path, reference.vocab_size, read_text(text, "--text"), context, texts)
+    if not read:
+        raise ConfigurationError(f"{text} has no two tokens to compare; give a longer text.")
+    # A narrower table would cut its headings.
+    console = Console(width=max(_WIDTH, Console().width))
+    found = []
+    for name, each in zip(candidates, asked, strict=True):
+        with console.status(f"comparing {name}"):
+            found.append(_judge(name, reference, Scorer(each, context), read, bounds))
+    console.print(_summary(base, reference, found))
+    console.print(_by_difficulty(found))
+    for judged in found:
+        verdict = "passes." if not judged.failures else f"does not pass. {' '.join(judged.failures)}"
+        console.print(f"{judged.name} {verdict}", highlight=False, markup=False, soft_wrap=True)
+    if json_file is not None:
+        content = {"base": base, "bounds": bounds, "base_weight_bytes": reference.weight_bytes, "candidates": found}
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+    if plots is not None:
+        console.print(
+            f"Drawn: {draw_quality([(each.name, each.weight_bytes, each.quality.kl) for each in found], plots)}"
+        )
+    return int(any(judged.failures for judged in found))
+
+
+def _options(candidate: str, options: dict[str, Any]) -> EngineOptions:
+    """A model, with @ and what its weights are rounded to where they are, and behind / the head if otherwise."""
+    model, at, rounded = candidate.rpartition("@")
+    body, _, head = rounded.partition("/")
+    if not at or body not in _ROUNDED:
+        return EngineOptions(model=candidate, **options)
+    return EngineOptions(model=model, quantization=body, quantize_head=head or None, **options)
+
+
+def _judge(name: str, reference: Scorer, candidate: Scorer, texts: Sequence[ScoredText], bounds: Bounds) -> Judged:
+    if candidate.vocab_size != reference.vocab_size:
+        raise ConfigurationError(
+            f"{name} has {candidate.vocab_size} tokens and {reference.name} {reference.vocab_size}: only models of one "
+            "vocabulary can be compared."
+        )
+    comparison = Comparison()
+    for text in texts:
+        # What a token is compared by is computed at the one before it.
+        at = text.compared.nonzero()[:, 0] - 1
+        following = text.compared.new_tensor(text.ids, dtype=at.dtype)[text.compared]
+        comparison.add(reference.logits(text.ids)[at], candidate.logits(text.ids)[at], following)
+    quality = comparison.result()
+    weights = candidate.dtype if candidate.quantization == "none" else candidate.quantization
+    return Judged(name, weights, candidate.weight_bytes, quality, tuple(_failures(quality, bounds)))
+
+
+def _failures(quality: Quality, bounds: Bounds) -> Iterator[str]:
+    if quality.kl.value > bounds.kl:
+        yield f"Its KL is {quality.kl.value:.4f}, above --max-kl {bounds.kl:g}."
+    if quality.same_top.value < bounds.same_top:
+        yield f"Its top token is the same at {quality.same_top.value:.2%}, below --min-same-top {bounds.same_top:.2%}."
+    where = [("all positions", quality.perplexity_ratio)]
+    where += [(f"the {stratum.name} third", stratum.perplexity_ratio) for stratum in quality.strata]
+    for name, ratio in where:
+        if ratio.value > bounds.perplexity_ratio:
+            yield (
+                f"Its perplexity at {name} is {ratio.value:.4f} × the base's, above --max-perplexity "
+                f"{bounds.perplexity_ratio:g}."
+            )
+
+
+def _summary(base: str, reference: Scorer, found: Sequence[Judged]) -> Table:
+    some = found[0].quality
+    table = Table(
+        title=f"{base} in float32: perplexity {_shown(some.reference_perplexity, 4)} over {some.positions:,} positions "
+        f"of {some.texts} texts"
+    )
+    for heading in (
+        "candidate",
+        "weights",
+        "MiB",
+        "perplexity, ratio",
+        "KL, nats",
+        "its 99%",
+        "same top",
+        "where clear",
+    ):
+        table.add_column(heading, justify="left" if heading in ("candidate", "weights") else "right")
+    table.add_column("change of p", justify="right")
+    for judged in found:
+        quality = judged.quality
+        table.add_row(
+            judged.name,
+            judged.weights,
+            f"{judged.weight_bytes / 2**20:,.1f}",
+            _shown(quality.perplexity_ratio, 4),
+            _shown(quality.kl, 5),
+            f"{quality.kl_tail:.4f}",
+            _shown(quality.same_top, 4),
+            f"{quality.clear_same_top:.4f}",
+            f"{quality.probability_change:.4f}",
+        )
+    return table
+
+
+def _by_difficulty(found: Sequence[Judged]) -> Table:
+    table = Table(title="by how sure the base is of what follows, in thirds")
+    for heading in ("candidate", "third", "positions", "perplexity, ratio", "KL, nats", "same top"):
+        table.add_column(heading, justify="left" if heading in ("candidate", "third") else "right")
+    for judged in found:
+        for stratum in judged.quality.strata:
+            ratio, kl, same = _shown(stratum.perplexity_ratio, 4), _shown(stratum.kl, 5), _shown(stratum.same_top, 4)
+            table.add_row(judged.name, stratum.name, f"{stratum.positions:,}", ratio, kl, same)
+    return table
+
+
+def _shown(estimate: Estimate, digits: int) -> str:
+    margin = "" if estimate.margin is None else f" ± {estimate.margin:.{digits}f}"
+    return f"{estimate.value:.{digits}f}{margin}"

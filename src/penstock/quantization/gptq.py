@@ -1,0 +1,104 @@
+"""GPTQ: rounds one input after another, and lets those to come make up for the error (Frantar et al., 2023).
+
+The order of inputs is by how much they matter (their diagonal of the Hessian) where asked; groups and their scales are
+fixed before, so that they stay runs of inputs that stand together whatever the order.
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.quantization.grouped import Grouped
+from penstock.quantization.rtn import Grid, as_grouped, fit, groups_of, rounded
+
+# Inputs whose errors are passed on one by one before they are passed on to all others at once (section 3, step 2).
+_BLOCK = 128
+_TRIES = 4
+
+
+class Hessian:
+    """The mean of x · xᵀ over a layer's inputs x, twice: what the error of its outputs is by that of its weights."""
+
+    def __init__(self, inputs: int) -> None:
+        self._sum = torch.zeros(inputs, inputs)
+        self.rows = 0
+
+    def add(self, x: Tensor) -> None:
+        """Inputs [rows, inputs]."""
+        wide = x.float()
+        self._sum.addmm_(wide.T, wide)
+        self.rows += x.shape[0]
+
+    def mean(self) -> Tensor:
+        """[inputs, inputs]; raises ValueError where nothing was added."""
+        if not self.rows:
+            raise ValueError("No inputs were seen, so there is nothing to calibrate by.")
+        return self._sum * (2 / self.rows)
+
+
+def quantize_gptq(
+    weight: Tensor, hessian: Tensor, grid: Grid, *, damping: float = 0.01, act_order: bool = True
+) -> Grouped:
+    """`weight` [outputs, inputs] rounded so that its outputs change little.
+
+    Args:
+        weight: of any floating type.
+        hessian: [inputs, inputs] as `Hessian.mean` gives it.
+        grid: what it is rounded to.
+        damping: share of the mean diagonal that is added to it, against inputs that hardly occur.
+        act_order: begin with the inputs that matter most.
+
+    Raises ValueError where inputs are not in whole groups, or the Hessian is not finite.
+    """
+    outputs, inputs = weight.shape
+    size = inputs // groups_of(inputs, grid)
+    left = weight.float().clone()
+    matrix = hessian.float().clone()
+    diagonal = matrix.diagonal()
+    if not bool(matrix.isfinite().all()):
+        raise ValueError("The inputs that were seen are not all finite.")
+    never = diagonal == 0
+    diagonal[never] = 1
+    left[:, never] = 0
+    parts = left.view(outputs, -1, size)
+    scales, zeros = (each.view(outputs, -1) for each in fit(parts.reshape(-1, size), grid))
+    order = diagonal.argsort(descending=True) if act_order else torch.arange(inputs)
+    factor = _inverse_factor(matrix[order][:, order], damping)
+    left = left[:, order]
+    integers = torch.empty_like(left)
+    group_of = order // size
+    for first in range(0, inputs, _BLOCK):
+        last = min(first + _BLOCK, inputs)
+        errors = torch.empty(outputs, last - first)
+        for place in range(first, last):
+            group = group_of[place]
+            scale, zero, column = scales[:, group], zeros[:, group], left[:, place]
+            found = rounded(column[:, None], scale, zero, grid)[:, 0]
+            integers[:, place] = found
+            error = (column - (found - zero) * scale) / factor[place, place]
+            left[:, place:last].addr_(error, factor[place, place:last], alpha=-1)
+            errors[:, place - first] = error
+        left[:, last:].addmm_(errors, factor[first:last, last:], alpha=-1)
+    restored = torch.empty_like(integers)
+    restored[:, order] = integers
+    return as_grouped(restored, scales, zeros)
+
+
+def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
+    """The upper Cholesky factor of the inverse (section 3, step 3), with as much damping as it takes."""
+    mean = float(hessian.diagonal().mean())
+    for attempt in range(_TRIES):
+        damped = hessian.clone()
+        damped.diagonal().add_(damping * mean * 10**attempt)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not int(failed):
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
+            if not int(failed):
+                found: Tensor = upper
+                return found
+    raise ValueError("The inputs that were seen do not tell the weights apart; calibrate with more text.")
+
+
+def output_error(weight: Tensor, found: Tensor, hessian: Tensor) -> float:
+    """How far outputs are from what they were, by their own mean square: tr(ΔHΔᵀ) / tr(WHWᵀ)."""
+    change, wide = (found - weight.float()), weight.float()
+    return float(((change @ hessian) * change).sum() / ((wide @ hessian) * wide).sum())

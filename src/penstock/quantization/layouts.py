@@ -1,0 +1,133 @@
+"""Writes integers of matrices as other programs read them; `quantization.grouped` reads the same layouts back."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.quantization.grouped import Grouped
+from penstock.quantization.rtn import Grid
+
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way of storing matrices.
+
+    Attributes:
+        tensors: (module, matrix, bits) to the tensors that stand for the module's weight, by name.
+        config: what config.json says of a grid, under `quantization_config`.
+        bits: of integers that it can have.
+    """
+
+    tensors: Callable[[str, Grouped, int], dict[str, Tensor]]
+    config: Callable[[Grid], dict[str, Any]]
+    bits: tuple[int, ...]
+
+
+def words(integers: Tensor, bits: int) -> Tensor:
+    """int32 [rows, words] of uint8 [rows, count]: one stream of bits a row, the lowest first, filled up with zeros."""
+    rows, count = integers.shape
+    length = -(-count * bits // 32) * 4
+    if 8 % bits == 0:
+        each = 8 // bits
+        padded = torch.zeros(rows, length * each, dtype=torch.uint8)
+        padded[:, :count] = integers
+        shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
+        # Places do not overlap, so their sum is all of them together.
+        raw = (padded.view(rows, length, each) << shifts).sum(2, dtype=torch.uint8)
+    else:
+        begins = torch.arange(count) * bits
+        wide = integers.long() << (begins % 8)
+        bytes_ = torch.zeros(rows, length + 1, dtype=torch.int64)
+        bytes_.index_add_(1, begins // 8, wide & 255)
+        bytes_.index_add_(1, begins // 8 + 1, wide >> 8)
+        raw = bytes_[:, :length].to(torch.uint8)
+    return raw.contiguous().view(torch.int32)
+
+
+def _zeros(matrix: Grouped) -> Tensor:
+    """uint8 [outputs, groups]."""
+    if matrix.zeros is None:
+        return torch.full(matrix.scales.shape, 8, dtype=torch.uint8)
+    return matrix.zeros.to(torch.uint8)
+
+
+def _compressed(module: str, matrix: Grouped, bits: int) -> dict[str, Tensor]:
+    found = {
+        f"{module}.weight_packed": words(matrix.integers, bits),
+        f"{module}.weight_scale": matrix.scales,
+        f"{module}.weight_shape": torch.tensor(matrix.integers.shape),
+    }
+    zeros = _zeros(matrix)
+    if not bool((zeros == 1 << (bits - 1)).all()):
+        found[f"{module}.weight_zero_point"] = words(zeros.T.contiguous(), bits).T.contiguous()
+    return found
+
+
+def _compressed_config(grid: Grid) -> dict[str, Any]:
+    weights = {
+        "num_bits": grid.bits,
+        "type": "int",
+        "symmetric": grid.symmetric,
+        "strategy": "group" if grid.group else "channel",
+        "group_size": grid.group or None,
+        "dynamic": False,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+        "ignore": ["lm_head"],
+    }
+
+
+def _gptq(module: str, matrix: Grouped, bits: int) -> dict[str, Tensor]:
+    inputs, groups = matrix.integers.shape[1], matrix.scales.shape[1]
+    # One is taken off whole words, which is undone where they are read.
+    ones = sum(1 << place for place in range(0, 32, bits))
+    zeros = (words(_zeros(matrix).T.contiguous(), bits).long() - ones) & 0xFFFFFFFF
+    return {
+        f"{module}.qweight": words(matrix.integers, bits).T.contiguous(),
+        f"{module}.qzeros": zeros.to(torch.uint32).view(torch.int32),
+        f"{module}.scales": matrix.scales.T.contiguous(),
+        f"{module}.g_idx": torch.arange(groups, dtype=torch.int32).repeat_interleave(inputs // groups),
+    }
+
+
+def _gptq_config(grid: Grid) -> dict[str, Any]:
+    return {
+        "quant_method": "gptq",
+        "bits": grid.bits,
+        "group_size": grid.group or -1,
+        "desc_act": False,
+        "sym": grid.symmetric,
+        "checkpoint_format": "gptq",
+    }
+
+
+def _awq(module: str, matrix: Grouped, bits: int) -> dict[str, Tensor]:
+    def ordered(columns: Tensor) -> Tensor:
+        eights: Tensor = columns.unflatten(1, (-1, 8))
+        return words(eights[..., _AWQ_ORDER].flatten(1), bits)
+
+    return {
+        f"{module}.qweight": ordered(matrix.integers.T.contiguous()),
+        f"{module}.qzeros": ordered(_zeros(matrix).T.contiguous()),
+        f"{module}.scales": matrix.scales.T.contiguous(),
+    }
+
+
+def _awq_config(grid: Grid) -> dict[str, Any]:
+    return {"quant_method": "awq", "bits": 4, "group_size": grid.group, "zero_point": True, "version": "gemm"}
+
+
+LAYOUTS = {
+    "compressed-tensors": Layout(_compressed, _compressed_config, (2, 3, 4, 8)),
+    "gptq": Layout(_gptq, _gptq_config, (2, 4, 8)),
+    "awq": Layout(_awq, _awq_config, (4,)),
+}

@@ -1,0 +1,57 @@
+"""`penstock quantize`, from the command to a model that is served."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+
+import pytest
+
+from support import checkpoints
+from support.quantized import LAYOUTS, quantize
+
+Run = Callable[..., CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoints.make("llama", tmp_path_factory.mktemp("model"), num_key_value_heads=2, head_dim=32)
+
+
+def test_a_checkpoint_is_written_and_compared(model: Path, penstock_here: Run, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    text = tmp_path / "text.txt"
+    text.write_text("The rain fell on the roof of the old house. " * 40)
+    sizes = ("--bits", "8", "--group-size", "32", "--samples", "4", "--sample-len", "64")
+    done = penstock_here("quantize", str(model), "--out", str(out), *sizes, "--calibration", str(text))
+    assert done.returncode == 0, done.stderr
+    assert "block 2: relative error of outputs: " in done.stdout and f"penstock evaluate {model} {out}" in done.stdout
+    assert json.loads((out / "config.json").read_text())["quantization_config"]["quant_method"] == "compressed-tensors"
+    done = penstock_here(
+        "evaluate", str(model), str(out), "--text", str(text), "--context", "64", "--min-same-top", "0.8"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--method", "magic"), "rtn, gptq"),
+        (("--format", "exl2"), "compressed-tensors, gptq, awq"),
+        (("--group-size", "48"), "groups of 48"),
+        (("--calibration", "nowhere.txt", "--group-size", "32"), "--calibration nowhere.txt cannot be read"),
+    ],
+)
+def test_what_is_refused(
+    model: Path, penstock_here: Run, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    done = penstock_here("quantize", str(model), "--out", str(tmp_path / "out"), *arguments)
+    assert done.returncode != 0 and says in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(penstock_here: Run, tmp_path: Path) -> None:
+    plain = checkpoints.make("llama", tmp_path / "plain")
+    folder = quantize(plain, *LAYOUTS["gptq 4"], tmp_path / "gptq")
+    done = penstock_here("quantize", str(folder), "--out", str(tmp_path / "out"))
+    assert done.returncode != 0 and "quantized already" in done.stderr
