@@ -1,16 +1,18 @@
 """Checkpoints that are written with smaller weights."""
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
 from penstock.assembly.quantize import STATE, Recipe, check, quantize_model
 from penstock.assembly.scoring import CALIBRATION_SEED, COMPARISON_SEED, ScoredText, Scorer, conversations
 from penstock.core.config import EngineOptions
-from penstock.core.errors import ConfigurationError
+from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.checkpoint import Checkpoint
 from penstock.models.declaration import ModelDeclaration
@@ -57,7 +59,7 @@ def test_what_is_written_is_a_model_like_it(model: Path, tmp_path: Path, method:
 
 def test_every_family_can_be_written(tmp_path: Path) -> None:
     for family in ("qwen3", "gemma3"):
-        original = checkpoints.make(family, tmp_path / family, hidden_size=96)
+        original = checkpoints.make(family, tmp_path / family, hidden_size=96, num_key_value_heads=2, head_dim=32)
         out = tmp_path / f"{family}-out"
         write(original, Recipe("gptq", Grid(4, 16), "compressed-tensors"), TEXTS, out)
         make_stepper(out)
@@ -93,6 +95,7 @@ def test_a_directory_with_something_else_in_it_is_left_alone(model: Path, tmp_pa
         (Recipe("rtn", Grid(4, 48), "gptq"), "groups of 48"),
         (Recipe("rtn", Grid(3, 32), "gptq"), "2, 4, 8 bits, not of 3"),
         (Recipe("rtn", Grid(8, 32), "awq"), "not of 8"),
+        (Recipe("gptq", Grid(4, 32), "awq", damping=0.0), "--damping is 0.0"),
     ],
 )
 def test_what_cannot_be_made_is_said_first(model: Path, tmp_path: Path, recipe: Recipe, says: str) -> None:
@@ -122,3 +125,22 @@ def test_calibration_pays_on_the_bundled_model(tmp_path: Path) -> None:
     write("haiku", Recipe("gptq", grid, "compressed-tensors"), [text.ids for text in calibration], tmp_path / "gptq")
     nearest, found = (compared(base, tmp_path / name, held_out) for name in ("rtn", "gptq"))
     assert found.kl.value < 0.8 * nearest.kl.value
+
+
+def test_what_cannot_be_rounded_is_named(tmp_path: Path) -> None:
+    broken = checkpoints.make("llama", tmp_path / "model", num_key_value_heads=2, head_dim=32)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 3] = torch.inf
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelFileError, match=r"layers\.1\.mlp\.gate_up_proj.* not finite"):
+        write(broken, Recipe("rtn", Grid(4, 32), "gptq"), [], tmp_path / "out")
+
+
+def test_a_changed_model_is_not_gone_on_with(tmp_path: Path) -> None:
+    model = checkpoints.make("llama", tmp_path / "model", num_key_value_heads=2, head_dim=32)
+    recipe = Recipe("rtn", Grid(4, 32), "gptq")
+    checkpoint, declaration = opened(str(model))
+    next(quantize_model(checkpoint, declaration, recipe, [], tmp_path / "out"))
+    os.utime(model / "model.safetensors", (1, 1))
+    with pytest.raises(ConfigurationError, match="another run's"):
+        next(quantize_model(checkpoint, declaration, recipe, [], tmp_path / "out"))

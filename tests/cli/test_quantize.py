@@ -39,6 +39,8 @@ def test_a_checkpoint_is_written_and_compared(model: Path, penstock_here: Run, t
         (("--method", "magic"), "rtn, gptq"),
         (("--format", "exl2"), "compressed-tensors, gptq, awq"),
         (("--group-size", "48"), "groups of 48"),
+        (("--sample-len", "2", "--group-size", "32"), "no calibration texts"),
+        (("--sample-len", "100000", "--group-size", "32"), "positions"),
         (("--calibration", "nowhere.txt", "--group-size", "32"), "--calibration nowhere.txt cannot be read"),
     ],
 )

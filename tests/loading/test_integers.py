@@ -1,5 +1,6 @@
 """Integers of a checkpoint that native kernels take as they are: the same weights, without being numbers in between."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,12 @@ def test_what_is_asked_for(tmp_path: Path, asked: str, found: str) -> None:
 def test_a_plain_checkpoint_has_none(tmp_path: Path) -> None:
     path = checkpoints.make("llama", tmp_path / "plain")
     assert prepare(EngineOptions(model=str(path)), api_beside=False).config.model.quantization == "none"
+
+
+def test_a_norm_in_blocks_becomes_numbers(tmp_path: Path) -> None:
+    path = model("Q8_0", tmp_path)
+    checkpoint = open_checkpoint(path)
+    declaration = declare(checkpoint.config)
+    spec = next(spec for spec in declaration.weights if spec.role == "norm")
+    entry = replace(checkpoint.tensors[spec.parts[0].tensor], dtype="Q8_0")
+    assert not OWN.keeps(spec, [entry])

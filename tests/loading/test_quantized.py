@@ -108,6 +108,8 @@ WRONG: tuple[tuple[str, dict[str, torch.Tensor | None], str], ...] = (
     ("nf4", {"quant_state.bitsandbytes__nf4": None}, "lacks .*quant_state"),
     ("nf4", {"absmax": torch.ones(3)}, "do not belong"),
     ("LLM.int8", {"SCB": torch.ones(3)}, "do not belong"),
+    ("LLM.int8", {"weight_format": torch.tensor(True)}, "stored as BOOL"),
+    ("gptq act-order", {"g_idx": None}, "lacks .*g_idx"),
 )
 
 
@@ -144,6 +146,7 @@ def test_an_order_for_gpus_is_refused(tmp_path: Path) -> None:
         ({}, "None; implemented"),
         ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
         ({"quant_method": "awq", "version": "GEMV"}, "GEMV"),
+        ({"quant_method": "awq", "version": 1}, "version 1"),
         ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "marlin"),
     ],
 )
@@ -165,3 +168,31 @@ def test_a_bias_of_nothing_that_the_model_does_not_have(tmp_path: Path) -> None:
     save_file({**tensors, f"{name}.bias": torch.ones(outputs)}, folder / "model.safetensors")
     with pytest.raises(ModelFileError, match=r"q_proj\.bias"):
         make_stepper(folder)
+
+
+@pytest.mark.parametrize(
+    ("layout", "weights", "says"),
+    [
+        ("packed 4", {"num_bits": 4, "symmetric": False}, "lacks .*weight_zero_point"),
+        ("packed 4", {"num_bits": 4, "actorder": "group"}, "lacks .*weight_g_idx"),
+        ("packed 4", {"num_bits": 3}, "cannot be"),
+        ("int8 rows", {"num_bits": 8, "symmetric": False}, "lacks .*weight_zero_point"),
+    ],
+)
+def test_parts_that_the_configuration_speaks_of(
+    tmp_path: Path, layout: str, weights: dict[str, Any], says: str
+) -> None:
+    _, folder = made(tmp_path, layout)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["config_groups"] = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=says):
+        open_checkpoint(folder)
+
+
+def test_a_weight_that_is_there_twice(tmp_path: Path) -> None:
+    _, folder = made(tmp_path, "gptq 4")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "model.layers.0.self_attn.q_proj.weight": torch.ones(4)}, folder / "model.safetensors")
+    with pytest.raises(ModelFileError, match="both as it is and quantized"):
+        open_checkpoint(folder)

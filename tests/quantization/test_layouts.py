@@ -34,7 +34,7 @@ def test_every_layout_is_read_back(tmp_path: Path, layout: str, bits: int, symme
     grid = Grid(bits, 32, symmetric)
     matrix = quantize_rtn(weight, grid)
     file = tmp_path / "model.safetensors"
-    save_file(LAYOUTS[layout].tensors("a.b", matrix, bits), file)
+    save_file(LAYOUTS[layout].tensors("a.b", matrix, grid), file)
     said = LAYOUTS[layout].config(grid)
     entries = combined(read_header(file), said["quant_method"], said, read_bytes)
     assert list(entries) == ["a.b.weight"]

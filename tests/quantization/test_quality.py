@@ -72,3 +72,13 @@ def test_margins_hold_the_truth_as_often_as_they_say() -> None:
         held += abs(trial.kl.value - truth.kl.value) <= trial.kl.margin
     # With twelve texts the normal approximation is a little narrow: 92 or 93 of 100.
     assert 0.84 <= held / len(trials) <= 0.99
+
+
+def test_a_candidate_that_is_broken_altogether() -> None:
+    comparison = Comparison()
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(70, 7, generator=generator)
+        comparison.add(logits, logits * -1e5, logits.argmax(-1))
+    found = comparison.result()
+    assert found.perplexity.value == math.inf and found.positions == 210

@@ -6,6 +6,7 @@ last block that was finished. Later blocks are calibrated on what those before t
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,18 +14,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from penstock.assembly.calibration import BlockRunner
-from penstock.core.errors import ConfigurationError
+from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.kernels.packing import Weight
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import CONFIG, INDEX, Checkpoint, read_bytes
 from penstock.loading.packing import IN_OWN_PRECISION
 from penstock.loading.quantized import CONFIG_KEY, Entry, combined
-from penstock.loading.safetensors import read_header
+from penstock.loading.safetensors import TensorEntry, read_header
 from penstock.loading.tensors import read_tensor
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
@@ -38,6 +40,7 @@ STATE = "quantize.json"
 _PARTIAL = ".partial"
 # Of the model's other files, those that a tokenizer and a template are in.
 _COPIED = (".json", ".jinja", ".model", ".txt")
+_TEMPLATES = "additional_chat_templates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,21 +89,31 @@ class _Part:
 def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe) -> None:
     """Raise ConfigurationError where the recipe cannot be followed for this model."""
     layout, grid = LAYOUTS[recipe.layout], recipe.grid
+    if not (0 < recipe.damping < math.inf):
+        raise ConfigurationError(f"--damping is {recipe.damping}; it must be above 0.")
+    for name, entry in checkpoint.locate(declaration).items():
+        if isinstance(entry, TensorEntry) and entry.name != name:
+            raise ConfigurationError(
+                f"The checkpoint has {name} as {entry.name}, as a part of a larger model, of which only this part "
+                "could be written; give a checkpoint of the text model alone."
+            )
     if grid.bits not in layout.bits:
         raise ConfigurationError(
             f"--format {recipe.layout} has integers of {', '.join(map(str, layout.bits))} bits, not of {grid.bits}."
         )
     for block in declaration.decoder.blocks:
         for spec in _matrices(block):
-            outputs, inputs = spec.shape
+            inputs = spec.shape[1]
             if grid.group and inputs % grid.group:
                 raise ConfigurationError(
                     f"{spec.name} has {inputs} inputs, which are not in groups of {grid.group}; give another "
                     "--group-size."
                 )
-            if outputs % 32 or inputs % 32:
-                raise ConfigurationError(f"{spec.name} is {outputs} × {inputs}: both must be multiples of 32.")
-    checkpoint.locate(declaration)
+            for part in spec.parts:
+                if part.shape[0] % 32 or inputs % 32:
+                    raise ConfigurationError(
+                        f"{part.tensor} is {part.shape[0]} × {inputs}: both must be multiples of 32."
+                    )
 
 
 def quantize_model(
@@ -132,7 +145,7 @@ def quantize_model(
             hessians = {} if runner is None else _watched(runner, block, weights, texts, states)
             tensors = _plain(entries, [spec for spec in block.weights if spec.role != "linear"])
             for spec in _matrices(block):
-                stored, errors[spec.name] = _quantized(spec, entries, recipe, hessians.get(spec.name))
+                stored, errors[spec.name] = _quantized(spec, entries, recipe, hessians[spec.name] if texts else None)
                 tensors |= stored
             _save(tensors, file)
         if runner is not None and index < len(decoder.blocks) - 1:
@@ -182,13 +195,18 @@ def _quantized(
 ) -> tuple[dict[str, Tensor], float]:
     """The tensors of all parts of a weight, and how much it has changed."""
     weight = torch.cat([read_tensor(entries[part.tensor]).float() for part in spec.parts])
+    if not bool(weight.isfinite().all()):
+        raise ModelFileError(f"{spec.name} has values that are not finite; there is nothing to round them to.")
     if hessian is None:
         found = quantize_rtn(weight, recipe.grid)
-        error = float((found.numbers() - weight).square().sum() / weight.square().sum())
+        change = float((found.numbers() - weight).square().sum() / weight.square().sum())
     else:
         inputs = hessian.mean()
-        found = quantize_gptq(weight, inputs, recipe.grid, damping=recipe.damping, act_order=recipe.act_order)
-        error = output_error(weight, found.numbers(), inputs)
+        try:
+            found = quantize_gptq(weight, inputs, recipe.grid, damping=recipe.damping, act_order=recipe.act_order)
+        except ValueError as error:
+            raise ConfigurationError(f"{spec.name} cannot be rounded by GPTQ: {error}") from None
+        change = output_error(weight, found.numbers(), inputs)
     tensors: dict[str, Tensor] = {}
     first = 0
     for part in spec.parts:
@@ -196,9 +214,9 @@ def _quantized(
         zeros = None if found.zeros is None else found.zeros[rows]
         matrix = Grouped(found.integers[rows], found.scales[rows].contiguous(), zeros)
         module = part.tensor.removesuffix(".weight")
-        tensors |= LAYOUTS[recipe.layout].tensors(module, matrix, recipe.grid.bits)
+        tensors |= LAYOUTS[recipe.layout].tensors(module, matrix, recipe.grid)
         first = rows.stop
-    return tensors, error
+    return tensors, change
 
 
 def _rounded(file: Path, block: DecoderBlock, recipe: Recipe, dtype: torch.dtype) -> dict[str, Weight]:
@@ -214,24 +232,42 @@ def _rounded(file: Path, block: DecoderBlock, recipe: Recipe, dtype: torch.dtype
 
 def _save(tensors: dict[str, Tensor], file: Path) -> None:
     partial = file.with_name(file.name + _PARTIAL)
-    save_file(tensors, partial, metadata={"format": "pt"})
+    try:
+        save_file(tensors, partial, metadata={"format": "pt"})
+        # The library lets nobody else read what it writes.
+        shutil.copymode(file.parent / STATE, partial)
+        _replace(partial, file)
+    except (OSError, SafetensorError) as error:
+        raise ConfigurationError(
+            f"{file} cannot be written: {error}. What is finished stays for another try."
+        ) from None
+
+
+def _replace(partial: Path, file: Path) -> None:
+    """Give a file its name when all of it is on the disk."""
+    with partial.open("rb") as stream:
+        os.fsync(stream.fileno())
     os.replace(partial, file)
 
 
 def _begin(checkpoint: Checkpoint, recipe: Recipe, texts: Sequence[list[int]], out: Path) -> None:
     """Make the directory, or find in it what an interrupted run left."""
     digest = hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()
-    state = {"model": str(checkpoint.path.resolve()), "recipe": asdict(recipe), "texts": digest}
+    files = sorted({entry.file for entry in checkpoint.stored})
+    identity = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    state = {"model": str(checkpoint.path.resolve()), "files": identity, "recipe": asdict(recipe), "texts": digest}
     file = out / STATE
     if file.exists():
         if json.loads(file.read_text()) != state:
             raise ConfigurationError(f"{out} has another run's blocks; give an empty directory, or its own settings.")
         return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and (not out.is_dir() or any(each.name != STATE + _PARTIAL for each in out.iterdir())):
         raise ConfigurationError(f"{out} is there already, and not empty; give a directory that can be made.")
     try:
         out.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(state, indent=1))
+        partial = file.with_name(STATE + _PARTIAL)
+        partial.write_text(json.dumps(state, indent=1))
+        _replace(partial, file)
     except OSError as error:
         raise ConfigurationError(f"{out} cannot be written to: {error.strerror}.") from None
 
@@ -244,6 +280,8 @@ def _finish(out: Path, checkpoint: Checkpoint, recipe: Recipe, count: int) -> No
     for file in checkpoint.path.iterdir():
         if file.is_file() and file.suffix in _COPIED and file.name not in (CONFIG, INDEX):
             shutil.copyfile(file, out / file.name)
+    if (checkpoint.path / _TEMPLATES).is_dir():
+        shutil.copytree(checkpoint.path / _TEMPLATES, out / _TEMPLATES, dirs_exist_ok=True)
     config = {**checkpoint.config, CONFIG_KEY: LAYOUTS[recipe.layout].config(recipe.grid)}
     (out / CONFIG).write_text(json.dumps(config, indent=1))
     (out / STATE).unlink()

@@ -11,7 +11,7 @@ from penstock.assembly.prepare import prepare
 from penstock.assembly.tokenizers import tokenizer_in
 from penstock.bundled.corpus.generator import calibration
 from penstock.core.config import BLOCK_SIZE, EngineOptions
-from penstock.core.errors import ConfigurationError, TokenizerError
+from penstock.core.errors import ConfigurationError, RequestError, TokenizerError
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.operations import kv_layout
@@ -28,6 +28,8 @@ from penstock.text.tokenizer import Tokenizer
 
 # What models are calibrated on is not what they are compared on.
 CALIBRATION_SEED, COMPARISON_SEED = 0, 1
+# Conversations that are looked at for each that is wanted.
+_TRIED = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +114,7 @@ def windows(model: Path, vocab_size: int, text: str, longest: int, most: int) ->
     marked, plain = tokenizer.encode("a"), tokenizer.encode("a", add_special_tokens=False)
     beginning = marked[: marked.index(plain[0])] if plain else []
     ids = tokenizer.encode(text, add_special_tokens=False)
-    room = longest - len(beginning)
+    room = max(1, longest - len(beginning))
     found = []
     for first in range(0, len(ids), room)[:most]:
         whole = [*beginning, *ids[first : first + room]]
@@ -126,14 +128,21 @@ def windows(model: Path, vocab_size: int, text: str, longest: int, most: int) ->
 def conversations(model: Path, vocab_size: int, longest: int, count: int, *, seed: int) -> list[ScoredText]:
     """The default calibration set's, as the model's chat template writes them; compared is what the model says.
 
-    What a person says is no model's to foresee. Other seeds give other conversations.
+    What a person says is no model's to foresee. Other seeds give other conversations; those that the template refuses
+    are left out for others.
     """
     tokenizer = _tokenizer(model, vocab_size)
     encoder = ChatEncoder(tokenizer, load_chat_template(tokenizer))
-    found = []
-    for conversation in calibration(count, seed):
+    found: list[ScoredText] = []
+    for conversation in calibration(_TRIED * count, seed):
+        if len(found) == count:
+            break
         messages, tools = conversation.messages, {"tools": list(conversation.tools) or None}
-        ids = encoder.encode(messages, add_generation_prompt=False, variables=tools)[:longest]
+        try:
+            ids = encoder.encode(messages, add_generation_prompt=False, variables=tools)[:longest]
+        except RequestError:
+            # Some templates want turns to alternate, or know no tools.
+            continue
         said = torch.zeros(len(ids), dtype=torch.bool)
         for index, message in enumerate(messages):
             if message["role"] == "assistant":

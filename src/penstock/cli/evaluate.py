@@ -65,7 +65,9 @@ def run_evaluate(
     else:
         read = windows(reference.path, reference.vocab_size, read_text(text, "--text"), context, texts)
     if not read:
-        raise ConfigurationError(f"{text} has no two tokens to compare; give a longer text.")
+        raise ConfigurationError(
+            f"There is nothing to compare in {text or 'the conversations'} with --context {context}; give longer texts."
+        )
     # A narrower table would cut its headings.
     console = Console(width=max(_WIDTH, Console().width))
     found = []
@@ -114,14 +116,15 @@ def _judge(name: str, reference: Scorer, candidate: Scorer, texts: Sequence[Scor
 
 
 def _failures(quality: Quality, bounds: Bounds) -> Iterator[str]:
-    if quality.kl.value > bounds.kl:
+    # A figure that is none is within no bounds.
+    if not quality.kl.value <= bounds.kl:
         yield f"Its KL is {quality.kl.value:.4f}, above --max-kl {bounds.kl:g}."
-    if quality.same_top.value < bounds.same_top:
+    if not quality.same_top.value >= bounds.same_top:
         yield f"Its top token is the same at {quality.same_top.value:.2%}, below --min-same-top {bounds.same_top:.2%}."
     where = [("all positions", quality.perplexity_ratio)]
     where += [(f"the {stratum.name} third", stratum.perplexity_ratio) for stratum in quality.strata]
     for name, ratio in where:
-        if ratio.value > bounds.perplexity_ratio:
+        if not ratio.value <= bounds.perplexity_ratio:
             yield (
                 f"Its perplexity at {name} is {ratio.value:.4f} × the base's, above --max-perplexity "
                 f"{bounds.perplexity_ratio:g}."

@@ -33,6 +33,11 @@ def run_quantize(
     if checkpoint.quantization:
         raise ConfigurationError(f"{model} is quantized already; give the checkpoint that it was made from.")
     check(checkpoint, declaration, recipe)
+    if sample_len > declaration.max_position_embeddings:
+        raise ConfigurationError(
+            f"--sample-len {sample_len} is beyond the {declaration.max_position_embeddings} positions that {model} was "
+            "made for."
+        )
     texts: list[list[int]] = []
     if recipe.method != "rtn":
         if calibration == DEFAULT:
@@ -41,6 +46,10 @@ def run_quantize(
             text = read_text(Path(calibration), "--calibration")
             found = windows(checkpoint.path, declaration.vocab_size, text, sample_len, samples)
         texts = [text.ids for text in found]
+        if not texts:
+            raise ConfigurationError(
+                f"There are no calibration texts in {calibration} with --sample-len {sample_len}; give longer ones."
+            )
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:

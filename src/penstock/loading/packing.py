@@ -83,7 +83,9 @@ class PackedWeights:
 
     def keeps(self, spec: WeightSpec, parts: Sequence[Entry]) -> bool:
         """Whether the weight stays the integers that its parts are in the files."""
-        if self._quantization(spec) != "own" or (spec.role == "embedding" and not self.tied):
+        if self._quantization(spec) != "own" or spec.role in ("norm", "bias"):
+            return False
+        if spec.role == "embedding" and not self.tied:
             return False
         return common_form(parts) is not None
 

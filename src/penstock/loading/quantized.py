@@ -88,7 +88,7 @@ def checked_method(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] |
             f"The checkpoint is in compressed-tensors' format {declared['format']!r}; implemented: "
             f"{', '.join(_COMPRESSED)}."
         )
-    if method == "awq" and declared.get("version", "gemm").lower() != "gemm":
+    if method == "awq" and str(declared.get("version", "gemm")).lower() != "gemm":
         raise UnsupportedModel(f"The checkpoint is AWQ of version {declared['version']!r}; implemented: gemm.")
     return method, declared
 
@@ -116,7 +116,7 @@ def combined(
             elif method == "awq":
                 found = _awq(module, tensors, read)
             else:
-                found = _packed(module, tensors, read)
+                found = _packed(module, tensors, declared, read)
         elif name.endswith(".weight") and entry.dtype in _BYTES and method != "bitsandbytes":
             found = _scaled(name, tensors, declared)
         elif name.endswith(".weight") and entry.dtype in ("I8", "U8") and method == "bitsandbytes":
@@ -124,6 +124,10 @@ def combined(
         if found is not None:
             for part in found.parts.values():
                 left.pop(part.name, None)
+            if found.name in left:
+                raise ModelFileError(
+                    f"The checkpoint has {found.name} both as it is and quantized; remove one of them."
+                )
             left[found.name] = found
     return left
 
@@ -131,10 +135,25 @@ def combined(
 def _part(tensors: Mapping[str, TensorEntry], name: str, weight: str, *dtypes: str) -> TensorEntry:
     entry = tensors.get(name)
     if entry is None:
-        raise ModelFileError(f"{weight} is quantized, but the checkpoint lacks {name}; download it again.")
+        raise _lacks(weight, name)
     if entry.dtype not in dtypes:
         raise ModelFileError(f"Tensor {name} is stored as {entry.dtype}; it must be {' or '.join(dtypes)}.")
     return entry
+
+
+def _lacks(weight: str, name: str) -> ModelFileError:
+    return ModelFileError(f"{weight} is quantized, but the checkpoint lacks {name}; download it again.")
+
+
+def _said(declared: Mapping[str, Any], key: str, otherwise: Any) -> set[Any]:
+    """What compressed-tensors' groups of layers say of their weights, where they say something."""
+    groups = declared.get("config_groups")
+    found = set()
+    for group in groups.values() if isinstance(groups, dict) else ():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        said = weights.get(key, otherwise) if isinstance(weights, dict) else otherwise
+        found.add(said if isinstance(said, (int, str, bool)) else otherwise)
+    return found or {otherwise}
 
 
 def _misfit(entry: TensorEntry, other: TensorEntry) -> ModelFileError:
@@ -183,6 +202,8 @@ def _gptq(module: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str
     inputs = rows * 32 // bits
     parts = {"weights": words, "zeros": zeros, "scales": scales}
     order = tensors.get(f"{module}.g_idx")
+    if order is None and declared.get("desc_act") is True:
+        raise _lacks(name, f"{module}.g_idx")
     if order is not None:
         parts["group_of"] = _part(tensors, order.name, name, "I32")
         if order.shape != (inputs,):
@@ -209,7 +230,9 @@ def _awq(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> Quant
     return QuantizedEntry(name, "awq", (outputs, inputs), 4, parts, group=group)
 
 
-def _packed(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> QuantizedEntry:
+def _packed(
+    module: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any], read: Reader
+) -> QuantizedEntry:
     name = f"{module}.weight"
     words = _part(tensors, f"{module}.weight_packed", name, "I32")
     scales = _part(tensors, f"{module}.weight_scale", name, *_FLOATS)
@@ -221,7 +244,8 @@ def _packed(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> Qu
     raw = read(sides)
     rows, inputs = (int.from_bytes(raw[at : at + width], "little", signed=True) for at in (0, width))
     bits = _bits(columns, inputs)
-    if rows != outputs or bits == 0:
+    # Older files leave bits of each word unused where integers are of 3, 5, 6 or 7 bits.
+    if rows != outputs or bits == 0 or bits not in _said(declared, "num_bits", bits):
         raise ModelFileError(
             f"{module}.weight_shape says {rows} × {inputs}, which {words.name} of shape {list(words.shape)} cannot be."
         )
@@ -229,11 +253,15 @@ def _packed(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> Qu
         raise _misfit(words, scales)
     parts = {"weights": words, "scales": scales, "sides": sides}
     zeros = tensors.get(f"{module}.weight_zero_point")
+    if zeros is None and _said(declared, "symmetric", True) == {False}:
+        raise _lacks(name, f"{module}.weight_zero_point")
     if zeros is not None:
         parts["zeros"] = _part(tensors, zeros.name, name, "I32")
         if zeros.shape != (-(-outputs * bits // 32), scales.shape[1]):
             raise _misfit(words, zeros)
     order = tensors.get(f"{module}.weight_g_idx")
+    if order is None and _said(declared, "actorder", None) == {"group"}:
+        raise _lacks(name, f"{module}.weight_g_idx")
     if order is not None:
         parts["group_of"] = _part(tensors, order.name, name, "I32")
         if order.shape != (inputs,):
@@ -249,6 +277,8 @@ def _scaled(name: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str
     scales = _part(tensors, scale, name, *_FLOATS)
     parts = {"values": values, "scales": scales}
     zeros = tensors.get(f"{name}_zero_point")
+    if zeros is None and _said(declared, "symmetric", True) == {False}:
+        raise _lacks(name, f"{name}_zero_point")
     if zeros is not None:
         parts["zeros"] = _part(tensors, zeros.name, name, "I8")
         if zeros.shape != scales.shape:
@@ -307,7 +337,7 @@ def table_state(raw: bytes, name: str) -> TableState:
         offset = float(said.get("nested_offset", 0.0))
         sound = all(type(side) is int and 0 < side < _LARGEST_SIDE for side in (rows, columns, block))
         sound = sound and type(nested) is int and 0 <= nested < _LARGEST_SIDE and math.isfinite(offset)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         sound = False
     if not sound:
         raise ModelFileError(f"Tensor {name} does not describe a matrix of four bits; download it again.")
@@ -341,5 +371,7 @@ def _rows(name: str, tensors: Mapping[str, TensorEntry]) -> QuantizedEntry:
     if largest.shape != (outputs,):
         raise _misfit(values, largest)
     parts = {"values": values, "largest": largest}
-    order = tensors.get(f"{name.removesuffix('.weight')}.weight_format")
-    return QuantizedEntry(name, "rows", (outputs, values.shape[1]), 8, parts | ({"order": order} if order else {}))
+    order = f"{name.removesuffix('.weight')}.weight_format"
+    if order in tensors:
+        parts["order"] = _part(tensors, order, name, "U8")
+    return QuantizedEntry(name, "rows", (outputs, values.shape[1]), 8, parts)

@@ -18,12 +18,12 @@ class Layout:
     """One way of storing matrices.
 
     Attributes:
-        tensors: (module, matrix, bits) to the tensors that stand for the module's weight, by name.
+        tensors: (module, matrix, its grid) to the tensors that stand for the module's weight, by name.
         config: what config.json says of a grid, under `quantization_config`.
         bits: of integers that it can have.
     """
 
-    tensors: Callable[[str, Grouped, int], dict[str, Tensor]]
+    tensors: Callable[[str, Grouped, Grid], dict[str, Tensor]]
     config: Callable[[Grid], dict[str, Any]]
     bits: tuple[int, ...]
 
@@ -56,15 +56,15 @@ def _zeros(matrix: Grouped) -> Tensor:
     return matrix.zeros.to(torch.uint8)
 
 
-def _compressed(module: str, matrix: Grouped, bits: int) -> dict[str, Tensor]:
+def _compressed(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
     found = {
-        f"{module}.weight_packed": words(matrix.integers, bits),
+        f"{module}.weight_packed": words(matrix.integers, grid.bits),
         f"{module}.weight_scale": matrix.scales,
         f"{module}.weight_shape": torch.tensor(matrix.integers.shape),
     }
     zeros = _zeros(matrix)
-    if not bool((zeros == 1 << (bits - 1)).all()):
-        found[f"{module}.weight_zero_point"] = words(zeros.T.contiguous(), bits).T.contiguous()
+    if not bool((zeros == grid.middle).all()):
+        found[f"{module}.weight_zero_point"] = words(zeros.T.contiguous(), grid.bits).T.contiguous()
     return found
 
 
@@ -86,14 +86,17 @@ def _compressed_config(grid: Grid) -> dict[str, Any]:
     }
 
 
-def _gptq(module: str, matrix: Grouped, bits: int) -> dict[str, Tensor]:
+def _gptq(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
     inputs, groups = matrix.integers.shape[1], matrix.scales.shape[1]
-    # One is taken off whole words, which is undone where they are read.
-    ones = sum(1 << place for place in range(0, 32, bits))
-    zeros = (words(_zeros(matrix).T.contiguous(), bits).long() - ones) & 0xFFFFFFFF
+    zeros = words(_zeros(matrix).T.contiguous(), grid.bits)
+    if grid.symmetric:
+        # The first version of the format has zeros less one. Programs do not agree on what that makes of 0, so the
+        # second one is written where zeros may be 0.
+        ones = sum(1 << place for place in range(0, 32, grid.bits))
+        zeros = ((zeros.long() - ones) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
     return {
-        f"{module}.qweight": words(matrix.integers, bits).T.contiguous(),
-        f"{module}.qzeros": zeros.to(torch.uint32).view(torch.int32),
+        f"{module}.qweight": words(matrix.integers, grid.bits).T.contiguous(),
+        f"{module}.qzeros": zeros,
         f"{module}.scales": matrix.scales.T.contiguous(),
         f"{module}.g_idx": torch.arange(groups, dtype=torch.int32).repeat_interleave(inputs // groups),
     }
@@ -106,14 +109,14 @@ def _gptq_config(grid: Grid) -> dict[str, Any]:
         "group_size": grid.group or -1,
         "desc_act": False,
         "sym": grid.symmetric,
-        "checkpoint_format": "gptq",
+        "checkpoint_format": "gptq" if grid.symmetric else "gptq_v2",
     }
 
 
-def _awq(module: str, matrix: Grouped, bits: int) -> dict[str, Tensor]:
+def _awq(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
     def ordered(columns: Tensor) -> Tensor:
         eights: Tensor = columns.unflatten(1, (-1, 8))
-        return words(eights[..., _AWQ_ORDER].flatten(1), bits)
+        return words(eights[..., _AWQ_ORDER].flatten(1), grid.bits)
 
     return {
         f"{module}.qweight": ordered(matrix.integers.T.contiguous()),
@@ -123,7 +126,7 @@ def _awq(module: str, matrix: Grouped, bits: int) -> dict[str, Tensor]:
 
 
 def _awq_config(grid: Grid) -> dict[str, Any]:
-    return {"quant_method": "awq", "bits": 4, "group_size": grid.group, "zero_point": True, "version": "gemm"}
+    return {"quant_method": "awq", "bits": 4, "group_size": grid.group or -1, "zero_point": True, "version": "gemm"}
 
 
 LAYOUTS = {

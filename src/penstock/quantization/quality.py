@@ -1,7 +1,7 @@
 """What changed weights cost: a model's distributions against those of the unchanged one, on the same texts.
 
 Positions of a text depend on one another, so texts are what was drawn at random: intervals are those of a mean over
-clusters (Cochran, Sampling Techniques, 1977, section 9.5), at 95%.
+clusters (Cochran, Sampling Techniques, 1977, section 9.5), at 95% where there are a dozen texts or more.
 """
 
 import math
@@ -18,6 +18,9 @@ CLEAR_MARGIN = 0.1
 STRATA = ("easy", "medium", "hard")
 _DEVIATIONS = 1.96
 _TAIL = 0.99
+_LARGEST_EXPONENT = 700.0
+# Positions that are compared at a time: probabilities of a large vocabulary take much memory.
+_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +88,11 @@ class Comparison:
 
     def add(self, reference: Tensor, candidate: Tensor, tokens: Tensor) -> None:
         """Logits [positions, vocabulary] of both at the same positions of a text, and the tokens that follow there."""
-        right = torch.log_softmax(reference.double(), -1)
-        found = torch.log_softmax(candidate.double(), -1)
-        probabilities = right.exp()
-        best = probabilities.topk(2, -1)
-        at = tokens[:, None]
-        # Where the reference has no doubt at all, 0 · -inf is 0.
-        weighted = torch.where(probabilities > 0, probabilities * right, 0.0)
-        columns = (
-            torch.where(probabilities > 0, probabilities * (right - found), 0.0).sum(-1),
-            (best.indices[:, 0] == found.argmax(-1)).double(),
-            (best.values[:, 0] - best.values[:, 1] > CLEAR_MARGIN).double(),
-            -right.gather(1, at)[:, 0],
-            -found.gather(1, at)[:, 0],
-            -weighted.sum(-1),
-        )
-        self._texts.append(torch.stack(columns, dim=1))
+        rows = [
+            _columns(*part)
+            for part in zip(reference.split(_ROWS), candidate.split(_ROWS), tokens.split(_ROWS), strict=True)
+        ]
+        self._texts.append(torch.cat(rows))
 
     def result(self) -> Quality:
         """The figures so far; raises ValueError where nothing was added."""
@@ -137,6 +129,26 @@ class Comparison:
         return tuple(found)
 
 
+def _columns(reference: Tensor, candidate: Tensor, tokens: Tensor) -> Tensor:
+    """What is kept of some positions: [positions, 6]."""
+    right = torch.log_softmax(reference.double(), -1)
+    found = torch.log_softmax(candidate.double(), -1)
+    probabilities = right.exp()
+    best = probabilities.topk(2, -1)
+    at = tokens[:, None]
+    # Where the reference has no doubt at all, 0 · -inf is 0.
+    weighted = torch.where(probabilities > 0, probabilities * right, 0.0)
+    columns = (
+        torch.where(probabilities > 0, probabilities * (right - found), 0.0).sum(-1),
+        (best.indices[:, 0] == found.argmax(-1)).double(),
+        (best.values[:, 0] - best.values[:, 1] > CLEAR_MARGIN).double(),
+        -right.gather(1, at)[:, 0],
+        -found.gather(1, at)[:, 0],
+        -weighted.sum(-1),
+    )
+    return torch.stack(columns, dim=1)
+
+
 def _mean(texts: Sequence[Tensor]) -> Estimate:
     """The mean over all positions of texts [positions], as a ratio of two sums over texts."""
     texts = [text for text in texts if len(text)]
@@ -150,6 +162,10 @@ def _mean(texts: Sequence[Tensor]) -> Estimate:
 
 def _exponential(logarithm: Estimate) -> Estimate:
     """The same of e to its power, by the upper margin, which is the larger one."""
-    value = math.exp(logarithm.value)
-    margin = logarithm.margin
-    return Estimate(value, None if margin is None else value * math.expm1(margin))
+    value, margin = _power(logarithm.value), logarithm.margin
+    return Estimate(value, None if margin is None else value * (_power(margin) - 1))
+
+
+def _power(exponent: float) -> float:
+    """e to it; infinite where that is no number any more."""
+    return math.inf if exponent > _LARGEST_EXPONENT else math.exp(exponent)

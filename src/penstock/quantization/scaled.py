@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+# Rows of numbers whose scales are spread at a time.
+_ROWS = 256
+
 
 def scaled(values: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None = None) -> Tensor:
     """(values - zeros) [outputs, inputs] times scales, in float32; both are for blocks of `block` rows and columns.
@@ -11,13 +14,26 @@ def scaled(values: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor
     """
     found = values.float()
     rows, columns = block
-    across = -(-values.shape[1] // columns)
-    for index, row in enumerate(scales.float().reshape(-1, across)):
-        strip = found[index * rows : (index + 1) * rows]
-        if zeros is not None:
-            strip.sub_(_spread(zeros.float().reshape(-1, across)[index], columns, values.shape[1]))
-        strip.mul_(_spread(row, columns, values.shape[1]))
+    outputs, inputs = values.shape
+    across = -(-inputs // columns)
+    factors = scales.float().reshape(-1, across)
+    less = None if zeros is None else zeros.float().reshape(-1, across)
+    # As many rows of blocks at a time as a few rows of numbers, or one.
+    step = max(1, _ROWS // rows)
+    for first in range(0, factors.shape[0], step):
+        places = slice(first, first + step)
+        strip = found[first * rows : (first + step) * rows]
+        if less is not None:
+            strip.sub_(_over(less[places], block, strip))
+        strip.mul_(_over(factors[places], block, strip))
     return found
+
+
+def _over(of_blocks: Tensor, block: tuple[int, int], strip: Tensor) -> Tensor:
+    """[blocks down, blocks across] to the shape of `strip`."""
+    rows, columns = (min(size, side) for size, side in zip(block, strip.shape, strict=True))
+    wide = of_blocks.repeat_interleave(columns, dim=1)[:, : strip.shape[1]]
+    return wide.repeat_interleave(rows, dim=0)[: strip.shape[0]] if rows > 1 else wide
 
 
 def from_rows(values: Tensor, largest: Tensor) -> Tensor:
