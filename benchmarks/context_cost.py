@@ -27,14 +27,16 @@ from penstock.kernels.batch import StepBatch
 from penstock.kernels.program import Program
 
 BLOCK = 16
-# Ids below it are in every vocabulary here.
-VOCABULARY = 30000
 # Sequences for which the KV pool has room beyond the batch: what the runs append must not push contexts out.
 SPARE_SEQUENCES = 4
 
 
 class Generator(Protocol):
     """What is measured: `penstock.LLM`, or anything that generates for a batch of prompts."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
 
     def generate(self, prompts: Sequence[list[int]], params: SamplingParams) -> Sequence[Any]:
         """Complete all prompts together."""
@@ -84,16 +86,16 @@ def numbers(text: str) -> list[int]:
     return found
 
 
-def run_nothing(program: Program, batch: StepBatch) -> torch.Tensor:
-    """In place of `Program.run`: leaves blocks as the executor cleared them, with zeros in memory that was touched."""
-    return torch.zeros(len(batch.logit_rows), VOCABULARY)
-
-
 def build_contexts(engine: Generator, rows: int, length: int) -> list[list[int]]:
     """Random prompts that the prefix cache holds afterwards."""
+
+    def results_of_nothing(program: Program, batch: StepBatch) -> tuple[torch.Tensor]:
+        """In place of `Program.results`: blocks stay as the executor cleared them, zeros in memory that was touched."""
+        return (torch.zeros(len(batch.logit_rows), engine.vocab_size),)
+
     source = random.Random(0)
-    prompts = [[source.randrange(10, VOCABULARY) for _ in range(length)] for _ in range(rows)]
-    with mock.patch.object(Program, "run", run_nothing):
+    prompts = [[source.randrange(10, engine.vocab_size) for _ in range(length)] for _ in range(rows)]
+    with mock.patch.object(Program, "results", results_of_nothing):
         engine.generate(prompts, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True))
     return prompts
 

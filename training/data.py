@@ -24,11 +24,11 @@ from tokenizers import Tokenizer
 from penstock.bundled.corpus.checks import haiku_json, poem_lines
 from penstock.bundled.corpus.dialogue import Conversation
 from penstock.bundled.corpus.generator import training
+from penstock.bundled.corpus.turns import turns_of
 from penstock.text.chat_template import ChatTemplate
 from training.export import load_tokenizer
 from training.hints import running_syllables, topic_tokens
 from training.recipe import CONTEXT, SEED, WORK
-from training.turns import turns_of
 
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 CORPUS = WORK / "corpus.safetensors"

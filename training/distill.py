@@ -25,13 +25,13 @@ from torch import Tensor
 from penstock import LLM, SamplingParams
 from penstock.bundled.corpus.dialogue import Conversation
 from penstock.bundled.corpus.generator import training
+from penstock.bundled.corpus.turns import turns_of
 from penstock.llm import chat_encoder
 from training.data import Corpus, Encoded, load_corpus, make_corpus_of, save_corpus, without_hints
 from training.export import export_model, load_model, load_tokenizer, weights_fingerprint
 from training.loop import Batch, Run, pick_device
 from training.model import Decoder
 from training.recipe import CONTEXT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
-from training.turns import prompt_ids, turns_of
 
 # Conversations that the corpus does not have, each cut before one of the model's turns: the target then says it itself.
 ANSWERED = 12_000
@@ -47,7 +47,7 @@ def prompts_of(llm: LLM, conversations: Sequence[Conversation]) -> list[dict[str
     prompts = []
     for index, conversation in enumerate(conversations):
         turns = list(turns_of(conversation))
-        ids = prompt_ids(encoder, turns[index % len(turns)])
+        ids = turns[index % len(turns)].prompt_ids(encoder.encode)
         if len(ids) + MOST_TOKENS <= CONTEXT:
             prompts.append({"prompt_token_ids": ids})
     return prompts

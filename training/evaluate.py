@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +25,15 @@ from rich.table import Table
 from torch import Tensor
 
 from penstock import LLM, SamplingParams
-from penstock.bundled.corpus.checks import haiku_json, is_haiku, mentions, poem_lines
+from penstock.bundled.corpus.checks import haiku_json, is_haiku, mentions, poem_lines, same_last_number
 from penstock.bundled.corpus.dialogue import Conversation
 from penstock.bundled.corpus.generator import STRATA, Stratum, held_out, known_topic, tool_request, training
+from penstock.bundled.corpus.turns import POEM_TASKS, Turn, first_turns
 from penstock.llm import chat_encoder
 from training.data import learned_positions, load_corpus, poem_hash, render
 from training.export import load_model, weights_fingerprint, write_json
 from training.model import Decoder
 from training.recipe import BUNDLE, CONTEXT, DRAFT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
-from training.turns import Turn, prompt_ids, turns_of
 
 MOST_TOKENS = 160
 ACCEPTANCE_TEMPERATURES = (0.0, 0.7, 1.0)
@@ -43,16 +43,6 @@ POSITION_BANDS = ((0, 64), (64, 128), (128, 256), (256, 512), (512, 1024), (1024
 def held_out_turns(stratum: Stratum, tasks: frozenset[str] | None, count: int) -> list[Turn]:
     """The first `count` turns of these tasks (of all, where None) in a stratum."""
     return first_turns(partial(held_out, stratum), tasks, count)
-
-
-def first_turns(make: Callable[[int], Conversation], tasks: frozenset[str] | None, count: int) -> list[Turn]:
-    """The first `count` turns of these tasks in the conversations that `make` gives by number."""
-    found: list[Turn] = []
-    index = 0
-    while len(found) < count:
-        found += [turn for turn in turns_of(make(index)) if tasks is None or turn.task in tasks]
-        index += 1
-    return found[:count]
 
 
 class Pair:
@@ -72,7 +62,7 @@ class Pair:
 
     def answer(self, turns: Sequence[Turn], **sampling: float) -> tuple[list[list[int]], list[str], list[list[int]]]:
         """Prompts, texts and token ids of the target's answers."""
-        prompts = [prompt_ids(self.encoder, turn) for turn in turns]
+        prompts = [turn.prompt_ids(self.encoder.encode) for turn in turns]
         params = [
             SamplingParams(max_tokens=MOST_TOKENS, seed=index, **(sampling or self.sampling))
             for index in range(len(turns))
@@ -84,9 +74,6 @@ class Pair:
 def share(values: Sequence[bool]) -> float:
     """How many of them are true, as a fraction."""
     return sum(values) / len(values)
-
-
-POEM_TASKS = frozenset(("haiku", "titled", "another", "change"))
 
 
 def poem_figures(pair: Pair, turns: Sequence[Turn], known: Collection[int]) -> dict[str, float]:
@@ -134,10 +121,7 @@ def fact_figures(pair: Pair, count: int) -> dict[str, float]:
     """Sums of pairs never asked in training; other exact answers by what was asked; calls of the right function."""
     turns = held_out_turns("easy", frozenset(("sum",)), count)
     _, texts, _ = pair.answer(turns)
-    sums = [
-        re.findall(r"\d+", turn.expected)[-1:] == re.findall(r"\d+", text)[-1:]
-        for turn, text in zip(turns, texts, strict=True)
-    ]
+    sums = [same_last_number(turn.expected, text) for turn, text in zip(turns, texts, strict=True)]
     figures = {"sum_exact": share(sums)}
     quotes: tuple[tuple[Stratum, str], ...] = (
         ("easy", "echo"),

@@ -1,4 +1,4 @@
-"""Environments of other load generators: made when they are first needed, with pinned versions.
+"""Environments of other load generators, and of transformers: made when they are first needed, with pinned versions.
 
 Both tools need torch, of which they use nothing here. It comes as it comes to Penstock's own environment, so that no
 gigabytes of CUDA come along.
@@ -13,6 +13,7 @@ from pathlib import Path
 
 VLLM = "0.32.0"
 GUIDELLM = "0.8.1"
+TRANSFORMERS, COMPRESSED_TENSORS = "5.23.0", "0.20.0"
 _ROOT = Path(__file__).resolve().parent.parent.parent
 # What vLLM asks for beside torch, and its client does not use; their builds have to fit torch's.
 _WITHOUT = ("torch", "torchaudio", "torchvision", "torchcodec")
@@ -34,6 +35,12 @@ def vllm(folder: Path) -> Path:
 def guidellm(folder: Path) -> Path:
     """The `guidellm` command, likewise."""
     return _environment(folder, f"guidellm=={GUIDELLM}", _install_guidellm) / "guidellm"
+
+
+def transformers(folder: Path) -> Path:
+    """The interpreter of an environment in which transformers reads compressed-tensors' checkpoints."""
+    requirement = f"transformers=={TRANSFORMERS} compressed-tensors=={COMPRESSED_TENSORS}"
+    return _environment(folder, requirement, lambda python: _pip(python, requirement.split())) / "python"
 
 
 def _environment(folder: Path, requirement: str, install: Callable[[Path], None]) -> Path:

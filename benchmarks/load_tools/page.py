@@ -55,7 +55,7 @@ def _how(setting: Setting, load: Load) -> str:
     lengths = f"{load.input_tokens} tokens in, {load.output_tokens} out (`ignore_eos`)"
     return f"""{setting.machine}; the server on {server}, clients on {clients}.
 
-`penstock serve {load.model}`, `/v1/completions`: {lengths}.
+`penstock serve {load.model} --speculative off`, `/v1/completions`: {lengths}.
 Saturation is the throughput of a closed loop, {setting.saturation:.3g} requests/s. The load is {setting.share:.0%}
 of that, {load.rate:.3g} requests/s, {load.requests} of them in a run.
 

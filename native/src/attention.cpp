@@ -110,6 +110,9 @@ struct Piece {
     int64_t sequence, first, last, row, head;
 };
 
+thread_local Memory t_queries;
+thread_local Memory t_expanded;
+
 // `count` running softmaxes that have seen nothing, over `count` · `size` floats.
 void begin(State *states, float *mixed, int64_t count, int64_t size) {
     std::memset(mixed, 0, static_cast<size_t>(count * size) * sizeof(float));
@@ -150,6 +153,14 @@ public:
     void attend_segment(int64_t segment, State *states) const {
         const int64_t from = std::max(segment * kSegment, lowest(piece_.first) / kSpan * kSpan);
         const int64_t end = std::min((segment + 1) * kSegment, until());
+        if (call_.cache.kept != Kept::plain) {
+            uint8_t *memory = t_expanded.take(2 * kSpanTiles * call_.cache.multiplied_bytes());
+            for (int64_t at = from; at < end; at += kSpan) {
+                const Tiles tiles = expanded_at(at, memory);
+                attend_span(at, tiles, tiles, states);
+            }
+            return;
+        }
         Tiles tiles = tiles_at(from);
         for (int64_t at = from; at < end; at += kSpan) {
             const Tiles next = at + kSpan < until() ? tiles_at(at + kSpan) : tiles;
@@ -194,6 +205,22 @@ private:
         return tiles;
     }
 
+    // The same of bytes, expanded into `memory`.
+    Tiles expanded_at(int64_t at, uint8_t *memory) const {
+        Tiles tiles;
+        const int64_t low = first_tile(at), last = last_tile(at) - 1, bytes = call_.cache.multiplied_bytes();
+        for (int64_t i = low; i <= last; ++i) {
+            const int64_t tile = call_.tables.tile(piece_.sequence, at + i * kStep, call_.batch.block_size);
+            expand(call_.cache, tile, piece_.head, memory + 2 * i * bytes, memory + (2 * i + 1) * bytes);
+        }
+        for (int64_t i = 0; i < kSpanTiles; ++i) {
+            const int64_t there = std::min(std::max(i, low), last);
+            tiles.keys[i] = memory + 2 * there * bytes;
+            tiles.values[i] = memory + (2 * there + 1) * bytes;
+        }
+        return tiles;
+    }
+
     void attend_span(int64_t at, const Tiles &tiles, const Tiles &next, State *states) const {
         int64_t lows[kTileRows], highs[kTileRows];
         for (int64_t query = piece_.first; query < piece_.last; ++query) {
@@ -213,7 +240,6 @@ private:
     const uint32_t *units_ = nullptr;
 };
 
-thread_local Memory t_queries;
 thread_local Memory t_mixed;
 thread_local Memory t_states;
 

@@ -121,7 +121,7 @@ struct Shape {
 // Packs a dense weight [outputs, inputs] of float32 or bfloat16 values into `packed`.
 void pack_float32(const Shape &shape, const float *weight, uint8_t *packed);
 void pack_bfloat16(const Shape &shape, const uint16_t *weight, uint8_t *packed);
-// Packs integers in -127..127 [outputs, inputs] with a scale for each output.
+// Packs signed integers [outputs, inputs] with a scale for each output.
 void pack_int8(const Shape &shape, const int8_t *weight, const float *scales, uint8_t *packed);
 // Packs integers in 0..15 [outputs, inputs] with multiples [outputs, groups of 32] and a scale for each output.
 void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multiples, const float *scales, uint8_t *packed);

@@ -49,4 +49,19 @@ static inline uint16_t float_to_half(float value) {
     return static_cast<uint16_t>(sign | rounded >> 13);
 }
 
+// E4M3 without infinities (Micikevicius et al., "FP8 formats for deep learning", 2022), of magnitudes up to 448.
+static inline uint8_t float_to_fp8(float value) {
+    const uint32_t bits = bits_of(value), sign = bits >> 24 & 0x80u;
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    // Subnormal: adding 2^14 leaves the value's multiple of 2^-9 in the last bits.
+    if (magnitude < 0x3c800000u) return static_cast<uint8_t>(sign | (bits_of(float_of(magnitude) + 16384.0f) - 0x46800000u));
+    const uint32_t rounded = magnitude - 0x3c000000u + 0x7ffffu + (magnitude >> 20 & 1);
+    return static_cast<uint8_t>(sign | rounded >> 20);
+}
+
+static inline float fp8_to_float(uint8_t byte) {
+    const uint32_t bits = static_cast<uint32_t>(byte & 0x80u) << 24 | static_cast<uint32_t>(byte & 0x7fu) << 20;
+    return float_of(bits) * 0x1p120f;
+}
+
 } // namespace penstock

@@ -5,6 +5,10 @@
 //   values  [tile][KV head][kStep / pair][size][pair]
 //
 // A pair is what fills four bytes: 1 float32 or 2 bfloat16. A block of the cache is a whole number of tiles.
+//
+// Where values are kept as bytes, they lie in the same order, and have a scale for each head and token beside them:
+//
+//   scales  [tile][KV head][kStep], of the keys and of the values
 #pragma once
 
 #include "rows.hpp"
@@ -19,14 +23,20 @@ namespace penstock {
 constexpr int64_t kStep = 16;
 constexpr int64_t kUnit = 4; // bytes
 
+// What a value is kept as: as it is, or as a byte, that times its scale is rounded to the cache's type once.
+enum class Kept : int { plain, int8, fp8 };
+
 struct Cache {
     uint8_t *keys, *values;
-    Type type;
+    Type type; // what attention multiplies
     int64_t heads, size;
+    Kept kept = Kept::plain;
+    float *key_scales = nullptr, *value_scales = nullptr; // of bytes only
 
     PENSTOCK_INLINE int64_t pair() const { return type == Type::float32 ? 1 : 2; }
-    // Bytes of one head's keys, or values, in a tile.
-    PENSTOCK_INLINE int64_t head_bytes() const { return size / pair() * kStep * kUnit; }
+    // Bytes of one head's keys, or values, in a tile, as they are multiplied and as they are kept.
+    PENSTOCK_INLINE int64_t multiplied_bytes() const { return size / pair() * kStep * kUnit; }
+    PENSTOCK_INLINE int64_t head_bytes() const { return kept == Kept::plain ? multiplied_bytes() : size * kStep; }
     // Where a head's part of a tile begins, in the keys and in the values.
     PENSTOCK_INLINE int64_t place(int64_t tile, int64_t head) const { return (tile * heads + head) * head_bytes(); }
 };
@@ -56,6 +66,9 @@ struct Tables {
         return block * (block_size / kStep) + position % block_size / kStep;
     }
 };
+
+// Makes of one head's part of a tile, kept as bytes, what attention multiplies: `multiplied_bytes` of keys and of values.
+void expand(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values);
 
 // The sequence of each token.
 std::vector<int64_t> sequences_of_tokens(const Batch &batch);

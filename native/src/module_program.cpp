@@ -93,24 +93,23 @@ public:
         program_.add(penstock::rotary(heads, &ropes_[rope].rows, known(x), known(y)));
     }
 
-    void write_kv(int64_t query_heads, int64_t kv_heads, const Array &keys, const Array &values, int64_t block_size,
-                  size_t group, int x) {
-        const Cache cache = cache_of(keys, values, block_size);
+    void write_kv(int64_t query_heads, int64_t kv_heads, const std::vector<Array> &planes, const std::string &kept,
+                  const std::string &type, int64_t block_size, size_t group, int x) {
+        const Cache cache = cache_of(planes, kept, type, block_size);
         require(cache.heads == kv_heads, "The cache is for another number of heads.");
         groups_ = std::max(groups_, group + 1);
-        kept_.push_back(keeper(keys));
-        keep(penstock::write_kv(heads_of(query_heads, kv_heads, cache.size), cache, group, known(x)), keeper(values));
+        program_.add(penstock::write_kv(heads_of(query_heads, kv_heads, cache.size), cache, group, known(x)));
     }
 
-    void attention(int64_t query_heads, const Array &keys, const Array &values, int64_t block_size, size_t group,
-                   float factor, int64_t window, float softcap, int x, int y) {
-        const Cache cache = cache_of(keys, values, block_size);
+    void attention(int64_t query_heads, const std::vector<Array> &planes, const std::string &kept,
+                   const std::string &type, int64_t block_size, size_t group, float factor, int64_t window,
+                   float softcap, int x, int y) {
+        const Cache cache = cache_of(planes, kept, type, block_size);
         require(query_heads % cache.heads == 0, "Query heads must be a multiple of KV heads.");
         require(x != y, "Attention cannot work in place.");
         groups_ = std::max(groups_, group + 1);
-        kept_.push_back(keeper(keys));
         const Attention operation{heads_of(query_heads, cache.heads, cache.size), factor, window, softcap};
-        keep(penstock::attention(operation, cache, group, known(x), known(y)), keeper(values));
+        program_.add(penstock::attention(operation, cache, group, known(x), known(y)));
     }
 
     void gated_linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, const std::string &gate,
@@ -243,25 +242,38 @@ private:
         return {query, key, size};
     }
 
-    // Planes are [blocks · block size, KV heads, size] and dense; kv.hpp says what is in them.
-    Cache cache_of(const Array &keys, const Array &values, int64_t block_size) {
-        for (const Array *plane : {&keys, &values}) {
-            require(plane->ndim() == 3 && plane->stride(2) == 1 &&
-                        plane->stride(1) == static_cast<int64_t>(plane->shape(2)) &&
-                        plane->stride(0) == static_cast<int64_t>(plane->shape(1) * plane->shape(2)),
-                    "A plane of the cache must be contiguous.");
-            require(plane->shape(0) == keys.shape(0) && plane->shape(1) == keys.shape(1) &&
-                        plane->shape(2) == keys.shape(2) && type_of(*plane) == type_of(keys),
-                    "Keys and values must be of one shape and type.");
+    // Keys and values are [blocks · block size, KV heads, size], and scales without the last; all are dense. kv.hpp says
+    // what is in them. Bytes come as uint8.
+    Cache cache_of(const std::vector<Array> &planes, const std::string &kept, const std::string &type, int64_t block_size) {
+        require(kept == "plain" || kept == "int8" || kept == "fp8", "Values are kept plain, as int8 or as fp8.");
+        require(type == "float32" || type == "bfloat16", "Attention multiplies float32 or bfloat16.");
+        const bool plain = kept == "plain";
+        require(planes.size() == (plain ? 2u : 4u), "Keys and values, and scales of bytes, must be there.");
+        const Array &keys = planes[0];
+        require(keys.ndim() == 3, "Keys must be [slots, heads, size].");
+        for (size_t i = 0; i < planes.size(); ++i) {
+            const Array &plane = planes[i];
+            require(plane.ndim() == (i < 2 ? 3u : 2u) && plane.shape(0) == keys.shape(0) && plane.shape(1) == keys.shape(1) &&
+                        (i >= 2 || plane.shape(2) == keys.shape(2)),
+                    "Planes of the cache must be of one shape.");
+            int64_t stride = 1;
+            for (size_t axis = plane.ndim(); axis-- > 0; stride *= static_cast<int64_t>(plane.shape(axis)))
+                require(plane.stride(axis) == stride || plane.shape(axis) == 1, "A plane of the cache must be contiguous.");
+            if (plain) require((type_of(plane) == Type::float32) == (type == "float32"), "Planes must be of the type.");
+            else if (i < 2) require(plane.dtype() == nb::dtype<uint8_t>(), "Bytes must be uint8.");
+            else require(plane.dtype() == nb::dtype<float>(), "Scales must be float32.");
+            kept_.push_back(keeper(plane));
         }
         require(block_size > 0 && block_size % kStep == 0, "Blocks must be of a multiple of 16 tokens.");
         require(keys.shape(2) % 2 == 0, "Heads must be of an even size.");
         require(block_size_ == 0 || block_size_ == block_size, "All blocks must be of one size.");
         block_size_ = block_size;
         limit(blocks_, static_cast<int64_t>(keys.shape(0)) / block_size);
-        auto bytes = [](const Array &plane) { return static_cast<uint8_t *>(plane.data()); };
-        return {bytes(keys), bytes(values), type_of(keys), static_cast<int64_t>(keys.shape(1)),
-                static_cast<int64_t>(keys.shape(2))};
+        auto bytes = [&](size_t i) { return static_cast<uint8_t *>(planes[i].data()); };
+        auto scales = [&](size_t i) { return plain ? nullptr : static_cast<float *>(planes[i].data()); };
+        return {bytes(0), bytes(1), type == "float32" ? Type::float32 : Type::bfloat16, static_cast<int64_t>(keys.shape(1)),
+                static_cast<int64_t>(keys.shape(2)), plain ? Kept::plain : kept == "int8" ? Kept::int8 : Kept::fp8,
+                scales(2), scales(3)};
     }
 
     void check_ids(const Batch &batch) const {
@@ -373,11 +385,10 @@ void bind_program(nb::module_ &module) {
         .def("add_rope", &BoundProgram::add_rope, arg("table").noconvert())
         .def("set_rope", &BoundProgram::set_rope, arg("index"), arg("table").noconvert())
         .def("rotary", &BoundProgram::rotary, arg("query_heads"), arg("kv_heads"), arg("size"), arg("rope"), arg("x"), arg("y"))
-        .def("write_kv", &BoundProgram::write_kv, arg("query_heads"), arg("kv_heads"), arg("keys").noconvert(),
-             arg("values").noconvert(), arg("block_size"), arg("group"), arg("x"))
-        .def("attention", &BoundProgram::attention, arg("query_heads"), arg("keys").noconvert(),
-             arg("values").noconvert(), arg("block_size"), arg("group"), arg("factor"), arg("window"), arg("softcap"),
-             arg("x"), arg("y"))
+        .def("write_kv", &BoundProgram::write_kv, arg("query_heads"), arg("kv_heads"), arg("planes").noconvert(),
+             arg("kept"), arg("type"), arg("block_size"), arg("group"), arg("x"))
+        .def("attention", &BoundProgram::attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"), arg("type"),
+             arg("block_size"), arg("group"), arg("factor"), arg("window"), arg("softcap"), arg("x"), arg("y"))
         .def("gated_linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias,
                                 const std::string &gate, int x, int y) {
             self.gated_linear(nb::cast<const Weight &>(weight), keeper(weight), bias, gate, x, y);

@@ -9,7 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
-from penstock.assembly.quantize import STATE, Recipe, check, quantize_model
+from penstock.assembly.quantize import Done, Measured, check, quantize_model
+from penstock.assembly.quantized_block import matrices
+from penstock.assembly.quantized_files import STATE
 from penstock.assembly.scoring import CALIBRATION_SEED, COMPARISON_SEED, ScoredText, Scorer, conversations
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError, ModelFileError
@@ -18,6 +20,7 @@ from penstock.loading.checkpoint import Checkpoint
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.layouts import LAYOUTS
 from penstock.quantization.quality import Comparison, Quality
+from penstock.quantization.recipe import Recipe
 from penstock.quantization.rtn import Grid
 from support import checkpoints
 from support.stepping import all_logits, make_stepper
@@ -34,7 +37,8 @@ def opened(model: str) -> tuple[Checkpoint, ModelDeclaration]:
 def write(model: Path | str, recipe: Recipe, texts: list[list[int]], out: Path) -> list[dict[str, float]]:
     checkpoint, declaration = opened(str(model))
     check(checkpoint, declaration, recipe)
-    return [done.error for done in quantize_model(checkpoint, declaration, recipe, texts, out)]
+    events = quantize_model(checkpoint, declaration, recipe, texts, out)
+    return [event.error for event in events if isinstance(event, Done)]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("method", ["rtn", "gptq"])
+@pytest.mark.parametrize("method", ["rtn", "gptq", "awq"])
 def test_what_is_written_is_a_model_like_it(model: Path, tmp_path: Path, method: str, layout: str) -> None:
     bits = 8 if 8 in LAYOUTS[layout].bits else 4
     texts = [] if method == "rtn" else TEXTS
@@ -57,12 +61,54 @@ def test_what_is_written_is_a_model_like_it(model: Path, tmp_path: Path, method:
     assert (expected - found).norm() < (0.04 if bits == 8 else 0.4) * expected.norm()
 
 
+@pytest.mark.parametrize(("method", "limit"), [("smoothquant", 1e-4), ("fp8", 1e-3)])
+def test_bytes_for_each_weight_are_a_model_like_it(model: Path, tmp_path: Path, method: str, limit: float) -> None:
+    recipe = Recipe(method, Grid(8, 0), "compressed-tensors")
+    errors = write(model, recipe, TEXTS if recipe.calibrated else [], tmp_path / "out")
+    assert all(0 < error < limit for block in errors for error in block.values())
+    expected, found = (
+        torch.cat(list(all_logits(make_stepper(path), PROMPTS, None))) for path in (model, tmp_path / "out")
+    )
+    assert (expected - found).norm() < 0.1 * expected.norm()
+
+
+def test_widths_follow_what_is_measured(model: Path, tmp_path: Path) -> None:
+    recipe = Recipe("mixed", Grid(4, 32), "compressed-tensors", average_bits=3.5)
+    checkpoint, declaration = opened(str(model))
+    check(checkpoint, declaration, recipe)
+    out = tmp_path / "out"
+    begun = quantize_model(checkpoint, declaration, recipe, TEXTS, out)
+    measured = [event for event in itertools.islice(begun, 5) if isinstance(event, Measured)]
+    # What was measured is not measured again.
+    begun = quantize_model(checkpoint, declaration, recipe, TEXTS, out)
+    measured += [event for event in itertools.islice(begun, 7) if isinstance(event, Measured)]
+    assert len({event.name for event in measured}) == 12 and all(
+        set(event.sensitivity.loss) == {2, 3, 4, 8} for event in measured
+    )
+    assert all(event.sensitivity.loss[2] > event.sensitivity.loss[4] > 0 for event in measured)
+    first = next(begun)
+    rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out))
+    assert [type(event) for event in rest] == [Done] * 3
+    assert isinstance(first, Done) and isinstance(rest[0], Done) and rest[0].resumed and rest[0].bits == first.bits
+    sizes = {event.name: event.sensitivity.size for event in measured}
+    bits = {name: width for event in rest if isinstance(event, Done) for name, width in event.bits.items()}
+    assert bits.keys() == sizes.keys() and len(set(bits.values())) > 1
+    assert 3.2 < sum(sizes[name] * width for name, width in bits.items()) / sum(sizes.values()) <= 3.5
+    entries = opened(str(out))[0].locate(declaration)
+    for block in declaration.decoder.blocks:
+        for spec in matrices(block):
+            assert {getattr(entries[part.tensor], "bits", None) for part in spec.parts} == {bits[spec.name]}
+    make_stepper(out)
+
+
 def test_every_family_can_be_written(tmp_path: Path) -> None:
     for family in ("qwen3", "gemma3"):
         original = checkpoints.make(family, tmp_path / family, hidden_size=96, num_key_value_heads=2, head_dim=32)
         out = tmp_path / f"{family}-out"
         write(original, Recipe("gptq", Grid(4, 16), "compressed-tensors"), TEXTS, out)
         make_stepper(out)
+        write(original, Recipe("awq", Grid(4, 16), "awq"), TEXTS, tmp_path / f"{family}-awq")
+        make_stepper(tmp_path / f"{family}-awq")
 
 
 def test_an_interrupted_run_goes_on(model: Path, tmp_path: Path) -> None:
@@ -96,6 +142,10 @@ def test_a_directory_with_something_else_in_it_is_left_alone(model: Path, tmp_pa
         (Recipe("rtn", Grid(3, 32), "gptq"), "2, 4, 8 bits, not of 3"),
         (Recipe("rtn", Grid(8, 32), "awq"), "not of 8"),
         (Recipe("gptq", Grid(4, 32), "awq", damping=0.0), "--damping is 0.0"),
+        (Recipe("mixed", Grid(4, 32), "compressed-tensors"), "an average from 2 to 8"),
+        (Recipe("mixed", Grid(4, 32), "compressed-tensors", average_bits=1.9), "an average from 2 to 8"),
+        (Recipe("mixed", Grid(4, 32), "gptq", average_bits=3.5), "--format gptq cannot hold"),
+        (Recipe("fp8", Grid(4, 32), "awq"), "--format awq cannot hold"),
     ],
 )
 def test_what_cannot_be_made_is_said_first(model: Path, tmp_path: Path, recipe: Recipe, says: str) -> None:
@@ -122,9 +172,11 @@ def test_calibration_pays_on_the_bundled_model(tmp_path: Path) -> None:
     )
     grid = Grid(4, 64, searched=True)
     write("haiku", Recipe("rtn", grid, "compressed-tensors"), [], tmp_path / "rtn")
-    write("haiku", Recipe("gptq", grid, "compressed-tensors"), [text.ids for text in calibration], tmp_path / "gptq")
-    nearest, found = (compared(base, tmp_path / name, held_out) for name in ("rtn", "gptq"))
-    assert found.kl.value < 0.8 * nearest.kl.value
+    for method in ("gptq", "awq"):
+        recipe = Recipe(method, grid, "compressed-tensors")
+        write("haiku", recipe, [text.ids for text in calibration], tmp_path / method)
+    nearest, gptq, awq = (compared(base, tmp_path / name, held_out).kl.value for name in ("rtn", "gptq", "awq"))
+    assert gptq < 0.8 * nearest and awq < 0.9 * nearest
 
 
 def test_what_cannot_be_rounded_is_named(tmp_path: Path) -> None:
@@ -144,3 +196,14 @@ def test_a_changed_model_is_not_gone_on_with(tmp_path: Path) -> None:
     os.utime(model / "model.safetensors", (1, 1))
     with pytest.raises(ConfigurationError, match="another run's"):
         next(quantize_model(checkpoint, declaration, recipe, [], tmp_path / "out"))
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "smoothquant", "mixed"])
+def test_inputs_that_are_not_finite_are_named(tmp_path: Path, method: str) -> None:
+    broken = checkpoints.make("llama", tmp_path / "model", num_key_value_heads=2, head_dim=32)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.layers.1.input_layernorm.weight"][3] = torch.inf
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    recipe = Recipe(method, Grid(4, 32), "compressed-tensors", average_bits=3.5 if method == "mixed" else None)
+    with pytest.raises(ConfigurationError, match=r"layers\.1\.self_attn\.qkv_proj.* not all finite"):
+        write(broken, recipe, TEXTS, tmp_path / "out")

@@ -9,11 +9,14 @@ import context_cost
 import pytest
 from context_cost import Cost
 
-from penstock import SamplingParams
+from penstock import LLM, SamplingParams
+from penstock.kernels.program import Program
 
 
 class Engine:
     """Keeps all prompts cached, unless `forgets`; a clock that its calls move."""
+
+    vocab_size = 1000
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, forgets: bool = False) -> None:
         self.calls: list[tuple[int, int, int | None]] = []
@@ -63,3 +66,16 @@ def test_the_plot_is_the_same_for_the_same_figures(tmp_path: Path) -> None:
         context_cost.draw(costs, "Costs", tmp_path / name)
     assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
     assert "batch 4" in (tmp_path / "a.svg").read_text()
+
+
+def test_contexts_of_a_real_engine_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("haiku", speculative="off", max_num_seqs=4)
+
+    def computed(*_: object) -> None:
+        raise AssertionError("a context was computed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Program, "results", computed)
+        prompts = context_cost.build_contexts(llm, 2, 64)
+    found = llm.generate(prompts, SamplingParams(max_tokens=1))
+    assert all(output.cached_tokens >= 48 for output in found)

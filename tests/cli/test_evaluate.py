@@ -34,6 +34,9 @@ def test_rounding_costs_the_bundled_model_little(penstock_here: Run, tmp_path: P
         "12",
         "--max-perplexity",
         "1.1",
+        "--answers",
+        "16",
+        "--speed",
     )
     done = penstock_here("evaluate", *asked, "--json", str(file), "--plots", str(tmp_path / "plots"))
     assert done.returncode == 0, done.stderr
@@ -45,6 +48,14 @@ def test_rounding_costs_the_bundled_model_little(penstock_here: Run, tmp_path: P
     assert (
         found["haiku@int4"]["weight_bytes"] < found["haiku@int8"]["weight_bytes"] < found["haiku@none"]["weight_bytes"]
     )
+    for name in ("haiku@none", "haiku@int4"):
+        served = found[name]["served"]
+        assert {task: len(right) for task, right in served["right"].items()} == {"5-7-5": 16, "JSON": 16, "sums": 16}
+        assert sum(served["right"]["JSON"]) >= 14
+        assert [each["batch_size"] for each in served["speed"]] == [1, 16]
+        single, batched = served["speed"]
+        assert single["decode_tokens_per_second"] < batched["decode_tokens_per_second"] < 1e5
+        assert 100 < batched["prefill_tokens_per_second"] < 1e6
     assert "haiku@int4 passes" in done.stdout and (tmp_path / "plots" / "quality.svg").exists()
 
 
@@ -99,3 +110,10 @@ def test_models_of_other_vocabularies(penstock_here: Run, tmp_path: Path) -> Non
     other = checkpoints.make("llama", tmp_path / "other")
     done = penstock_here("evaluate", "haiku", str(other), "--texts", "2")
     assert "one vocabulary" in done.stderr
+
+
+def test_what_is_refused_before_anything_is_measured(penstock_here: Run) -> None:
+    done = penstock_here("evaluate", "haiku", "haiku@int4", "--answers", "3")
+    assert done.returncode != 0 and "too few to tell a loss from chance" in done.stderr
+    done = penstock_here("evaluate", "haiku", "haiku@kv=int3", "--texts", "1")
+    assert done.returncode != 0 and "--kv-cache-dtype int3 is not one of auto, int8, fp8" in done.stderr

@@ -37,6 +37,12 @@ def test_a_checkpoint_is_written_and_compared(model: Path, penstock_here: Run, t
     ("arguments", "says"),
     [
         (("--method", "magic"), "rtn, gptq"),
+        (("--bits", "3.5"), "only --method mixed"),
+        (("--method", "mixed"), "an average from 2 to 8"),
+        (("--method", "magic", "--bits", "3.5"), "rtn, gptq"),
+        (("--method", "fp8", "--bits", "4"), "no use for --bits"),
+        (("--method", "awq", "--damping", "0.1"), "no use for --damping"),
+        (("--method", "rtn", "--samples", "3", "--group-size", "32"), "leave --samples out"),
         (("--format", "exl2"), "compressed-tensors, gptq, awq"),
         (("--group-size", "48"), "groups of 48"),
         (("--sample-len", "2", "--group-size", "32"), "no calibration texts"),

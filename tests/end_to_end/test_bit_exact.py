@@ -22,12 +22,17 @@ MODES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"quantization": "int8"},
     "int4": {"quantization": "int4"},
+    "int8 cache": {"kv_cache_dtype": "int8"},
+    "fp8 cache": {"kv_cache_dtype": "fp8", "dtype": "float32", "speculative": "off"},
 }
 VOCABULARY = 4096
 OUTPUT = 40
 POOLINGS = ("last", "mean")
-# Of 16 tokens in 8 layers: keys and values of 2 heads of 64 in bfloat16.
-BLOCK_BYTES = 16 * 8 * 2 * 2 * 64 * 2
+# Of 16 tokens in 8 layers: keys and values of 2 heads of 64 in bfloat16, in float32, or in bytes with a scale.
+BLOCK_BYTES = {
+    mode: 16 * 8 * 2 * 2 * (64 + 4 if "kv_cache_dtype" in options else 64 * (4 if mode == "float32" else 2))
+    for mode, options in MODES.items()
+}
 
 
 def prompt(rng: random.Random, length: int) -> dict[str, list[int]]:
@@ -114,7 +119,7 @@ def test_the_avx2_kernels_keep_the_promise_too(mode: str) -> None:
 def test_preemption_changes_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
     """A pool that holds the short prompts when they begin, but not what they become."""
     short = [index for index, (subject, _) in enumerate(itertools.product(SUBJECTS, PARAMS)) if subject != SUBJECTS[1]]
-    block = BLOCK_BYTES * (2 if mode == "float32" else 1)
+    block = BLOCK_BYTES[mode]
     llm = engine(mode, kv_cache_memory=10 * block, max_model_len=96)
     prompts, params = subjects()
     found = bits(llm.generate([prompts[index] for index in short], [params[index] for index in short]))
@@ -174,7 +179,7 @@ def test_vectors_are_the_same_bits_however_they_are_computed(mode: str) -> None:
     single = engine(mode)
     expected = {pooling: [single.embed([subject], pooling)[0] for subject in SUBJECTS] for pooling in POOLINGS}
     assert expected["last"] != expected["mean"]
-    block = BLOCK_BYTES * (2 if mode == "float32" else 1)
+    block = BLOCK_BYTES[mode]
     for options in (
         {"long_prefill_token_threshold": 1},
         {"long_prefill_token_threshold": 7, "threads": 2},

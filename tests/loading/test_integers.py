@@ -25,9 +25,9 @@ from support.stepping import all_logits, make_stepper
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 OWN = PackedWeights("own", "own")
-KEPT = ("gptq 2", "gptq 4", "gptq 3, v2", "gptq without order", "awq", "packed 4", "packed 3")
+KEPT = ("gptq 2", "gptq 4", "gptq 3, v2", "gptq without order", "awq", "packed 4", "packed 3", "packed 8", "int8 rows")
 GGUF = ("Q4_0", "Q4_0 tied", "Q8_0", "Q4_K", "Q4_K tied", "Q6_K")
-NUMBERS = ("gptq 8", "gptq act-order", "int8 groups", "fp8 rows", "nf4")
+NUMBERS = ("gptq 8", "gptq act-order", "packed 8, zeros", "int8 groups", "fp8 rows", "nf4")
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
 
 
@@ -76,7 +76,7 @@ def test_what_the_kernels_do_not_take_becomes_numbers(tmp_path: Path, layout: st
     assert {weight.format for weight in weights.values() if isinstance(weight, NativeLinear)} == {"float32"}
 
 
-@pytest.mark.parametrize("layout", ("gptq 4", "packed 4", "Q4_0", "Q8_0", "Q4_K", "Q6_K"))
+@pytest.mark.parametrize("layout", ("gptq 4", "packed 4", "packed 8", "int8 rows", "Q4_0", "Q8_0", "Q4_K", "Q6_K"))
 def test_logits_are_near_those_of_the_numbers(tmp_path: Path, layout: str) -> None:
     """They differ by the rounding of activations to 8 bits only."""
     path = model(layout, tmp_path)
@@ -86,7 +86,7 @@ def test_logits_are_near_those_of_the_numbers(tmp_path: Path, layout: str) -> No
     assert 0 < (found - expected).norm() < 0.1 * expected.norm()
 
 
-@pytest.mark.parametrize("layout", ("gptq 4", "packed 3", "Q4_0", "Q4_K"))
+@pytest.mark.parametrize("layout", ("gptq 4", "packed 3", "packed 8", "int8 rows", "Q4_0", "Q4_K"))
 def test_they_are_kept_for_the_next_start(tmp_path: Path, layout: str) -> None:
     checkpoint = open_checkpoint(model(layout, tmp_path))
     declaration = declare(checkpoint.config)

@@ -12,6 +12,7 @@ from penstock.kernels.cases import Case
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import pack_dense
 from penstock.kernels.dispatch import Binding, FusedStep, Fusible, Implementation, Kernel, StepState
+from penstock.kernels.kv_bytes import kind_of, raw, to_bytes
 from penstock.kernels.packing import Weight, pack_linear, packing_obstacle
 from penstock.kernels.signature import Attention, SelectRows
 from penstock.kernels.tape import Value
@@ -19,6 +20,8 @@ from support.layouts import slots_of, stored
 from support.stepping import ShuffledStorage
 
 BLOCK_SIZE = 16
+# Of a layer's planes, where scales are as they are for either.
+_KINDS = ("key", "value", "scale", "scale")
 PACKING: dict[str, Callable[[Tensor], Weight]] = {"native": pack_dense, "onednn_packed": pack_linear}
 
 
@@ -34,13 +37,13 @@ class Run:
     """An operation's inputs, and what it made of them and of the planes."""
 
     outputs: tuple[Tensor, ...]
-    planes: tuple[Tensor, Tensor]
+    planes: tuple[Tensor, ...]
 
 
 class Bench:
     """The inputs of a case in `dtype`, the same for every implementation."""
 
-    def __init__(self, case: Case, dtype: torch.dtype) -> None:
+    def __init__(self, case: Case, dtype: torch.dtype, kept: str = "auto") -> None:
         self.case, self.dtype = case, dtype
         generator = torch.Generator().manual_seed(len(case.name))
         self.inputs = [self._normal((case.tokens, width), generator) for width in case.widths]
@@ -49,7 +52,7 @@ class Bench:
             (sum(context for _, context in case.rows), 2, case.kv.kv_heads, case.kv.head_dim), generator
         )
         longest = max(context for _, context in case.rows)
-        self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE)
+        self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE, kept=kept)
 
     def run(self, implementation: Implementation, *, reusable: bool = True, only: int | None = None) -> Run:
         """Carry the operation out, its matrices packed as it wants; with `only`, for that row of the batch alone."""
@@ -72,9 +75,11 @@ class Bench:
         if not reusable:
             for value, given in zip(inputs, self.inputs, strict=True):
                 assert torch.equal(value, given[tokens]), "an input that is needed afterwards was overwritten"
-        keys, values = self.storage.planes(0)
-        planes = slots_of(keys, "key", self.storage.layout), slots_of(values, "value", self.storage.layout)
-        return Run(tuple(output.clone() for output in outputs), (planes[0].clone(), planes[1].clone()))
+        planes = tuple(
+            slots_of(raw(plane), kind, self.storage.layout, self.dtype.itemsize).clone()
+            for plane, kind in zip(self.storage.planes(0), _KINDS, strict=False)
+        )
+        return Run(tuple(output.clone() for output in outputs), planes)
 
     def _kernel(self, prepared: Kernel | Fusible) -> Kernel:
         """What an implementation made of the operation; a part of a fused kernel becomes one of its own."""
@@ -93,12 +98,10 @@ class Bench:
     def _fill_planes(self) -> None:
         """Every row's context into its blocks; what nobody owns holds NaN."""
         planes = self.storage.planes(0)
-        for plane in planes:
-            plane.fill_(torch.nan)
+        keys, values = (torch.full(planes[0].shape, torch.nan, dtype=self.dtype) for _ in "kv")
         for row, (_, context) in enumerate(self.case.rows):
-            for block in self.storage.tables[0][row, : -(-context // BLOCK_SIZE)].tolist():
-                self.storage.own(0, block)
-        keys, values = (plane.clone() for plane in planes)
+            slots = self._slots(row, range(-(-context // BLOCK_SIZE) * BLOCK_SIZE))
+            keys[slots], values[slots] = 0, 0
         first = 0
         for row, (_, context) in enumerate(self.case.rows):
             slots = self._slots(row, range(context))
@@ -106,8 +109,12 @@ class Bench:
             first += context
         if isinstance(self.case.operation, Attention):
             self._write_own(keys, values)
-        planes[0].copy_(stored(keys, "key", self.storage.layout))
-        planes[1].copy_(stored(values, "value", self.storage.layout))
+        found = [keys, values]
+        if kind_of(planes) != "plain":
+            pairs = [to_bytes(heads, planes[0].dtype) for heads in found]
+            found = [raw(pair[part]) for part in (0, 1) for pair in pairs]
+        for plane, slots, kind in zip(planes, found, _KINDS, strict=False):
+            raw(plane).copy_(stored(slots, kind, self.storage.layout, self.dtype.itemsize))
 
     def _write_own(self, keys: Tensor, values: Tensor) -> None:
         """The step's own keys and values, which are written before attention reads them."""

@@ -79,17 +79,19 @@ def awq(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {f"{module}.{name}": tensor for name, tensor in tensors.items()}, numbers(integers, scales, zeros, order)
 
 
-def packed(bits: int, *, symmetric: bool, ordered: bool = False) -> Layout:
+def packed(
+    bits: int, *, symmetric: bool, ordered: bool = False, group: int = GROUP, scale: torch.dtype = torch.bfloat16
+) -> Layout:
     """compressed-tensors' pack-quantized."""
 
     def pack(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        order = torch.arange(weight.shape[1]) // GROUP
+        order = torch.arange(weight.shape[1]) // group
         if ordered:
             order = order.flip(0)
         integers, scales, zeros = rounded(weight, bits, order)
         if symmetric:
             zeros.fill_(1 << (bits - 1))
-        tensors = {"weight_packed": stream(integers, bits), "weight_scale": scales.to(torch.bfloat16)}
+        tensors = {"weight_packed": stream(integers, bits), "weight_scale": scales.to(scale)}
         tensors["weight_shape"] = torch.tensor(weight.shape)
         if not symmetric:
             tensors["weight_zero_point"] = stream(zeros.T, bits).T.contiguous()
@@ -177,6 +179,8 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
     "awq": (awq, {"quant_method": "awq", "version": "gemm"}),
     "packed 4": (packed(4, symmetric=True), COMPRESSED),
     "packed 3": (packed(3, symmetric=False), COMPRESSED),
+    "packed 8": (packed(8, symmetric=True, group=32, scale=torch.float16), COMPRESSED),
+    "packed 8, zeros": (packed(8, symmetric=False, group=32, scale=torch.float16), COMPRESSED),
     "packed 4, act-order": (packed(4, symmetric=False, ordered=True), COMPRESSED),
     "int8 rows": (scaled(torch.int8, "outputs"), {**COMPRESSED, "format": "int-quantized"}),
     "int8 groups": (scaled(torch.int8, "groups"), {**COMPRESSED, "format": "int-quantized"}),

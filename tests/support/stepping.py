@@ -8,17 +8,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.kv import LayerKV, Plane, build_kv_spec
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.operations import NATIVE, kv_layout
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher, Implementation, KVLayout
+from penstock.kernels.kv_bytes import raw
 from penstock.kernels.program import Program, compile_program
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
+from penstock.runtime.storage import TORCH_DTYPES
 
 
 class ShuffledStorage:
@@ -32,15 +34,16 @@ class ShuffledStorage:
         rows: int,
         block_size: int = 16,
         layout: KVLayout = "slots",
+        kept: str = "auto",
     ) -> None:
         self.block_size = block_size
         self.layout = layout
-        self.spec = build_kv_spec(layers, str(dtype).removeprefix("torch."), block_size)
+        self.spec = build_kv_spec(layers, str(dtype).removeprefix("torch."), block_size, kept)
         self._group = {layer: index for index, group in enumerate(self.spec.groups) for layer in group.layers}
         per_row = -(-tokens // block_size)
         self._num_blocks = rows * per_row + 1
-        shape = (self._num_blocks * block_size, layers[0].kv_heads, layers[0].head_dim)
-        self._planes = [tuple(torch.full(shape, torch.nan, dtype=dtype) for _ in "kv") for _ in layers]
+        slots = self._num_blocks * block_size
+        self._planes = [tuple(_spoiled(slots, plane) for plane in self.spec.planes) for _ in layers]
         order = random.Random(0)
         self.tables = []
         for _ in self.spec.groups:
@@ -48,7 +51,7 @@ class ShuffledStorage:
             order.shuffle(blocks)
             self.tables.append(torch.tensor(blocks, dtype=torch.int32).view(rows, per_row))
 
-    def planes(self, layer: int) -> tuple[Tensor, Tensor]:
+    def planes(self, layer: int) -> tuple[Tensor, ...]:
         return self._planes[layer]
 
     def group_of(self, layer: int) -> int:
@@ -58,7 +61,15 @@ class ShuffledStorage:
         """Clear a block when a row takes it."""
         for layer in self.spec.groups[group].layers:
             for plane in self._planes[layer]:
-                plane[block * self.block_size : (block + 1) * self.block_size] = 0
+                raw(plane)[block * self.block_size : (block + 1) * self.block_size] = 0
+
+
+def _spoiled(slots: int, plane: Plane) -> Tensor:
+    """A plane full of NaN; what bytes there are in it has scales of NaN."""
+    made = torch.zeros((slots, *plane.shape), dtype=TORCH_DTYPES[plane.dtype])
+    if made.itemsize > 1:
+        made.fill_(torch.nan)
+    return made
 
 
 @dataclass

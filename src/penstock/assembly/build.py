@@ -12,6 +12,7 @@ from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.load import load
 from penstock.assembly.prepare import eos_token_ids
 from penstock.assembly.speculation import STATES, make_proposer
+from penstock.assembly.storage import layout_for
 from penstock.assembly.tokenizers import tokenizer_in
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
@@ -23,7 +24,6 @@ from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cpu.native import OBSTACLE, native
-from penstock.kernels.cpu.operations import kv_layout
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
@@ -79,6 +79,8 @@ def build_engine(
     dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     declaration = declare(checkpoint.config)
+    # Before anything is loaded: it may not be possible.
+    layout = layout_for(config.cache.spec, dtype)
     loaded = load(config.model, checkpoint, declaration, progress)
     if OBSTACLE is None:
         # What is left to torch is too little to share out, and its threads would take cores from the native ones.
@@ -91,7 +93,7 @@ def build_engine(
     limits, scratch = config.scheduler, 0
     if limits.draft_width:
         scratch = blocks_of_branches(limits.draft_depth, spec.block_size, len(spec.groups))
-    storage = KVStorage(spec, config.cache.num_blocks + scratch, kv_layout(spec, dtype))
+    storage = KVStorage(spec, config.cache.num_blocks + scratch, layout)
 
     states: States = "none"
     if config.speculation is not None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.assembly.storage import storage_for
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.cpu.operations import kv_layout
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
@@ -58,7 +58,7 @@ class BlockRunner:
     def for_texts(cls, declaration: ModelDeclaration, longest: int, dtype: torch.dtype) -> "BlockRunner":
         """For texts of at most so many tokens."""
         spec = build_kv_spec(declaration.kv_layers, str(dtype).removeprefix("torch."), BLOCK_SIZE)
-        return cls(declaration, KVStorage(spec, -(-longest // BLOCK_SIZE) + 1, kv_layout(spec, dtype)), dtype)
+        return cls(declaration, storage_for(spec, -(-longest // BLOCK_SIZE) + 1, dtype), dtype)
 
     def embed(self, weights: dict[str, Weight], texts: Sequence[list[int]]) -> list[Tensor]:
         """The states [tokens, width] of all texts before the first block."""
@@ -93,6 +93,12 @@ class BlockRunner:
                 for name, value in tape.read.items():
                     observe(name, found[value])
             yield after.to(self.dtype)
+
+    def logits(self, weights: dict[str, Weight], texts: Sequence[list[int]]) -> Iterator[Tensor]:
+        """The whole model's, [tokens, vocabulary] in float32, text by text."""
+        program = self._compile(self.declaration.record(), weights)
+        for ids in texts:
+            yield program.run(self._batch(ids)).float()
 
     def _compile(self, tape: Tape, weights: dict[str, Weight]) -> Program:
         return compile_program(tape, weights, self.storage, self.dtype, Dispatcher(IMPLEMENTATIONS))

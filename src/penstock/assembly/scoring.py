@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from penstock.assembly.prepare import prepare
+from penstock.assembly.storage import storage_for
 from penstock.assembly.tokenizers import tokenizer_in
 from penstock.bundled.corpus.generator import calibration
 from penstock.core.config import BLOCK_SIZE, EngineOptions
 from penstock.core.errors import ConfigurationError, RequestError, TokenizerError
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.cpu.operations import kv_layout
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
@@ -22,7 +22,7 @@ from penstock.kernels.packing import PackedLinear, Weight
 from penstock.kernels.program import compile_program
 from penstock.loading.packing import packing_of
 from penstock.loading.weights import load_weights
-from penstock.runtime.storage import TORCH_DTYPES, KVStorage
+from penstock.runtime.storage import TORCH_DTYPES
 from penstock.text.chat_template import ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer
 
@@ -66,8 +66,8 @@ class Scorer:
         dtype = TORCH_DTYPES[self.dtype]
         weights = load_weights(prepared.checkpoint, declaration, dtype, packing=packing_of(config.model, declaration))
         self.weight_bytes = _bytes_of(weights.values())
-        spec = build_kv_spec(declaration.kv_layers, self.dtype, BLOCK_SIZE)
-        storage = KVStorage(spec, -(-longest // BLOCK_SIZE) + 1, kv_layout(spec, dtype))
+        spec = build_kv_spec(declaration.kv_layers, self.dtype, BLOCK_SIZE, options.kv_cache_dtype)
+        storage = storage_for(spec, -(-longest // BLOCK_SIZE) + 1, dtype)
         self._groups = len(spec.groups)
         self._program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
 

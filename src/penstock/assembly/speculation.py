@@ -6,9 +6,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from penstock.assembly.load import load
+from penstock.assembly.storage import storage_for
 from penstock.core.config import EngineConfig
 from penstock.core.speculation import DraftModelConfig, SpeculationConfig
-from penstock.kernels.cpu.operations import kv_layout
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
@@ -88,7 +88,7 @@ def _draft_model(
     declaration = declare(checkpoint.config)
     loaded = load(model, checkpoint, declaration, lambda done, all: None)
     assert draft.spec is not None, "a model has layers"
-    storage = KVStorage(draft.spec, config.cache.num_blocks, kv_layout(draft.spec, dtype))
+    storage = storage_for(draft.spec, config.cache.num_blocks, dtype)
     program = compile_program(declaration.record(), loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
     # Its layers use the first group's tables, in which a whole context stands.
     decode = _decode(program, declaration.vocab_size, rejects and tells)
@@ -113,7 +113,7 @@ def _heads(
     tape = Tape()
     heads.record(tape)
     if draft.spec is not None:
-        storage = KVStorage(draft.spec, config.cache.num_blocks, kv_layout(draft.spec, dtype))
+        storage = storage_for(draft.spec, config.cache.num_blocks, dtype)
     program = compile_program(tape, {**weights, **own}, storage, dtype, Dispatcher(IMPLEMENTATIONS))
     if kind == "medusa":
         return MedusaProposer(program, Sampler(heads.vocab_size), rejects=rejects)

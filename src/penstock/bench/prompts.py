@@ -5,13 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
+from penstock.bundled.corpus.turns import POEM_TASKS
 from penstock.core.errors import ConfigurationError
 
 Encode = Callable[[Sequence[Mapping[str, Any]]], list[int]]
 
 # By what their last answer is: a poem, one quoted or edited, an object in JSON.
 _TASKS = {
-    "chat": frozenset(("haiku", "another", "titled", "change")),
+    "chat": POEM_TASKS,
     "quote": frozenset(("repeat_line", "repeat_poem", "repeat_about", "replace")),
     "json": frozenset(("json", "to_json")),
 }

@@ -10,14 +10,17 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.assembly.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations, windows
+from penstock.bench.answers import FEWEST_ANSWERS, is_worse
 from penstock.bench.drawing import check_plots
 from penstock.bench.quality_plot import draw_quality
 from penstock.cli.files import check_writable, read_text
+from penstock.cli.serving_figures import Asked, Served, served_figures
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.quantization.quality import Comparison, Estimate, Quality
 
 _ROUNDED = ("none", "int8", "int4")
+_KV = "kv="
 _WIDTH = 140
 
 
@@ -38,6 +41,7 @@ class Judged:
     weights: str
     weight_bytes: int
     quality: Quality
+    served: Served | None
     failures: tuple[str, ...]
 
 
@@ -48,16 +52,24 @@ def run_evaluate(
     texts: int,
     context: int,
     bounds: Bounds,
+    serving: Asked,
     dtype: str,
     json_file: Path | None,
     plots: Path | None,
     options: dict[str, Any],
 ) -> int:
-    """Measure, show, write and draw; 1 where a candidate does not pass. Raises ConfigurationError, StartupError."""
+    """Measure, show, write and draw; 1 where a candidate does not pass. Raises ConfigurationError, StartupError.
+
+    Answers and speed are those of models as they would be served, the base in its own precision.
+    """
     if json_file is not None:
         check_writable(json_file)
     if plots is not None:
         check_plots(plots)
+    if 0 < serving.answers < FEWEST_ANSWERS:
+        raise ConfigurationError(
+            f"--answers {serving.answers} are too few to tell a loss from chance; ask for {FEWEST_ANSWERS} at least."
+        )
     asked = [_options(candidate, {**options, "dtype": dtype}) for candidate in candidates]
     reference = Scorer(EngineOptions(model=base, dtype="float32", quantization="none", **options), context)
     if text is None:
@@ -71,16 +83,34 @@ def run_evaluate(
     # A narrower table would cut its headings.
     console = Console(width=max(_WIDTH, Console().width))
     found = []
+    own = None
+    if serving.answers or serving.speed:
+        with console.status(f"serving {base}"):
+            own = served_figures(EngineOptions(model=base, dtype=dtype, **options), serving)
     for name, each in zip(candidates, asked, strict=True):
         with console.status(f"comparing {name}"):
-            found.append(_judge(name, reference, Scorer(each, context), read, bounds))
+            quality, candidate = _compared(name, reference, each, context, read)
+        served = None
+        if own is not None:
+            with console.status(f"serving {name}"):
+                served = served_figures(each, serving)
+        failures = [*_failures(quality, bounds), *_lost_answers(own, served)]
+        found.append(Judged(name, *candidate, quality, served, tuple(failures)))
     console.print(_summary(base, reference, found))
     console.print(_by_difficulty(found))
+    if own is not None:
+        console.print(_as_served(base, own, found))
     for judged in found:
         verdict = "passes." if not judged.failures else f"does not pass. {' '.join(judged.failures)}"
         console.print(f"{judged.name} {verdict}", highlight=False, markup=False, soft_wrap=True)
     if json_file is not None:
-        content = {"base": base, "bounds": bounds, "base_weight_bytes": reference.weight_bytes, "candidates": found}
+        content = {
+            "base": base,
+            "bounds": bounds,
+            "base_weight_bytes": reference.weight_bytes,
+            "base_served": own,
+            "candidates": found,
+        }
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
     if plots is not None:
         console.print(
@@ -90,15 +120,24 @@ def run_evaluate(
 
 
 def _options(candidate: str, options: dict[str, Any]) -> EngineOptions:
-    """A model, with @ and what its weights are rounded to where they are, and behind / the head if otherwise."""
-    model, at, rounded = candidate.rpartition("@")
-    body, _, head = rounded.partition("/")
-    if not at or body not in _ROUNDED:
+    """A model, and behind @ what its weights are rounded to (behind / the head), kv= and the cache's type, or both."""
+    model, at, said = candidate.rpartition("@")
+    parts = said.split(",")
+    kv = [part.removeprefix(_KV) for part in parts if part.startswith(_KV)]
+    rounded = [part.partition("/") for part in parts if not part.startswith(_KV)]
+    if not at or len(kv) > 1 or len(rounded) > 1 or any(body not in _ROUNDED for body, _, _ in rounded):
         return EngineOptions(model=candidate, **options)
-    return EngineOptions(model=model, quantization=body, quantize_head=head or None, **options)
+    changes: dict[str, Any] = {"kv_cache_dtype": kv[0]} if kv else {}
+    for body, _, head in rounded:
+        changes |= {"quantization": body, "quantize_head": head or None}
+    return EngineOptions(model=model, **{**options, **changes})
 
 
-def _judge(name: str, reference: Scorer, candidate: Scorer, texts: Sequence[ScoredText], bounds: Bounds) -> Judged:
+def _compared(
+    name: str, reference: Scorer, options: EngineOptions, context: int, texts: Sequence[ScoredText]
+) -> tuple[Quality, tuple[str, int]]:
+    """A candidate's quality, and what its weights are and take."""
+    candidate = Scorer(options, context)
     if candidate.vocab_size != reference.vocab_size:
         raise ConfigurationError(
             f"{name} has {candidate.vocab_size} tokens and {reference.name} {reference.vocab_size}: only models of one "
@@ -110,9 +149,16 @@ def _judge(name: str, reference: Scorer, candidate: Scorer, texts: Sequence[Scor
         at = text.compared.nonzero()[:, 0] - 1
         following = text.compared.new_tensor(text.ids, dtype=at.dtype)[text.compared]
         comparison.add(reference.logits(text.ids)[at], candidate.logits(text.ids)[at], following)
-    quality = comparison.result()
     weights = candidate.dtype if candidate.quantization == "none" else candidate.quantization
-    return Judged(name, weights, candidate.weight_bytes, quality, tuple(_failures(quality, bounds)))
+    return comparison.result(), (weights, candidate.weight_bytes)
+
+
+def _lost_answers(base: Served | None, candidate: Served | None) -> Iterator[str]:
+    if base is None or candidate is None:
+        return
+    for task, right in base.right.items():
+        if is_worse(right, candidate.right[task]):
+            yield f"It answers {sum(candidate.right[task])} of {len(right)} {task} right, the base {sum(right)}."
 
 
 def _failures(quality: Quality, bounds: Bounds) -> Iterator[str]:
@@ -123,6 +169,7 @@ def _failures(quality: Quality, bounds: Bounds) -> Iterator[str]:
         yield f"Its top token is the same at {quality.same_top.value:.2%}, below --min-same-top {bounds.same_top:.2%}."
     where = [("all positions", quality.perplexity_ratio)]
     where += [(f"the {stratum.name} third", stratum.perplexity_ratio) for stratum in quality.strata]
+    where.append(("the last quarter of each text", quality.late.perplexity_ratio))
     for name, ratio in where:
         if not ratio.value <= bounds.perplexity_ratio:
             yield (
@@ -166,13 +213,30 @@ def _summary(base: str, reference: Scorer, found: Sequence[Judged]) -> Table:
 
 
 def _by_difficulty(found: Sequence[Judged]) -> Table:
-    table = Table(title="by how sure the base is of what follows, in thirds")
-    for heading in ("candidate", "third", "positions", "perplexity, ratio", "KL, nats", "same top"):
-        table.add_column(heading, justify="left" if heading in ("candidate", "third") else "right")
+    table = Table(title="by how sure the base is of what follows, in thirds; and the last quarter of each text")
+    for heading in ("candidate", "where", "positions", "perplexity, ratio", "KL, nats", "same top"):
+        table.add_column(heading, justify="left" if heading in ("candidate", "where") else "right")
     for judged in found:
-        for stratum in judged.quality.strata:
+        for stratum in (*judged.quality.strata, judged.quality.late):
             ratio, kl, same = _shown(stratum.perplexity_ratio, 4), _shown(stratum.kl, 5), _shown(stratum.same_top, 4)
             table.add_row(judged.name, stratum.name, f"{stratum.positions:,}", ratio, kl, same)
+    return table
+
+
+def _as_served(base: str, own: Served, found: Sequence[Judged]) -> Table:
+    table = Table(title="as served: right answers, and tokens a second")
+    table.add_column("model")
+    for task in own.right:
+        table.add_column(task, justify="right")
+    for figures in own.speed:
+        table.add_column(f"prefill, batch {figures.batch_size}", justify="right")
+        table.add_column(f"decode, batch {figures.batch_size}", justify="right")
+    for name, served in [(base, own), *((judged.name, judged.served) for judged in found)]:
+        assert served is not None
+        cells = [f"{sum(right)} of {len(right)}" for right in served.right.values()]
+        for figures in served.speed:
+            cells += [f"{figures.prefill_tokens_per_second:,.0f}", f"{figures.decode_tokens_per_second:,.1f}"]
+        table.add_row(name, *cells)
     return table
 
 

@@ -269,7 +269,10 @@ def evaluate(
     base: Annotated[str, typer.Argument(help="The model that others are compared with, in float32.")],
     candidates: Annotated[
         list[str],
-        typer.Argument(help="Models to compare with it; MODEL@int8, MODEL@int4 or MODEL@int4/int8 (head) round first."),
+        typer.Argument(
+            help="Models to compare with it; MODEL@int8, MODEL@int4 or MODEL@int4/int8 (head) round first, "
+            "MODEL@kv=int8 its cache."
+        ),
     ],
     text: Annotated[
         Path | None, typer.Option(help="A text to compare them on; without it, conversations of the calibration set.")
@@ -281,6 +284,11 @@ def evaluate(
     max_perplexity: Annotated[
         float, typer.Option(help="Passes: perplexity against the base's at most, in each third of the positions too.")
     ] = 1.02,
+    answers: Annotated[
+        int,
+        typer.Option(help="Questions to ask of each of the bundled models' tasks: 5-7-5, JSON, sums.", min=0),
+    ] = 0,
+    speed: Annotated[bool, typer.Option("--speed", help="Measure prefill and decode at batch 1 and 16.")] = False,
     dtype: options.Dtype = "auto",
     threads: options.Threads = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
@@ -288,10 +296,13 @@ def evaluate(
 ) -> None:
     """What smaller weights cost a model in quality; exits with 1 where a candidate does not pass."""
     from penstock.cli.evaluate import Bounds, run_evaluate
+    from penstock.cli.serving_figures import Asked
 
-    bounds = Bounds(max_kl, min_same_top, max_perplexity)
+    bounds, serving = Bounds(max_kl, min_same_top, max_perplexity), Asked(answers, speed)
     computing = {"threads": threads, "speculative": "off"}
-    raise typer.Exit(run_evaluate(base, candidates, text, texts, context, bounds, dtype, json_file, plots, computing))
+    raise typer.Exit(
+        run_evaluate(base, candidates, text, texts, context, bounds, serving, dtype, json_file, plots, computing)
+    )
 
 
 @app.command()
@@ -300,33 +311,56 @@ def quantize(
         str, typer.Argument(help="The checkpoint to make smaller: a directory, or a hub or bundled name.")
     ],
     out: Annotated[Path, typer.Option(help="Directory to write; a run that was interrupted goes on in its own.")],
-    method: Annotated[str, typer.Option(help="rtn rounds to the nearest; gptq by calibration texts.")] = "gptq",
-    bits: Annotated[int, typer.Option(help="Of a weight.", min=2, max=8)] = 4,
-    group_size: Annotated[int, typer.Option(help="Inputs that share a scale; 0: all.", min=0)] = 128,
+    method: Annotated[
+        str,
+        typer.Option(
+            help="rtn rounds to the nearest; gptq and awq by calibration texts; mixed as gptq, with a width for each "
+            "projection; smoothquant and fp8 have a byte for each weight."
+        ),
+    ] = "gptq",
+    bits: Annotated[
+        float | None, typer.Option(help="Of a weight: 2, 3, 4 or 8, 4 by default; with mixed the average.")
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="Inputs that share a scale; 0: all. 128 by default.", min=0)
+    ] = None,
     format_: Annotated[
         str, typer.Option("--format", help="compressed-tensors, gptq or awq: how it is stored.")
     ] = "compressed-tensors",
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give each group a zero of its own.")] = False,
     search: Annotated[
-        bool, typer.Option(help="Scales of the least squared error, instead of those that hold all weights.")
+        bool, typer.Option(help="Scales of the least error, instead of those that hold all weights.")
     ] = True,
     calibration: Annotated[
-        str, typer.Option(help="A text to calibrate with, or default: conversations of the calibration set.")
-    ] = "default",
-    samples: Annotated[int, typer.Option(help="Conversations, or windows of the text, at most.", min=1)] = 128,
-    sample_len: Annotated[int, typer.Option(help="Tokens of each at most.", min=2)] = 512,
-    damping: Annotated[float, typer.Option(help="gptq: share of the mean diagonal added to the Hessian.")] = 0.01,
-    act_order: Annotated[bool, typer.Option(help="gptq: begin with the inputs that matter most.")] = True,
+        str | None,
+        typer.Option(help="A text to calibrate with, or default: conversations of the calibration set, which it is."),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Conversations, or windows of the text, at most; 128 by default.", min=1)
+    ] = None,
+    sample_len: Annotated[int | None, typer.Option(help="Tokens of each at most; 512 by default.", min=2)] = None,
+    damping: Annotated[
+        float | None,
+        typer.Option(help="gptq, mixed: share of its mean added to the Hessian's diagonal; by default 0.01."),
+    ] = None,
+    act_order: Annotated[bool, typer.Option(help="gptq, mixed: begin with the inputs that matter most.")] = True,
     threads: options.Threads = None,
 ) -> None:
     """Write a checkpoint whose weights are rounded to few bits, which other engines read too."""
-    from penstock.assembly.quantize import Recipe
-    from penstock.cli.quantize import run_quantize
-    from penstock.quantization.rtn import Grid
+    from penstock.cli.quantize import Source, run_quantize
+    from penstock.quantization.recipe import make_recipe
 
-    grid = Grid(bits, group_size, symmetric=not asymmetric, searched=search)
-    recipe = Recipe(method, grid, format_, damping, act_order)
-    run_quantize(model, recipe, calibration, samples, sample_len, out, threads)
+    recipe = make_recipe(
+        method,
+        format_,
+        bits=bits,
+        group=group_size,
+        symmetric=not asymmetric,
+        searched=search,
+        damping=damping,
+        act_order=act_order,
+    )
+    run_quantize(model, recipe, Source(calibration, samples, sample_len), out, threads)
 
 
 @bench.command("serve")

@@ -42,6 +42,9 @@ TargetItl = Annotated[
     typer.Option(metavar="SECONDS", help="Inter-token latency to aim for: about how long a step may take."),
 ]
 KvCacheMemory = Annotated[str | None, typer.Option(help="Size of the KV pool, such as 4GiB or 500MB.")]
+KvCacheDtype = Annotated[
+    str, typer.Option(help="What keys and values are kept as: auto (as computed), int8 or fp8, in half the memory.")
+]
 PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of equal prefixes.")
 ]
@@ -238,6 +241,7 @@ class ModelOptions:
     long_prefill_token_threshold: LongPrefill = None
     target_itl: TargetItl = None
     kv_cache_memory: KvCacheMemory = None
+    kv_cache_dtype: KvCacheDtype = "auto"
     load_format: LoadFormat = "auto"
     threads: Threads = None
     instruction_set: InstructionSet = "auto"

@@ -1,30 +1,38 @@
 """`penstock quantize`: a checkpoint with smaller weights, for Penstock and for others."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penstock.assembly.prepare import prepare
-from penstock.assembly.quantize import METHODS, Recipe, check, quantize_model
+from penstock.assembly.quantize import Done, Measured, check, quantize_model
+from penstock.assembly.quantized_block import matrices
 from penstock.assembly.scoring import CALIBRATION_SEED, conversations, windows
 from penstock.cli.files import read_text
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
+from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.gguf import is_gguf
-from penstock.quantization.layouts import LAYOUTS
+from penstock.models.declaration import ModelDeclaration
+from penstock.quantization.recipe import Recipe
 
 DEFAULT = "default"
+_SAMPLES, _SAMPLE_LEN = 128, 512
 
 
-def run_quantize(
-    model: str, recipe: Recipe, calibration: str, samples: int, sample_len: int, out: Path, threads: int | None
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where calibration texts come from, as asked for."""
+
+    text: str | None
+    samples: int | None
+    sample_len: int | None
+
+
+def run_quantize(model: str, recipe: Recipe, source: Source, out: Path, threads: int | None) -> None:
     """Write the checkpoint, and tell of each block. Raises ConfigurationError, StartupError."""
-    if recipe.method not in METHODS:
-        raise ConfigurationError(f"--method {recipe.method} is not one of {', '.join(METHODS)}.")
-    if recipe.layout not in LAYOUTS:
-        raise ConfigurationError(f"--format {recipe.layout} is not one of {', '.join(LAYOUTS)}.")
     options = EngineOptions(model=model, threads=threads, speculative="off", quantization="none")
     prepared = prepare(options, api_beside=False)
     checkpoint, declaration = prepared.checkpoint, prepared.declaration
@@ -33,32 +41,24 @@ def run_quantize(
     if checkpoint.quantization:
         raise ConfigurationError(f"{model} is quantized already; give the checkpoint that it was made from.")
     check(checkpoint, declaration, recipe)
-    if sample_len > declaration.max_position_embeddings:
-        raise ConfigurationError(
-            f"--sample-len {sample_len} is beyond the {declaration.max_position_embeddings} positions that {model} was "
-            "made for."
-        )
     texts: list[list[int]] = []
-    if recipe.method != "rtn":
-        if calibration == DEFAULT:
-            found = conversations(checkpoint.path, declaration.vocab_size, sample_len, samples, seed=CALIBRATION_SEED)
-        else:
-            text = read_text(Path(calibration), "--calibration")
-            found = windows(checkpoint.path, declaration.vocab_size, text, sample_len, samples)
-        texts = [text.ids for text in found]
-        if not texts:
-            raise ConfigurationError(
-                f"There are no calibration texts in {calibration} with --sample-len {sample_len}; give longer ones."
-            )
+    if recipe.calibrated:
+        texts = _texts(checkpoint, declaration, source)
+    else:
+        given = {"calibration": source.text, "samples": source.samples, "sample-len": source.sample_len}
+        for name, value in given.items():
+            if value is not None:
+                raise ConfigurationError(f"--method {recipe.method} needs no texts; leave --{name} out.")
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
-        task = progress.add_task("blocks", total=len(declaration.decoder.blocks))
-        for done in quantize_model(checkpoint, declaration, recipe, texts, out):
-            errors = ", ".join(f"{name.split('.')[-2]} {error:.2e}" for name, error in done.error.items())
-            what = "was there already" if done.resumed else f"relative error of {_of(recipe)}: {errors}"
-            progress.console.print(f"block {done.block}: {what}", highlight=False, soft_wrap=True)
-            progress.advance(task)
+        blocks = declaration.decoder.blocks
+        projections = sum(len(matrices(block)) for block in blocks)
+        measuring = progress.add_task("widths", total=projections, visible=recipe.method == "mixed")
+        writing = progress.add_task("blocks", total=len(blocks))
+        for event in quantize_model(checkpoint, declaration, recipe, texts, out):
+            progress.console.print(_line(event, recipe), highlight=False, soft_wrap=True)
+            progress.advance(measuring if isinstance(event, Measured) else writing)
     console.print(
         f"Written: {out}; compare it with `penstock evaluate {model} {out}`.",
         highlight=False,
@@ -67,5 +67,36 @@ def run_quantize(
     )
 
 
-def _of(recipe: Recipe) -> str:
-    return "weights" if recipe.method == "rtn" else "outputs"
+def _texts(checkpoint: Checkpoint, declaration: ModelDeclaration, source: Source) -> list[list[int]]:
+    """Token ids of the calibration texts."""
+    text, samples, longest = source.text or DEFAULT, source.samples or _SAMPLES, source.sample_len or _SAMPLE_LEN
+    if longest > declaration.max_position_embeddings:
+        raise ConfigurationError(
+            f"--sample-len {longest} is beyond the {declaration.max_position_embeddings} positions that the model was "
+            "made for."
+        )
+    if text == DEFAULT:
+        found = conversations(checkpoint.path, declaration.vocab_size, longest, samples, seed=CALIBRATION_SEED)
+    else:
+        read = read_text(Path(text), "--calibration")
+        found = windows(checkpoint.path, declaration.vocab_size, read, longest, samples)
+    if not found:
+        raise ConfigurationError(
+            f"There are no calibration texts in {text} with --sample-len {longest}; give longer ones."
+        )
+    return [each.ids for each in found]
+
+
+def _line(event: Measured | Done, recipe: Recipe) -> str:
+    """What is said of it."""
+    if isinstance(event, Measured):
+        losses = ", ".join(f"{bits} bits {loss:.2e}" for bits, loss in event.sensitivity.loss.items())
+        return f"{event.name.removesuffix('.weight')} alone: KL with {losses}"
+    if event.resumed:
+        return f"block {event.block}: was there already"
+    of = "outputs" if recipe.calibrated else "weights"
+    errors = []
+    for name, error in event.error.items():
+        width = f" ({event.bits[name]} bits)" if name in event.bits else ""
+        errors.append(f"{name.split('.')[-2]}{width} {error:.2e}")
+    return f"block {event.block}: relative error of {of}: {', '.join(errors)}"

@@ -56,6 +56,7 @@ SHOWN_AT_START = (
     "dtype",
     "quantization",
     "threads",
+    "kv cache dtype",
     "max model len",
     "kv cache memory",
     "tool call parser",

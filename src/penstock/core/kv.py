@@ -12,7 +12,9 @@ import msgspec
 
 from penstock.core.errors import UnsupportedModel
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "uint8": 1}
+# What keys and values may be kept as instead of numbers, each with a scale for each head and token.
+KV_BYTES = {"int8": "int8", "fp8": "float8_e4m3fn"}
 
 
 class LayerKV(msgspec.Struct, frozen=True):
@@ -85,8 +87,10 @@ def beside(spec: KVSpec, layers: Sequence[LayerKV], dtype: str) -> KVSpec:
     return build_kv_spec(whole, dtype, spec.block_size)
 
 
-def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16) -> KVSpec:
+def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16, kept: str = "auto") -> KVSpec:
     """Group `layers` by window and choose how many layers share a block.
+
+    Keys and values are of `dtype`, or bytes with scales where they are `kept` as one of KV_BYTES.
 
     A group has as many layers as the rarest kind, since hybrid models have few layers of full attention and each group
     costs a block table. Raises UnsupportedModel where layers differ in their heads.
@@ -103,5 +107,8 @@ def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16) -
         for first in range(0, len(members), size)
     )
     shape = (layers[0].kv_heads, layers[0].head_dim)
-    planes = (Plane("key", shape, dtype), Plane("value", shape, dtype))
-    return KVSpec(block_size=block_size, planes=planes, groups=groups, layers_per_block=size)
+    stored = KV_BYTES.get(kept, dtype)
+    planes = [Plane("key", shape, stored), Plane("value", shape, stored)]
+    if kept in KV_BYTES:
+        planes += [Plane(name, shape[:1], "float32") for name in ("key_scale", "value_scale")]
+    return KVSpec(block_size=block_size, planes=tuple(planes), groups=groups, layers_per_block=size)

@@ -23,7 +23,7 @@ from penstock.core.config import (
     SchedulerConfig,
 )
 from penstock.core.errors import ConfigurationError, InsufficientMemory
-from penstock.core.kv import DTYPE_BYTES, KVSpec, beside, build_kv_spec
+from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
 from penstock.core.speculation import DraftModelConfig, blocks_of_branches, resolve_speculation
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
@@ -62,7 +62,7 @@ def resolve(
     max_num_seqs, batched = _resolve_batch(options, out)
     target_itl = _resolve_target_itl(options, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
-    spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE)
+    spec = _resolve_kv(options, model, dtype, out)
     drafting = _draft_models(options, model, drafts, spec, dtype)
     speculation, depth, width = resolve_speculation(
         options.speculation, drafting, len(model.kv_layers), out.note, exact=machine.exact
@@ -166,6 +166,21 @@ def _resolve_dtype(options: EngineOptions, model: ModelFacts, out: _Resolver) ->
         f"the checkpoint is {model.stored_dtype}, which bfloat16 would round; --dtype bfloat16 halves the memory",
     )
     return "float32"
+
+
+def _resolve_kv(options: EngineOptions, model: ModelFacts, dtype: str, out: _Resolver) -> KVSpec:
+    kept = options.kv_cache_dtype
+    if kept not in ("auto", *KV_BYTES):
+        raise ConfigurationError(f"--kv-cache-dtype {kept} is not one of auto, {', '.join(KV_BYTES)}.")
+    spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE, kept)
+    if kept == "auto":
+        out.note(
+            "kv cache dtype", dtype, "what the model computes in; --kv-cache-dtype int8 makes the pool's tokens smaller"
+        )
+        return spec
+    share = spec.block_bytes / build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE).block_bytes
+    out.note("kv cache dtype", kept, f"as asked: a token takes {share:.0%} of the memory that it takes in {dtype}")
+    return spec
 
 
 def _resolve_quantization(options: EngineOptions, model: ModelFacts, dtype: str, out: _Resolver) -> tuple[str, str]:

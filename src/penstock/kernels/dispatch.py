@@ -31,8 +31,10 @@ class KVStorage(Protocol):
         """Tokens in a block."""
         ...
 
-    def planes(self, layer: int) -> tuple[Tensor, Tensor]:
+    def planes(self, layer: int) -> tuple[Tensor, ...]:
         """Keys and values of `layer`, each of the shape [num_blocks · block_size, kv_heads, head_dim] and contiguous.
+
+        Bytes (`kernels.kv_bytes`) have two planes of scales [num_blocks · block_size, kv_heads] beside them.
 
         Where the layout is not "slots", the shape says how much memory there is, and nothing of its order.
         """

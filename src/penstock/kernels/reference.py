@@ -9,6 +9,7 @@ from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always
+from penstock.kernels.kv_bytes import from_bytes, kind_of, raw, to_bytes
 from penstock.kernels.rope import inverse_frequencies
 from penstock.kernels.signature import (
     Activation,
@@ -136,14 +137,19 @@ def _takes_slots(_op: WriteKV | Attention, binding: Binding) -> str | None:
 
 
 def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
-    key_plane, value_plane = binding.kv.planes(op.layer)
+    planes = binding.kv.planes(op.layer)
     group = binding.kv.group_of(op.layer)
+    stored = planes[0].dtype
 
     def run(step: StepState, qkv: Tensor) -> None:
         _, key, value = split_heads(step.stored(qkv), op.heads)
         slots = step.slots(group)
-        key_plane[slots] = key.to(key_plane.dtype)
-        value_plane[slots] = value.to(value_plane.dtype)
+        if kind_of(planes) == "plain":
+            planes[0][slots], planes[1][slots] = key.to(stored), value.to(stored)
+            return
+        for heads, (bytes_, scales) in zip((key, value), (planes[::2], planes[1::2]), strict=True):
+            found, scales[slots] = to_bytes(heads, stored)
+            raw(bytes_)[slots] = raw(found)
 
     return run
 
@@ -156,8 +162,14 @@ def context_slots(batch: StepBatch, group: int, row: int) -> Tensor:
 
 
 def _attention(op: Attention, binding: Binding) -> Kernel:
-    key_plane, value_plane = binding.kv.planes(op.layer)
+    planes = binding.kv.planes(op.layer)
     group = binding.kv.group_of(op.layer)
+
+    def seen_of(plane: int, seen: Tensor) -> Tensor:
+        if kind_of(planes) == "plain":
+            return planes[plane][seen]
+        bytes_ = raw(planes[plane])[seen].view(planes[plane].dtype)
+        return from_bytes(bytes_, planes[plane + 2][seen], binding.dtype)
 
     def run(step: StepState, qkv: Tensor) -> Tensor:
         batch = step.batch
@@ -170,7 +182,7 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
                 # Released blocks before the window must not even be read: they may hold another sequence's NaN.
                 first = 0 if op.window is None else max(0, position - op.window + 1)
                 seen = slots[first : position + 1]
-                output[token] = attend(query[token], key_plane[seen], value_plane[seen], position, first, op)
+                output[token] = attend(query[token], seen_of(0, seen), seen_of(1, seen), position, first, op)
                 token += 1
         return output.flatten(1)
 

@@ -18,7 +18,14 @@ def integer_form(entry: Entry) -> NativeForm | None:
         if entry.dtype == "Q4_0":
             return NativeForm("int4_float16", 32)
         return NativeForm(BLOCK_FORMATS[entry.dtype]) if entry.dtype in BLOCK_FORMATS else None
+    if entry.layout == "scaled":
+        signed = entry.parts["values"].dtype == "I8" and "zeros" not in entry.parts
+        return NativeForm("int8") if signed and entry.block == (1, entry.shape[1]) else None
     scales = entry.parts["scales"].dtype if entry.group else ""
+    # Without zeros, 8 bits in groups of a multiple of 32 are GGUF's blocks in another order.
+    whole_blocks = entry.group % 32 == 0 and "zeros" not in entry.parts
+    if entry.bits == 8 and entry.layout == "packed" and scales == "float16" and whole_blocks:
+        return NativeForm("q8_0")
     if entry.bits > 4 or entry.group % 16 != 0 or scales not in ("float16", "bfloat16"):
         return None
     format: NativeFormat = "int4_float16" if scales == "float16" else "int4_bfloat16"

@@ -16,15 +16,14 @@ from penstock.kernels.packing import Weight, pack_linear
 from penstock.layers.weights import WeightSpec
 from penstock.loading.integers import common_form, is_tied
 from penstock.loading.quantized import Entry
+from penstock.loading.tensors import Integers
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.gguf_blocks import Blocks
 from penstock.quantization.grouped import Grouped
 from penstock.quantization.rounding import round_int4, round_int8
+from penstock.quantization.scaled import RowBytes
 
 _IN_OWN_PRECISION: dict[torch.dtype, NativeFormat] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-
-
-Integers = Grouped | Blocks
 
 
 class Packing(Protocol):
@@ -99,6 +98,8 @@ class PackedWeights:
         if isinstance(weight, Grouped):
             group = weight.integers.shape[1] // weight.scales.shape[1]
             return pack_int4_grouped(weight.integers.contiguous(), weight.scales.contiguous(), group, weight.zeros)
+        if isinstance(weight, RowBytes):
+            return pack_int8(weight.values.contiguous(), weight.scales.flatten().contiguous())
         form = self.native_form(spec, weight.dtype)
         if form is None:
             return pack_linear(weight) if spec.role in ("linear", "head") else weight

@@ -11,8 +11,8 @@ from penstock.core.errors import ModelFileError
 from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
 from penstock.quantization.gguf_blocks import Blocks, dequantize
-from penstock.quantization.grouped import Grouped, from_awq, from_gptq, from_packed, from_q4_0, stacked
-from penstock.quantization.scaled import from_nested, from_rows, from_table, scaled
+from penstock.quantization.grouped import Grouped, from_awq, from_gptq, from_packed, from_q4_0, stacked, to_q8_0
+from penstock.quantization.scaled import RowBytes, from_nested, from_rows, from_table, scaled
 
 DTYPES = {
     "float32": torch.float32,
@@ -25,6 +25,7 @@ DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
 }
+Integers = Grouped | Blocks | RowBytes
 # Bytes of numbers that are made at a time, beside the tensor itself.
 _AT_ONCE = 64 << 20
 
@@ -44,22 +45,29 @@ def read_tensor(entry: Entry) -> Tensor:
     return tensor + entry.shift if entry.shift else tensor
 
 
-def read_integers(entry: Entry) -> Grouped | Blocks:
+def read_integers(entry: Entry) -> Integers:
     """The weight's integers, where it has an `integer_form`."""
     if isinstance(entry, QuantizedEntry):
-        return _grouped(entry, {name: read_tensor(part) for name, part in entry.parts.items()})
+        parts = {name: read_tensor(part) for name, part in entry.parts.items()}
+        if entry.layout == "scaled":
+            return RowBytes(parts["values"], parts["scales"].float().view(-1, 1))
+        matrix = _grouped(entry, parts)
+        return matrix if entry.bits <= 4 else Blocks(to_q8_0(matrix), "Q8_0", entry.shape[1])
     raw = _pages(entry).view(entry.shape[0], -1)
     if entry.paired_heads:
         raw = _unpaired(raw, entry.paired_heads)
     return from_q4_0(raw) if entry.dtype == "Q4_0" else Blocks(raw, entry.dtype, entry.shape[1])
 
 
-def read_stacked(entries: Sequence[Entry]) -> Grouped | Blocks:
+def read_stacked(entries: Sequence[Entry]) -> Integers:
     """The integers of weights with a form in common, one below the other."""
     parts = [read_integers(entry) for entry in entries]
     grouped = [part for part in parts if isinstance(part, Grouped)]
     if grouped:
         return stacked(grouped)
+    rows = [part for part in parts if isinstance(part, RowBytes)]
+    if rows:
+        return RowBytes(torch.cat([part.values for part in rows]), torch.cat([part.scales for part in rows]))
     blocks = [part for part in parts if isinstance(part, Blocks)]
     return Blocks(torch.cat([part.raw for part in blocks]), blocks[0].kind, blocks[0].inputs)
 

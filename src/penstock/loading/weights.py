@@ -10,9 +10,9 @@ from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint, Declared
-from penstock.loading.packing import IN_OWN_PRECISION, Integers, Packing
+from penstock.loading.packing import IN_OWN_PRECISION, Packing
 from penstock.loading.quantized import Entry
-from penstock.loading.tensors import read_stacked, read_tensor
+from penstock.loading.tensors import Integers, read_stacked, read_tensor
 from penstock.models.declaration import ModelDeclaration
 
 Progress = Callable[[int, int], None]

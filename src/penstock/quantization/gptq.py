@@ -16,23 +16,33 @@ _TRIES = 4
 
 
 class Hessian:
-    """The mean of x · xᵀ over a layer's inputs x, twice: what the error of its outputs is by that of its weights."""
+    """The mean of x · xᵀ over a layer's inputs x, twice: what the error of its outputs is by that of its weights.
+
+    Attributes:
+        rows: how many inputs were seen.
+        largest: float32 [inputs], the largest magnitude of each.
+    """
 
     def __init__(self, inputs: int) -> None:
         self._sum = torch.zeros(inputs, inputs)
         self.rows = 0
+        self.largest = torch.zeros(inputs)
 
     def add(self, x: Tensor) -> None:
         """Inputs [rows, inputs]."""
         wide = x.float()
         self._sum.addmm_(wide.T, wide)
         self.rows += x.shape[0]
+        self.largest = torch.maximum(self.largest, wide.abs().amax(0))
 
     def mean(self) -> Tensor:
-        """[inputs, inputs]; raises ValueError where nothing was added."""
+        """[inputs, inputs]; raises ValueError where nothing was added, or something that is not finite."""
         if not self.rows:
             raise ValueError("No inputs were seen, so there is nothing to calibrate by.")
-        return self._sum * (2 / self.rows)
+        found = self._sum * (2 / self.rows)
+        if not bool(found.isfinite().all()):
+            raise ValueError("The inputs that were seen are not all finite.")
+        return found
 
 
 def quantize_gptq(

@@ -44,6 +44,11 @@ class Grouped:
             torch.mul((self.integers[rows].to(torch.int16) - zeros).float(), scales, out=found[rows])
         return found
 
+    def rows(self, which: slice) -> "Grouped":
+        """Some of its outputs."""
+        zeros = None if self.zeros is None else self.zeros[which]
+        return Grouped(self.integers[which], self.scales[which].contiguous(), zeros, self.group_of)
+
     def _spread(self, of_groups: Tensor) -> Tensor:
         """[rows, groups] to [rows, inputs]."""
         if self.group_of is not None:
@@ -134,6 +139,18 @@ def from_packed(
     elif bits != 4:
         above = torch.full(scales.shape, 1 << (bits - 1), dtype=torch.int16)
     return Grouped(unpacked(weights, bits, inputs), scales, above, group_of)
+
+
+def to_q8_0(matrix: Grouped) -> Tensor:
+    """Integers of 8 bits around 128, in whole groups of 32 with float16 scales, as GGUF's Q8_0: uint8 [outputs, bytes].
+
+    Each block is a scale and 32 signed integers; the numbers are the same.
+    """
+    outputs, inputs = matrix.integers.shape
+    scales = matrix.scales.repeat_interleave(inputs // 32 // matrix.scales.shape[1], dim=1)
+    # Flipping the highest bit takes 128 off.
+    signed = (matrix.integers ^ 128).view(outputs, -1, 32)
+    return torch.cat((scales[:, :, None].contiguous().view(torch.uint8), signed), dim=2).flatten(1)
 
 
 def from_q4_0(raw: Tensor) -> Grouped:

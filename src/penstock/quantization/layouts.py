@@ -1,6 +1,6 @@
 """Writes integers of matrices as other programs read them; `quantization.grouped` reads the same layouts back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from penstock.quantization.grouped import Grouped
 from penstock.quantization.rtn import Grid
+from penstock.quantization.scaled import RowBytes
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -19,12 +20,12 @@ class Layout:
 
     Attributes:
         tensors: (module, matrix, its grid) to the tensors that stand for the module's weight, by name.
-        config: what config.json says of a grid, under `quantization_config`.
+        config: what config.json says under `quantization_config` of the modules that have each grid.
         bits: of integers that it can have.
     """
 
     tensors: Callable[[str, Grouped, Grid], dict[str, Tensor]]
-    config: Callable[[Grid], dict[str, Any]]
+    config: Callable[[Mapping[Grid, Sequence[str]]], dict[str, Any]]
     bits: tuple[int, ...]
 
 
@@ -68,22 +69,44 @@ def _compressed(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
     return found
 
 
-def _compressed_config(grid: Grid) -> dict[str, Any]:
-    weights = {
-        "num_bits": grid.bits,
-        "type": "int",
-        "symmetric": grid.symmetric,
-        "strategy": "group" if grid.group else "channel",
-        "group_size": grid.group or None,
-        "dynamic": False,
-    }
+def _compressed_config(grids: Mapping[Grid, Sequence[str]]) -> dict[str, Any]:
+    groups = {}
+    for number, (grid, modules) in enumerate(grids.items()):
+        weights = {
+            "num_bits": grid.bits,
+            "type": "int",
+            "symmetric": grid.symmetric,
+            "strategy": "group" if grid.group else "channel",
+            "group_size": grid.group or None,
+            "dynamic": False,
+        }
+        targets = ["Linear"] if len(grids) == 1 else list(modules)
+        groups[f"group_{number}"] = {"targets": targets, "weights": weights, "input_activations": None}
+    return _compressed_groups("pack-quantized", groups)
+
+
+def _compressed_groups(format_: str, groups: dict[str, Any]) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
+        "format": format_,
         "quantization_status": "compressed",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}},
+        "config_groups": groups,
         "ignore": ["lm_head"],
     }
+
+
+def byte_tensors(module: str, matrix: RowBytes) -> dict[str, Tensor]:
+    """compressed-tensors' of a matrix of bytes, by name."""
+    return {f"{module}.weight": matrix.values, f"{module}.weight_scale": matrix.scales}
+
+
+def byte_config(values: torch.dtype) -> dict[str, Any]:
+    """What config.json says of matrices of int8 or float8; activations are rounded to the same, token by token."""
+    kind = {"num_bits": 8, "type": "int" if values is torch.int8 else "float", "symmetric": True}
+    weights = {**kind, "strategy": "channel", "dynamic": False}
+    activations = {**kind, "strategy": "token", "dynamic": True}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": activations}}
+    return _compressed_groups("int-quantized" if values is torch.int8 else "float-quantized", groups)
 
 
 def _gptq(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
@@ -102,7 +125,8 @@ def _gptq(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
     }
 
 
-def _gptq_config(grid: Grid) -> dict[str, Any]:
+def _gptq_config(grids: Mapping[Grid, Sequence[str]]) -> dict[str, Any]:
+    (grid,) = grids
     return {
         "quant_method": "gptq",
         "bits": grid.bits,
@@ -125,7 +149,8 @@ def _awq(module: str, matrix: Grouped, grid: Grid) -> dict[str, Tensor]:
     }
 
 
-def _awq_config(grid: Grid) -> dict[str, Any]:
+def _awq_config(grids: Mapping[Grid, Sequence[str]]) -> dict[str, Any]:
+    (grid,) = grids
     return {"quant_method": "awq", "bits": 4, "group_size": grid.group or -1, "zero_point": True, "version": "gemm"}
 
 

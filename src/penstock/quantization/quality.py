@@ -16,6 +16,9 @@ _KL, _SAME, _CLEAR, _REFERENCE, _CANDIDATE, _ENTROPY = range(6)
 # Where the reference's two best tokens are nearer to each other than this, which is first says little.
 CLEAR_MARGIN = 0.1
 STRATA = ("easy", "medium", "hard")
+LATE = "late"
+# What of each text is late.
+_LATE_SHARE = 0.25
 _DEVIATIONS = 1.96
 _TAIL = 0.99
 _LARGEST_EXPONENT = 700.0
@@ -36,7 +39,7 @@ class Stratum:
     """Some of the positions.
 
     Attributes:
-        name: of the third of all positions, by how sure the reference is of what follows: its entropy.
+        name: of the third of all positions, by how sure the reference is of what follows: its entropy; or LATE.
         positions: how many they are.
         kl, same_top: as in Quality.
         perplexity_ratio: of the candidate's to the reference's.
@@ -64,6 +67,7 @@ class Quality:
         perplexity_ratio: of the latter to the former; its margin is far smaller than theirs, which share the texts'.
         probability_change: root of the mean square by which the text's own tokens' probabilities changed.
         strata: the same by difficulty.
+        late: the same of the last quarter of each text's positions.
     """
 
     texts: int
@@ -78,6 +82,7 @@ class Quality:
     perplexity_ratio: Estimate
     probability_change: float
     strata: tuple[Stratum, ...]
+    late: Stratum
 
 
 @dataclass(slots=True)
@@ -114,6 +119,7 @@ class Comparison:
             perplexity_ratio=_exponential(_mean([text[:, _CANDIDATE] - text[:, _REFERENCE] for text in self._texts])),
             probability_change=float(change.square().mean().sqrt()),
             strata=self._strata(everything[:, _ENTROPY]),
+            late=_stratum(LATE, [text[int(len(text) * (1 - _LATE_SHARE)) :] for text in self._texts]),
         )
 
     def _strata(self, entropy: Tensor) -> tuple[Stratum, ...]:
@@ -122,11 +128,16 @@ class Comparison:
         found = []
         for name, low, high in zip(STRATA, bounds, bounds[1:], strict=False):
             parts = [text[(text[:, _ENTROPY] > low) & (text[:, _ENTROPY] <= high)] for text in self._texts]
-            if count := sum(len(part) for part in parts):
-                kl, same = (_mean([part[:, column] for part in parts]) for column in (_KL, _SAME))
-                ratio = _exponential(_mean([part[:, _CANDIDATE] - part[:, _REFERENCE] for part in parts]))
-                found.append(Stratum(name, count, kl, same, ratio))
+            if any(len(part) for part in parts):
+                found.append(_stratum(name, parts))
         return tuple(found)
+
+
+def _stratum(name: str, parts: Sequence[Tensor]) -> Stratum:
+    """The figures of some positions of each text."""
+    kl, same = (_mean([part[:, column] for part in parts]) for column in (_KL, _SAME))
+    ratio = _exponential(_mean([part[:, _CANDIDATE] - part[:, _REFERENCE] for part in parts]))
+    return Stratum(name, sum(len(part) for part in parts), kl, same, ratio)
 
 
 def _columns(reference: Tensor, candidate: Tensor, tokens: Tensor) -> Tensor:

@@ -48,8 +48,12 @@ def groups_of(inputs: int, grid: Grid) -> int:
     return inputs // grid.group if grid.group else 1
 
 
-def fit(weight: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Scales, rounded to float16, and zeros, both float32 [rows], for weights [rows, members] of a group each."""
+def fit(weight: Tensor, grid: Grid, metric: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Scales, rounded to float16, and zeros, both float32 [rows], for weights [rows, members] of a group each.
+
+    `metric` [groups, members, members] is what an error of each group is judged by, where it is not its square: rows
+    are outputs with their groups one after another.
+    """
     low, high = weight.amin(1).clamp(max=0), weight.amax(1).clamp(min=0)
     best = torch.full_like(low, torch.inf)
     scales, zeros = torch.ones_like(low), torch.full_like(low, grid.middle)
@@ -58,11 +62,18 @@ def fit(weight: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         zero = (
             torch.full_like(low, grid.middle) if grid.symmetric else (-low * share / tried).round().clamp(0, grid.most)
         )
-        error = (rounded(weight, tried, zero, grid) - zero[:, None]).mul_(tried[:, None]).sub_(weight).square_().sum(1)
+        change = (rounded(weight, tried, zero, grid) - zero[:, None]).mul_(tried[:, None]).sub_(weight)
+        error = change.square_().sum(1) if metric is None else _judged(change, metric)
         better = error < best
         best = torch.where(better, error, best)
         scales, zeros = torch.where(better, tried, scales), torch.where(better, zero, zeros)
     return scales, zeros
+
+
+def _judged(change: Tensor, metric: Tensor) -> Tensor:
+    """δᵀMδ of each row."""
+    apart = change.view(-1, *metric.shape[:2]).transpose(0, 1)
+    return (torch.bmm(apart, metric) * apart).sum(2).T.flatten()
 
 
 def _scales(low: Tensor, high: Tensor, grid: Grid) -> Tensor:
@@ -76,12 +87,20 @@ def rounded(weight: Tensor, scales: Tensor, zeros: Tensor, grid: Grid) -> Tensor
     return (weight / scales[:, None]).round_().add_(zeros[:, None]).clamp_(0, grid.most)
 
 
-def quantize_rtn(weight: Tensor, grid: Grid) -> Grouped:
-    """`weight` [outputs, inputs] rounded to the nearest. Raises ValueError where its inputs are not in whole groups."""
+def quantize_rtn(weight: Tensor, grid: Grid, hessian: Tensor | None = None) -> Grouped:
+    """`weight` [outputs, inputs] rounded to the nearest.
+
+    With a `hessian` [inputs, inputs] the scales that are searched are those with which outputs change least, as far as
+    each group tells. Raises ValueError where inputs are not in whole groups.
+    """
     outputs, inputs = weight.shape
     groups = groups_of(inputs, grid)
     parts = weight.float().reshape(outputs * groups, inputs // groups)
-    scales, zeros = fit(parts, grid)
+    size = inputs // groups
+    metric = None
+    if hessian is not None:
+        metric = hessian.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+    scales, zeros = fit(parts, grid, metric)
     integers = rounded(parts, scales, zeros, grid)
     return as_grouped(integers.view(outputs, inputs), scales.view(outputs, groups), zeros.view(outputs, groups))
 

@@ -1,10 +1,42 @@
 """Weights whose numbers are kept in a byte or less and multiplied by scales: FP8, and bitsandbytes' tables."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from penstock.kernels.kv_bytes import to_bytes
+
 # Rows of numbers whose scales are spread at a time.
 _ROWS = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBytes:
+    """A matrix [outputs, inputs]: each weight is its byte's number times its output's scale.
+
+    Attributes:
+        values: int8 or float8_e4m3fn [outputs, inputs].
+        scales: float32 [outputs, 1].
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    def numbers(self) -> Tensor:
+        """The matrix in float32."""
+        return scaled(self.values, self.scales, (1, self.values.shape[1]))
+
+    def rows(self, which: slice) -> "RowBytes":
+        """Some of its outputs."""
+        return RowBytes(self.values[which].contiguous(), self.scales[which].contiguous())
+
+
+def row_bytes(weight: Tensor, dtype: torch.dtype) -> RowBytes:
+    """`weight` [outputs, inputs] as int8 or float8_e4m3fn; the largest of each output becomes the largest number."""
+    values, scales = to_bytes(weight, dtype)
+    # An output of nothing but 0 has any scale.
+    return RowBytes(values, torch.where(scales > 0, scales, 1.0)[:, None])
 
 
 def scaled(values: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor | None = None) -> Tensor:

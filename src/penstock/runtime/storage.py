@@ -11,7 +11,12 @@ from penstock.core.kv import KVSpec
 from penstock.core.plan import BlockCopy
 from penstock.kernels.dispatch import KVLayout
 
-TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
 
 
 # Kernels read lines of this many bytes; one that crosses two costs twice.
@@ -28,6 +33,8 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
 
 class KVStorage:
     """Planes of all blocks, one array per plane and layer of a group: [num_blocks · block_size, kv_heads, head_dim].
+
+    Scales of bytes have planes of their own, [num_blocks · block_size, kv_heads].
 
     Whatever the `layout` within a block, its memory is one piece of each plane, so that blocks are copied and cleared
     without a look at it. The layers at the same place of different groups share an array, since groups share block ids.
@@ -59,10 +66,9 @@ class KVStorage:
             plane.view(num_blocks, -1).view(torch.uint8).numpy() for planes in self._planes for plane in planes
         ]
 
-    def planes(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Key and value slots of one layer of the model."""
-        key, value = self._planes[self._group_of[layer][1]]
-        return key, value
+    def planes(self, layer: int) -> tuple[Tensor, ...]:
+        """Key and value slots of one layer of the model, and their scales where they are bytes."""
+        return self._planes[self._group_of[layer][1]]
 
     def group_of(self, layer: int) -> int:
         """The KV group whose block tables the layer uses."""

@@ -152,4 +152,4 @@ def test_a_program_is_built_of_operations_that_fit() -> None:
     with pytest.raises(ValueError, match="whole panels"):
         program.gated_linear(pack_dense(torch.randn(32, 64)).handle, None, "silu", 0, 1)
     with pytest.raises(ValueError, match="multiple of 16"):
-        program.write_kv(1, 1, torch.zeros(24, 1, 8), torch.zeros(24, 1, 8), 24, 0, 0)
+        program.write_kv(1, 1, [torch.zeros(24, 1, 8)] * 2, "plain", "float32", 24, 0, 0)

@@ -11,6 +11,7 @@ from penstock.bundled.corpus.lexicon import SEASONS, load_lexicon
 
 HAIKU = (5, 7, 5)
 WORD = re.compile(r"[a-z]+(?:'[a-z]+)?", re.IGNORECASE | re.ASCII)
+NUMBER = re.compile(r"\d+")
 
 
 class HaikuJson(NamedTuple):
@@ -60,6 +61,11 @@ def mentions(text: str, phrase: str) -> bool:
     return bool(wanted) and any(
         words[start : start + len(wanted)] == wanted for start in range(len(words) - len(wanted) + 1)
     )
+
+
+def same_last_number(expected: str, text: str) -> bool:
+    """Whether the last number in both is the same, or neither has one: how the result of a sum is compared."""
+    return NUMBER.findall(expected)[-1:] == NUMBER.findall(text)[-1:]
 
 
 def haiku_json(text: str) -> HaikuJson | None:

@@ -51,13 +51,22 @@ class Program:
     def set_rope(self, index: int, table: Tensor) -> None: ...
     def rotary(self, query_heads: int, kv_heads: int, size: int, rope: int, x: int, y: int) -> None: ...
     def write_kv(
-        self, query_heads: int, kv_heads: int, keys: Tensor, values: Tensor, block_size: int, group: int, x: int
+        self,
+        query_heads: int,
+        kv_heads: int,
+        planes: list[Tensor],
+        kept: str,
+        type: str,
+        block_size: int,
+        group: int,
+        x: int,
     ) -> None: ...
     def attention(
         self,
         query_heads: int,
-        keys: Tensor,
-        values: Tensor,
+        planes: list[Tensor],
+        kept: str,
+        type: str,
         block_size: int,
         group: int,
         factor: float,

@@ -10,6 +10,7 @@ from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.program import Draft, NativeCall, Registers
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.dispatch import Binding, Implementation, KVLayout
+from penstock.kernels.kv_bytes import kind_of, raw
 from penstock.kernels.signature import (
     Activation,
     ActivationName,
@@ -31,6 +32,8 @@ from penstock.kernels.signature import (
 )
 
 _DTYPES = (torch.float32, torch.bfloat16)
+# What keys and values are kept as.
+_KEPT = ("float32", "bfloat16", "int8", "float8_e4m3fn")
 # Positions of a tile of the cache; a block is a multiple of them.
 _TILE = 16
 # Outputs of a panel of weights.
@@ -41,8 +44,8 @@ def kv_layout(spec: KVSpec, dtype: torch.dtype) -> KVLayout:
     """How to lay out keys and values for a model of `dtype`: for the native kernels where they can carry it."""
     if OBSTACLE is not None or dtype not in _DTYPES or spec.block_size % _TILE:
         return "slots"
-    plain = all(plane.dtype in ("float32", "bfloat16") and plane.shape[-1] % 2 == 0 for plane in spec.planes)
-    return "tiles" if plain else "slots"
+    known = all(plane.dtype in _KEPT and plane.shape[-1] % 2 == 0 for plane in spec.planes[:2])
+    return "tiles" if known else "slots"
 
 
 def _supports(_op: object, binding: Binding) -> str | None:
@@ -124,19 +127,30 @@ def _rotary(op: Rotary, binding: Binding) -> NativeCall:
     return NativeCall(add, reuses=(0,))
 
 
+def _cache(op: WriteKV | Attention, binding: Binding) -> tuple[list[Tensor], str, str, int, int]:
+    """The layer's planes, what they keep, what attention multiplies, tokens of a block, and the layer's group."""
+    planes = binding.kv.planes(op.layer)
+    kept = kind_of(planes)
+    dtype = str(binding.dtype if kept != "plain" else planes[0].dtype).removeprefix("torch.")
+    return [raw(plane) for plane in planes], kept, dtype, binding.kv.block_size, binding.kv.group_of(op.layer)
+
+
 def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
-    planes, size = binding.kv.planes(op.layer), binding.kv.block_size
-    heads, group = (op.heads.query_heads, op.heads.kv_heads), binding.kv.group_of(op.layer)
-    return NativeCall(lambda draft, x, _: draft.program.write_kv(*heads, *planes, size, group, *x), reuses=())
+    planes, kept, dtype, size, group = _cache(op, binding)
+    heads = op.heads.query_heads, op.heads.kv_heads
+    return NativeCall(
+        lambda draft, x, _: draft.program.write_kv(*heads, planes, kept, dtype, size, group, *x), reuses=()
+    )
 
 
 def _attention(op: Attention, binding: Binding) -> NativeCall:
-    planes, size = binding.kv.planes(op.layer), binding.kv.block_size
-    heads, group = op.heads.query_heads, binding.kv.group_of(op.layer)
-    scale, window, softcap = op.scale, op.window or 0, op.softcap or 0.0
-    return NativeCall(
-        lambda draft, x, y: draft.program.attention(heads, *planes, size, group, scale, window, softcap, *x, *y)
-    )
+    planes, kept, dtype, size, group = _cache(op, binding)
+    heads, scale, window, softcap = op.heads.query_heads, op.scale, op.window or 0, op.softcap or 0.0
+
+    def add(draft: Draft, x: Registers, y: Registers) -> None:
+        draft.program.attention(heads, planes, kept, dtype, size, group, scale, window, softcap, *x, *y)
+
+    return NativeCall(add)
 
 
 def _gated_activation(op: GatedActivation, _binding: Binding) -> NativeCall:

@@ -48,7 +48,7 @@ def pack_dense(weight: Tensor) -> NativeLinear:
 
 
 def pack_int8(integers: Tensor, scales: Tensor) -> NativeLinear:
-    """int8 [outputs, inputs] in -127..127 with float32 scales [outputs]: a weight is scale · integer."""
+    """int8 [outputs, inputs] with float32 scales [outputs]: a weight is scale · integer."""
     packed = _empty(NativeForm("int8"), integers.shape)
     packed.handle.fill_int8(integers, scales)
     return packed

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.bundled.corpus.dialogue import Conversation
-from penstock.text.chat_template import ChatEncoder
+
+# Turns whose answer is a poem that was not said before.
+POEM_TASKS = frozenset(("haiku", "titled", "another", "change"))
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,10 @@ class Turn:
     topic: str | None
     expected: str
     calls: list[dict[str, Any]]
+
+    def prompt_ids(self, encode: Callable[..., list[int]]) -> list[int]:
+        """Token ids of everything before the turn, up to where the model begins to speak, by a template's `encode`."""
+        return encode(self.before, variables={"tools": list(self.conversation.tools) or None})
 
 
 def turns_of(conversation: Conversation) -> Iterator[Turn]:
@@ -36,6 +42,11 @@ def turns_of(conversation: Conversation) -> Iterator[Turn]:
         )
 
 
-def prompt_ids(encoder: ChatEncoder, turn: Turn) -> list[int]:
-    """Token ids of everything before the turn, up to where the model begins to speak."""
-    return encoder.encode(turn.before, variables={"tools": list(turn.conversation.tools) or None})
+def first_turns(make: Callable[[int], Conversation], tasks: frozenset[str] | None, count: int) -> list[Turn]:
+    """The first `count` turns of these tasks (of all, where None) in the conversations that `make` gives by number."""
+    found: list[Turn] = []
+    index = 0
+    while len(found) < count:
+        found += [turn for turn in turns_of(make(index)) if tasks is None or turn.task in tasks]
+        index += 1
+    return found[:count]

@@ -1,0 +1,56 @@
+"""Makes some inputs of a projection larger before its weights are rounded, and smaller where they come from.
+
+AWQ does so for inputs that matter, so that their weights are rounded finely (Lin et al., MLSys 2024); SmoothQuant for
+inputs that are small, so that activations can be rounded too (Xiao et al., ICML 2023).
+"""
+
+import torch
+from torch import Tensor
+
+from penstock.quantization.rtn import Grid, quantize_rtn
+
+# Powers that are tried.
+_STEPS = 20
+# Outputs that the search looks at: its cost is in their number, what it finds hardly is.
+_OUTPUTS = 512
+# How far below the mean an input's size counts, so that one that hardly occurs is not made nothing of.
+_LEAST = 1e-4
+
+
+def search_factors(weight: Tensor, sizes: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
+    """What the weights of each input are best multiplied by: float32 [inputs] (AWQ, section 3.2).
+
+    It is the same power, between 0 and 1, of how large each input is: the one with which outputs change least.
+
+    Args:
+        weight: [outputs, inputs].
+        sizes: [inputs], how large each is, from 0 on; those that must have one factor have one size.
+        hessian: [inputs, inputs] of the inputs.
+        grid: what weights are rounded to.
+    """
+    outputs = weight.shape[0]
+    some = weight[:: -(-outputs // _OUTPUTS)].float()
+    floored = sizes.float().clamp(min=_LEAST * float(sizes.mean()) or 1.0)
+    least, best = torch.inf, torch.ones_like(floored)
+    for step in range(_STEPS):
+        tried = centred(floored.pow(step / _STEPS))
+        change = quantize_rtn(some * tried, grid).numbers().div_(tried).sub_(some)
+        error = float(((change @ hessian) * change).sum())
+        if error < least:
+            least, best = error, tried
+    return best
+
+
+def migrated(weight: Tensor, largest: Tensor, strength: float = 0.5) -> Tensor:
+    """The factors of weights with which inputs and weights are about as hard to round: float32 [inputs].
+
+    SmoothQuant, equation 4: max|x|^α / max|w|^(1 - α), with `strength` as α, `largest` [inputs] as max|x|.
+    """
+    wide = largest.float().clamp(min=_LEAST * float(largest.mean()) or 1.0)
+    heavy = weight.float().abs().amax(0)
+    return centred(wide.pow(strength) / heavy.clamp(min=_LEAST * float(heavy.mean()) or 1.0).pow(1 - strength))
+
+
+def centred(factors: Tensor) -> Tensor:
+    """The same, times what makes the largest as far above 1 as the least is below."""
+    return factors / (factors.amax() * factors.amin()).sqrt()
