@@ -130,7 +130,7 @@ def test_a_deadline(idle: RunningServer, stage: str, stream: bool) -> None:
 
 
 def test_a_response_that_is_cancelled(idle: RunningServer) -> None:
-    # Only what has begun has an id that a client knows, and an end of turn by chance could come before the cancellation.
+    # Only what has begun has an id that a client knows, and a chance end of turn could come before the cancellation.
     body = {"input": "hello", "max_output_tokens": 1900, "ignore_eos": True, "stream": True}
     ended = idle.metric(OUTCOMES)
     host, port = idle.base.removeprefix("http://").split(":")
