@@ -10,7 +10,8 @@ namespace penstock {
 
 namespace {
 
-// Jobs follow each other within microseconds in a step, so a worker looks for the next one that long before it sleeps.
+// Jobs follow each other within microseconds in a step, and so do the ends of their last tasks: whoever waits for one looks
+// that long before it sleeps.
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr int kLooksPerClock = 64;
 
@@ -20,6 +21,18 @@ inline void pause() {
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
+}
+
+// Whether something has come to be within `kSpin`.
+template <typename Condition> bool comes_soon(const Condition &condition) {
+    const auto deadline = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int look = 0; look < kLooksPerClock; ++look) {
+            if (condition()) return true;
+            pause();
+        }
+    } while (std::chrono::steady_clock::now() < deadline);
+    return false;
 }
 
 uint64_t range(uint64_t first, uint64_t last) { return last << 32 | first; }
@@ -113,7 +126,17 @@ void Pool::run(int64_t tasks, Function function, const void *context) {
     do_tasks(0);
     // A worker that still sleeps is not waited for: it finds the door closed.
     open_.store(0);
-    while (inside_.load() != 0) pause();
+    wait_for_workers();
+}
+
+void Pool::wait_for_workers() {
+    auto all_left = [&] { return inside_.load() == 0; };
+    if (comes_soon(all_left)) return;
+    // Another program has the processor of a worker that is in the midst of a task. It can only go on at this one's.
+    std::unique_lock<std::mutex> lock(parking_);
+    awaited_.store(true);
+    left_.wait(lock, all_left);
+    awaited_.store(false);
 }
 
 uint64_t Pool::wait_for_job(uint64_t seen) {
@@ -121,16 +144,11 @@ uint64_t Pool::wait_for_job(uint64_t seen) {
         const uint64_t open = open_.load();
         return open != 0 && open != seen;
     };
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
-    do {
-        for (int look = 0; look < kLooksPerClock; ++look) {
-            if (is_new() || closing_) return open_.load();
-            pause();
-        }
-    } while (std::chrono::steady_clock::now() < deadline);
+    auto is_over = [&] { return is_new() || closing_; };
+    if (comes_soon(is_over)) return open_.load();
     std::unique_lock<std::mutex> lock(parking_);
     parked_.fetch_add(1);
-    bell_.wait(lock, [&] { return is_new() || closing_; });
+    bell_.wait(lock, is_over);
     parked_.fetch_sub(1);
     return open_.load();
 }
@@ -147,7 +165,11 @@ void Pool::work(size_t thread) {
             do_tasks(thread);
             seen = found;
         }
-        inside_.fetch_sub(1);
+        if (inside_.fetch_sub(1) == 1 && awaited_.load()) {
+            // The lock orders this after the caller's last look at `inside_` before it sleeps.
+            std::lock_guard<std::mutex> lock(parking_);
+            left_.notify_one();
+        }
     }
 }
 

@@ -50,6 +50,7 @@ private:
     void do_tasks(size_t thread);
     bool steal(size_t thread);
     uint64_t wait_for_job(uint64_t seen);
+    void wait_for_workers();
 
     std::vector<std::thread> workers_;
     std::mutex callers_;
@@ -63,6 +64,9 @@ private:
     std::mutex parking_;
     std::condition_variable bell_;
     std::atomic<int> parked_{0};
+    // Whether a caller sleeps until the last worker has left its job.
+    std::condition_variable left_;
+    std::atomic<bool> awaited_{false};
 };
 
 // The pool that kernels use; made at first use, with as many threads as `set_threads` said last (1 before). Whoever holds

@@ -10,6 +10,7 @@ from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.core.plan import BlockCopy
 from penstock.kernels.dispatch import KVLayout
+from penstock.runtime.ahead import Ahead
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -38,7 +39,7 @@ class KVStorage:
 
     Whatever the `layout` within a block, its memory is one piece of each plane, so that blocks are copied and cleared
     without a look at it. The layers at the same place of different groups share an array, since groups share block ids.
-    Memory is zeroed lazily by the operating system, so a pool costs what has been used of it.
+    Memory is zeroed lazily by the operating system, so a pool costs what has been used of it, and a little ahead of that.
     """
 
     def __init__(self, spec: KVSpec, num_blocks: int, layout: KVLayout = "slots") -> None:
@@ -65,6 +66,7 @@ class KVStorage:
         self._memories = [
             plane.view(num_blocks, -1).view(torch.uint8).numpy() for planes in self._planes for plane in planes
         ]
+        self._ahead = Ahead(self._memories)
 
     def planes(self, layer: int) -> tuple[Tensor, ...]:
         """Key and value slots of one layer of the model, and their scales where they are bytes."""
@@ -78,6 +80,7 @@ class KVStorage:
         """Zero blocks of all layers, so that nothing of what another sequence left in them can be read."""
         for memory in self._memories:
             memory[blocks] = 0
+        self._ahead.reached(max(blocks))
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copy whole blocks of all layers, in order."""

@@ -1,0 +1,75 @@
+"""Memory that is about to be used, made ready beside the computation.
+
+The KV pool's memory is the operating system's until it is first touched. That costs 0.2 ms for a huge page, and in a
+virtual machine whose host has to find the memory too, 4 ms; and all layers come to the end of their pages at about the same
+time, so that one step would wait for all of it. What comes next is therefore asked for on a thread of its own.
+"""
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+# What is made ready at a time, in each array: a huge page.
+PIECE_BYTES = 2 << 20
+PAGE_BYTES = 4096
+# Of madvise(2): Linux 5.14 and later.
+POPULATE_WRITE = 23
+
+
+def populate(array: NDArray[np.uint8], first: int, end: int) -> bool:
+    """Let the operating system give the memory of the rows [first, end), as it is; whether it knows how to.
+
+    Args:
+        array: in one piece; its rows are contiguous.
+    """
+    if sys.platform != "linux":
+        return False
+    begin, size = array.ctypes.data, array.strides[0]
+    start, stop = begin + first * size, begin + end * size
+    start -= start % PAGE_BYTES
+    madvise = ctypes.CDLL(None).madvise
+    # By pieces: whoever needs other memory meanwhile waits for one of them at most.
+    for address in range(start, stop, PIECE_BYTES):
+        length = min(PIECE_BYTES, stop - address)
+        if madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), POPULATE_WRITE):
+            return False
+    return True
+
+
+class Ahead:
+    """Keeps half a piece to one and a half of each array ready behind the rows in use, which come in ascending order.
+
+    Where the operating system does not know how, they become ready when they are touched.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
+        """`arrays`: [rows, bytes] each, in one piece, with the same number of rows."""
+        self._arrays = arrays
+        self._rows = len(arrays[0])
+        # Rows at a time.
+        self._piece = max(2, PIECE_BYTES // max(array.strides[0] for array in arrays))
+        # Rows below this one are ready, or will soon be. What is smaller than a piece is not worth a thread.
+        self._ready = 0 if self._rows > self._piece else self._rows
+        self._helper: ThreadPoolExecutor | None = None
+        self._newest: Future[bool] | None = None
+
+    def reached(self, row: int) -> None:
+        """Rows up to this one are used now."""
+        if row + self._piece // 2 < self._ready or self._ready == self._rows:
+            return
+        if self._newest is not None and self._newest.done() and not self._newest.result():
+            self._ready = self._rows
+            return
+        if self._helper is None:
+            self._helper = ThreadPoolExecutor(1, "kv-pages")
+        first = min(self._rows, max(row + 1, self._ready))
+        self._ready = min(self._rows, first + self._piece)
+        self._newest = self._helper.submit(_populate_all, self._arrays, first, self._ready)
+
+
+def _populate_all(arrays: Sequence[NDArray[np.uint8]], first: int, end: int) -> bool:
+    return all(populate(array, first, end) for array in arrays)
