@@ -1,8 +1,8 @@
 """Memory that is about to be used, made ready beside the computation.
 
 The KV pool's memory is the operating system's until it is first touched. That costs 0.2 ms for a huge page, and in a
-virtual machine whose host has to find the memory too, 4 ms; and all layers come to the end of their pages at about the same
-time, so that one step would wait for all of it. What comes next is therefore asked for on a thread of its own.
+virtual machine whose host has to find the memory too, 4 ms; and all layers come to the end of their pages at about the
+same time, so that one step would wait for all of it. What comes next is therefore asked for on a thread of its own.
 """
 
 import ctypes

@@ -39,7 +39,7 @@ class KVStorage:
 
     Whatever the `layout` within a block, its memory is one piece of each plane, so that blocks are copied and cleared
     without a look at it. The layers at the same place of different groups share an array, since groups share block ids.
-    Memory is zeroed lazily by the operating system, so a pool costs what has been used of it, and a little ahead of that.
+    Memory is zeroed lazily by the operating system, so a pool costs what has been used of it, and a little more.
     """
 
     def __init__(self, spec: KVSpec, num_blocks: int, layout: KVLayout = "slots") -> None:
