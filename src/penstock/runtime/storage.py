@@ -80,7 +80,7 @@ class KVStorage:
         """Zero blocks of all layers, so that nothing of what another sequence left in them can be read."""
         for memory in self._memories:
             memory[blocks] = 0
-        self._ahead.reached(max(blocks))
+        self._ahead.reached(max(blocks, default=0))
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copy whole blocks of all layers, in order."""
