@@ -1,5 +1,6 @@
 """The compiled module as part of a process: absent, forked, its threads exchanged while they work."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -100,6 +101,28 @@ def test_threads_are_exchanged_while_they_work() -> None:
         native.set_threads(threads)
     native.set_threads(before)
     assert not wrong
+
+
+@needs_native
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads cannot be kept on one processor here")
+def test_threads_that_share_one_processor_wait_for_one_another() -> None:
+    result = run("""
+        import os, sys, torch
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        from penstock.kernels.cpu.native import native
+        from penstock.kernels.cpu.weights import pack_dense
+
+        weight, x = pack_dense(torch.randn(1024, 512)), torch.randn(64, 512)
+        expected, output = torch.empty(64, 1024), torch.empty(64, 1024)
+        native.set_threads(1)
+        weight.handle.multiply(x, expected)
+        native.set_threads(4)
+        for _ in range(100):
+            weight.handle.multiply(x, output)
+            if not torch.equal(output, expected):
+                sys.exit(1)
+    """)
+    assert result.returncode == 0, result.stderr
 
 
 @needs_native

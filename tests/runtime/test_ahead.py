@@ -1,0 +1,108 @@
+"""Memory of the KV pool that is made ready before it is used."""
+
+import ctypes
+import sys
+import time
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from penstock.runtime import ahead
+from penstock.runtime.ahead import PAGE_BYTES, PIECE_BYTES, Ahead, populate
+
+ROW = 64 << 10
+PIECE = PIECE_BYTES // ROW
+ROWS = 8 * PIECE
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be asked for memory before it is touched")
+
+
+def arrays() -> list[NDArray[np.uint8]]:
+    """Two that take up different room for a row, untouched."""
+    return [np.zeros((ROWS, ROW), np.uint8), np.zeros((ROWS, ROW // 4), np.uint8)]
+
+
+def resident(array: NDArray[np.uint8], row: int) -> bool:
+    """Whether the memory of a row has been given."""
+    size = array.strides[0]
+    address = array.ctypes.data + row * size
+    start = address + -address % PAGE_BYTES
+    pages = (address + size - start) // PAGE_BYTES
+    seen = (ctypes.c_ubyte * pages)()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(start), ctypes.c_size_t(pages * PAGE_BYTES), seen) == 0
+    return all(page & 1 for page in seen)
+
+
+def wait_for(array: NDArray[np.uint8], row: int) -> None:
+    deadline = time.monotonic() + 20
+    while not resident(array, row):
+        assert time.monotonic() < deadline, f"row {row} is not ready"
+        time.sleep(0.001)
+
+
+@linux
+def test_rows_behind_those_in_use_are_ready_and_those_further_behind_are_not() -> None:
+    both = arrays()
+    pool = Ahead(both)
+    for row in range(0, ROWS, 3):
+        pool.reached(row)
+        for array in both:
+            wait_for(array, min(ROWS - 1, row + PIECE // 2 - 1))
+            # A piece may touch a huge page more at its end.
+            far = row + 1 + PIECE * 3 // 2 + PIECE_BYTES // array.strides[0] + 1
+            assert far >= ROWS or not resident(array, far)
+    assert all((array == 0).all() for array in both)
+
+
+@linux
+def test_a_long_prompt_may_take_many_rows_at_once() -> None:
+    both = arrays()
+    pool = Ahead(both)
+    pool.reached(5 * PIECE)
+    for array in both:
+        wait_for(array, 5 * PIECE + PIECE // 2)
+        # What was passed over is touched by whoever uses it.
+        assert not resident(array, 2 * PIECE)
+
+
+@linux
+def test_what_was_written_stays() -> None:
+    array = np.arange(3 * PIECE_BYTES, dtype=np.uint32).view(np.uint8).reshape(-1, ROW)
+    before = array.copy()
+    assert populate(array, 0, len(array))
+    assert (array == before).all()
+
+
+def test_a_system_that_does_not_know_how_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(array: NDArray[np.uint8], first: int, end: int) -> bool:
+        asked.append((first, end))
+        return False
+
+    monkeypatch.setattr(ahead, "populate", refuse)
+    both = arrays()
+    pool = Ahead(both)
+    pool.reached(0)
+    deadline = time.monotonic() + 20
+    while not asked:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(0.05)
+    for row in range(ROWS):
+        pool.reached(row)
+    assert asked == [(1, 1 + PIECE)]
+
+
+@linux
+def test_an_advice_that_the_kernel_does_not_know_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "POPULATE_WRITE", 9999)
+    assert not populate(arrays()[0], 0, 1)
+
+
+def test_a_small_pool_has_no_thread() -> None:
+    pool = Ahead([np.zeros((PIECE, ROW), np.uint8)])
+    for row in range(PIECE):
+        pool.reached(row)
+    assert pool._helper is None
