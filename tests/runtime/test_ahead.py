@@ -1,6 +1,7 @@
 """Memory of the KV pool that is made ready before it is used."""
 
 import ctypes
+import mmap
 import sys
 import time
 
@@ -18,9 +19,14 @@ ROWS = 8 * PIECE
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be asked for memory before it is touched")
 
 
+def untouched(row_bytes: int) -> NDArray[np.uint8]:
+    """An array of pages of its own: what numpy gives may have been somebody else's, who touched it."""
+    return np.frombuffer(mmap.mmap(-1, ROWS * row_bytes), np.uint8).reshape(ROWS, row_bytes)
+
+
 def arrays() -> list[NDArray[np.uint8]]:
-    """Two that take up different room for a row, untouched."""
-    return [np.zeros((ROWS, ROW), np.uint8), np.zeros((ROWS, ROW // 4), np.uint8)]
+    """Two that take up different room for a row."""
+    return [untouched(ROW), untouched(ROW // 4)]
 
 
 def resident(array: NDArray[np.uint8], row: int) -> bool:
