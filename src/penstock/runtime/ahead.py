@@ -6,6 +6,7 @@ same time, so that one step would wait for all of it. What comes next is therefo
 """
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 # What is made ready at a time, in each array: a huge page.
 PIECE_BYTES = 2 << 20
-PAGE_BYTES = 4096
+PAGE_BYTES = mmap.PAGESIZE
 # Of madvise(2): Linux 5.14 and later.
 POPULATE_WRITE = 23
 
@@ -66,7 +67,7 @@ class Ahead:
             return
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, "kv-pages")
-        first = min(self._rows, max(row + 1, self._ready))
+        first = max(row + 1, self._ready)
         self._ready = min(self._rows, first + self._piece)
         self._newest = self._helper.submit(_populate_all, self._arrays, first, self._ready)
 

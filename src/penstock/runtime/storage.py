@@ -77,7 +77,10 @@ class KVStorage:
         return self._group_of[layer][0]
 
     def clear_blocks(self, blocks: list[int]) -> None:
-        """Zero blocks of all layers, so that nothing of what another sequence left in them can be read."""
+        """Zero blocks of all layers, so that nothing of what another sequence left in them can be read.
+
+        They are about to be used, so that memory behind them is made ready.
+        """
         for memory in self._memories:
             memory[blocks] = 0
         self._ahead.reached(max(blocks, default=0))

@@ -146,11 +146,11 @@ def verify(
     Positions are decided one after the other, for all rows together, or at once where one does not depend on another.
     A row that ends gets nothing more. `rejects` accepts by rejection sampling.
     """
-    open_rows = list(rows)
     if not any(row.drafts for row in rows):
         # As below, without what only drafts need: in a large batch, that is a part of each step's time.
         first = sampler.choose(logits, [Place(row.state, row.first, 0) for row in rows])
         return [take(row.state, chosen) for row, chosen in zip(rows, first, strict=True)]
+    open_rows = list(rows)
     while open_rows:
         by_chance = [row for row in open_rows if rejects and row.is_judged]
         asked = [(row, row.places()) for row in open_rows if not (rejects and row.is_judged)]
