@@ -191,7 +191,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=reporting.cores(), help="of the engine (default: all cores)")
     parser.add_argument("--max-num-batched-tokens", type=int, help="a step's budget (default: the engine's)")
     parser.add_argument("--target-itl", type=float, help="seconds of a step (default: the engine's)")
-    parser.add_argument("--kv-cache-memory", type=int, help="bytes of the KV pool (default: the engine's)")
+    parser.add_argument(
+        "--kv-cache-memory",
+        type=int,
+        default=512 << 20,
+        help="bytes of the KV pool (default 512 MiB: all of it has been touched once before anything is measured)",
+    )
     arguments = parser.parse_args()
 
     found, rates = asyncio.run(measure(arguments))

@@ -97,6 +97,14 @@ def test_beside_little_a_step_is_still_worth_its_while() -> None:
     assert share_out(8192, {"a": Demand(5000)}, beside=True) == {"a": 1024}
     assert share_out(8192, {"a": Demand(5000), "b": Demand(0)}) == {"a": 1024, "b": 0}
     assert share_out(512, {"a": Demand(5000), "b": Demand(0)}) == {"a": LEAST_PROMPT, "b": 0}
+    assert share_out(128, {"a": Demand(5000), "b": Demand(0)}, least=32) == {"a": 32, "b": 0}
+
+
+def test_a_short_prompt_is_not_cut() -> None:
+    assert share_out(128, {"a": Demand(5000, first=60), "b": Demand(0)}, least=32) == {"a": 60, "b": 0}
+    assert share_out(128, {"a": Demand(5000, first=LEAST_PROMPT + 1), "b": Demand(0)}, least=32) == {"a": 32, "b": 0}
+    busy = Demand(5000, first=1500)
+    assert share_out(128, {"a": busy, "b": Demand(128, first=60)}, beside=True, least=32) == {"a": 7, "b": 60}
 
 
 def test_who_would_be_through_first_does_not_share_its_step() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.plan import RowPlan, StepPlan
-from penstock.scheduler.pace import ENOUGH_PROMPT, LEAST_PROMPT, STRETCH, Pace
+from penstock.scheduler.pace import ENOUGH_PROMPT, LEAST_PROMPT, LEAST_SHARED, SHARED_WORTH, STRETCH, Pace
 from support.simulation import Simulation, config, make_request, prompt
 
 MOST = 4096
@@ -90,6 +90,7 @@ def test_where_nothing_is_asked_for_a_prompt_makes_steps_little_longer() -> None
     assert pace.budget(MOST, 8) == pytest.approx(STRETCH * 204.8, abs=1)
     # Nobody decodes, or somebody said how long a step may take.
     assert pace.budget(MOST, 0) == 2048
+    assert pace.budget(MOST, 0, shared=True) == pytest.approx(STRETCH * 204.8, abs=1), "another tenant may come"
     asked = Pace(0.1)
     asked.measured(step(1024), 0.05)
     asked.measured(step(0, decodes=8), 0.01)
@@ -98,6 +99,17 @@ def test_where_nothing_is_asked_for_a_prompt_makes_steps_little_longer() -> None
     for _ in range(100):
         pace.measured(step(0, decodes=8), 0.0001)
     assert pace.budget(MOST, 8) == ENOUGH_PROMPT + 8
+
+
+def test_a_shared_step_is_as_short_as_is_worth_it() -> None:
+    pace = Pace(0.1)
+    assert pace.least_shared() == LEAST_PROMPT, "nothing is known"
+    pace.measured(step(64), 0.0064)
+    assert pace.least_shared() == LEAST_PROMPT, "nothing is known of steps that decode"
+    for decoding, tokens in ((0.0001, LEAST_SHARED), (0.0015, SHARED_WORTH * 15), (0.1, LEAST_PROMPT)):
+        for _ in range(200):
+            pace.measured(step(0, decodes=8), decoding)
+        assert pace.least_shared() == pytest.approx(tokens, abs=1)
 
 
 def test_a_step_that_was_held_up_is_forgotten() -> None:
@@ -113,7 +125,7 @@ def test_decodes_and_few_tokens_say_nothing_of_prompts() -> None:
     pace.measured(step(256), 0.05)
     before = pace.budget(MOST, 0)
     pace.measured(step(0, decodes=200), 5.0)
-    pace.measured(step(LEAST_PROMPT - 1), 5.0)
+    pace.measured(step(LEAST_SHARED - 1), 5.0)
     # Nor does a step whose time is not known.
     pace.measured(step(256), 0.0)
     assert pace.budget(MOST, 0) == before == 512
@@ -145,10 +157,15 @@ def test_prompts_are_cut_so_that_steps_take_the_target() -> None:
     assert max(counts) == 200
 
 
-def test_where_there_were_several_tenants_steps_take_a_part_of_the_target() -> None:
+@pytest.mark.parametrize(
+    ("first", "least", "most"),
+    # While nothing is known of decodes, an eighth of the target; then what is worth a step that takes 1 ms with one.
+    [(prompt(2), 98, 100), (prompt(1), LEAST_SHARED, LEAST_SHARED)],
+)
+def test_where_there_were_several_tenants_steps_are_short(first: list[int], least: int, most: int) -> None:
     simulation = Simulation(2000, config=config(8, 4096, target_itl=0.8), seconds=lambda plan: plan.num_tokens / 1000)
-    simulation.submit(make_request(0, prompt(1), 1, tenant="quiet"))
+    simulation.submit(make_request(0, first, 1, tenant="quiet"))
     simulation.run()
     simulation.submit(make_request(1, prompt(3000), 1, tenant="noisy"))
     simulation.run()
-    assert all(98 <= plan.num_tokens <= 100 for plan in simulation.plans[3:-1])
+    assert all(least <= plan.num_tokens <= most for plan in simulation.plans[3:-1])

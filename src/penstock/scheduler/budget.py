@@ -14,8 +14,12 @@ class Allowances:
     takes what it can, so nothing is bounded where there is one tenant.
     """
 
-    def __init__(self, budget: int, demands: Iterable[tuple[Sequence, int]], waiting: WaitingQueue) -> None:
+    def __init__(
+        self, budget: int, demands: Iterable[tuple[Sequence, int]], waiting: WaitingQueue, *, least: int
+    ) -> None:
         """`demands` say who is in the step and how many tokens of a prompt each could compute, first one who could.
+
+        Where tenants share it, the `least` tokens of prompts are worth a step.
 
         `waiting` knows how many tenants a priority has, in the step or not, and what they were served.
         """
@@ -33,7 +37,7 @@ class Allowances:
         for priority, tenants in sorted(by_priority.items()):
             known = waiting.tenants(priority)
             if known > 1:
-                self._left[priority] = share_out(max(0, budget), tenants, beside=known > len(tenants))
+                self._left[priority] = share_out(max(0, budget), tenants, least=least, beside=known > len(tenants))
             budget -= sum(demand.tokens for demand in tenants.values())
 
     def of(self, sequence: Sequence, most: int) -> int:

@@ -13,7 +13,7 @@ from penstock.scheduler.pace import LEAST_PROMPT
 # A token of output is worth two of prompt, as in the paper: it takes a row of a step for itself.
 PROMPT_COST = 1.0
 OUTPUT_COST = 2.0
-# Where there are several tenants, a step has room for this part of its budget, or for `LEAST_PROMPT` tokens of prompts.
+# Where there are several tenants, a step has room for this part of its budget, or for what is worth one.
 SHARED_PART = 8
 # Tenants without requests whose counters are remembered, in one priority.
 MAX_IDLE = 1024
@@ -140,13 +140,15 @@ class Demand:
         return self.served + PROMPT_COST * ((self.first or self.tokens) - self.charged) / self.weight
 
 
-def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) -> dict[str, int]:
+def share_out(
+    budget: int, demands: dict[str, Demand], *, least: int = LEAST_PROMPT, beside: bool = False
+) -> dict[str, int]:
     """Shares of `budget` for the prompts of several tenants in one step, by weight.
 
     A step lasts as long as all that it computes, so those who want least (nothing, where they only decode) are not made
-    to wait for all that others could compute besides: it ends with theirs, but is as long as it takes for weights to be
-    read for many tokens at a time. Tenants `beside` them are taken to want nothing too, since whoever comes next waits
-    for the step's end.
+    to wait for all that others could compute besides: it ends with theirs, but has the `least` tokens that are worth a
+    step, so that weights are read for many at a time, and does not cut a short prompt in two. Tenants `beside` them are
+    taken to want nothing too, since whoever comes next waits for the step's end.
 
     Shares are max-min fair. But who wants less than others, and would be through before them all (by finish tags, as in
     weighted fair queueing: Demers et al., "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989), leads:
@@ -155,7 +157,8 @@ def share_out(budget: int, demands: dict[str, Demand], *, beside: bool = False) 
     """
     ordered = sorted(demands.items(), key=lambda item: item[1].wanted)
     weights = sum(demand.weight for demand in demands.values())
-    size = max(budget // SHARED_PART, LEAST_PROMPT)
+    shortest = min((demand.first or demand.tokens for demand in demands.values() if demand.tokens), default=0)
+    size = max(budget // SHARED_PART, least, shortest if shortest <= LEAST_PROMPT else 0)
     ends_with_least = not beside and ordered[0][1].tokens > 0
     shares: dict[str, int] = {}
     if (leader := _leader(ordered)) is not None:

@@ -7,6 +7,10 @@ from penstock.core.plan import StepPlan
 # this part of what the rest of the step takes.
 LEAST_PROMPT = 64
 LEAST_PART = 0.5
+# Where there are several tenants it may have fewer, since who comes next waits for its end: as many as take so many
+# times as long as a step of decodes, but no fewer than this.
+LEAST_SHARED = 32
+SHARED_WORTH = 3
 # Where no time is asked for, a step with a prompt in it takes at most so many times as long as those before it that
 # only decoded, unless it had fewer tokens of prompts than this: for them, what a step costs by itself is too much.
 STRETCH = 2
@@ -61,23 +65,32 @@ class Pace:
             self._more += NEWEST * (more - self._more)
             self._longer += NEWEST * (max(0.0, seconds - self._decoding) - self._longer)
         # Decodes, short prompts, and steps in the background, say little of prompts; unless there was room for no more.
-        if seconds > 0 and tokens >= min(LEAST_PROMPT, self._budget) and tokens > len(plan.rows):
+        if seconds > 0 and tokens >= min(LEAST_SHARED, self._budget) and tokens > len(plan.rows):
             self._tokens += NEWEST * (tokens - self._tokens)
             self._seconds += NEWEST * (seconds - self._seconds)
 
-    def budget(self, most: int, decodes: int) -> int:
-        """Tokens for the next step, beside `decodes` that are in it whatever they take; at most `most`."""
-        self._budget = most if self._target is None else self._tokens_for(self._target, most, decodes)
+    def budget(self, most: int, decodes: int, *, shared: bool = False) -> int:
+        """Tokens for the next step, beside `decodes` that are in it whatever they take; at most `most`.
+
+        Of a machine that is `shared`, who comes next may be another's, and waits for its end as one does who decodes.
+        """
+        self._budget = most if self._target is None else self._tokens_for(self._target, most, decodes, shared)
         return self._budget
 
-    def _tokens_for(self, target: float, most: int, decodes: int) -> int:
+    def least_shared(self) -> int:
+        """Tokens of prompts that are worth a step where there are several tenants."""
+        if not (self._decoding and self._seconds):
+            return LEAST_PROMPT
+        return max(LEAST_SHARED, self._within(SHARED_WORTH * self._decoding, LEAST_PROMPT))
+
+    def _tokens_for(self, target: float, most: int, decodes: int, shared: bool) -> int:
         # Until a first step was measured, one that is worth its while says how fast they are.
         wanted, least = self._within(target, most), LEAST_PROMPT
         if decodes and self._longer and self._asked:
             each = self._longer / self._more
             wanted = max(wanted, decodes + int(max(0.0, target - self._decoding) / each))
             least = max(1, min(LEAST_PROMPT, int(LEAST_PART * self._decoding / each)))
-        if decodes and self._decoding and not self._asked:
+        if (decodes or shared) and self._decoding and not self._asked:
             wanted = min(wanted, max(self._within(STRETCH * self._decoding, most), decodes + ENOUGH_PROMPT))
         return min(most, max(wanted, decodes + least))
 

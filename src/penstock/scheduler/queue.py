@@ -195,6 +195,11 @@ class WaitingQueue:
         found = self._priorities.get(priority)
         return found.seconds() if found else iter(())
 
+    @property
+    def shared(self) -> bool:
+        """Whether there were ever several tenants."""
+        return len(self._tenants) > 1
+
     def tenants(self, priority: int) -> int:
         """How many tenants to reckon with in that priority: those it knows, or two where there were ever so many."""
         found = self._priorities.get(priority)

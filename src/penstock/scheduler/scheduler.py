@@ -123,7 +123,7 @@ class Scheduler:
         self.cache.pool.tick(now)
         self._yield_to_priority()
         decodes = sum(sequence.pending == 1 for sequence in self._running if not sequence.background)
-        budget = self._pace.budget(self.config.max_num_batched_tokens, decodes)
+        budget = self._pace.budget(self.config.max_num_batched_tokens, decodes, shared=self._waiting.shared)
         draft = Draft(self._next_plan, budget, self.config.max_scored_positions)
         self._plan_class(draft, background=False)
         if not draft.rows:
@@ -198,9 +198,9 @@ class Scheduler:
         )
         demands = [(sequence, count) for sequence, count in chunks if count > 0]
         if not demands:
-            return Allowances(0, (), self._waiting)
+            return Allowances(0, (), self._waiting, least=0)
         demands += [(sequence, 0) for sequence, _ in running]
-        return Allowances(draft.budget - decodes, demands, self._waiting)
+        return Allowances(draft.budget - decodes, demands, self._waiting, least=self._pace.least_shared())
 
     def _reserve_or_preempt(self, sequence: Sequence, count: int, draft: Draft) -> bool:
         """Reserve slots, taking blocks from later sequences if need be. False: it stands still for this step."""
