@@ -20,6 +20,9 @@ class Failing:
         self._executor = executor
         self._failures = failures
 
+    def use_idle_time(self) -> None:
+        """There is nothing that could wait."""
+
     def execute(self, plan: StepPlan) -> StepHandle:
         answer = self._executor.execute(plan)
         if plan.number in self._failures:

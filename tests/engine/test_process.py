@@ -1,6 +1,8 @@
 """The engine in its own process: outputs, refusals, cancellation."""
 
 import asyncio
+import re
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -14,9 +16,11 @@ from penstock.core.errors import (
     PenstockError,
 )
 from penstock.engine.interface import RequestOutput
+from penstock.engine.worker import IDLE_SECONDS
 from support.checkpoints import make
 
 PROMPT = list(range(10, 60))
+POOL = 64 << 20
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +131,28 @@ def test_the_engine_ends_with_its_client(checkpoint: Path) -> None:
         return process.wait(timeout=10)
 
     assert asyncio.run(main()) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be asked for memory before it is touched")
+def test_memory_is_made_ready_whenever_there_is_nothing_to_do(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before the first request, and after it although there was nothing to do before."""
+
+    def resident(engine: AsyncEngine) -> int:
+        status = Path(f"/proc/{engine._engine.process_id}/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+)", status)[1]) << 10  # type: ignore[index]
+
+    async def use(engine: AsyncEngine) -> None:
+        before = resident(engine)
+        await asyncio.sleep(1.5 * IDLE_SECONDS)
+        assert resident(engine) < before + POOL // 4
+        await collect(engine, SamplingParams(max_tokens=2, ignore_eos=True))
+        assert resident(engine) < before + POOL // 2
+        while resident(engine) < before + POOL * 3 // 4:
+            await asyncio.sleep(0.05)
+
+    with_engine(checkpoint, use, kv_cache_memory=POOL)
 
 
 def test_what_keeps_an_engine_from_starting_is_raised(checkpoint: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import sys
+import threading
 import time
 
 import numpy as np
@@ -70,6 +71,44 @@ def test_a_long_prompt_may_take_many_rows_at_once() -> None:
         wait_for(array, 5 * PIECE + PIECE // 2)
         # What was passed over is touched by whoever uses it.
         assert not resident(array, 2 * PIECE)
+
+
+@linux
+def test_in_idle_time_more_is_ready_once_anything_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = arrays()
+    pool = Ahead(both)
+    pool.use_idle_time()
+    assert pool._helper is None
+    monkeypatch.setattr(ahead, "IDLE_BYTES", 4 * PIECE * (ROW + ROW // 4))
+    pool.reached(0)
+    pool.use_idle_time()
+    for array in both:
+        wait_for(array, 4 * PIECE - 1)
+        assert not resident(array, 6 * PIECE)
+    # What is ready already is not asked for again.
+    pool.reached(3 * PIECE)
+    assert pool._newest is not None and pool._ready == 1 + 4 * PIECE
+
+
+def test_whoever_uses_rows_stops_what_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, going, go_on = [], threading.Event(), threading.Event()
+
+    def stay(array: NDArray[np.uint8], first: int, end: int) -> bool:
+        asked.append((first, end))
+        going.set()
+        return go_on.wait(20)
+
+    monkeypatch.setattr(ahead, "populate", stay)
+    pool = Ahead([untouched(ROW)])
+    pool.reached(0)
+    pool.use_idle_time()
+    assert going.wait(20)
+    # One is under way, and the others have not begun.
+    pool.reached(PIECE)
+    assert pool._newest is not None and pool._ready == 1 + 2 * PIECE
+    go_on.set()
+    assert pool._newest.result(timeout=20)
+    assert asked == [(1, 1 + PIECE), (1 + PIECE, 1 + 2 * PIECE)]
 
 
 @linux

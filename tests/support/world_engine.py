@@ -104,6 +104,9 @@ class WatchedExecutor:
         self._scheduler = scheduler
         self._world = world
 
+    def use_idle_time(self) -> None:
+        """There is nothing that could wait."""
+
     def execute(self, plan: StepPlan) -> _Done:
         requests = [self._scheduler._sequences[row.sequence].request for row in plan.rows]
         self.computing = frozenset(request.request_id for request in requests)

@@ -30,6 +30,9 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepHandle:
         """Start computing `plan`."""
 
+    def use_idle_time(self) -> None:
+        """Do what can wait, and does not keep the next step waiting."""
+
 
 class GrammarCompiler(Protocol):
     """Makes grammars ready for the executor; may be called on any thread."""
@@ -85,6 +88,7 @@ class EngineCore:
         """Do what no request has needed so far and some will."""
         if self._grammars is not None:
             self._grammars.load()
+        self._executor.use_idle_time()
 
     def prepare(self, request: Request) -> None:
         """Make ready what the request needs, on any thread; raises RequestError where that is impossible."""

@@ -251,6 +251,7 @@ class _Loop:
                 prepared.append((request.request_id, seconds))
             facts = None
             if self.busy:
+                self._rested = False
                 self._cpu_wait.begin_step(core.clock())
                 outputs += core.step()
                 if core.failure is not None:

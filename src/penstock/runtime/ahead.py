@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 # What is made ready at a time, in each array: a huge page.
 PIECE_BYTES = 2 << 20
+# What is made ready behind the rows in use while nobody waits, in all arrays together.
+IDLE_BYTES = 256 << 20
 PAGE_BYTES = mmap.PAGESIZE
 # Of madvise(2): Linux 5.14 and later.
 POPULATE_WRITE = 23
@@ -44,7 +46,8 @@ def populate(array: NDArray[np.uint8], first: int, end: int) -> bool:
 class Ahead:
     """Keeps half a piece to one and a half of each array ready behind the rows in use, which come in ascending order.
 
-    Where the operating system does not know how, they become ready when they are touched.
+    In idle time there will be more, so that later, when every processor computes, there is less else to do. Where the
+    operating system does not know how, they become ready when they are touched.
     """
 
     def __init__(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
@@ -57,19 +60,36 @@ class Ahead:
         self._ready = 0 if self._rows > self._piece else self._rows
         self._helper: ThreadPoolExecutor | None = None
         self._newest: Future[bool] | None = None
+        # Rows below this one have been used.
+        self._used = 0
+        # In idle time: the first rows of pieces, which can wait, and what becomes of them.
+        self._waiting: list[tuple[int, Future[bool]]] = []
 
     def reached(self, row: int) -> None:
-        """Rows up to this one are used now."""
+        """Rows up to this one are used now, and so nobody has time for what can wait."""
+        self._used = max(self._used, row + 1)
+        while self._waiting and self._waiting[-1][1].cancel():
+            self._ready, _ = self._waiting.pop()
+        self._waiting.clear()
         if row + self._piece // 2 < self._ready or self._ready == self._rows:
             return
         if self._newest is not None and self._newest.done() and not self._newest.result():
             self._ready = self._rows
             return
+        self._newest = self._begin(max(row + 1, self._ready))
+
+    def use_idle_time(self) -> None:
+        """Make more ready until rows are used again; nothing where none ever were."""
+        end = self._used and self._used + IDLE_BYTES // sum(array.strides[0] for array in self._arrays)
+        while self._ready < min(end, self._rows):
+            first = self._ready
+            self._waiting.append((first, self._begin(first)))
+
+    def _begin(self, first: int) -> Future[bool]:
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, "kv-pages")
-        first = max(row + 1, self._ready)
         self._ready = min(self._rows, first + self._piece)
-        self._newest = self._helper.submit(_populate_all, self._arrays, first, self._ready)
+        return self._helper.submit(_populate_all, self._arrays, first, self._ready)
 
 
 def _populate_all(arrays: Sequence[NDArray[np.uint8]], first: int, end: int) -> bool:

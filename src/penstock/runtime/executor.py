@@ -108,6 +108,7 @@ class ModelExecutor:
         self._model = model
         self._make_encoder = encoder
         self._encoder: Model | None = None
+        self._storage = storage
         self._storages: list[Blocks] = [storage]
         if proposer is not None:
             self._storages += proposer.storages
@@ -144,6 +145,10 @@ class ModelExecutor:
         samples = tuple(self._compute(plan))
         seconds = time.perf_counter() - started
         return CompletedStep(StepResult(plan.number, samples, seconds, self._sampling_seconds, self._drafting_seconds))
+
+    def use_idle_time(self) -> None:
+        """Do what can wait, and does not keep the next step waiting."""
+        self._storage.use_idle_time()
 
     def warm_up(self) -> None:
         """Compute one token into a block that nobody holds yet, so that the first request need not pay for it."""

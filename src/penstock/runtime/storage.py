@@ -39,7 +39,8 @@ class KVStorage:
 
     Whatever the `layout` within a block, its memory is one piece of each plane, so that blocks are copied and cleared
     without a look at it. The layers at the same place of different groups share an array, since groups share block ids.
-    Memory is zeroed lazily by the operating system, so a pool costs what has been used of it, and a little more.
+    Memory is zeroed lazily by the operating system, so a pool costs what has been used of it, and a little more (in idle
+    time, 256 MiB).
     """
 
     def __init__(self, spec: KVSpec, num_blocks: int, layout: KVLayout = "slots") -> None:
@@ -84,6 +85,10 @@ class KVStorage:
         for memory in self._memories:
             memory[blocks] = 0
         self._ahead.reached(max(blocks, default=0))
+
+    def use_idle_time(self) -> None:
+        """Have more memory made ready, beside whatever comes."""
+        self._ahead.use_idle_time()
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copy whole blocks of all layers, in order."""
