@@ -2,8 +2,10 @@
 
 import itertools
 import os
+import shutil
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,11 +18,12 @@ from penstock.assembly.scoring import CALIBRATION_SEED, COMPARISON_SEED, ScoredT
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.checkpoint import Checkpoint, open_checkpoint
+from penstock.loading.tensors import read_tensor
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.layouts import LAYOUTS
 from penstock.quantization.quality import Comparison, Quality
-from penstock.quantization.recipe import Recipe
+from penstock.quantization.recipe import GGUF_TYPES, Recipe
 from penstock.quantization.rtn import Grid
 from support import checkpoints
 from support.stepping import all_logits, make_stepper
@@ -109,6 +112,87 @@ def test_every_family_can_be_written(tmp_path: Path) -> None:
         make_stepper(out)
         write(original, Recipe("awq", Grid(4, 16), "awq"), TEXTS, tmp_path / f"{family}-awq")
         make_stepper(tmp_path / f"{family}-awq")
+
+
+SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 2, "head_dim": 64}
+# What GGUF files have a place for.
+IN_GGUF: dict[str, dict[str, object]] = {
+    "llama": {"rope_parameters": {**checkpoints._LLAMA3_ROPE, "original_max_position_embeddings": 8192}},
+    "mistral": {"sliding_window": None},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {},
+    "gemma3": {"query_pre_attn_scalar": 64, "attn_logit_softcapping": None},
+}
+
+
+def numbers_of(file: Path, plain: Path, into: Path) -> Path:
+    """A checkpoint like `plain` with the numbers that a GGUF file's tensors stand for."""
+    entries = open_checkpoint(file).tensors
+    shutil.copytree(plain, into)
+    tensors = {name: read_tensor(entries[name]).float().contiguous() for name in load_file(plain / "model.safetensors")}
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
+    return into
+
+
+@pytest.mark.parametrize("family", checkpoints.FAMILIES)
+def test_every_family_can_be_a_gguf_file(tmp_path: Path, family: str) -> None:
+    plain = checkpoints.make(family, tmp_path / family, **{**SIZES, **IN_GGUF[family]})
+    limits = {"Q8_0": 1e-4, "Q4_0": 0.02, "Q4_K": 0.01, "Q6_K": 1e-3}
+    for kind, grid in GGUF_TYPES.items():
+        out = tmp_path / f"{kind}.gguf"
+        errors = write(plain, Recipe("rtn", grid, kind), [], out)
+        assert all(0 < error < limits[kind] for block in errors for error in block.values())
+        same = numbers_of(out, plain, tmp_path / f"{family} {kind}")
+        expected, found = (all_logits(make_stepper(path), PROMPTS, None) for path in (same, out))
+        assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+        original = torch.cat(list(all_logits(make_stepper(plain), PROMPTS, None)))
+        # These models' attention is so peaked that fewer bits change much of it.
+        if kind == "Q8_0":
+            assert (torch.cat(list(found)) - original).norm() < 0.15 * original.norm()
+    reader = gguf.GGUFReader(tmp_path / "Q4_K.gguf")
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
+    assert kinds["blk.0.attn_q.weight"] == "Q4_K" and kinds["token_embd.weight"] == kinds["output_norm.weight"] == "F32"
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_calibrated_gguf_file_goes_on_where_it_was_interrupted(tmp_path: Path, method: str) -> None:
+    plain = checkpoints.make("llama", tmp_path / "model", **{**SIZES, **IN_GGUF["llama"]})
+    recipe = Recipe(method, GGUF_TYPES["Q4_0"], "Q4_0")
+    whole = write(plain, recipe, TEXTS, tmp_path / "whole.gguf")
+    checkpoint, declaration = opened(str(plain))
+    out = tmp_path / "parts.gguf"
+    first = list(itertools.islice(quantize_model(checkpoint, declaration, recipe, TEXTS, out), 2))
+    assert [done.error for done in first] == whole[:2] and not out.exists()
+    rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out))
+    assert [done.resumed for done in rest] == [True, True, False]
+    assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "parts.gguf", "whole.gguf"]
+    with pytest.raises(ConfigurationError, match=r"parts.gguf is there already"):
+        write(plain, recipe, TEXTS, out)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "changes", "says"),
+    [
+        ("mistral", "Q8_0", {}, "has no name for"),
+        ("llama", "Q8_0", {}, "divides|has no name for"),
+        ("qwen3", "Q4_K", {"intermediate_size": 96}, "not in blocks of 256"),
+    ],
+)
+def test_what_a_gguf_file_has_no_place_for_is_said_first(
+    tmp_path: Path, family: str, kind: str, changes: dict[str, object], says: str
+) -> None:
+    plain = checkpoints.make(family, tmp_path / "model", **{**SIZES, **changes})
+    with pytest.raises(ConfigurationError, match=says):
+        write(plain, Recipe("rtn", GGUF_TYPES[kind], kind), [], tmp_path / "a.gguf")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_gguf_file_is_called_one(tmp_path: Path) -> None:
+    plain = checkpoints.make("qwen3", tmp_path / "model", **SIZES)
+    with pytest.raises(ConfigurationError, match=r"ends with \.gguf"):
+        write(plain, Recipe("rtn", GGUF_TYPES["Q8_0"], "Q8_0"), [], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_an_interrupted_run_goes_on(model: Path, tmp_path: Path) -> None:

@@ -33,17 +33,33 @@ def test_a_checkpoint_is_written_and_compared(model: Path, penstock_here: Run, t
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_gguf_file_is_written_and_compared(penstock_here: Run, tmp_path: Path) -> None:
+    model = checkpoints.make("qwen3", tmp_path / "model", num_key_value_heads=2, head_dim=32)
+    out = tmp_path / "small.gguf"
+    done = penstock_here("quantize", str(model), "--out", str(out), "--format", "Q8_0", "--method", "rtn")
+    assert done.returncode == 0, done.stderr
+    assert f"penstock evaluate {model} {out}" in done.stdout and not (tmp_path / "small.gguf.parts").exists()
+    text = tmp_path / "text.txt"
+    text.write_text("The rain fell on the roof of the old house. " * 40)
+    done = penstock_here("evaluate", str(model), str(out), "--text", str(text), "--context", "64")
+    assert "same top" in done.stdout.lower(), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (("--method", "magic"), "rtn, gptq"),
+        (("--format", "Q4_K"), "by --method rtn only"),
+        (("--format", "Q4_0", "--method", "mixed", "--bits", "3.5"), "leave --bits out"),
+        (("--format", "Q4_0", "--method", "fp8"), "--format Q4_0 cannot hold"),
+        (("--format", "Q8_0", "--method", "rtn", "--group-size", "64"), "leave --group-size out"),
         (("--bits", "3.5"), "only --method mixed"),
         (("--method", "mixed"), "an average from 2 to 8"),
         (("--method", "magic", "--bits", "3.5"), "rtn, gptq"),
         (("--method", "fp8", "--bits", "4"), "no use for --bits"),
         (("--method", "awq", "--damping", "0.1"), "no use for --damping"),
         (("--method", "rtn", "--samples", "3", "--group-size", "32"), "leave --samples out"),
-        (("--format", "exl2"), "compressed-tensors, gptq, awq"),
+        (("--format", "exl2"), "compressed-tensors, gptq, awq, Q8_0, Q4_0, Q4_K, Q6_K"),
         (("--group-size", "48"), "groups of 48"),
         (("--sample-len", "2", "--group-size", "32"), "no calibration texts"),
         (("--sample-len", "100000", "--group-size", "32"), "positions"),

@@ -148,7 +148,6 @@ def test_memory_is_made_ready_whenever_there_is_nothing_to_do(
         await asyncio.sleep(1.5 * IDLE_SECONDS)
         assert resident(engine) < before + POOL // 4
         await collect(engine, SamplingParams(max_tokens=2, ignore_eos=True))
-        assert resident(engine) < before + POOL // 2
         while resident(engine) < before + POOL * 3 // 4:
             await asyncio.sleep(0.05)
 

@@ -1,27 +1,17 @@
 """Tokenizers of GGUF files encode as those that they came from."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from penstock.bundled.registry import find_bundled
 from penstock.core.errors import TokenizerError
 from penstock.loading.gguf import read_gguf
-from penstock.text.gguf_tokenizer import _PATTERNS, gguf_tokenizer
+from penstock.text.gguf_tokenizer import gguf_tokenizer
 from penstock.text.tokenizer import load_tokenizer
 from support.gguf_files import finish, write_tokenizer
-from support.tokenizers_made import CORPUS, SPECIAL, make_raw, save
-
-AWKWARD = [
-    "", " ", "  ", "a", " a", "a ", "the quick brown fox", "The QUICK  brown\tfox\r\n\r\n jumps", "I'm, you're, HE'LL",
-    "1234567890 12 345 6,789.01", "naïve café, e\u0301tude", "日本語 テスト 👩‍🚀🚀", "\u00a0\u2003x\u200b",
-    "<s>the</s> <|im_start|>",
-    "two words<think>", "\n\n\n", "   indented\n   text   ", "a\u0000b", "▁▁ _", "()[]{}!!!???...\n", "ﬁ Ⅷ ½", "<0x41>",
-]  # fmt: skip
+from support.gguf_tokenizers import AWKWARD, GGUF_KINDS, folder_of
 
 
 def written(folder: Path, file: Path) -> Path:
@@ -31,37 +21,7 @@ def written(folder: Path, file: Path) -> Path:
     return file
 
 
-def split_raw(named: str) -> Tokenizer:
-    """One whose words are those of a published family."""
-    raw = Tokenizer(models.BPE(ignore_merges=named == "llama-bpe"))
-    split = pre_tokenizers.Split(Regex(_PATTERNS[named]), "isolated")
-    raw.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-    if named == "qwen2":
-        raw.normalizer = normalizers.NFC()
-    raw.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, special_tokens=list(SPECIAL), show_progress=False, initial_alphabet=alphabet
-    )
-    raw.train_from_iterator([*CORPUS, *AWKWARD] * 3, trainer)
-    raw.add_tokens([AddedToken("<think>", special=False), AddedToken("two words", special=False)])
-    return raw
-
-
-def folder_of(kind: str, path: Path) -> Path:
-    if kind == "haiku":
-        bundled = find_bundled("haiku")
-        assert bundled is not None
-        return bundled.installed()
-    raw = split_raw(kind) if kind in _PATTERNS else make_raw(kind)
-    content = json.loads(raw.to_str())
-    for token in content["added_tokens"]:
-        # A file does not say of a token that it is looked for in normalized text.
-        token["normalized"] = False
-    return save(Tokenizer.from_str(json.dumps(content)), path)
-
-
-@pytest.mark.parametrize("kind", ["byte_level", "llama2", "gemma", "llama-bpe", "qwen2", "haiku"])
+@pytest.mark.parametrize("kind", GGUF_KINDS)
 def test_texts_are_encoded_as_by_the_original(tmp_path: Path, kind: str) -> None:
     folder = folder_of(kind, tmp_path / "model")
     original = load_tokenizer(folder)

@@ -5,7 +5,7 @@ calibrated on what those before them have become.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from penstock.assembly.calibration import BlockRunner
+from penstock.assembly.gguf_output import check_file, describe, parts_of, write_file
 from penstock.assembly.quantized_block import grid_of, matrices, quantized_block, watch
 from penstock.assembly.quantized_files import Output
 from penstock.assembly.sensitivity import sensitivities
@@ -22,11 +23,12 @@ from penstock.layers.decoder import DecoderBlock
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import Checkpoint, read_bytes
 from penstock.loading.packing import IN_OWN_PRECISION
-from penstock.loading.quantized import combined
+from penstock.loading.quantized import Entry, combined
 from penstock.loading.safetensors import TensorEntry, read_header
 from penstock.loading.tensors import read_tensor
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
+from penstock.quantization.gguf_types import BLOCK_TYPES
 from penstock.quantization.layouts import LAYOUTS, byte_config
 from penstock.quantization.recipe import BYTES, Recipe
 from penstock.quantization.rtn import Grid
@@ -77,6 +79,8 @@ class _Part:
 def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe) -> None:
     """Raise ConfigurationError where the recipe cannot be followed for this model."""
     recipe.check()
+    if recipe.in_gguf:
+        describe(checkpoint, declaration, recipe.layout)
     for name, entry in checkpoint.locate(declaration).items():
         if isinstance(entry, TensorEntry) and entry.name != name:
             raise ConfigurationError(
@@ -88,6 +92,11 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
     for block in declaration.decoder.blocks:
         for spec in matrices(block):
             inputs = spec.shape[1]
+            if recipe.in_gguf and inputs % BLOCK_TYPES[recipe.layout].elements:
+                raise ConfigurationError(
+                    f"{spec.name} has {inputs} inputs, which are not in blocks of "
+                    f"{BLOCK_TYPES[recipe.layout].elements}, as --format {recipe.layout} has them; give another one."
+                )
             if recipe.grid.group and inputs % recipe.grid.group:
                 raise ConfigurationError(
                     f"{spec.name} has {inputs} inputs, which are not in groups of {recipe.grid.group}; give another "
@@ -103,13 +112,15 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
 def quantize_model(
     checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe, texts: Sequence[list[int]], out: Path
 ) -> Iterator[Measured | Done]:
-    """Write the model into the directory `out`, and yield each projection that is measured and block that is finished.
+    """Write the model as the directory or file `out`; yield each projection that is measured and block that is done.
 
     `texts` are what is calibrated on, where the recipe is; else none. Raises ConfigurationError where `out` has
     something else than what an interrupted run with this recipe left there.
     """
     decoder, entries = declaration.decoder, checkpoint.locate(declaration)
-    output = Output(out, len(decoder.blocks) + 1)
+    if recipe.in_gguf:
+        check_file(out)
+    output = Output(parts_of(out) if recipe.in_gguf else out, len(decoder.blocks) + 1)
     output.begin(checkpoint, recipe, texts)
     dtype = torch.bfloat16 if declaration.dtype == "bfloat16" else torch.float32
 
@@ -139,14 +150,16 @@ def quantize_model(
             tensors, errors = quantized_block(block, entries, recipe, widths, seen)
             output.save(tensors, index)
         if runner is not None and index < len(decoder.blocks) - 1:
-            declared = _declared([block], recipe, widths)
-            states = list(runner.run(block, _rounded(file, block, declared, dtype), texts, states))
+            states = list(runner.run(block, _rounded(file, block, recipe, widths, dtype), texts, states))
         bits = {spec.name: widths[spec.name] for spec in matrices(block) if spec.name in widths}
         yield Done(index, errors, bits, resumed)
     rest = (decoder.embedding_weight, decoder.norm.weight, *decoder.output.weights)
     names = sorted({part.tensor for spec in rest for part in spec.parts})
     output.save({name: read_tensor(entries[name]).contiguous().clone() for name in names}, output.count - 1)
-    output.finish(checkpoint, _declared(decoder.blocks, recipe, widths))
+    if recipe.in_gguf:
+        write_file(output, describe(checkpoint, declaration, recipe.layout), declaration, recipe.layout, out)
+    else:
+        output.finish(checkpoint, _declared(decoder.blocks, recipe, widths))
 
 
 def _declared(blocks: Sequence[DecoderBlock], recipe: Recipe, widths: Mapping[str, int]) -> dict[str, Any]:
@@ -161,11 +174,27 @@ def _declared(blocks: Sequence[DecoderBlock], recipe: Recipe, widths: Mapping[st
     return LAYOUTS[recipe.layout].config(grids)
 
 
-def _rounded(file: Path, block: DecoderBlock, declared: dict[str, Any], dtype: torch.dtype) -> dict[str, Weight]:
+def _rounded(
+    file: Path, block: DecoderBlock, recipe: Recipe, widths: Mapping[str, int], dtype: torch.dtype
+) -> dict[str, Weight]:
     """The block's weights as whoever loads the file has them."""
-    entries = combined(read_header(file), declared["quant_method"], declared, read_bytes)
+    entries: Mapping[str, Entry]
+    if recipe.in_gguf:
+        entries = _as_blocks(read_header(file), block, recipe.layout)
+    else:
+        declared = _declared([block], recipe, widths)
+        entries = combined(read_header(file), declared["quant_method"], declared, read_bytes)
     found: dict[str, Weight] = {}
     for spec in block.weights:
         numbers = torch.cat([read_tensor(entries[part.tensor]) for part in spec.parts])
         found[spec.name] = IN_OWN_PRECISION(spec, numbers.to(dtype))
     return found
+
+
+def _as_blocks(header: Mapping[str, TensorEntry], block: DecoderBlock, kind: str) -> dict[str, TensorEntry]:
+    """The same with projections, which are stored as bytes, as the blocks that these are."""
+    parts = {part.tensor: part.shape for spec in matrices(block) for part in spec.parts}
+    return {
+        name: replace(entry, dtype=kind, shape=parts[name]) if name in parts else entry
+        for name, entry in header.items()
+    }

@@ -13,12 +13,13 @@ from penstock.kernels.packing import Weight
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.weights import WeightSpec
 from penstock.loading.quantized import Entry
-from penstock.loading.tensors import read_tensor
+from penstock.loading.tensors import Integers, read_tensor
 from penstock.quantization.awq import migrated, search_factors
+from penstock.quantization.gguf_encoding import of_integers, of_numbers
 from penstock.quantization.gptq import Hessian, output_error, quantize_gptq
 from penstock.quantization.grouped import Grouped
 from penstock.quantization.layouts import LAYOUTS, byte_tensors
-from penstock.quantization.recipe import BYTES, FOLDING, Recipe
+from penstock.quantization.recipe import BYTES, FOLDING, K_TYPES, Recipe
 from penstock.quantization.rtn import Grid, quantize_rtn
 from penstock.quantization.scaled import RowBytes, row_bytes
 
@@ -116,20 +117,28 @@ def quantized_block(
         first = 0
         for part in spec.parts:
             matrix, module = found.rows(slice(first, first + part.shape[0])), part.tensor.removesuffix(".weight")
-            if isinstance(matrix, RowBytes):
-                tensors |= byte_tensors(module, matrix)
-            else:
-                tensors |= LAYOUTS[recipe.layout].tensors(module, matrix, grid)
+            tensors |= _stored(module, matrix, grid, recipe)
             first += part.shape[0]
     return tensors, errors
 
 
-def rounded(
-    spec: WeightSpec, weight: Tensor, grid: Grid, recipe: Recipe, inputs: Calibrated | None
-) -> Grouped | RowBytes:
+def _stored(module: str, matrix: Integers, grid: Grid, recipe: Recipe) -> dict[str, Tensor]:
+    """The tensors that a projection is stored as."""
+    if isinstance(matrix, RowBytes):
+        return byte_tensors(module, matrix)
+    if recipe.in_gguf:
+        blocks = of_integers(matrix, recipe.layout) if isinstance(matrix, Grouped) else matrix
+        return {f"{module}.weight": blocks.raw.contiguous()}
+    assert isinstance(matrix, Grouped), "only GGUF files have other blocks"
+    return LAYOUTS[recipe.layout].tensors(module, matrix, grid)
+
+
+def rounded(spec: WeightSpec, weight: Tensor, grid: Grid, recipe: Recipe, inputs: Calibrated | None) -> Integers:
     """A projection's weight [outputs, inputs] by the recipe's method. Raises ConfigurationError where that fails."""
     if recipe.method in BYTES:
         return row_bytes(weight, BYTES[recipe.method])
+    if recipe.layout in K_TYPES:
+        return of_numbers(weight, recipe.layout)
     if inputs is None or recipe.method == "awq":
         return quantize_rtn(weight, grid, None if inputs is None else inputs.hessian)
     try:

@@ -21,7 +21,7 @@ from penstock.quantization.recipe import Recipe
 from penstock.quantization.widths import Sensitivity
 
 STATE = "quantize.json"
-_PARTIAL = ".partial"
+PARTIAL = ".partial"
 # Of the model's other files, those that a tokenizer and a template are in.
 _COPIED = (".json", ".jinja", ".model", ".txt")
 _TEMPLATES = "additional_chat_templates"
@@ -50,7 +50,7 @@ class Output:
                     f"{out} has another run's blocks; give an empty directory, or its own settings."
                 )
             return
-        if out.exists() and (not out.is_dir() or any(each.name != STATE + _PARTIAL for each in out.iterdir())):
+        if out.exists() and (not out.is_dir() or any(each.name != STATE + PARTIAL for each in out.iterdir())):
             raise ConfigurationError(f"{out} is there already, and not empty; give a directory that can be made.")
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -77,10 +77,10 @@ class Output:
         return found
 
     def _write_state(self, state: dict[str, Any]) -> None:
-        partial = self.path / (STATE + _PARTIAL)
+        partial = self.path / (STATE + PARTIAL)
         try:
             partial.write_text(json.dumps(state, indent=1))
-            _replace(partial, self.path / STATE)
+            replace_file(partial, self.path / STATE)
         except OSError as error:
             raise ConfigurationError(f"{self.path} cannot be written to: {error.strerror}.") from None
 
@@ -91,12 +91,12 @@ class Output:
     def save(self, tensors: dict[str, Tensor], index: int) -> None:
         """Write a file of tensors. Raises ConfigurationError where that fails."""
         file = self.shard(index)
-        partial = file.with_name(file.name + _PARTIAL)
+        partial = file.with_name(file.name + PARTIAL)
         try:
             save_file(tensors, partial, metadata={"format": "pt"})
             # The library lets nobody else read what it writes.
             shutil.copymode(file.parent / STATE, partial)
-            _replace(partial, file)
+            replace_file(partial, file)
         except (OSError, SafetensorError) as error:
             raise ConfigurationError(
                 f"{file} cannot be written: {error}. What is finished stays for another try."
@@ -118,7 +118,7 @@ class Output:
         (self.path / STATE).unlink()
 
 
-def _replace(partial: Path, file: Path) -> None:
+def replace_file(partial: Path, file: Path) -> None:
     """Give a file its name when all of it is on the disk."""
     with partial.open("rb") as stream:
         os.fsync(stream.fileno())

@@ -310,7 +310,9 @@ def quantize(
     model: Annotated[
         str, typer.Argument(help="The checkpoint to make smaller: a directory, or a hub or bundled name.")
     ],
-    out: Annotated[Path, typer.Option(help="Directory to write; a run that was interrupted goes on in its own.")],
+    out: Annotated[
+        Path, typer.Option(help="Directory, or GGUF file, to write; a run that was interrupted goes on in its own.")
+    ],
     method: Annotated[
         str,
         typer.Option(
@@ -325,7 +327,11 @@ def quantize(
         int | None, typer.Option(help="Inputs that share a scale; 0: all. 128 by default.", min=0)
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="compressed-tensors, gptq or awq: how it is stored.")
+        str,
+        typer.Option(
+            "--format",
+            help="compressed-tensors, gptq or awq: how it is stored; Q8_0, Q4_0, Q4_K or Q6_K: a GGUF file of these.",
+        ),
     ] = "compressed-tensors",
     asymmetric: Annotated[bool, typer.Option("--asymmetric", help="Give each group a zero of its own.")] = False,
     search: Annotated[

@@ -25,7 +25,7 @@ MAGIC = b"GGUF"
 # How types begin that are not read.
 UNKNOWN = "GGUF type"
 _VERSIONS = (2, 3)
-_ALIGNMENT = 32
+ALIGNMENT = 32
 _MOST_ALIGNMENT = 1 << 16
 _MOST_DIMENSIONS = 4
 # Far above what models have, since a file can be far longer than what it takes on a disk.
@@ -232,7 +232,7 @@ def _read(file: Path, reader: _Reader, size: int) -> GgufFile:
             raise _Malformed(f"has {name} twice")
         metadata[name] = reader.value(reader.number("I"))
         reader.check_length()
-    alignment = metadata.get("general.alignment", _ALIGNMENT)
+    alignment = metadata.get("general.alignment", ALIGNMENT)
     if type(alignment) is not int or not 1 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
         raise _Malformed(
             f"has an alignment of {reprlib.repr(alignment)}, which must be a power of two up to {_MOST_ALIGNMENT}"

@@ -304,6 +304,15 @@ def _renamed(name: str, family: _Family) -> str:
     return f"{_WHOLE[stem]}.{kind}" if stem in _WHOLE else name
 
 
+def name_in_file(name: str, architecture: str) -> str:
+    """What a checkpoint's tensor is called in a file of a GGUF architecture."""
+    theirs = {ours: theirs for theirs, ours in {**FAMILIES[architecture].block, **_WHOLE}.items()}
+    if block := re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", name):
+        return f"blk.{block[1]}.{theirs[block[2]]}.{block[3]}"
+    stem, _, kind = name.rpartition(".")
+    return f"{theirs[stem]}.{kind}"
+
+
 def llama3_divisors(head_dim: int, theta: float, factor: float, low: float, high: float, original: int) -> list[float]:
     """What each frequency is divided by; see `kernels.rope`."""
     divisors = []

@@ -181,6 +181,10 @@ class Blocks:
         """The matrix in float32."""
         return dequantize(self.raw, self.kind)
 
+    def rows(self, which: slice) -> "Blocks":
+        """Some of its outputs."""
+        return Blocks(self.raw[which], self.kind, self.inputs)
+
 
 def dequantize(raw: Tensor, kind: str) -> Tensor:
     """The float32 numbers [rows, columns] in rows of whole blocks, `raw` [rows, bytes] of uint8."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,6 +13,14 @@ from penstock.quantization.rtn import Grid
 # What each method makes of weights, and whether texts show it how.
 METHODS = ("rtn", "gptq", "awq", "mixed", "smoothquant", "fp8")
 UNCALIBRATED = ("rtn", "fp8")
+# What matrices of GGUF files are rounded to, by their type. Those of the K types have scales that are integers.
+GGUF_TYPES = {
+    "Q8_0": Grid(8, 32),
+    "Q4_0": Grid(4, 32),
+    "Q4_K": Grid(4, 32, symmetric=False, searched=True),
+    "Q6_K": Grid(6, 16, searched=True),
+}
+K_TYPES = ("Q4_K", "Q6_K")
 # What matrices are stored as by the methods that have a byte for each weight and a scale for each output.
 BYTES = {"smoothquant": torch.int8, "fp8": torch.float8_e4m3fn}
 _BITS, _GROUP, _DAMPING = 4, 128, 0.01
@@ -30,7 +38,7 @@ class Recipe:
             inputs that matter made larger, "mixed" as "gptq" with a width for each projection; "smoothquant" and "fp8"
             store int8 and FP8 with a scale for each output, the former with inputs that are hard to round made smaller.
         grid: what weights are rounded to; by the last two methods it is not used.
-        layout: one of `quantization.layouts.LAYOUTS`.
+        layout: one of `quantization.layouts.LAYOUTS`, or of GGUF_TYPES, which a GGUF file has.
         average_bits: of a weight, for "mixed".
         damping, act_order: see `quantize_gptq`.
     """
@@ -48,6 +56,11 @@ class Recipe:
         return self.method not in UNCALIBRATED
 
     @property
+    def in_gguf(self) -> bool:
+        """Whether a GGUF file is made."""
+        return self.layout in GGUF_TYPES
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Those that "mixed" chooses from."""
         return LAYOUTS[self.layout].bits
@@ -55,18 +68,20 @@ class Recipe:
     def check(self) -> None:
         """Raise ConfigurationError where it contradicts itself."""
         _known("--method", self.method, METHODS)
-        _known("--format", self.layout, LAYOUTS)
+        _known("--format", self.layout, (*LAYOUTS, *GGUF_TYPES))
         if not (0 < self.damping < math.inf):
             raise ConfigurationError(f"--damping is {self.damping}; it must be above 0.")
         if self.method in (*BYTES, "mixed") and self.layout != "compressed-tensors":
             raise ConfigurationError(
                 f"--format {self.layout} cannot hold what --method {self.method} makes; give compressed-tensors."
             )
+        if self.layout in K_TYPES and self.method != "rtn":
+            raise ConfigurationError(f"--format {self.layout} is made by --method rtn only, which you may give.")
         if self.method == "mixed":
             least, most = min(self.widths), max(self.widths)
             if self.average_bits is None or not (least <= self.average_bits <= most):
                 raise ConfigurationError(f"--bits with --method mixed must be an average from {least} to {most}.")
-        elif self.method not in BYTES and self.grid.bits not in self.widths:
+        elif self.method not in BYTES and not self.in_gguf and self.grid.bits not in self.widths:
             raise ConfigurationError(
                 f"--format {self.layout} has integers of {', '.join(map(str, self.widths))} bits, not of "
                 f"{self.grid.bits}."
@@ -98,10 +113,19 @@ def make_recipe(
     for option, given in useless:
         if given:
             raise ConfigurationError(f"--method {method} has no use for {option}; leave it out.")
+    if layout in GGUF_TYPES:
+        own = GGUF_TYPES[layout]
+        useless = [("--bits", bits not in (None, own.bits)), ("--group-size", group not in (None, own.group))]
+        useless += [("--asymmetric", not symmetric), ("--no-search", not searched and layout in K_TYPES)]
+        for option, given in useless:
+            if given:
+                raise ConfigurationError(f"--format {layout} has its own way of rounding; leave {option} out.")
     if method not in (*BYTES, "mixed") and bits is not None and not bits.is_integer():
         raise ConfigurationError(f"--bits {bits} is not a whole number, which only --method mixed makes on average.")
     if method in BYTES:
         grid = Grid(8, 0)
+    elif layout in GGUF_TYPES:
+        grid = replace(GGUF_TYPES[layout], searched=searched)
     else:
         whole = _BITS if bits is None or method == "mixed" else int(bits)
         grid = Grid(whole, _GROUP if group is None else group, symmetric, searched)

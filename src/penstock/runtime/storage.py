@@ -39,8 +39,8 @@ class KVStorage:
 
     Whatever the `layout` within a block, its memory is one piece of each plane, so that blocks are copied and cleared
     without a look at it. The layers at the same place of different groups share an array, since groups share block ids.
-    Memory is zeroed lazily by the operating system, so a pool costs what has been used of it, and a little more (in idle
-    time, 256 MiB).
+    Memory is zeroed lazily by the operating system, so a pool costs what has been used of it, and a little more: about
+    256 MiB once there was time for it.
     """
 
     def __init__(self, spec: KVSpec, num_blocks: int, layout: KVLayout = "slots") -> None:

@@ -199,11 +199,7 @@ def load_chat_template(tokenizer: Tokenizer) -> ChatTemplate:
     `chat_template` in `tokenizer_config.json` (a string, or a list of named ones), `chat_template.json`. One
     of the name "tool_use" is taken for conversations with tools.
     """
-    candidates: dict[str, str] = {}
-    for places in (_template_files, _config_templates, _json_templates):
-        if "default" in candidates:
-            break
-        candidates |= places(tokenizer)
+    candidates = named_templates(tokenizer)
     if "default" in candidates:
         return ChatTemplate(candidates["default"], tool_use=candidates.get("tool_use"))
     if candidates:
@@ -211,6 +207,16 @@ def load_chat_template(tokenizer: Tokenizer) -> ChatTemplate:
         raise TokenizerError(f"The model has the chat templates {names}, but none of the name 'default'; add one.")
     note = "The model has no chat template; chats are written plainly, one line 'role: content' for each message."
     return ChatTemplate(PLAIN_TEMPLATE, is_plain=True, notes=[note])
+
+
+def named_templates(tokenizer: Tokenizer) -> dict[str, str]:
+    """All templates of a model by name; see `load_chat_template`."""
+    found: dict[str, str] = {}
+    for places in (_template_files, _config_templates, _json_templates):
+        if "default" in found:
+            break
+        found |= places(tokenizer)
+    return found
 
 
 def _named_templates(value: Any) -> dict[str, str]:

@@ -17,7 +17,7 @@ from penstock.core.errors import TokenizerError
 from penstock.text.tokenizer import Tokenizer
 
 # Kinds of tokens.
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
 _SPACE = "\u2581"
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -38,10 +38,12 @@ _COMPOSED = ("qwen2",)
 # Other names for the same, and what files that name nothing are by their architecture.
 _ALIASES = {"llama3": "llama-bpe", "llama-v3": "llama-bpe", "deepseek-r1-qwen": "qwen2"}
 _BY_ARCHITECTURE = {"qwen2": "qwen2", "qwen3": "qwen2"}
+# All names for how words are found that mean something different.
+WORDS = (*_AS_GPT2, *_PATTERNS, *_SINGLE_DIGITS)
 # Ways to put a token together grow with the square of its length.
 _LONGEST_TOKEN = 1024
 # As files spell them, as tokenizer_config.json has them, and what they are in SentencePiece's where nothing says so.
-_NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad"}
+NAMED = {"bos": "bos", "eos": "eos", "unknown": "unk", "seperator": "sep", "padding": "pad"}
 _OF_SENTENCE_PIECE = {"bos": 1, "eos": 2, "unknown": 0}
 
 
@@ -71,9 +73,9 @@ def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None:
         raw = makers[kind](metadata, tokens, kinds, vocabulary, path)
         raw.add_tokens(
             [
-                AddedToken(token, special=kind != _USER_DEFINED, normalized=False)
+                AddedToken(token, special=kind != USER_DEFINED, normalized=False)
                 for token, kind in zip(tokens, kinds, strict=False)
-                if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+                if kind in (UNKNOWN, CONTROL, USER_DEFINED)
             ]
         )
         return Tokenizer(raw, _config(metadata, tokens, path), path)
@@ -144,7 +146,7 @@ def _words(named: Any, path: Path) -> pre_tokenizers.PreTokenizer:
         return words
     if named in _SINGLE_DIGITS:
         return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
-    known = ", ".join((*_AS_GPT2, *_SINGLE_DIGITS, *_PATTERNS))
+    known = ", ".join(WORDS)
     how = "in a way that it does not name" if named is None else f"as {reprlib.repr(named)} does"
     raise TokenizerError(
         f"{path.name} splits text into words {how}, which is not implemented; these are: {known}. --tokenizer takes a "
@@ -159,9 +161,9 @@ def _sentence_piece(
     for name, found in (("scores", scores), ("kinds", kinds)):
         if len(found) != len(tokens):
             raise TokenizerError(f"{path.name} has {len(tokens)} tokens, but {len(found)} {name} of them.")
-    ordinary = {token: i for i, token in enumerate(tokens) if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)}
-    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN), None)
-    bytes_too = _BYTE in kinds
+    ordinary = {token: i for i, token in enumerate(tokens) if kinds[i] not in (UNKNOWN, CONTROL, BYTE)}
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
+    bytes_too = BYTE in kinds
     raw = tokenizers.Tokenizer(
         models.BPE(vocabulary, _merges(ordinary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=bytes_too)
     )
@@ -190,7 +192,7 @@ def _config(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> dict[
     """What tokenizer_config.json would say."""
     config: dict[str, Any] = {}
     pieces = metadata["tokenizer.ggml.model"] == "llama"
-    for name, short in _NAMED.items():
+    for name, short in NAMED.items():
         index = metadata.get(f"tokenizer.ggml.{name}_token_id", _OF_SENTENCE_PIECE.get(name) if pieces else None)
         if not isinstance(index, int) or isinstance(index, bool):
             continue
