@@ -111,6 +111,30 @@ def test_whoever_uses_rows_stops_what_can_wait(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [(1, 1 + PIECE), (1 + PIECE, 1 + 2 * PIECE)]
 
 
+def test_what_can_wait_stops_between_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, going, go_on = [], threading.Event(), threading.Event()
+
+    def stay(array: NDArray[np.uint8], first: int, end: int) -> bool:
+        asked.append((array.strides[0], first))
+        if first == 1 + PIECE and not going.is_set():
+            going.set()
+            return go_on.wait(20)
+        return True
+
+    monkeypatch.setattr(ahead, "populate", stay)
+    pool = Ahead(arrays())
+    pool.reached(0)
+    pool.use_idle_time()
+    assert going.wait(20)
+    # The second array's part has not begun, so that of both is asked for again.
+    pool.reached(1)
+    assert pool._ready == 1 + PIECE
+    go_on.set()
+    pool.reached(PIECE)
+    assert pool._newest is not None and pool._newest.result(timeout=20)
+    assert asked == [(ROW, 1), (ROW // 4, 1), (ROW, 1 + PIECE), (ROW, 1 + PIECE), (ROW // 4, 1 + PIECE)]
+
+
 @linux
 def test_what_was_written_stays() -> None:
     array = np.arange(3 * PIECE_BYTES, dtype=np.uint32).view(np.uint8).reshape(-1, ROW)

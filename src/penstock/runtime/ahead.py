@@ -62,15 +62,20 @@ class Ahead:
         self._newest: Future[bool] | None = None
         # Rows below this one have been used.
         self._used = 0
-        # In idle time: the first rows of pieces, which can wait, and what becomes of them.
-        self._waiting: list[tuple[int, Future[bool]]] = []
+        # In idle time, while nobody waits: the first rows of pieces, and what becomes of them.
+        self._idle = False
+        self._pieces: list[tuple[int, Future[bool]]] = []
 
     def reached(self, row: int) -> None:
         """Rows up to this one are used now, and so nobody has time for what can wait."""
         self._used = max(self._used, row + 1)
-        while self._waiting and self._waiting[-1][1].cancel():
-            self._ready, _ = self._waiting.pop()
-        self._waiting.clear()
+        self._idle = False
+        while self._pieces:
+            first, piece = self._pieces.pop()
+            if not piece.cancel() and piece.done() and piece.result():
+                self._pieces.clear()
+            else:
+                self._ready = first
         if row + self._piece // 2 < self._ready or self._ready == self._rows:
             return
         if self._newest is not None and self._newest.done() and not self._newest.result():
@@ -81,16 +86,17 @@ class Ahead:
     def use_idle_time(self) -> None:
         """Make more ready until rows are used again; nothing where none ever were."""
         end = self._used and self._used + IDLE_BYTES // sum(array.strides[0] for array in self._arrays)
+        self._idle = True
         while self._ready < min(end, self._rows):
             first = self._ready
-            self._waiting.append((first, self._begin(first)))
+            self._pieces.append((first, self._begin(first, can_wait=True)))
 
-    def _begin(self, first: int) -> Future[bool]:
+    def _begin(self, first: int, *, can_wait: bool = False) -> Future[bool]:
         if self._helper is None:
             self._helper = ThreadPoolExecutor(1, "kv-pages")
         self._ready = min(self._rows, first + self._piece)
-        return self._helper.submit(_populate_all, self._arrays, first, self._ready)
+        return self._helper.submit(self._populate, first, self._ready, can_wait)
 
-
-def _populate_all(arrays: Sequence[NDArray[np.uint8]], first: int, end: int) -> bool:
-    return all(populate(array, first, end) for array in arrays)
+    def _populate(self, first: int, end: int, can_wait: bool) -> bool:
+        """On the helper's thread. What can wait stops between two arrays once somebody has come."""
+        return all((self._idle or not can_wait) and populate(array, first, end) for array in self._arrays)

@@ -147,8 +147,8 @@ def share_out(
 
     A step lasts as long as all that it computes, so those who want least (nothing, where they only decode) are not made
     to wait for all that others could compute besides: it ends with theirs, but has the `least` tokens that are worth a
-    step, so that weights are read for many at a time, and does not cut a short prompt in two. Tenants `beside` them are
-    taken to want nothing too, since whoever comes next waits for the step's end.
+    step, so that weights are read for many at a time, and room for the shortest prompt where that is short. Tenants
+    `beside` them are taken to want nothing too, since whoever comes next waits for the step's end.
 
     Shares are max-min fair. But who wants less than others, and would be through before them all (by finish tags, as in
     weighted fair queueing: Demers et al., "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989), leads:
