@@ -129,7 +129,8 @@ def test_figures_change_as_the_server_works(browser: Browser, haiku: RunningServ
         browser.until(lambda: int(browser.text("#tokens").replace(",", "")) > 0, "token per second")
         browser.until(lambda: int(browser.text("#kv-legend div:first-child dd").split()[0]) > 0, "KV block in use")
     browser.wait_for("#running", "0")
-    browser.wait_for("#ended-note", "3 cancelled")
+    # On a fast machine one of them may have come to its end before.
+    browser.until(lambda: re.search(r"[123] cancelled", browser.text("#ended-note")), "cancelled request")
     assert browser.run("return document.querySelector('#tokens-chart path').getAttribute('d').length") > 10
 
 
