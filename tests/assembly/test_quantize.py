@@ -26,6 +26,7 @@ from penstock.quantization.quality import Comparison, Quality
 from penstock.quantization.recipe import GGUF_TYPES, Recipe
 from penstock.quantization.rtn import Grid
 from support import checkpoints
+from support.gguf_files import IN_GGUF
 from support.stepping import all_logits, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 4, [41, 3]]
@@ -115,14 +116,7 @@ def test_every_family_can_be_written(tmp_path: Path) -> None:
 
 
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_key_value_heads": 2, "head_dim": 64}
-# What GGUF files have a place for.
-IN_GGUF: dict[str, dict[str, object]] = {
-    "llama": {"rope_parameters": {**checkpoints._LLAMA3_ROPE, "original_max_position_embeddings": 8192}},
-    "mistral": {"sliding_window": None},
-    "qwen2": {"use_sliding_window": False},
-    "qwen3": {},
-    "gemma3": {"query_pre_attn_scalar": 64, "attn_logit_softcapping": None},
-}
+CHANGES = {**IN_GGUF, "gemma3": {**IN_GGUF["gemma3"], "query_pre_attn_scalar": 64}}
 
 
 def numbers_of(file: Path, plain: Path, into: Path) -> Path:
@@ -136,7 +130,7 @@ def numbers_of(file: Path, plain: Path, into: Path) -> Path:
 
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
 def test_every_family_can_be_a_gguf_file(tmp_path: Path, family: str) -> None:
-    plain = checkpoints.make(family, tmp_path / family, **{**SIZES, **IN_GGUF[family]})
+    plain = checkpoints.make(family, tmp_path / family, **{**SIZES, **CHANGES[family]})
     limits = {"Q8_0": 1e-4, "Q4_0": 0.02, "Q4_K": 0.01, "Q6_K": 1e-3}
     for kind, grid in GGUF_TYPES.items():
         out = tmp_path / f"{kind}.gguf"
@@ -156,7 +150,7 @@ def test_every_family_can_be_a_gguf_file(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_a_calibrated_gguf_file_goes_on_where_it_was_interrupted(tmp_path: Path, method: str) -> None:
-    plain = checkpoints.make("llama", tmp_path / "model", **{**SIZES, **IN_GGUF["llama"]})
+    plain = checkpoints.make("llama", tmp_path / "model", **{**SIZES, **CHANGES["llama"]})
     recipe = Recipe(method, GGUF_TYPES["Q4_0"], "Q4_0")
     whole = write(plain, recipe, TEXTS, tmp_path / "whole.gguf")
     checkpoint, declaration = opened(str(plain))

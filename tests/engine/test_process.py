@@ -134,9 +134,7 @@ def test_the_engine_ends_with_its_client(checkpoint: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be asked for memory before it is touched")
-def test_memory_is_made_ready_whenever_there_is_nothing_to_do(
-    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_made_ready_whenever_there_is_nothing_to_do(checkpoint: Path) -> None:
     """Not before the first request, and after it although there was nothing to do before."""
 
     def resident(engine: AsyncEngine) -> int:

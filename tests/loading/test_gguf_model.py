@@ -15,18 +15,11 @@ from penstock.loading.gguf import GgufFile, read_gguf
 from penstock.loading.gguf_model import config_of
 from penstock.models.registry import declare
 from support import checkpoints
-from support.gguf_files import write_gguf
+from support.gguf_files import IN_GGUF, write_gguf
 from support.stepping import all_logits, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
-# What the format has no place for.
-CHANGES: dict[str, dict[str, Any]] = {
-    "llama": {"rope_parameters": {**checkpoints._LLAMA3_ROPE, "original_max_position_embeddings": 8192}},
-    "mistral": {"sliding_window": None},
-    "qwen2": {"use_sliding_window": False},
-    "qwen3": {},
-    "gemma3": {"query_pre_attn_scalar": 24, "attn_logit_softcapping": None, "hidden_size": 96},
-}
+CHANGES = {**IN_GGUF, "gemma3": {**IN_GGUF["gemma3"], "query_pre_attn_scalar": 24, "hidden_size": 96}}
 
 
 def made(family: str, path: Path, kind: Kind, **changes: Any) -> tuple[Path, Path]:

@@ -10,6 +10,16 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
+from support import checkpoints
+
+# What the format has no place for is left out of checkpoints that become files; by family.
+IN_GGUF: dict[str, dict[str, Any]] = {
+    "llama": {"rope_parameters": {**checkpoints._LLAMA3_ROPE, "original_max_position_embeddings": 8192}},
+    "mistral": {"sliding_window": None},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {},
+    "gemma3": {"attn_logit_softcapping": None},
+}
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3"}
 _BLOCK = {
     "input_layernorm": "attn_norm",

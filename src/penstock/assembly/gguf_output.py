@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.assembly.prepare import eos_token_ids
 from penstock.assembly.quantized_files import PARTIAL, Output, replace_file
 from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerError, UnsupportedModel
 from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, RopeSpec
 from penstock.loading.checkpoint import Checkpoint
-from penstock.loading.gguf import SUFFIX, GgufFile
+from penstock.loading.gguf import PLAIN, SUFFIX, GgufFile
 from penstock.loading.gguf_model import FAMILIES, ROPE_FACTORS, config_of, llama3_divisors, name_in_file
 from penstock.loading.gguf_writer import NamedTensor, write_gguf
 from penstock.loading.safetensors import TensorEntry, read_header
@@ -31,7 +32,7 @@ from penstock.text.tokenizer import find_tokenizer
 _ARCHITECTURES = {family.architecture: name for name, family in FAMILIES.items()} | {mistral.ARCHITECTURE: "llama"}
 # What files say of most of their matrices, by number.
 _FILE_TYPES = {"Q4_0": 2, "Q8_0": 7, "Q4_K": 14, "Q6_K": 18}
-_PLAIN = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_KINDS = {dtype: kind for kind, dtype in PLAIN.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +155,8 @@ def _sliding(declaration: ModelDeclaration) -> dict[str, Any]:
 
 def _ends(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> dict[str, int]:
     """Tokens that end an output beside the one that is named. Raises ConfigurationError where there are too many."""
-    ends: list[int] = []
-    for said in (checkpoint.generation_config.get("eos_token_id"), checkpoint.config.get("eos_token_id")):
-        ends += [said] if isinstance(said, int) else said or []
-    ends = [token for token in ends if token >= 0]
     first = metadata.get("tokenizer.ggml.eos_token_id")
-    others = [token for token in dict.fromkeys(ends) if token != first]
+    others = [token for token in dict.fromkeys(eos_token_ids(checkpoint, None)) if token != first]
     names = ("eot", "eom") if first is not None else ("eos", "eot", "eom")
     if len(others) > len(names):
         raise ConfigurationError(
@@ -206,7 +203,7 @@ def _tensors(
     shapes = {part.tensor: part.shape for spec in declaration.weights for part in spec.parts}
     headers = (read_header(parts.shard(index)) for index in range(parts.count))
     for name, entry in (item for header in headers for item in header.items()):
-        stored = "F32" if len(shapes[name]) == 1 else _PLAIN.get(entry.dtype, kind)
+        stored = "F32" if len(shapes[name]) == 1 else _KINDS.get(entry.dtype, kind)
         read = partial(_in_file_order, entry, description.architecture, _full(declaration).heads)
         yield NamedTensor(name_in_file(name, description.architecture), stored, shapes[name], read)
 

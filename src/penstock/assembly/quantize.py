@@ -79,8 +79,6 @@ class _Part:
 def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe) -> None:
     """Raise ConfigurationError where the recipe cannot be followed for this model."""
     recipe.check()
-    if recipe.in_gguf:
-        describe(checkpoint, declaration, recipe.layout)
     for name, entry in checkpoint.locate(declaration).items():
         if isinstance(entry, TensorEntry) and entry.name != name:
             raise ConfigurationError(
@@ -118,8 +116,10 @@ def quantize_model(
     something else than what an interrupted run with this recipe left there.
     """
     decoder, entries = declaration.decoder, checkpoint.locate(declaration)
+    description = None
     if recipe.in_gguf:
         check_file(out)
+        description = describe(checkpoint, declaration, recipe.layout)
     output = Output(parts_of(out) if recipe.in_gguf else out, len(decoder.blocks) + 1)
     output.begin(checkpoint, recipe, texts)
     dtype = torch.bfloat16 if declaration.dtype == "bfloat16" else torch.float32
@@ -156,8 +156,8 @@ def quantize_model(
     rest = (decoder.embedding_weight, decoder.norm.weight, *decoder.output.weights)
     names = sorted({part.tensor for spec in rest for part in spec.parts})
     output.save({name: read_tensor(entries[name]).contiguous().clone() for name in names}, output.count - 1)
-    if recipe.in_gguf:
-        write_file(output, describe(checkpoint, declaration, recipe.layout), declaration, recipe.layout, out)
+    if description is not None:
+        write_file(output, description, declaration, recipe.layout, out)
     else:
         output.finish(checkpoint, _declared(decoder.blocks, recipe, widths))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from penstock.assembly.gguf_output import check_file
 from penstock.assembly.prepare import prepare
 from penstock.assembly.quantize import Done, Measured, check, quantize_model
 from penstock.assembly.quantized_block import matrices
@@ -41,8 +40,6 @@ def run_quantize(model: str, recipe: Recipe, source: Source, out: Path, threads:
         raise ConfigurationError(f"{model} is a GGUF file; give the checkpoint that it was made from.")
     if checkpoint.quantization:
         raise ConfigurationError(f"{model} is quantized already; give the checkpoint that it was made from.")
-    if recipe.in_gguf:
-        check_file(out)
     check(checkpoint, declaration, recipe)
     texts: list[list[int]] = []
     if recipe.calibrated:

@@ -38,7 +38,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: 
 _LENGTH = struct.Struct("<Q")
 _FLOAT32, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
 # Types that plain tensors of safetensors files have, too.
-_PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ def _entry(file: Path, name: str, shape: tuple[int, ...], code: int, offset: int
             raise _Malformed(
                 f"has tensor {name} with rows of {shape[-1]}, no whole {block.name} blocks of {block.elements}"
             )
-        nbytes, dtype = math.prod(shape) // block.elements * block.nbytes, _PLAIN.get(block.name, block.name)
+        nbytes, dtype = math.prod(shape) // block.elements * block.nbytes, PLAIN.get(block.name, block.name)
     if offset + nbytes > size:
         raise _Malformed(f"has tensor {name} up to byte {offset + nbytes}, but it ends at {size}")
     return TensorEntry(name, dtype, shape, file, offset, nbytes)

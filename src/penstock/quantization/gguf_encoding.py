@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.quantization.gguf_blocks import Blocks
-from penstock.quantization.grouped import Grouped, to_q8_0
+from penstock.quantization.grouped import Grouped, to_q4_0, to_q8_0
 
 # How much of a sub-block's range the grids that are tried keep.
 _SHARES = tuple(1 - 0.04 * step for step in range(10))
@@ -18,7 +18,7 @@ _LARGEST_HALF = 65504.0
 
 def of_integers(matrix: Grouped, kind: str) -> Blocks:
     """Integers in whole groups of 32 with float16 scales, as they are: of 8 bits around 128, or of 4 around 8."""
-    raw = to_q8_0(matrix) if kind == "Q8_0" else _q4_0(matrix)
+    raw = to_q8_0(matrix) if kind == "Q8_0" else to_q4_0(matrix)
     return Blocks(raw, kind, matrix.integers.shape[1])
 
 
@@ -27,14 +27,6 @@ def of_numbers(weight: Tensor, kind: str) -> Blocks:
     blocks = weight.float().reshape(-1, 256)
     raw = _q4_k(blocks) if kind == "Q4_K" else _q6_k(blocks)
     return Blocks(raw.view(weight.shape[0], -1), kind, weight.shape[1])
-
-
-def _q4_0(matrix: Grouped) -> Tensor:
-    outputs, inputs = matrix.integers.shape
-    scales = matrix.scales.repeat_interleave(inputs // 32 // matrix.scales.shape[1], dim=1)
-    halves = matrix.integers.view(outputs, -1, 2, 16)
-    packed = halves[:, :, 0] | (halves[:, :, 1] << 4)
-    return torch.cat((_bytes(scales[:, :, None]), packed), dim=2).flatten(1)
 
 
 def _q4_k(blocks: Tensor) -> Tensor:

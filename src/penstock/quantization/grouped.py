@@ -146,11 +146,20 @@ def to_q8_0(matrix: Grouped) -> Tensor:
 
     Each block is a scale and 32 signed integers; the numbers are the same.
     """
-    outputs, inputs = matrix.integers.shape
-    scales = matrix.scales.repeat_interleave(inputs // 32 // matrix.scales.shape[1], dim=1)
     # Flipping the highest bit takes 128 off.
-    signed = (matrix.integers ^ 128).view(outputs, -1, 32)
-    return torch.cat((scales[:, :, None].contiguous().view(torch.uint8), signed), dim=2).flatten(1)
+    return _behind_scales(matrix, (matrix.integers ^ 128).unflatten(1, (-1, 32)))
+
+
+def to_q4_0(matrix: Grouped) -> Tensor:
+    """Integers of 4 bits around 8, in whole groups of 32 with float16 scales, as GGUF's Q4_0; see `from_q4_0`."""
+    halves: Tensor = matrix.integers.unflatten(1, (-1, 2, 16))
+    return _behind_scales(matrix, halves[:, :, 0] | (halves[:, :, 1] << 4))
+
+
+def _behind_scales(matrix: Grouped, packed: Tensor) -> Tensor:
+    """[outputs, blocks, bytes] of 32 integers each behind its scale: uint8 [outputs, bytes]."""
+    scales = matrix.scales.repeat_interleave(packed.shape[1] // matrix.scales.shape[1], dim=1)
+    return torch.cat((scales[:, :, None].contiguous().view(torch.uint8), packed), dim=2).flatten(1)
 
 
 def from_q4_0(raw: Tensor) -> Grouped:
