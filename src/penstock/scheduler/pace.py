@@ -13,8 +13,8 @@ LEAST_SHARED = 32
 SHARED_WORTH = 3
 # Where no time is asked for, a step with a prompt in it takes at most so many times as long as those before it that
 # only decoded, unless it had fewer tokens of prompts than this: for them, what a step costs by itself is too much.
-STRETCH = 2
-ENOUGH_PROMPT = 128
+STRETCH = 1.5
+ENOUGH_PROMPT = 64
 # What the newest step weighs beside all before it.
 NEWEST = 0.1
 # Of what a step takes whatever is in it, the part by which rows may lengthen it in any case.
