@@ -348,7 +348,8 @@ private:
     }
 
     Boundary boundary(int index, const Array &array) const {
-        require(array.ndim() == 2 && array.stride(1) == 1, "Values must be [rows, width] with adjacent columns.");
+        // Of none, numpy gives strides of its own.
+        require(array.ndim() == 2 && (array.size() == 0 || array.stride(1) == 1), "Values must be [rows, width] with adjacent columns.");
         return {known(index), stored(array), static_cast<int64_t>(array.shape(0)), static_cast<int64_t>(array.shape(1))};
     }
 

@@ -57,3 +57,7 @@ class BlockTables:
     def rows_of(self, group: int, rows: Int64, blocks: int) -> Int32:
         """The first `blocks` entries of `rows`, [len(rows), blocks]."""
         return self._tables[group][rows, :blocks]
+
+    def row_of(self, group: int, row: int, blocks: int) -> Int32:
+        """The first `blocks` entries of one row, as they are until the next change."""
+        return self._tables[group][row, :blocks]

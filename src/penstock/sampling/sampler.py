@@ -197,13 +197,13 @@ class Sampler:
 
     def _as_floats(self, logits: Tensor) -> Floats:
         """The logits as float32 in host memory, without a copy where they are that already."""
-        if logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.is_contiguous():
-            view: Floats = logits.detach().numpy()
+        if logits.dtype is torch.float32 and logits.is_cpu and logits.is_contiguous():
+            view: Floats = logits.numpy()
             return view
         if len(self._floats) < len(logits):
             self._floats = torch.empty(logits.shape, dtype=torch.float32)
         target = self._floats[: len(logits)]
-        target.copy_(logits.detach())
+        target.copy_(logits)
         converted: Floats = target.numpy()
         return converted
 

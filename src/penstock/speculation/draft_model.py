@@ -86,9 +86,11 @@ class _Blocks:
         first, whole = start // self._size, end // self._size
         while first and self._computed[table[first - 1]] < self._size:
             first -= 1
-        self._computed[table[first:whole]] = self._size
+        if first < whole:
+            self._computed[table[first:whole]] = self._size
         if rest := end % self._size:
-            self._computed[table[whole]] = max(self._computed[table[whole]], rest)
+            block = table[whole]
+            self._computed[block] = max(self._computed[block], rest)
 
 
 class DraftModel:
@@ -237,9 +239,7 @@ class DraftModel:
 
     def _table(self, row: int, end: int) -> Int32:
         """A sequence's block table, as far as the position before `end`."""
-        blocks = -(-end // self._tables.block_size)
-        found: Int32 = self._tables.rows_of(self._groups[0], np.array([row]), blocks)[0]
-        return found
+        return self._tables.row_of(self._groups[0], row, -(-end // self._tables.block_size))
 
     def observe(self, sequence: int, tokens: Sequence[int]) -> None:
         """Keys and values of those of its drafts that were right stay, but for the last, which it has not computed."""

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+_Int64s = NDArray[np.int64]
 _Choice = tuple[int, int, int, float, int, float, float, int, int, int, int]
 
 def packed_bytes(format: str, outputs: int, inputs: int, group: int = 0, zero_points: bool = False) -> int: ...
@@ -85,27 +86,27 @@ class Program:
     def select_rows(self, x: int, y: int) -> None: ...
     def run(
         self,
-        ids: Tensor,
-        positions: Tensor,
+        ids: _Int64s,
+        positions: _Int64s,
         added: list[int],
         context: list[int],
-        selected: Tensor,
-        tables: Sequence[Tensor],
+        selected: _Int64s,
+        tables: Sequence[NDArray[np.int32]],
         block_size: int,
-        shared: Tensor,
+        shared: _Int64s,
         inputs: list[tuple[int, Tensor]],
-        outputs: list[tuple[int, Tensor]],
+        outputs: Sequence[tuple[int, Tensor | NDArray[np.float32]]],
     ) -> None: ...
     def decode(
         self,
-        ids: Tensor,
-        positions: Tensor,
+        ids: _Int64s,
+        positions: _Int64s,
         added: list[int],
         context: list[int],
-        selected: Tensor,
-        tables: Sequence[Tensor],
+        selected: _Int64s,
+        tables: Sequence[NDArray[np.int32]],
         block_size: int,
-        shared: Tensor,
+        shared: _Int64s,
         logits: int,
         vocabulary: int,
         tokens: Sequence[int],

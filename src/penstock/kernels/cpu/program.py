@@ -5,16 +5,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.kernels.batch import StepBatch
+from penstock.kernels.batch import NOTHING_SHARED, StepBatch
 from penstock.kernels.cpu.native import native
 from penstock.kernels.dispatch import FusedStep, Kernel, StepState
 from penstock.kernels.registers import Reuses, assign_registers
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import ActivationName
 from penstock.kernels.tape import Value
+
+_NOTHING = NOTHING_SHARED.numpy()
 
 
 @dataclass(slots=True)
@@ -102,17 +106,16 @@ class _Runner:
         self._extend_ropes(max(batch.context_lengths))
         tokens, selected = batch.token_ids.shape[0], batch.logit_rows.shape[0]
         outputs = [
-            (register, torch.empty((selected if value.selected else tokens, value.width), dtype=self._dtype))
-            for register, value in self._wanted
+            _empty(selected if value.selected else tokens, value.width, self._dtype) for _, value in self._wanted
         ]
         self._program.run(
             *_arrays(batch),
             list(zip(self._given, values, strict=True)),
-            outputs,
+            [(register, memory) for (register, _), (_, memory) in zip(self._wanted, outputs, strict=True)],
         )
         if len(outputs) == 1:
-            return outputs[0][1]
-        return tuple(output for _, output in outputs) if outputs else None
+            return outputs[0][0]
+        return tuple(output for output, _ in outputs) if outputs else None
 
     def decode(
         self, batch: StepBatch, tokens: Sequence[int], ranks: Sequence[int], choices: Sequence[Any], *given: Tensor
@@ -143,17 +146,29 @@ class _Runner:
             self._reach = self._shortest_rope()
 
 
+Int64s = NDArray[np.int64]
+
+
+def _empty(rows: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor | NDArray[np.float32]]:
+    """A tensor, and its memory for native code: numpy, where it knows the type, hands it on several times faster."""
+    if dtype != torch.float32:
+        tensor = torch.empty((rows, width), dtype=dtype)
+        return tensor, tensor
+    memory = np.empty((rows, width), np.float32)
+    return torch.from_numpy(memory), memory
+
+
 def _arrays(
     batch: StepBatch,
-) -> tuple[Tensor, Tensor, list[int], list[int], Tensor, tuple[Tensor, ...], int, Tensor]:
+) -> tuple[Int64s, Int64s, list[int], list[int], Int64s, tuple[NDArray[np.int32], ...], int, Int64s]:
     """A step as native programs take it: their first arguments, in order."""
     return (
-        batch.token_ids,
-        batch.positions,
+        batch.token_ids.numpy(),
+        batch.positions.numpy(),
         batch.query_lengths,
         batch.context_lengths,
-        batch.logit_rows,
-        batch.block_tables,
+        batch.logit_rows.numpy(),
+        tuple([table.numpy() for table in batch.block_tables]),
         batch.block_size,
-        batch.shared,
+        _NOTHING if batch.shared is NOTHING_SHARED else batch.shared.numpy(),
     )
