@@ -225,3 +225,39 @@ def test_what_drafts_take_now_and_then_is_part_of_their_cost() -> None:
                 costs.measured(1, 1.0)
             costs.measured(1, 41.0)
     assert uneven.of(1) == pytest.approx(3.0, rel=0.5) and even.of(1) < 1.5
+
+
+@pytest.mark.parametrize(
+    ("says", "drafting", "alone", "deep"),
+    [
+        # The text mostly says something, and the model costs half a step a token.
+        (0.7, 0.5, 0.8, True),
+        # It seldom does, and the model costs little; or costs as much as ever, when only the text is worth a little.
+        (0.1, 0.02, 0.0, True),
+        (0.0, 1.0, 0.0, False),
+    ],
+)
+def test_the_text_alone_drafts_where_that_pays_better(says: float, drafting: float, alone: float, deep: bool) -> None:
+    """Both are right with 0.8. Drafts of the model take time, and the text says something with a chance."""
+    luck, depths, running, used = random.Random(0), Depths(8, fixed=False, sources=2), sequences(1), []
+    (sequence,) = running
+    for step in range(3000):
+        depth, _ = depths.choose(running).get(sequence.id, NO_DRAFTS)
+        text_only, from_text = depths.text_only, luck.random() < says
+        drafted = depth if from_text or not text_only else 0
+        right = next((place for place in range(drafted) if luck.random() >= 0.8), drafted)
+        if depth:
+            answer = SampleResult(sequence.id, [0] * (right + 1), drafted=drafted)
+            assert depths.judged(sequence, answer, text_only=text_only) == right
+        seconds = (1.0 + 0.05 * drafted) * luck.uniform(0.95, 1.1)
+        spent = 0.01 if from_text or text_only else drafting * depth
+        row = RowPlan(sequence.id, 9, 1, [1], None, (sequence.id,), (), depth, text_only=text_only)
+        depths.measured(
+            StepPlan(0, (row,)), StepResult(step, (), seconds + spent, drafting_seconds=spent * bool(depth))
+        )
+        if step >= 1000:
+            used.append((depth, text_only))
+    drafts = [text_only for depth, text_only in used if depth]
+    assert (len(drafts) > 0.8 * len(used)) if deep else (len(drafts) < 0.1 * len(used))
+    if deep:
+        assert abs(sum(drafts) / len(drafts) - alone) <= 0.2

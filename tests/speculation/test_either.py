@@ -71,6 +71,15 @@ def test_where_the_text_says_nothing_the_model_is_asked() -> None:
     assert either.propose([wanted(0), wanted(1)]) == [Proposal([]), Proposal([4, 1])]
 
 
+def test_the_model_is_not_asked_where_only_the_text_is_wanted() -> None:
+    model = Saying([8, 9])
+    either = Either(NgramProposer(), model)
+    either.begin(0, [1, 2, 3])
+    either.begin(1, [1, 2, 3, 1, 2])
+    alone = [wanted(0)._replace(text_only=True), wanted(1)._replace(text_only=True)]
+    assert either.propose(alone) == [Proposal([]), Proposal([3, 1])] and model.asked == 0
+
+
 def test_the_model_is_told_everything() -> None:
     model = Saying([8])
     either = Either(NgramProposer(), model)

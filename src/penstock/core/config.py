@@ -127,6 +127,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         draft_depth: tokens that may be drafted for a sequence in one step, one behind the other; 0: none are.
         draft_width: how many more may be beside them, in other branches of a tree.
         fixed_depth: whether as many are drafted always, instead of as many as pay.
+        text_drafts: whether sequences' own text drafts beside a model, so that it can be asked alone.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -143,6 +144,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     draft_depth: int = 0
     draft_width: int = 0
     fixed_depth: bool = False
+    text_drafts: bool = False
 
 
 class CacheConfig(msgspec.Struct, frozen=True):

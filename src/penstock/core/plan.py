@@ -77,6 +77,7 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
             is sampled from; there are slots for as many positions more.
         draft_width: how many more may be drafted beside them, as other branches of a tree that is no deeper; they need
             no slots.
+        text_only: of the drafts, only what the sequence's own text says is wanted, where it drafts beside a model.
         scored: the row's positions from the first number up to, but not including, the second whose logits are wanted
             too, since they say how likely the prompt's next token was. The prompt's last position is never among
             them; equal numbers: none are.
@@ -93,6 +94,7 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
     blocks: tuple[BlockUpdate, ...]
     draft_depth: int = 0
     draft_width: int = 0
+    text_only: bool = False
     scored: tuple[int, int] = (0, 0)
     pooled: tuple[int, int] = (0, 0)
 

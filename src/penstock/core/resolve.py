@@ -102,6 +102,7 @@ def resolve(
             draft_depth=depth,
             draft_width=width,
             fixed_depth=options.speculative_depth is not None,
+            text_drafts=speculation is not None and speculation.proposer == "either",
         ),
         threads=threads,
         instruction_set=_resolve_instruction_set(options, out),

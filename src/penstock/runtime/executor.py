@@ -217,7 +217,9 @@ class ModelExecutor:
         started = time.perf_counter()
         self._proposer.follow(planned, tables)
         wanted = [
-            Wanted(row.sequence, row.draft_depth, self._rows[row.sequence].state, table, width=row.draft_width)
+            Wanted(
+                row.sequence, row.draft_depth, self._rows[row.sequence].state, table, (), row.draft_width, row.text_only
+            )
             for row, table in zip(planned, tables, strict=True)
             if row.draft_depth
         ]

@@ -9,6 +9,9 @@ as in a large batch, there are none.
 Tokens in other branches of a tree are worth something where the likeliest is wrong: the j-th of them a^(j-1) (1 - a) b
 tokens a step, for which b is measured. That is what it adds where each stands beside a token of the likeliest branch,
 one of which is right with probability b where that is wrong, and where they continue one that stands beside the first.
+
+Where a sequence's own text drafts beside a model, there are two sources: the text alone, which costs next to nothing
+but does not always say something, and both together. Each has its own figures, and what pays best is taken.
 """
 
 import math
@@ -16,12 +19,12 @@ from collections import Counter
 from collections.abc import Sequence as Rows
 from typing import NamedTuple
 
-from penstock.core.acceptance import Acceptance
 from penstock.core.facts import Drafted
 from penstock.core.plan import SampleResult, StepPlan, StepResult
 from penstock.core.speculation import MOST_BRANCHES
 from penstock.scheduler.costs import StepCosts
 from penstock.scheduler.sequence import Sequence
+from penstock.scheduler.sources import Record, Source
 
 # A draft whose chance to be right is below one of these is not made; the best of them is looked for.
 CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.12, 0.06)
@@ -40,8 +43,6 @@ MEASURED = 4
 WORTHWHILE = 1.04
 # Those that promise so much of what there is without them are tried as they are; others with a token or two.
 NEARLY = 0.75
-# What became of drafts, beside what was hoped for, is forgotten so slowly by each that is judged.
-STEADY = 0.995
 # After so many steps something else than what seems best is tried: what is not tried is not known, and may have become
 # worth its while. Where nothing is drafted that is ever rarer.
 PATIENCE = 64
@@ -49,6 +50,7 @@ MOST_PATIENCE = 1024
 # The chances that are assumed before anything was judged, and the least and largest ones.
 HOPE = 0.6
 HOPE_BESIDE = 0.3
+HOPE_THERE = 1.0
 HOPELESS, CERTAIN = 0.001, 0.99
 
 
@@ -82,23 +84,19 @@ def _within_branches(trees: dict[int, Tree]) -> dict[int, Tree]:
 class Depths:
     """Decides for the decoding sequences of a step."""
 
-    def __init__(self, most: int, widest: int = 0, *, fixed: bool) -> None:
+    def __init__(self, most: int, widest: int = 0, *, fixed: bool, sources: int = 1) -> None:
         """`most` tokens are drafted at a time, one behind the other, and `widest` more beside them.
 
-        Where that is `fixed`, as many always are; 0: none ever are.
+        Where that is `fixed`, as many always are; 0: none ever are. Of two `sources` the first is the text alone.
         """
         self._most = most
         self._widest = widest
         self._fixed = fixed
-        self._costs = StepCosts()
-        # Of drafting so many tokens for all sequences together, with what a draft model makes up for now and then; and
-        # both where there are other branches, whose second choices and blocks cost something too.
-        self._drafting = StepCosts(even=False)
-        self._wide_costs, self._wide_drafting = StepCosts(), StepCosts(even=False)
-        self._common = Acceptance()
-        self._beside = Acceptance()
-        # How many were right of those that should have been: who was right lately is chosen for being lucky, too.
-        self._kept = Acceptance(STEADY)
+        # Of steps, and of those in which there are other branches.
+        self._costs, self._wide_costs = StepCosts(), StepCosts()
+        self._sources = tuple(Source() for _ in range(sources))
+        # Which of them drafts, and what below that chance is not drafted.
+        self._source = sources - 1
         self._chance: float | None = None
         self._trial: tuple[int, Tree] | None = None
         self._trials, self._patience = 0, PATIENCE
@@ -109,6 +107,11 @@ class Depths:
         # behind it.
         self._began = self._computed = 0.0
         self._newest: tuple[StepCosts, int, float] | None = None
+
+    @property
+    def text_only(self) -> bool:
+        """Whether only what the text says is to be drafted, of what was chosen last."""
+        return self._source < len(self._sources) - 1
 
     def begin(self, now: float) -> None:
         """A step begins. What passed since the one before is part of that one, unless nothing was to be done."""
@@ -139,9 +142,14 @@ class Depths:
                 chosen[sequence] = Tree(most, min(self._widest, width + more.width))
         return _within_branches(chosen) if chosen else chosen
 
-    def judged(self, sequence: Sequence, answer: SampleResult | None) -> int:
+    def judged(self, sequence: Sequence, answer: SampleResult | None, *, text_only: bool = False) -> int:
         """A sequence's drafts, if there were any, were verified; how many of them were right."""
-        if answer is None or not answer.drafted or not answer.tokens:
+        if answer is None or not answer.tokens:
+            return 0
+        source, record = self._source_of(text_only), sequence.record(text_only)
+        for each in (record, source.common):
+            each.there.add(bool(answer.drafted), 1)
+        if not answer.drafted:
             return 0
         right, strayed = len(answer.tokens) - 1, answer.strayed
         request, sample = sequence.request.request_id, sequence.sample_index
@@ -149,15 +157,17 @@ class Depths:
         self._facts.append(fact)
         followed = right - strayed
         judged = min(followed + 1, fact.depth)
-        rate = self._rate(sequence, self._common.rate(HOPE))
-        self._kept.add(followed, rate * (1 - rate**fact.depth) / (1 - rate))
-        if fact.beside:
-            hoped = 1 - rate**fact.beside
-            sequence.beside.add(strayed, hoped)
-            self._beside.add(strayed, hoped)
-        sequence.acceptance.add(followed, judged)
-        self._common.add(followed, judged)
+        rate, _, _ = self._rates(record, source)
+        source.kept.add(followed, rate * (1 - rate**fact.depth) / (1 - rate))
+        hoped = 1 - rate**fact.beside
+        for each in (record, source.common):
+            if fact.beside:
+                each.beside.add(strayed, hoped)
+            each.likeliest.add(followed, judged)
         return right
+
+    def _source_of(self, text_only: bool) -> Source:
+        return self._sources[0 if text_only else -1]
 
     def measured(self, plan: StepPlan, result: StepResult) -> list[Drafted]:
         """A step whose drafts were all judged took so long; what became of them."""
@@ -167,8 +177,10 @@ class Depths:
         if not self._most or self._fixed or plan.num_tokens != len(plan.rows):
             return facts
         if asked := sum(row.draft_depth for row in plan.rows):
-            drafting = self._wide_drafting if any(row.draft_width for row in plan.rows) else self._drafting
-            drafting.measured(asked, result.drafting_seconds)
+            source = self._source_of(any(row.text_only for row in plan.rows))
+            wide = any(row.draft_width for row in plan.rows)
+            (source.wide_drafting if wide else source.drafting).measured(asked, result.drafting_seconds)
+            source.is_tried = True
         if asked or self._left % MEASURED == 0:
             tokens = plan.num_tokens + sum(fact.drafted for fact in facts)
             costs = self._wide_costs if any(fact.beside for fact in facts) else self._costs
@@ -184,24 +196,35 @@ class Depths:
 
     def _decide(self, sequences: Rows[Sequence]) -> None:
         """Look anew for what pays, and whether it is time to try something else."""
-        self._chance, nearly = self._best(sequences)
+        promises = [self._promise(sequences, source) for source in range(len(self._sources))]
+        best = max(promises)
+        self._source = promises.index(best)
+        self._chance = best[1] if best[0] > WORTHWHILE else None
         self._trial = None
         if self._since >= self._patience:
             # Where nothing is drafted for long, it is tried ever less.
             self._patience = PATIENCE if self._chance is not None else min(2 * self._patience, MOST_PATIENCE)
             self._since, self._trials = 0, self._trials + 1
-            if self._chance is None and nearly is not None:
-                self._chance = nearly
-            else:
-                self._trial = self._other(sequences)
+            self._try_something(sequences, promises)
         drafting = self._chance is not None or self._trial is not None
         self._idle = 0 if drafting else min(2 * self._idle + 1, MOST_IDLE)
         self._left, self._decided = STEPS * (1 + self._idle), len(sequences)
 
+    def _try_something(self, sequences: Rows[Sequence], promises: Rows[tuple[float, float]]) -> None:
+        """What is not known to pay: all of a source's drafts that nearly do, or a token or two more or less."""
+        turn, source = divmod(self._trials, len(self._sources))
+        speed, chance = promises[source]
+        if (self._chance is None or source != self._source) and speed > NEARLY:
+            self._source, self._chance = source, chance
+            return
+        if source != self._source:
+            self._source, self._chance = source, None
+        self._trial = self._other(sequences, turn)
+
     def _tree(self, sequence: Sequence) -> Tree:
         assert self._chance is not None, "some tokens pay"
-        rate = self._rate(sequence, self._common.rate(HOPE))
-        return self._likely(rate, self._rate_beside(sequence, self._beside.rate(HOPE_BESIDE)), self._chance)
+        rate, beside, _ = self._rates(sequence.record(self.text_only), self._sources[self._source])
+        return self._likely(rate, beside, self._chance)
 
     def _likely(self, rate: float, beside: float, chance: float) -> Tree:
         """The tokens that are right with that `chance` or a greater one."""
@@ -212,59 +235,61 @@ class Depths:
         return Tree(depth, width)
 
     @staticmethod
-    def _rate(sequence: Sequence, common: float) -> float:
-        return min(max(sequence.acceptance.rate(common), HOPELESS), CERTAIN)
+    def _rates(record: Record, source: Source) -> tuple[float, float, float]:
+        """How often a sequence's likeliest tokens are right, others where these are wrong, and there are any."""
+        common = source.common
+        rate = record.likeliest.rate(common.likeliest.rate(HOPE))
+        beside = record.beside.rate(common.beside.rate(HOPE_BESIDE))
+        there = record.there.rate(common.there.rate(HOPE_THERE))
+        return min(max(rate, HOPELESS), CERTAIN), min(beside, CERTAIN), there
 
-    @staticmethod
-    def _rate_beside(sequence: Sequence, common: float) -> float:
-        return min(sequence.beside.rate(common), CERTAIN)
+    def _promise(self, sequences: Rows[Sequence], place: int) -> tuple[float, float]:
+        """How many times as fast as without drafts a source's promise to make it, and the chance below which not to.
 
-    def _best(self, sequences: Rows[Sequence]) -> tuple[float | None, float | None]:
-        """The chance below which it pays best not to draft; None where it pays not to draft at all.
-
-        Where that is not much worse, the second is the best chance to try whether that is so.
+        Where that is not known, no other may be tried before it.
         """
-        common, beside = self._common.rate(HOPE), self._beside.rate(HOPE_BESIDE)
-        count, kept = len(sequences), self._kept.rate(1.0)
-        if not self._costs.of(count):
-            return FIRST_CHANCE, None
-        alike = Counter(
-            (round(ALIKE * self._rate(sequence, common)), round(ALIKE * self._rate_beside(sequence, beside)))
-            for sequence in sequences
-        )
-        rates = [
-            (min(max(rate / ALIKE, HOPELESS), CERTAIN), other / ALIKE, share) for (rate, other), share in alike.items()
-        ]
-        plain = self._speed(count, 0, 0, float(count))
-        found, best = None, NEARLY * plain
+        count, source = len(sequences), self._sources[place]
+        if not self._costs.of(count) or not source.is_tried:
+            return math.inf, FIRST_CHANCE
+        alike: Counter[tuple[int, ...]] = Counter()
+        for sequence in sequences:
+            rates = self._rates(sequence.record(place < len(self._sources) - 1), source)
+            alike[tuple(round(ALIKE * rate) for rate in rates)] += 1
+        plain, kept = self._speed(source, count, (0, 0), (0.0, 0.0), 0.0), source.kept.rate(1.0)
+        best = (0.0, CHANCES[0])
         for chance in CHANCES:
-            depths = widths = 0
-            gained = 0.0
-            for rate, other, share in rates:
-                depth, width = self._likely(rate, other, chance)
+            asked_depth = asked_width = 0
+            depths = widths = gained = 0.0
+            for (likeliest, beside, there), share in alike.items():
+                rate = min(max(likeliest / ALIKE, HOPELESS), CERTAIN)
+                depth, width = self._likely(rate, beside / ALIKE, chance)
                 if depth:
-                    each = kept * rate * (1 - rate**depth) / (1 - rate) + other * (1 - rate**width)
-                    gained, depths, widths = gained + share * each, depths + share * depth, widths + share * width
-            if not depths:
+                    some = share * there / ALIKE
+                    gained += some * (kept * rate * (1 - rate**depth) / (1 - rate) + beside / ALIKE * (1 - rate**width))
+                    asked_depth, asked_width = asked_depth + share * depth, asked_width + share * width
+                    depths, widths = depths + some * depth, widths + some * width
+            if not asked_depth:
                 continue
-            speed = self._speed(count, depths, widths, count + gained)
+            speed = self._speed(source, count, (asked_depth, asked_width), (depths, widths), gained) / plain
             # Of equals the lowest: there drafts could not be deeper.
-            if speed > best or (found is not None and speed == best):
-                found, best = chance, speed
-        return (found, None) if best > WORTHWHILE * plain else (None, found)
+            if speed >= best[0]:
+                best = (speed, chance)
+        return best
 
-    def _other(self, sequences: Rows[Sequence]) -> tuple[int, Tree]:
+    def _other(self, sequences: Rows[Sequence], turn: int) -> tuple[int, Tree]:
         """A sequence that is drafted for otherwise, and by how much."""
         kinds = TRIALS if self._widest else TRIALS[:2]
-        turn, more = self._trials // len(kinds) % len(sequences), kinds[self._trials % len(kinds)]
-        return sequences[turn].id, more
+        return sequences[turn // len(kinds) % len(sequences)].id, kinds[turn % len(kinds)]
 
-    def _speed(self, rows: int, depths: int, widths: int, gained: float) -> float:
-        """Tokens a second where so many are drafted for all rows together, and so many are gained."""
-        seconds = self._costs.of(rows + depths + widths)
-        drafting = self._drafting.of(depths) if depths else 0.0
-        if widths:
+    def _speed(
+        self, source: Source, rows: int, asked: tuple[int, int], drafted: tuple[float, float], gained: float
+    ) -> float:
+        """Tokens a second where so many are drafted for all rows, in the likeliest and other branches, and gained."""
+        tokens = rows + sum(drafted)
+        seconds = self._costs.of(tokens)
+        drafting = source.drafting.of(asked[0]) if asked[0] else 0.0
+        if asked[1]:
             # What is not known of wide steps is no less than what is known of others.
-            seconds = max(seconds, self._wide_costs.of(rows + depths + widths))
-            drafting = max(drafting, self._wide_drafting.of(depths))
-        return gained / (seconds + drafting)
+            seconds = max(seconds, self._wide_costs.of(tokens))
+            drafting = max(drafting, source.wide_drafting.of(asked[0]))
+        return (rows + gained) / (seconds + drafting)

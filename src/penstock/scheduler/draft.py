@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from penstock.core.plan import BeginRow, BlockCopy, BlockUpdate, RowPlan, StepPlan
+from penstock.scheduler.depth import NO_DRAFTS, Tree
 from penstock.scheduler.sequence import Sequence
 
 _NOTHING = (0, 0)
@@ -17,7 +18,7 @@ class PlannedRow:
         epoch: its sequence's when it was planned.
         end: the position behind it.
         samples: who gets a token from its last position.
-        depth: how many tokens may be drafted behind it, one behind the other.
+        depth: how many tokens may be drafted behind it, one behind the other; text_only: by its text alone.
     """
 
     sequence: Sequence
@@ -25,6 +26,7 @@ class PlannedRow:
     end: int
     samples: tuple[Sequence, ...]
     depth: int = 0
+    text_only: bool = False
 
 
 @dataclass(slots=True)
@@ -67,8 +69,8 @@ class Draft:
         count: int,
         samples: tuple[Sequence, ...],
         blocks: tuple[BlockUpdate, ...],
-        depth: int = 0,
-        width: int = 0,
+        tree: Tree = NO_DRAFTS,
+        text_only: bool = False,
     ) -> None:
         """A row for the next `count` positions of a sequence, which `samples` get a token from, and for drafts."""
         start = sequence.reserved
@@ -90,16 +92,17 @@ class Draft:
                 source=sequence.last_plan if end > len(sequence.tokens) else None,
                 samples=tuple(sample.id for sample in samples),
                 blocks=blocks,
-                draft_depth=depth,
-                draft_width=width,
+                draft_depth=tree.depth,
+                draft_width=tree.width,
+                text_only=text_only,
                 scored=scored,
                 pooled=pooled,
             )
         )
-        self.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples, depth))
-        self.budget -= count + depth + width
+        self.committed_by.append(PlannedRow(sequence, sequence.epoch, end, samples, tree.depth, text_only))
+        self.budget -= count + sum(tree)
         sequence.reserved = end
-        sequence.drafting = depth
+        sequence.drafting = tree.depth
         sequence.last_plan = self.number
         for sample in samples:
             sample.in_flight += 1

@@ -57,7 +57,9 @@ class Scheduler:
         self._running = OrderedQueue()
         self._pace = Pace(config.target_itl, asked=config.bound_batch)
         self._rows = Rows(config.target_itl if config.bound_batch else None)
-        self._depths = Depths(config.draft_depth, config.draft_width, fixed=config.fixed_depth)
+        self._depths = Depths(
+            config.draft_depth, config.draft_width, fixed=config.fixed_depth, sources=1 + config.text_drafts
+        )
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
         # Of the plan in the making; who was preempted for none is told with the next.
@@ -243,7 +245,7 @@ class Scheduler:
         if sequence.max_tokens and end == len(sequence.tokens) + sequence.in_flight:
             samples = self._samples_of(sequence, draft)
         self._notes.row(sequence, count, len(samples))
-        draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), *tree)
+        draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), tree, self._depths.text_only)
 
     def _samples_of(self, sequence: Sequence, draft: Draft) -> tuple[Sequence, ...]:
         """Who gets a token from the row's last position: the sequence, and all its forks at their first token."""
@@ -450,7 +452,7 @@ class Scheduler:
         sequence, end = row.sequence, row.end
         if row.depth:
             sequence.drafting = 0
-            end += self._depths.judged(sequence, answer)
+            end += self._depths.judged(sequence, answer, text_only=row.text_only)
         if sequence.finished or sequence.epoch != row.epoch:
             return
         fresh = max(0, end - sequence.computed_once)

@@ -8,10 +8,10 @@ be if every outstanding plan succeeds.
 from dataclasses import dataclass, field
 
 from penstock.cache.manager import SequenceBlocks
-from penstock.core.acceptance import Acceptance
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import FinishReason, SampleResult
 from penstock.core.request import BACKGROUND_PRIORITY, Request
+from penstock.scheduler.sources import Record
 
 NO_STAMP = 2**63 - 1
 
@@ -39,8 +39,7 @@ class Sequence:
         epoch: rises with every preemption, so that a plan made before is recognised at its commit.
         drafting: positions behind its newest token for which an outstanding plan has slots, for drafts; until it has
             committed, nobody knows what comes next.
-        acceptance, beside: how often tokens that were drafted for it have been right, and how often one in another
-            branch was where the likeliest was wrong.
+        records: what became of what was drafted for it, by whether its text alone was asked.
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
         kept_before: how many of those were kept on request, within what this request wants kept.
@@ -70,8 +69,7 @@ class Sequence:
     finished: bool = False
     epoch: int = 0
     drafting: int = 0
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    beside: Acceptance = field(default_factory=Acceptance)
+    records: dict[bool, Record] = field(default_factory=dict)
     waits: int = 0
     cached_tokens: int | None = None
     kept_before: int = 0
@@ -95,6 +93,10 @@ class Sequence:
         else:
             # What comes after the last is not the prompt's.
             self.to_extract = 0 if request.sampling.prompt_logprobs is None else length - 1
+
+    def record(self, text_only: bool) -> Record:
+        """What became of what was drafted for it by its text alone, or by whoever else drafts."""
+        return self.records.get(text_only) or self.records.setdefault(text_only, Record())
 
     @property
     def output_length(self) -> int:

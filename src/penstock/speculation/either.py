@@ -80,6 +80,8 @@ class Either:
         for row, guess in zip(wanted, guesses, strict=True):
             self._said.add(row.sequence)
             text.said(row.sequence, guess)
+            if row.text_only:
+                continue
             if not guess.tokens or text.rate(row.sequence) < model.rate(row.sequence):
                 asked.append(row)
         drafts = {}

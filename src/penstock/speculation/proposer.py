@@ -22,6 +22,7 @@ class Wanted(NamedTuple):
         table: its row of the block tables.
         ahead: what somebody has drafted already, which they are to follow.
         width: how many tokens more there may be beside these, in other branches of a tree.
+        text_only: only what the sequence's own text says is wanted.
     """
 
     sequence: int
@@ -30,6 +31,7 @@ class Wanted(NamedTuple):
     table: int
     ahead: Sequence[int] = ()
     width: int = 0
+    text_only: bool = False
 
 
 def draft_choice(row: Wanted, place: int, *, rejects: bool, ahead: int = 0) -> Choice:
