@@ -23,7 +23,7 @@ from penstock.loading.tensors import read_tensor
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.layouts import LAYOUTS
 from penstock.quantization.quality import Comparison, Quality
-from penstock.quantization.recipe import GGUF_TYPES, Recipe
+from penstock.quantization.recipe import GGUF_TYPES, K_TYPES, Recipe
 from penstock.quantization.rtn import Grid
 from support import checkpoints
 from support.gguf_files import IN_GGUF
@@ -93,9 +93,10 @@ def test_widths_follow_what_is_measured(model: Path, tmp_path: Path) -> None:
     first = next(begun)
     rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out))
     assert [type(event) for event in rest] == [Done] * 3
-    assert isinstance(first, Done) and isinstance(rest[0], Done) and rest[0].resumed and rest[0].bits == first.bits
+    assert isinstance(first, Done) and isinstance(rest[0], Done) and rest[0].resumed and rest[0].stored == first.stored
     sizes = {event.name: event.sensitivity.size for event in measured}
-    bits = {name: width for event in rest if isinstance(event, Done) for name, width in event.bits.items()}
+    stored = {name: said for event in rest if isinstance(event, Done) for name, said in event.stored.items()}
+    bits = {name: int(said.removesuffix(" bits")) for name, said in stored.items()}
     assert bits.keys() == sizes.keys() and len(set(bits.values())) > 1
     assert 3.2 < sum(sizes[name] * width for name, width in bits.items()) / sum(sizes.values()) <= 3.5
     entries = opened(str(out))[0].locate(declaration)
@@ -148,6 +149,22 @@ def test_every_family_can_be_a_gguf_file(tmp_path: Path, family: str) -> None:
     assert kinds["blk.0.attn_q.weight"] == "Q4_K" and kinds["token_embd.weight"] == kinds["output_norm.weight"] == "F32"
 
 
+@pytest.mark.parametrize("kind", K_TYPES)
+def test_matrices_that_are_not_whole_blocks_have_smaller_ones(tmp_path: Path, kind: str) -> None:
+    plain = checkpoints.make("qwen3", tmp_path / "model", **{**SIZES, "intermediate_size": 352})
+    checkpoint, declaration = opened(str(plain))
+    out = tmp_path / "a.gguf"
+    events = list(quantize_model(checkpoint, declaration, Recipe("rtn", GGUF_TYPES[kind], kind), [], out))
+    stored = [event.stored for event in events if isinstance(event, Done)]
+    apart = [spec.name for block in declaration.decoder.blocks for spec in matrices(block) if spec.shape[1] == 352]
+    assert stored == [{name: "Q8_0"} for name in apart] and apart
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in gguf.GGUFReader(out).tensors}
+    assert kinds["blk.0.ffn_down.weight"] == "Q8_0" and kinds["blk.0.ffn_up.weight"] == kind
+    same = numbers_of(out, plain, tmp_path / "numbers")
+    expected, found = (all_logits(make_stepper(path), PROMPTS, None) for path in (same, out))
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+
+
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_a_calibrated_gguf_file_goes_on_where_it_was_interrupted(tmp_path: Path, method: str) -> None:
     plain = checkpoints.make("llama", tmp_path / "model", **{**SIZES, **CHANGES["llama"]})
@@ -170,7 +187,6 @@ def test_a_calibrated_gguf_file_goes_on_where_it_was_interrupted(tmp_path: Path,
     [
         ("mistral", "Q8_0", {}, "has no name for"),
         ("llama", "Q8_0", {}, "divides|has no name for"),
-        ("qwen3", "Q4_K", {"intermediate_size": 96}, "not in blocks of 256"),
     ],
 )
 def test_what_a_gguf_file_has_no_place_for_is_said_first(

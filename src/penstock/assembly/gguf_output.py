@@ -25,6 +25,7 @@ from penstock.loading.tensors import read_tensor
 from penstock.models import mistral
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
+from penstock.quantization.recipe import Recipe
 from penstock.text.gguf_metadata import tokenizer_metadata
 from penstock.text.tokenizer import find_tokenizer
 
@@ -94,10 +95,12 @@ def describe(checkpoint: Checkpoint, declaration: ModelDeclaration, kind: str) -
     return found
 
 
-def write_file(parts: Output, description: Description, declaration: ModelDeclaration, kind: str, out: Path) -> None:
+def write_file(
+    parts: Output, description: Description, declaration: ModelDeclaration, recipe: Recipe, out: Path
+) -> None:
     """Put the blocks together. Raises ConfigurationError where the file cannot be written."""
     unfinished = out.with_name(out.name + PARTIAL)
-    tensors = list(_tensors(parts, description, declaration, kind))
+    tensors = list(_tensors(parts, description, declaration, recipe))
     try:
         with unfinished.open("wb") as stream:
             write_gguf(stream, description.metadata, tensors)
@@ -194,16 +197,16 @@ def _try(description: Description, declaration: ModelDeclaration) -> None:
 
 
 def _tensors(
-    parts: Output, description: Description, declaration: ModelDeclaration, kind: str
+    parts: Output, description: Description, declaration: ModelDeclaration, recipe: Recipe
 ) -> Iterator[NamedTensor]:
-    """All of the file's: matrices of blocks of `kind`, others as they were, vectors in float32."""
+    """All of the file's: matrices in blocks, others as they were, vectors in float32."""
     divisors = description.divisors
     if divisors:
         yield NamedTensor(ROPE_FACTORS, "F32", (len(divisors),), lambda: torch.tensor(divisors))
     shapes = {part.tensor: part.shape for spec in declaration.weights for part in spec.parts}
     headers = (read_header(parts.shard(index)) for index in range(parts.count))
     for name, entry in (item for header in headers for item in header.items()):
-        stored = "F32" if len(shapes[name]) == 1 else _KINDS.get(entry.dtype, kind)
+        stored = "F32" if len(shapes[name]) == 1 else _KINDS.get(entry.dtype) or recipe.blocks_of(shapes[name][1])
         read = partial(_in_file_order, entry, description.architecture, _full(declaration).heads)
         yield NamedTensor(name_in_file(name, description.architecture), stored, shapes[name], read)
 

@@ -28,7 +28,6 @@ from penstock.loading.safetensors import TensorEntry, read_header
 from penstock.loading.tensors import read_tensor
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
-from penstock.quantization.gguf_types import BLOCK_TYPES
 from penstock.quantization.layouts import LAYOUTS, byte_config
 from penstock.quantization.recipe import BYTES, Recipe
 from penstock.quantization.rtn import Grid
@@ -56,13 +55,13 @@ class Done:
         block: its number.
         error: by projection, what its outputs (its weights, where nothing is calibrated) have changed, of their own
             mean square.
-        bits: by projection, where it is not the same for all.
+        stored: by projection, its bits or type of blocks, where that is not the same for all.
         resumed: whether an earlier run had written it.
     """
 
     block: int
     error: dict[str, float]
-    bits: dict[str, int]
+    stored: dict[str, str]
     resumed: bool = False
 
 
@@ -90,11 +89,6 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
     for block in declaration.decoder.blocks:
         for spec in matrices(block):
             inputs = spec.shape[1]
-            if recipe.in_gguf and inputs % BLOCK_TYPES[recipe.layout].elements:
-                raise ConfigurationError(
-                    f"{spec.name} has {inputs} inputs, which are not in blocks of "
-                    f"{BLOCK_TYPES[recipe.layout].elements}, as --format {recipe.layout} has them; give another one."
-                )
             if recipe.grid.group and inputs % recipe.grid.group:
                 raise ConfigurationError(
                     f"{spec.name} has {inputs} inputs, which are not in groups of {recipe.grid.group}; give another "
@@ -151,15 +145,23 @@ def quantize_model(
             output.save(tensors, index)
         if runner is not None and index < len(decoder.blocks) - 1:
             states = list(runner.run(block, _rounded(file, block, recipe, widths, dtype), texts, states))
-        bits = {spec.name: widths[spec.name] for spec in matrices(block) if spec.name in widths}
-        yield Done(index, errors, bits, resumed)
+        yield Done(index, errors, _apart(matrices(block), recipe, widths), resumed)
     rest = (decoder.embedding_weight, decoder.norm.weight, *decoder.output.weights)
     names = sorted({part.tensor for spec in rest for part in spec.parts})
     output.save({name: read_tensor(entries[name]).contiguous().clone() for name in names}, output.count - 1)
     if description is not None:
-        write_file(output, description, declaration, recipe.layout, out)
+        write_file(output, description, declaration, recipe, out)
     else:
         output.finish(checkpoint, _declared(decoder.blocks, recipe, widths))
+
+
+def _apart(specs: Sequence[WeightSpec], recipe: Recipe, widths: Mapping[str, int]) -> dict[str, str]:
+    """What is stored otherwise than the recipe says of all."""
+    found = {spec.name: f"{widths[spec.name]} bits" for spec in specs if spec.name in widths}
+    if recipe.in_gguf:
+        kinds = ((spec.name, recipe.blocks_of(spec.shape[1])) for spec in specs)
+        found |= {name: kind for name, kind in kinds if kind != recipe.layout}
+    return found
 
 
 def _declared(blocks: Sequence[DecoderBlock], recipe: Recipe, widths: Mapping[str, int]) -> dict[str, Any]:
@@ -180,7 +182,7 @@ def _rounded(
     """The block's weights as whoever loads the file has them."""
     entries: Mapping[str, Entry]
     if recipe.in_gguf:
-        entries = _as_blocks(read_header(file), block, recipe.layout)
+        entries = _as_blocks(read_header(file), block, recipe)
     else:
         declared = _declared([block], recipe, widths)
         entries = combined(read_header(file), declared["quant_method"], declared, read_bytes)
@@ -191,10 +193,10 @@ def _rounded(
     return found
 
 
-def _as_blocks(header: Mapping[str, TensorEntry], block: DecoderBlock, kind: str) -> dict[str, TensorEntry]:
+def _as_blocks(header: Mapping[str, TensorEntry], block: DecoderBlock, recipe: Recipe) -> dict[str, TensorEntry]:
     """The same with projections, which are stored as bytes, as the blocks that these are."""
     parts = {part.tensor: part.shape for spec in matrices(block) for part in spec.parts}
     return {
-        name: replace(entry, dtype=kind, shape=parts[name]) if name in parts else entry
+        name: replace(entry, dtype=recipe.blocks_of(parts[name][1]), shape=parts[name]) if name in parts else entry
         for name, entry in header.items()
     }

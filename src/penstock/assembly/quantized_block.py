@@ -19,7 +19,7 @@ from penstock.quantization.gguf_encoding import of_integers, of_numbers
 from penstock.quantization.gptq import Hessian, output_error, quantize_gptq
 from penstock.quantization.grouped import Grouped
 from penstock.quantization.layouts import LAYOUTS, byte_tensors
-from penstock.quantization.recipe import BYTES, FOLDING, K_TYPES, Recipe
+from penstock.quantization.recipe import BYTES, FOLDING, GGUF_TYPES, K_TYPES, Recipe
 from penstock.quantization.rtn import Grid, quantize_rtn
 from penstock.quantization.scaled import RowBytes, row_bytes
 
@@ -76,6 +76,8 @@ def matrices(block: DecoderBlock) -> list[WeightSpec]:
 
 def grid_of(spec: WeightSpec, recipe: Recipe, widths: Mapping[str, int]) -> Grid:
     """What a projection is rounded to."""
+    if recipe.in_gguf and (kind := recipe.blocks_of(spec.shape[1])) != recipe.layout:
+        return GGUF_TYPES[kind]
     return replace(recipe.grid, bits=widths[spec.name]) if spec.name in widths else recipe.grid
 
 
@@ -127,7 +129,9 @@ def _stored(module: str, matrix: Integers, grid: Grid, recipe: Recipe) -> dict[s
     if isinstance(matrix, RowBytes):
         return byte_tensors(module, matrix)
     if recipe.in_gguf:
-        blocks = of_integers(matrix, recipe.layout) if isinstance(matrix, Grouped) else matrix
+        blocks = (
+            of_integers(matrix, recipe.blocks_of(matrix.integers.shape[1])) if isinstance(matrix, Grouped) else matrix
+        )
         return {f"{module}.weight": blocks.raw.contiguous()}
     assert isinstance(matrix, Grouped), "only GGUF files have other blocks"
     return LAYOUTS[recipe.layout].tensors(module, matrix, grid)
@@ -137,7 +141,7 @@ def rounded(spec: WeightSpec, weight: Tensor, grid: Grid, recipe: Recipe, inputs
     """A projection's weight [outputs, inputs] by the recipe's method. Raises ConfigurationError where that fails."""
     if recipe.method in BYTES:
         return row_bytes(weight, BYTES[recipe.method])
-    if recipe.layout in K_TYPES:
+    if recipe.blocks_of(weight.shape[1]) in K_TYPES:
         return of_numbers(weight, recipe.layout)
     if inputs is None or recipe.method == "awq":
         return quantize_rtn(weight, grid, None if inputs is None else inputs.hessian)

@@ -97,6 +97,6 @@ def _line(event: Measured | Done, recipe: Recipe) -> str:
     of = "outputs" if recipe.calibrated else "weights"
     errors = []
     for name, error in event.error.items():
-        width = f" ({event.bits[name]} bits)" if name in event.bits else ""
-        errors.append(f"{name.split('.')[-2]}{width} {error:.2e}")
+        stored = f" ({event.stored[name]})" if name in event.stored else ""
+        errors.append(f"{name.split('.')[-2]}{stored} {error:.2e}")
     return f"block {event.block}: relative error of {of}: {', '.join(errors)}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from penstock.core.errors import ConfigurationError
+from penstock.quantization.gguf_types import BLOCK_TYPES
 from penstock.quantization.layouts import LAYOUTS
 from penstock.quantization.rtn import Grid
 
@@ -21,6 +22,8 @@ GGUF_TYPES = {
     "Q6_K": Grid(6, 16, searched=True),
 }
 K_TYPES = ("Q4_K", "Q6_K")
+# What matrices are stored as that do not consist of whole blocks of a K type.
+IN_SMALLER_BLOCKS = "Q8_0"
 # What matrices are stored as by the methods that have a byte for each weight and a scale for each output.
 BYTES = {"smoothquant": torch.int8, "fp8": torch.float8_e4m3fn}
 _BITS, _GROUP, _DAMPING = 4, 128, 0.01
@@ -59,6 +62,11 @@ class Recipe:
     def in_gguf(self) -> bool:
         """Whether a GGUF file is made."""
         return self.layout in GGUF_TYPES
+
+    def blocks_of(self, inputs: int) -> str:
+        """The type of a GGUF file's matrix with so many inputs."""
+        whole = self.layout not in K_TYPES or inputs % BLOCK_TYPES[self.layout].elements == 0
+        return self.layout if whole else IN_SMALLER_BLOCKS
 
     @property
     def widths(self) -> tuple[int, ...]:
