@@ -43,6 +43,13 @@ def _ours(mode: str, *options: str) -> Contender:
     return Contender(f"{OURS}-{mode}", OURS, "bf16", "make_checkpoints.py OUT bf16", options, toy=True)
 
 
+def _of_file(kind: str) -> tuple[Contender, ...]:
+    """Ours and llama.cpp on one GGUF file."""
+    model, make = f"{kind}.gguf", f"make_checkpoints.py OUT gguf-{kind}"
+    ours = Contender(f"{OURS}-{kind}", OURS, model, make, ("--quantization", "auto"))
+    return ours, Contender(f"llama-cpp-{kind}", "llama-cpp", model, make)
+
+
 CONTENDERS = (
     _ours("bf16"),
     _ours("int8", "--quantization", "int8"),
@@ -50,7 +57,8 @@ CONTENDERS = (
     _ours("int4-head8", "--quantization", "int4", "--quantize-head", "int8"),
     Contender("vllm-bf16", "vllm", "bf16", "make_checkpoints.py OUT bf16", toy=True),
     Contender("vllm-w8a8", "vllm", "w8a8", "make_checkpoints.py OUT w8a8"),
-    Contender("llama-cpp-q4_0", "llama-cpp", "q4_0.gguf", "make_checkpoints.py OUT gguf-q4_0"),
+    *_of_file("q4_0"),
+    *_of_file("q4_k_m"),
     Contender("openvino-int8", "openvino", "ov8", "peers/export_openvino.py OUT/bf16 OUT/ov8 --bits 8"),
     Contender("openvino-int4", "openvino", "ov4", "peers/export_openvino.py OUT/bf16 OUT/ov4 --bits 4"),
     Contender("transformers-bf16", "transformers", "bf16", "make_checkpoints.py OUT bf16"),

@@ -1,4 +1,4 @@
-"""Environments of other load generators, and of transformers: made when they are first needed, with pinned versions.
+"""Environments of other load generators, transformers and llama.cpp: made when they are first needed, with pinned versions.
 
 Both tools need torch, of which they use nothing here. It comes as it comes to Penstock's own environment, so that no
 gigabytes of CUDA come along.
@@ -14,6 +14,7 @@ from pathlib import Path
 VLLM = "0.32.0"
 GUIDELLM = "0.8.1"
 TRANSFORMERS, COMPRESSED_TENSORS = "5.23.0", "0.20.0"
+LLAMA_CPP, GGUF = "0.3.36", "0.19.0"
 _ROOT = Path(__file__).resolve().parent.parent.parent
 # What vLLM asks for beside torch, and its client does not use; their builds have to fit torch's.
 _WITHOUT = ("torch", "torchaudio", "torchvision", "torchcodec")
@@ -40,6 +41,12 @@ def guidellm(folder: Path) -> Path:
 def transformers(folder: Path) -> Path:
     """The interpreter of an environment in which transformers reads compressed-tensors' checkpoints."""
     requirement = f"transformers=={TRANSFORMERS} compressed-tensors=={COMPRESSED_TENSORS}"
+    return _environment(folder, requirement, lambda python: _pip(python, requirement.split())) / "python"
+
+
+def llama_cpp(folder: Path) -> Path:
+    """The interpreter of an environment in which llama.cpp, which is compiled for it, reads GGUF files."""
+    requirement = f"llama-cpp-python=={LLAMA_CPP} gguf=={GGUF} safetensors"
     return _environment(folder, requirement, lambda python: _pip(python, requirement.split())) / "python"
 
 

@@ -1,4 +1,4 @@
-"""Speed of Penstock on a checkpoint in Hugging Face's layout, rounded when it is loaded if asked."""
+"""Speed of Penstock on a checkpoint, rounded when it is loaded if asked, or on a GGUF file."""
 
 import argparse
 import time
@@ -8,7 +8,9 @@ from workload import MAX_LENGTH, MAX_SEQUENCES, Engine, arguments_parser, drive
 
 def main() -> None:
     parser = arguments_parser(__doc__)
-    parser.add_argument("--quantization", default="none", help="none, int8 or int4 (default none)")
+    parser.add_argument(
+        "--quantization", default="none", help="auto (of a GGUF file: its blocks), none, int8 or int4 (default none)"
+    )
     parser.add_argument("--quantize-head", help="int8: the output head at 8 bits (default: as the other weights)")
     drive(parser.parse_args(), ("penstock", "torch"), load)
 
@@ -45,6 +47,9 @@ def weight_bytes(model: str, quantization: str, quantize_head: str | None) -> in
 
     options = EngineOptions(model=model, quantization=quantization, quantize_head=quantize_head)
     prepared = prepare(options, api_beside=False)
+    if prepared.config.model.quantization == "own":
+        # The embedding is read as the head.
+        return sum(entry.nbytes for entry in prepared.checkpoint.tensors.values() if len(entry.shape) == 2)
     sizes = {"none": DTYPE_BYTES[prepared.config.model.dtype], **QUANTIZED_BYTES}
     body, head = prepared.declaration.parameters_in("linear"), prepared.declaration.parameters_in("head", "embedding")
     resolved = prepared.config.model
