@@ -1,4 +1,4 @@
-"""Environments of other load generators, transformers and llama.cpp: made when they are first needed, with pinned versions.
+"""Environments of other load generators, transformers and llama.cpp, with pinned versions; made when first needed.
 
 Both tools need torch, of which they use nothing here. It comes as it comes to Penstock's own environment, so that no
 gigabytes of CUDA come along.
