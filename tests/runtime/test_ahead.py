@@ -1,10 +1,12 @@
 """Memory of the KV pool that is made ready before it is used."""
 
 import ctypes
+import gc
 import mmap
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -28,6 +30,17 @@ def untouched(row_bytes: int) -> NDArray[np.uint8]:
 def arrays() -> list[NDArray[np.uint8]]:
     """Two that take up different room for a row."""
     return [untouched(ROW), untouched(ROW // 4)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """A helper's work must not wait for the next test, whose `populate` it would call."""
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def resident(array: NDArray[np.uint8], row: int) -> bool:

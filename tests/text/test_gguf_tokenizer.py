@@ -114,3 +114,5 @@ def test_sentence_piece_has_its_usual_special_tokens(tmp_path: Path) -> None:
 
 def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:
     assert gguf_tokenizer({"general.architecture": "llama"}, tmp_path) is None
+    for kind in ("none", "no_vocab"):
+        assert gguf_tokenizer({"tokenizer.ggml.model": kind}, tmp_path) is None

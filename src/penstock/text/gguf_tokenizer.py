@@ -50,7 +50,7 @@ _OF_SENTENCE_PIECE = {"bos": 1, "eos": 2, "unknown": 0}
 def gguf_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer | None:
     """The tokenizer; None where the file has none. Raises TokenizerError where it cannot be used."""
     kind = metadata.get("tokenizer.ggml.model")
-    if kind is None or kind == "none":
+    if kind in (None, "none", "no_vocab"):
         return None
     makers = {"gpt2": _byte_level, "llama": _sentence_piece}
     if not isinstance(kind, str) or kind not in makers:
