@@ -82,21 +82,26 @@ def _within_branches(trees: dict[int, Tree]) -> dict[int, Tree]:
 
 
 class Depths:
-    """Decides for the decoding sequences of a step."""
+    """Decides for the decoding sequences of a step.
 
-    def __init__(self, most: int, widest: int = 0, *, fixed: bool, sources: int = 1) -> None:
+    Attributes:
+        text_only: whether only what the text says is to be drafted, of what was chosen last.
+    """
+
+    def __init__(self, most: int, widest: int = 0, *, fixed: bool, with_text: bool = False) -> None:
         """`most` tokens are drafted at a time, one behind the other, and `widest` more beside them.
 
-        Where that is `fixed`, as many always are; 0: none ever are. Of two `sources` the first is the text alone.
+        Where that is `fixed`, as many always are; 0: none ever are. `with_text`, the text can be asked alone.
         """
         self._most = most
         self._widest = widest
         self._fixed = fixed
         # Of steps, and of those in which there are other branches.
         self._costs, self._wide_costs = StepCosts(), StepCosts()
-        self._sources = tuple(Source() for _ in range(sources))
-        # Which of them drafts, and what below that chance is not drafted.
-        self._source = sources - 1
+        # By whether the text alone is asked. It comes first, since it costs nothing to try.
+        self._sources = {text_only: Source() for text_only in ((True, False) if with_text else (False,))}
+        self.text_only = False
+        # What below that chance is not drafted.
         self._chance: float | None = None
         self._trial: tuple[int, Tree] | None = None
         self._trials, self._patience = 0, PATIENCE
@@ -107,11 +112,6 @@ class Depths:
         # behind it.
         self._began = self._computed = 0.0
         self._newest: tuple[StepCosts, int, float] | None = None
-
-    @property
-    def text_only(self) -> bool:
-        """Whether only what the text says is to be drafted, of what was chosen last."""
-        return self._source < len(self._sources) - 1
 
     def begin(self, now: float) -> None:
         """A step begins. What passed since the one before is part of that one, unless nothing was to be done."""
@@ -146,7 +146,7 @@ class Depths:
         """A sequence's drafts, if there were any, were verified; how many of them were right."""
         if answer is None or not answer.tokens:
             return 0
-        source, record = self._source_of(text_only), sequence.record(text_only)
+        source, record = self._sources[text_only], sequence.record(text_only)
         for each in (record, source.common):
             each.there.add(bool(answer.drafted), 1)
         if not answer.drafted:
@@ -166,9 +166,6 @@ class Depths:
             each.likeliest.add(followed, judged)
         return right
 
-    def _source_of(self, text_only: bool) -> Source:
-        return self._sources[0 if text_only else -1]
-
     def measured(self, plan: StepPlan, result: StepResult) -> list[Drafted]:
         """A step whose drafts were all judged took so long; what became of them."""
         facts, self._facts = self._facts, []
@@ -177,7 +174,7 @@ class Depths:
         if not self._most or self._fixed or plan.num_tokens != len(plan.rows):
             return facts
         if asked := sum(row.draft_depth for row in plan.rows):
-            source = self._source_of(any(row.text_only for row in plan.rows))
+            source = self._sources[any(row.text_only for row in plan.rows)]
             wide = any(row.draft_width for row in plan.rows)
             (source.wide_drafting if wide else source.drafting).measured(asked, result.drafting_seconds)
             source.is_tried = True
@@ -196,10 +193,10 @@ class Depths:
 
     def _decide(self, sequences: Rows[Sequence]) -> None:
         """Look anew for what pays, and whether it is time to try something else."""
-        promises = [self._promise(sequences, source) for source in range(len(self._sources))]
-        best = max(promises)
-        self._source = promises.index(best)
-        self._chance = best[1] if best[0] > WORTHWHILE else None
+        promises = {text_only: self._promise(sequences, text_only) for text_only in self._sources}
+        self.text_only = max(promises, key=lambda text_only: promises[text_only])
+        speed, chance = promises[self.text_only]
+        self._chance = chance if speed > WORTHWHILE else None
         self._trial = None
         if self._since >= self._patience:
             # Where nothing is drafted for long, it is tried ever less.
@@ -210,20 +207,20 @@ class Depths:
         self._idle = 0 if drafting else min(2 * self._idle + 1, MOST_IDLE)
         self._left, self._decided = STEPS * (1 + self._idle), len(sequences)
 
-    def _try_something(self, sequences: Rows[Sequence], promises: Rows[tuple[float, float]]) -> None:
+    def _try_something(self, sequences: Rows[Sequence], promises: dict[bool, tuple[float, float]]) -> None:
         """What is not known to pay: all of a source's drafts that nearly do, or a token or two more or less."""
-        turn, source = divmod(self._trials, len(self._sources))
-        speed, chance = promises[source]
-        if (self._chance is None or source != self._source) and speed > NEARLY:
-            self._source, self._chance = source, chance
+        turn, place = divmod(self._trials, len(promises))
+        text_only, (speed, chance) = list(promises.items())[place]
+        if (self._chance is None or text_only != self.text_only) and speed > NEARLY:
+            self.text_only, self._chance = text_only, chance
             return
-        if source != self._source:
-            self._source, self._chance = source, None
+        if text_only != self.text_only:
+            self.text_only, self._chance = text_only, None
         self._trial = self._other(sequences, turn)
 
     def _tree(self, sequence: Sequence) -> Tree:
         assert self._chance is not None, "some tokens pay"
-        rate, beside, _ = self._rates(sequence.record(self.text_only), self._sources[self._source])
+        rate, beside, _ = self._rates(sequence.record(self.text_only), self._sources[self.text_only])
         return self._likely(rate, beside, self._chance)
 
     def _likely(self, rate: float, beside: float, chance: float) -> Tree:
@@ -243,17 +240,17 @@ class Depths:
         there = record.there.rate(common.there.rate(HOPE_THERE))
         return min(max(rate, HOPELESS), CERTAIN), min(beside, CERTAIN), there
 
-    def _promise(self, sequences: Rows[Sequence], place: int) -> tuple[float, float]:
+    def _promise(self, sequences: Rows[Sequence], text_only: bool) -> tuple[float, float]:
         """How many times as fast as without drafts a source's promise to make it, and the chance below which not to.
 
         Where that is not known, no other may be tried before it.
         """
-        count, source = len(sequences), self._sources[place]
+        count, source = len(sequences), self._sources[text_only]
         if not self._costs.of(count) or not source.is_tried:
             return math.inf, FIRST_CHANCE
         alike: Counter[tuple[int, ...]] = Counter()
         for sequence in sequences:
-            rates = self._rates(sequence.record(place < len(self._sources) - 1), source)
+            rates = self._rates(sequence.record(text_only), source)
             alike[tuple(round(ALIKE * rate) for rate in rates)] += 1
         plain, kept = self._speed(source, count, (0, 0), (0.0, 0.0), 0.0), source.kept.rate(1.0)
         best = (0.0, CHANCES[0])
