@@ -43,6 +43,15 @@ def test_the_newest_are_remembered_by_all_their_names() -> None:
     assert len(recent.all("")) == MOST_RECENT
 
 
+def test_they_are_listed_as_the_server_got_to_them() -> None:
+    recent = Recent()
+    # One after the other, although the kernel's clock, which is coarse, has the second arrive before the first.
+    for name, arrived in (("req_first", 10.003), ("req_second", 10.001)):
+        ended(recent, name, arrived=arrived)
+    recent.begin(Account("req_third", "chat", "", arrived=10.002))
+    assert [each.id for each in recent.all("")] == ["req_third", "req_second", "req_first"]
+
+
 def test_what_failed_or_was_slow_is_remembered_longer() -> None:
     recent = Recent()
     failed, slow = ended(recent, "req_failed", outcome="failed"), ended(recent, "req_slow", missed=("ttft",))

@@ -106,10 +106,13 @@ class Recent:
         return next(others, None)
 
     def all(self, tenant: str | None) -> list[Account]:
-        """A tenant's accounts, or everybody's where `tenant` is None; those of the newest requests first."""
+        """A tenant's accounts, or everybody's where `tenant` is None; those of the newest requests first.
+
+        By when the server got to them: when they arrived is known to a few milliseconds only.
+        """
         accounts = [*self._running.values(), *self._recent, *self._noted, *self._refused, *self._lines]
         seen = [account for account in accounts if tenant in (None, account.tenant)]
-        return sorted(seen, key=lambda account: account.arrived, reverse=True)
+        return sorted(seen, key=lambda account: account.begun, reverse=True)
 
     def _keep(self, ring: _Ring, account: Account) -> None:
         for gone in ring.add(account):
