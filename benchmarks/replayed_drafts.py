@@ -33,16 +33,12 @@ class Replaying(NgramProposer):
         self._outputs = outputs
         self._acceptance = acceptance
         self._luck = random.Random(0)
-        self._known: dict[int, tuple[list[int], int]] = {}
+        # What will follow, all tokens so far, and how many of them are the prompt.
+        self._known: dict[int, tuple[list[int], list[int], int]] = {}
 
-    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
+    def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
         """Find what followed this prompt."""
-        self._known[sequence] = self._outputs[tuple(prompt)], 0
-
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """So many tokens of it have come."""
-        output, place = self._known[sequence]
-        self._known[sequence] = output, place + len(tokens)
+        self._known[sequence] = self._outputs[tuple(tokens)], tokens, len(tokens)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """The next ones, each right with the probability asked for."""
@@ -53,8 +49,8 @@ class Replaying(NgramProposer):
         self._known.pop(sequence, None)
 
     def _ahead(self, row: Wanted) -> list[int]:
-        output, place = self._known[row.sequence]
-        return output[place : place + row.depth]
+        output, tokens, prompt = self._known[row.sequence]
+        return output[len(tokens) - prompt :][: row.depth]
 
     def _or_wrong(self, token: int) -> int:
         return token if self._luck.random() < self._acceptance else (token + 1) % VOCABULARY

@@ -36,20 +36,23 @@ class Knowing(NgramProposer):
         super().__init__()
         self._outputs, self._right = outputs, right
         self._luck = random.Random(0)
-        self._known: dict[int, tuple[list[int], int]] = {}
+        # What will follow, all tokens so far, and how many of them are the prompt.
+        self._known: dict[int, tuple[list[int], list[int], int]] = {}
 
-    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
-        self._known[sequence] = (self._outputs.get(tuple(prompt), []), 0)
+    def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
+        self._known[sequence] = (self._outputs.get(tuple(tokens), []), tokens, len(tokens))
 
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        output, place = self._known[sequence]
-        self._known[sequence] = (output, place + len(tokens))
+    def coming(self, sequence: int) -> list[int]:
+        output, tokens, prompt = self._known[sequence]
+        return output[len(tokens) - prompt :]
+
+    def gained(self, sequence: int, count: int) -> list[int]:
+        return self._known[sequence][1][-count:]
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         drafts = []
         for row in wanted:
-            output, place = self._known[row.sequence]
-            ahead = output[place : place + self._luck.randint(0, row.depth)]
+            ahead = self.coming(row.sequence)[: self._luck.randint(0, row.depth)]
             guesses = [token if self._luck.random() < self._right else (token + 1) % 4096 for token in ahead]
             drafts.append(Proposal(guesses))
         return drafts
@@ -69,8 +72,8 @@ class KnowingTrees(Knowing):
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         return [self._tree(row) for row in wanted]
 
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        super().observe(sequence, tokens)
+    def observe(self, sequence: int, gained: int) -> None:
+        tokens = self.gained(sequence, gained)
         proposal = self._proposed.pop(sequence, None)
         if proposal is not None and proposal.parents is not None:
             children = {key: place for place, key in enumerate(zip(proposal.parents, proposal.tokens, strict=True))}
@@ -80,16 +83,16 @@ class KnowingTrees(Knowing):
                 self.strayed += chain_length(proposal.parents) <= place < len(proposal.tokens)
 
     def _tree(self, row: Wanted) -> Proposal:
-        luck, (output, place) = self._luck, self._known[row.sequence]
+        luck, coming = self._luck, self.coming(row.sequence)
         likeliest = luck.randint(0, row.depth)
         tokens: list[int] = []
         parents = chain(likeliest)
         for node in range(likeliest + luck.randint(0, row.width)):
             if node >= likeliest:
                 parents.append(luck.choice([at for at in range(NEWEST, node) if self._depth(parents, at) < row.depth]))
-            ahead = place + self._depth(parents, node) - 1
+            ahead = self._depth(parents, node) - 1
             siblings = {tokens[other] for other in range(node) if parents[other] == parents[node]}
-            token = output[ahead] if ahead < len(output) and luck.random() < self._right else luck.randrange(300)
+            token = coming[ahead] if ahead < len(coming) and luck.random() < self._right else luck.randrange(300)
             while token in siblings:
                 token = (token + 1) % 4096
             tokens.append(token)

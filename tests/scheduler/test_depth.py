@@ -239,7 +239,7 @@ def test_what_drafts_take_now_and_then_is_part_of_their_cost() -> None:
 )
 def test_the_text_alone_drafts_where_that_pays_better(says: float, drafting: float, alone: float, deep: bool) -> None:
     """Both are right with 0.8. Drafts of the model take time, and the text says something with a chance."""
-    luck, depths, running, used = random.Random(0), Depths(8, fixed=False, with_text=True), sequences(1), []
+    luck, depths, running, used = random.Random(0), Depths(8, fixed=False, text=True), sequences(1), []
     (sequence,) = running
     for step in range(3000):
         depth, _ = depths.choose(running).get(sequence.id, NO_DRAFTS)

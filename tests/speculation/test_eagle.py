@@ -68,14 +68,14 @@ class Driver:
         self.tokens[sequence], self.table[sequence] = list(prompt), self.tables.open_row()
         self.tables._tables[0][self.table[sequence]] = sequence
         self.computed[sequence] = cached
-        self.eagle.begin(sequence, prompt)
+        self.eagle.begin(sequence, self.tokens[sequence])
 
     def step(self, sequence: int, count: int, depth: int, right: int, luck: random.Random) -> None:
         """Compute `count` tokens, or one with drafts of which so many are right."""
         known, start = self.tokens[sequence], self.computed[sequence]
         last = start + count >= len(known)
         row = RowPlan(sequence, start, count, known[start : start + count], None, (sequence,) if last else (), ())
-        self.eagle.follow([row], [self.table[sequence]])
+        self.eagle.follow([(row, self.table[sequence])])
         drafts: list[int] = []
         if depth:
             state = make_row(sequence, temperature=0.0)
@@ -92,7 +92,7 @@ class Driver:
             new = [*gained, luck.randrange(5000, 9000)]
             self.computed[sequence] += len(gained)
             known += new
-            self.eagle.observe(sequence, new)
+            self.eagle.observe(sequence, len(new))
 
     def check(self, since: dict[int, int]) -> None:
         """What was given at each position is the token behind it and the state at it, from where it began."""
@@ -152,7 +152,8 @@ def test_a_sample_of_the_same_prompt_begins_with_its_last_state() -> None:
     driver = Driver()
     driver.begin(0, [1, 2, 3])
     driver.eagle.see(0, 2, torch.tensor([[state_of(0, 2)]]))
-    driver.eagle.observe(0, [9])
+    driver.tokens[0].append(9)
+    driver.eagle.observe(0, 1)
     wanted = Wanted(0, 2, make_row(0, temperature=0.0), driver.table[0])
     assert driver.eagle.propose([wanted]) == [Proposal([10, 11])]
     assert driver.head.given == {(0, 2): (9, state_of(0, 2))}

@@ -47,11 +47,11 @@ def test_drafts_come_from_the_newest_state() -> None:
     medusa.begin(0, [1, 2, 3])
     assert medusa.propose([wanted(0, 2)]) == [Proposal([])], "nothing was seen yet"
     medusa.see(0, 2, states(10, 1))
-    medusa.observe(0, [7])
+    medusa.observe(0, 1)
     assert medusa.propose([wanted(0, 2), wanted(1, 3)]) == [Proposal([11, 12]), Proposal([])]
     # Of three states one was that of a draft that is wrong.
     medusa.see(0, 3, states(20, 3))
-    medusa.observe(0, [8, 9])
+    medusa.observe(0, 2)
     assert medusa.propose([wanted(0, 8)]) == [Proposal([22, 23, 24])], "no more than there are heads"
     medusa.forget(0)
     assert medusa.propose([wanted(0, 2)]) == [Proposal([])]
@@ -67,7 +67,7 @@ def test_rows_are_for_themselves() -> None:
         medusa.see(sequence, 0, states(newest[sequence], seen))
         taken = luck.randint(1, seen)
         newest[sequence] += taken - 1
-        medusa.observe(sequence, [0] * taken)
+        medusa.observe(sequence, taken)
         asked = [wanted(each, luck.randint(1, HEADS)) for each in range(5)]
         for row, proposal in zip(asked, medusa.propose(asked), strict=True):
             known = newest.get(row.sequence)
@@ -79,7 +79,7 @@ def test_rows_are_for_themselves() -> None:
 def test_drafts_to_be_judged_say_what_they_were_drawn_from(seed: int) -> None:
     medusa = proposer(rejects=True)
     medusa.see(0, 0, states(4, 1))
-    medusa.observe(0, [1])
+    medusa.observe(0, 1)
     (found,) = medusa.propose([wanted(0, 3, temperature=0.4, seed=seed)])
     assert found.drawn_from is not None and len(found.drawn_from) == len(found.tokens) == 3
     for head, (token, source) in enumerate(zip(found.tokens, found.drawn_from, strict=True)):
@@ -100,7 +100,7 @@ class Sloping:
 def test_where_a_tree_is_wanted_the_likeliest_tokens_are_branches(temperature: float) -> None:
     medusa = MedusaProposer(Sloping(), Sampler(VOCABULARY))
     medusa.see(0, 0, states(10, 1))
-    medusa.observe(0, [1])
+    medusa.observe(0, 1)
     asked = wanted(0, 2, temperature=temperature, seed=3)
     (alone,) = medusa.propose([asked])
     (found,) = medusa.propose([asked._replace(width=5)])
@@ -117,7 +117,7 @@ def test_rows_with_and_without_trees_are_served_together() -> None:
     medusa = proposer()
     for sequence in range(3):
         medusa.see(sequence, 0, states(10 * sequence, 1))
-        medusa.observe(sequence, [1])
+        medusa.observe(sequence, 1)
     one, two, three = medusa.propose([wanted(0, 2), wanted(1, 2)._replace(width=2), wanted(2, 3)])
     assert one == Proposal([1, 2]) and three == Proposal([21, 22, 23])
     assert two.tokens[:2] == [11, 12] and len(two.tokens) == 4
@@ -131,6 +131,6 @@ def test_a_head_that_is_broken_says_nothing() -> None:
 
     medusa = MedusaProposer(Broken(), Sampler(VOCABULARY))
     medusa.see(0, 0, states(4, 1))
-    medusa.observe(0, [1])
+    medusa.observe(0, 1)
     (found,) = medusa.propose([wanted(0, 3)._replace(width=4)])
     assert found.tokens[0] == 5 and found.parents == [-1, -1, -1, -1]

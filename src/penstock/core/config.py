@@ -127,7 +127,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         draft_depth: tokens that may be drafted for a sequence in one step, one behind the other; 0: none are.
         draft_width: how many more may be beside them, in other branches of a tree.
         fixed_depth: whether as many are drafted always, instead of as many as pay.
-        text_drafts: whether sequences' own text drafts beside a model, so that it can be asked alone.
+        text_drafts: whether sequences' own text drafts and can be asked alone, which costs next to nothing.
+        model_drafts: whether anybody else drafts.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -145,6 +146,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     draft_width: int = 0
     fixed_depth: bool = False
     text_drafts: bool = False
+    model_drafts: bool = True
 
 
 class CacheConfig(msgspec.Struct, frozen=True):

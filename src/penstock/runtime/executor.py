@@ -39,12 +39,18 @@ class Model(Protocol):
 
 @dataclass(slots=True)
 class _Row:
-    """What the executor keeps for a sequence, from the plan that begins it to the plan that ends it."""
+    """What the executor keeps for a sequence, from the plan that begins it to the plan that ends it.
+
+    Attributes:
+        table: its row of the block tables.
+        tokens: its prompt, and what has come behind it.
+        prompt: how many of them are the prompt.
+    """
 
     table: int
-    prompt: list[int]
+    tokens: list[int]
+    prompt: int
     state: RowState
-    last_token: int = -1
 
 
 class _StopSearch:
@@ -157,9 +163,10 @@ class ModelExecutor:
         self._model.run(batch)
 
     def _begin(self, begin: BeginRow) -> None:
-        prompt = begin.prompt_token_ids
+        tokens = list(begin.prompt_token_ids)
         if begin.forked_from is not None:
-            prompt = self._rows[begin.forked_from].prompt
+            # It forks in the step that computes the prompt's end, so that nothing has come yet.
+            tokens = list(self._rows[begin.forked_from].tokens)
         params = begin.sampling
         stops = None
         if params.stop and self._table is not None:
@@ -171,12 +178,12 @@ class ModelExecutor:
         if params.reasoning_budget is not None and self._table is not None:
             stream = TokenStream(self._table, params.skip_special_tokens, params.kept_special_tokens)
             reasoning = ReasoningLimit(params.reasoning_budget, stream)
-        state = RowState(begin, prompt, stops=stops, grammar=grammar, reasoning=reasoning)
-        self._rows[begin.sequence] = _Row(self._tables.open_row(), prompt, state)
+        state = RowState(begin, tokens, stops=stops, grammar=grammar, reasoning=reasoning)
+        self._rows[begin.sequence] = _Row(self._tables.open_row(), tokens, len(tokens), state)
         if begin.pooling is not None:
             self._pools[begin.sequence] = Pool()
         elif self._proposer is not None:
-            self._proposer.begin(begin.sequence, prompt, begin.cache_salt)
+            self._proposer.begin(begin.sequence, tokens, begin.cache_salt)
 
     def _compute(self, plan: StepPlan) -> list[SampleResult]:
         if not self._pools:
@@ -215,7 +222,9 @@ class ModelExecutor:
         if self._proposer is None:
             return {}
         started = time.perf_counter()
-        self._proposer.follow(planned, tables)
+        placed = [(row, table) for row, table in zip(planned, tables, strict=True) if row.blocks]
+        if placed:
+            self._proposer.follow(placed)
         wanted = [
             Wanted(
                 row.sequence, row.draft_depth, self._rows[row.sequence].state, table, (), row.draft_width, row.text_only
@@ -236,7 +245,7 @@ class ModelExecutor:
         for planned in plans:
             tokens.extend(planned.tokens)
             if planned.source is not None:
-                tokens.append(self._rows[planned.sequence].last_token)
+                tokens.append(self._rows[planned.sequence].tokens[-1])
         return gather_batch(plans, tokens, [row.table for row in rows], self._tables, self._groups, shared=shares(rows))
 
     def _show(self, learner: Learner, rows: list[StepRow], states: Tensor, paths: Mapping[int, Sequence[int]]) -> None:
@@ -276,7 +285,7 @@ class ModelExecutor:
             pool = self._pools[row.sequence]
             pool.add(states[place : place + count])
             place += count
-            if row.pooled[1] == len(self._rows[row.sequence].prompt):
+            if row.pooled[1] == self._rows[row.sequence].prompt:
                 results.append(_vector(row.sequence, pool))
         return results
 
@@ -311,9 +320,9 @@ class ModelExecutor:
             self._show(self._learner, rows, states[0], paths)
         for result in results:
             if result.tokens:
-                self._rows[result.sequence].last_token = result.tokens[-1]
-                if self._proposer is not None:
-                    self._proposer.observe(result.sequence, result.tokens)
+                self._rows[result.sequence].tokens += result.tokens
+                if self._proposer is not None and (self._learner is not None or result.sequence in drafts):
+                    self._proposer.observe(result.sequence, len(result.tokens))
         return _with_scores(results, scores) if scores else results
 
     def _keep_branches(self, rows: list[StepRow], paths: Mapping[int, Sequence[int]]) -> None:
@@ -329,7 +338,7 @@ class ModelExecutor:
         row = self._rows[planned.sequence]
         first, end = planned.scored
         try:
-            scores = self._sampler.score(logits, row.prompt[first + 1 : end + 1], row.state.params.prompt_logprobs or 0)
+            scores = self._sampler.score(logits, row.tokens[first + 1 : end + 1], row.state.params.prompt_logprobs or 0)
         except RowFailed as failure:
             return SampleResult(planned.sequence, [], "error", error=failure.message)
         return SampleResult(planned.sequence, [], prompt_logprobs=scores)

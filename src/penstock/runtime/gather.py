@@ -68,16 +68,30 @@ def gather_batch(
     behind the longest context. `shared` is as in the batch.
     """
     counts = [row.count for row in rows]
+    wanted = _logit_rows(rows, list(itertools.accumulate(counts)))
     starts = [row.start for row in rows]
+    return make_batch(starts, counts, tokens, wanted, table_rows, tables, groups, further, shared)
+
+
+def make_batch(
+    starts: Sequence[int],
+    counts: list[int],
+    tokens: list[int],
+    logit_rows: list[int],
+    table_rows: list[int],
+    tables: BlockTables,
+    groups: Sequence[int],
+    further: int = 0,
+    shared: Sequence[int] = (),
+) -> StepBatch:
+    """The same for rows of `counts` positions from `starts` on; `logit_rows` are tokens whose output is wanted."""
     contexts = [start + count for start, count in zip(starts, counts, strict=True)]
-    row_array = np.array(table_rows, dtype=np.int64)
     num_decodes = counts.count(1)
-    if num_decodes == len(rows):
+    if num_decodes == len(counts):
         positions = np.array(starts, dtype=np.int64)
-        ends = list(range(1, len(rows) + 1))
     else:
         positions = np.concatenate([np.arange(start, end) for start, end in zip(starts, contexts, strict=True)])
-        ends = list(itertools.accumulate(counts))
+    row_array = np.array(table_rows, dtype=np.int64)
     width = -(-(max(contexts) + further) // tables.block_size)
     return StepBatch(
         token_ids=_tensor(tokens),
@@ -85,7 +99,7 @@ def gather_batch(
         query_lengths=counts,
         context_lengths=contexts,
         num_decodes=num_decodes,
-        logit_rows=_tensor(_logit_rows(rows, ends)),
+        logit_rows=_tensor(logit_rows),
         block_tables=tuple(torch.from_numpy(tables.rows_of(group, row_array, width)) for group in groups),
         block_size=tables.block_size,
         shared=_tensor(list(shared)) if shared else NOTHING_SHARED,

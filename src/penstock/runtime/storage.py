@@ -33,12 +33,12 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
 
 
 class KVStorage:
-    """Planes of all blocks, one array per plane and layer of a group: [num_blocks · block_size, kv_heads, head_dim].
+    """Planes of all blocks, for each plane of a layer one array: [layers, num_blocks · block_size, kv_heads, head_dim].
 
     Scales of bytes have planes of their own, [num_blocks · block_size, kv_heads].
 
     Whatever the `layout` within a block, its memory is one piece of each plane, so that blocks are copied and cleared
-    without a look at it. The layers at the same place of different groups share an array, since groups share block ids.
+    without a look at it. Layers at the same place of different groups are one layer here, since groups share block ids.
     Memory is zeroed lazily by the operating system, so a pool costs what has been used of it, and a little more: about
     256 MiB once there was time for it.
     """
@@ -54,20 +54,18 @@ class KVStorage:
         }
         slots = num_blocks * spec.block_size
         try:
-            self._planes = [
-                tuple(_lazy_zeros((slots, *plane.shape), plane.dtype) for plane in spec.planes)
-                for _ in range(spec.layers_per_block)
-            ]
+            arrays = [_lazy_zeros((spec.layers_per_block, slots, *plane.shape), plane.dtype) for plane in spec.planes]
         except MemoryError as error:
             raise InsufficientMemory(
                 f"The KV pool of {num_blocks * spec.block_bytes / 2**30:.2f} GiB could not be allocated; "
                 "lower --kv-cache-memory."
             ) from error
-        # Every plane as [num_blocks, bytes of a block]: numpy moves whole blocks several times faster than torch.
+        self._planes = list(zip(*arrays, strict=True))
+        # Each as [layers, num_blocks, bytes of a block]: numpy moves whole blocks several times faster than torch.
         self._memories = [
-            plane.view(num_blocks, -1).view(torch.uint8).numpy() for planes in self._planes for plane in planes
+            array.view(spec.layers_per_block, num_blocks, -1).view(torch.uint8).numpy() for array in arrays
         ]
-        self._ahead = Ahead(self._memories)
+        self._ahead = Ahead([layer for memory in self._memories for layer in memory])
 
     def planes(self, layer: int) -> tuple[Tensor, ...]:
         """Key and value slots of one layer of the model, and their scales where they are bytes."""
@@ -83,7 +81,7 @@ class KVStorage:
         They are about to be used, so that memory behind them is made ready.
         """
         for memory in self._memories:
-            memory[blocks] = 0
+            memory[:, blocks] = 0
         self._ahead.reached(max(blocks, default=0))
 
     def use_idle_time(self) -> None:
@@ -97,8 +95,8 @@ class KVStorage:
         sources, targets = [copy.source for copy in copies], [copy.target for copy in copies]
         if set(sources).isdisjoint(targets):
             for memory in self._memories:
-                memory[targets] = memory[sources]
+                memory[:, targets] = memory[:, sources]
             return
         for source, target in zip(sources, targets, strict=True):
             for memory in self._memories:
-                memory[target] = memory[source]
+                memory[:, target] = memory[:, source]

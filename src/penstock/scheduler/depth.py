@@ -24,10 +24,11 @@ from penstock.core.plan import SampleResult, StepPlan, StepResult
 from penstock.core.speculation import MOST_BRANCHES
 from penstock.scheduler.costs import StepCosts
 from penstock.scheduler.sequence import Sequence
-from penstock.scheduler.sources import Record, Source
+from penstock.scheduler.sources import Source
 
 # A draft whose chance to be right is below one of these is not made; the best of them is looked for.
 CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.12, 0.06)
+FALLS = tuple((chance, math.log(chance)) for chance in CHANCES)
 # The one for steps before any was measured: most sequences get a draft.
 FIRST_CHANCE = 0.5
 # Sequences whose drafts are right as often, to such a part, are taken to be alike.
@@ -43,10 +44,6 @@ MEASURED = 4
 WORTHWHILE = 1.04
 # Those that promise so much of what there is without them are tried as they are; others with a token or two.
 NEARLY = 0.75
-# After so many steps something else than what seems best is tried: what is not tried is not known, and may have become
-# worth its while. Where nothing is drafted that is ever rarer.
-PATIENCE = 64
-MOST_PATIENCE = 1024
 # The chances that are assumed before anything was judged, and the least and largest ones.
 HOPE = 0.6
 HOPE_BESIDE = 0.3
@@ -81,6 +78,27 @@ def _within_branches(trees: dict[int, Tree]) -> dict[int, Tree]:
     return trees
 
 
+class _Rates(NamedTuple):
+    """How often a sequence's likeliest tokens are right, others where these are wrong, and there are any."""
+
+    likeliest: float
+    beside: float
+    there: float
+
+    def within_reason(self) -> "_Rates":
+        """The same, but nothing is hopeless or certain."""
+        return _Rates(min(max(self.likeliest, HOPELESS), CERTAIN), min(self.beside, CERTAIN), self.there)
+
+    def rounded(self) -> "_Rates":
+        """What sequences have in common whose drafts are right about as often."""
+        return _Rates(*(round(ALIKE * rate) / ALIKE for rate in self)).within_reason()
+
+    def gained(self, depth: int, width: int, kept: float) -> float:
+        """Tokens that such drafts bring, of which as many are `kept` of those that should be."""
+        rate = self.likeliest
+        return self.there * (kept * rate * (1 - rate**depth) / (1 - rate) + self.beside * (1 - rate**width))
+
+
 class Depths:
     """Decides for the decoding sequences of a step.
 
@@ -88,10 +106,11 @@ class Depths:
         text_only: whether only what the text says is to be drafted, of what was chosen last.
     """
 
-    def __init__(self, most: int, widest: int = 0, *, fixed: bool, with_text: bool = False) -> None:
+    def __init__(self, most: int, widest: int = 0, *, fixed: bool, text: bool = False, model: bool = True) -> None:
         """`most` tokens are drafted at a time, one behind the other, and `widest` more beside them.
 
-        Where that is `fixed`, as many always are; 0: none ever are. `with_text`, the text can be asked alone.
+        Where that is `fixed`, as many always are; 0: none ever are. The `text` can be asked alone, or a `model` drafts,
+        or both.
         """
         self._most = most
         self._widest = widest
@@ -99,15 +118,15 @@ class Depths:
         # Of steps, and of those in which there are other branches.
         self._costs, self._wide_costs = StepCosts(), StepCosts()
         # By whether the text alone is asked. It comes first, since it costs nothing to try.
-        self._sources = {text_only: Source() for text_only in ((True, False) if with_text else (False,))}
-        self.text_only = False
+        self._sources = {text_only: Source() for text_only in (True,) * text + (False,) * model}
+        self.text_only = not model
         # What below that chance is not drafted.
         self._chance: float | None = None
         self._trial: tuple[int, Tree] | None = None
-        self._trials, self._patience = 0, PATIENCE
+        self._steps = self._trials = 0
         self._facts: list[Drafted] = []
         # Steps until it is looked for anew, and for how many sequences it was.
-        self._left = self._decided = self._since = self._idle = 0
+        self._left = self._decided = self._idle = 0
         # When the newest step began, how long it took, and what of that is to be kept once it is known what passed
         # behind it.
         self._began = self._computed = 0.0
@@ -130,10 +149,10 @@ class Depths:
         if not self._left or not self._decided / CHANGED <= count <= self._decided * CHANGED:
             self._decide(sequences)
         self._left -= 1
-        self._since += 1
+        self._steps += 1
         chosen = {}
         if self._chance is not None:
-            chosen = {sequence.id: tree for sequence in sequences if (tree := self._tree(sequence)).depth}
+            chosen = self._trees(sequences, self._chance)
         if self._trial is not None:
             sequence, more = self._trial
             if any(each.id == sequence for each in sequences):
@@ -157,7 +176,8 @@ class Depths:
         self._facts.append(fact)
         followed = right - strayed
         judged = min(followed + 1, fact.depth)
-        rate, _, _ = self._rates(record, source)
+        (rates,) = self._rates([sequence], text_only)
+        rate = rates.likeliest
         source.kept.add(followed, rate * (1 - rate**fact.depth) / (1 - rate))
         hoped = 1 - rate**fact.beside
         for each in (record, source.common):
@@ -198,47 +218,49 @@ class Depths:
         speed, chance = promises[self.text_only]
         self._chance = chance if speed > WORTHWHILE else None
         self._trial = None
-        if self._since >= self._patience:
-            # Where nothing is drafted for long, it is tried ever less.
-            self._patience = PATIENCE if self._chance is not None else min(2 * self._patience, MOST_PATIENCE)
-            self._since, self._trials = 0, self._trials + 1
-            self._try_something(sequences, promises)
+        due = [text_only for text_only, source in self._sources.items() if source.due <= self._steps]
+        if due:
+            text_only = min(due, key=lambda text_only: self._sources[text_only].due)
+            self._sources[text_only].tried(self._steps, rarely=self._chance is None and not text_only)
+            self._trials += 1
+            self._try_something(sequences, text_only, *promises[text_only])
         drafting = self._chance is not None or self._trial is not None
         self._idle = 0 if drafting else min(2 * self._idle + 1, MOST_IDLE)
         self._left, self._decided = STEPS * (1 + self._idle), len(sequences)
 
-    def _try_something(self, sequences: Rows[Sequence], promises: dict[bool, tuple[float, float]]) -> None:
+    def _try_something(self, sequences: Rows[Sequence], text_only: bool, speed: float, chance: float) -> None:
         """What is not known to pay: all of a source's drafts that nearly do, or a token or two more or less."""
-        turn, place = divmod(self._trials, len(promises))
-        text_only, (speed, chance) = list(promises.items())[place]
         if (self._chance is None or text_only != self.text_only) and speed > NEARLY:
             self.text_only, self._chance = text_only, chance
             return
         if text_only != self.text_only:
             self.text_only, self._chance = text_only, None
-        self._trial = self._other(sequences, turn)
+        self._trial = self._other(sequences)
 
-    def _tree(self, sequence: Sequence) -> Tree:
-        assert self._chance is not None, "some tokens pay"
-        rate, beside, _ = self._rates(sequence.record(self.text_only), self._sources[self.text_only])
-        return self._likely(rate, beside, self._chance)
+    def _trees(self, sequences: Rows[Sequence], chance: float) -> dict[int, Tree]:
+        """What is drafted for each: the tokens that are right with that `chance` or a greater one."""
+        found, fall = {}, math.log(chance)
+        for sequence, rates in zip(sequences, self._rates(sequences, self.text_only), strict=True):
+            if (tree := self._likely(rates, fall)).depth:
+                found[sequence.id] = tree
+        return found
 
-    def _likely(self, rate: float, beside: float, chance: float) -> Tree:
-        """The tokens that are right with that `chance` or a greater one."""
-        depth, width = min(self._most, int(math.log(chance) / math.log(rate))), 0
-        first = (1 - rate) * beside
-        if depth and self._widest and first >= chance:
-            width = min(self._widest, 1 + int(math.log(chance / first) / math.log(rate)))
+    def _likely(self, rates: _Rates, fall: float) -> Tree:
+        """The tokens that are right with a chance whose logarithm is `fall`, or with a greater one."""
+        step = math.log(rates.likeliest)
+        depth, width = min(self._most, int(fall / step)), 0
+        first = (1 - rates.likeliest) * rates.beside
+        if depth and self._widest and first > 0 and (further := (fall - math.log(first)) / step) >= 0:
+            width = min(self._widest, 1 + int(further))
         return Tree(depth, width)
 
-    @staticmethod
-    def _rates(record: Record, source: Source) -> tuple[float, float, float]:
-        """How often a sequence's likeliest tokens are right, others where these are wrong, and there are any."""
-        common = source.common
-        rate = record.likeliest.rate(common.likeliest.rate(HOPE))
-        beside = record.beside.rate(common.beside.rate(HOPE_BESIDE))
-        there = record.there.rate(common.there.rate(HOPE_THERE))
-        return min(max(rate, HOPELESS), CERTAIN), min(beside, CERTAIN), there
+    def _rates(self, sequences: Rows[Sequence], text_only: bool) -> list[_Rates]:
+        common = self._sources[text_only].common
+        likeliest, beside, there = common.rates(HOPE, HOPE_BESIDE, HOPE_THERE)
+        found = []
+        for sequence in sequences:
+            found.append(_Rates(*sequence.record(text_only).rates(likeliest, beside, there)).within_reason())
+        return found
 
     def _promise(self, sequences: Rows[Sequence], text_only: bool) -> tuple[float, float]:
         """How many times as fast as without drafts a source's promise to make it, and the chance below which not to.
@@ -248,45 +270,39 @@ class Depths:
         count, source = len(sequences), self._sources[text_only]
         if not self._costs.of(count) or not source.is_tried:
             return math.inf, FIRST_CHANCE
-        alike: Counter[tuple[int, ...]] = Counter()
-        for sequence in sequences:
-            rates = self._rates(sequence.record(text_only), source)
-            alike[tuple(round(ALIKE * rate) for rate in rates)] += 1
-        plain, kept = self._speed(source, count, (0, 0), (0.0, 0.0), 0.0), source.kept.rate(1.0)
+        alike = Counter(rates.rounded() for rates in self._rates(sequences, text_only))
+        plain, kept = self._speed(source, count, NO_DRAFTS, 0.0, 0.0), source.kept.rate(1.0)
         best = (0.0, CHANCES[0])
-        for chance in CHANCES:
-            asked_depth = asked_width = 0
-            depths = widths = gained = 0.0
-            for (likeliest, beside, there), share in alike.items():
-                rate = min(max(likeliest / ALIKE, HOPELESS), CERTAIN)
-                depth, width = self._likely(rate, beside / ALIKE, chance)
+        for chance, fall in FALLS:
+            depths = widths = 0
+            drafted = gained = 0.0
+            for rates, share in alike.items():
+                depth, width = self._likely(rates, fall)
                 if depth:
-                    some = share * there / ALIKE
-                    gained += some * (kept * rate * (1 - rate**depth) / (1 - rate) + beside / ALIKE * (1 - rate**width))
-                    asked_depth, asked_width = asked_depth + share * depth, asked_width + share * width
-                    depths, widths = depths + some * depth, widths + some * width
-            if not asked_depth:
+                    depths, widths = depths + share * depth, widths + share * width
+                    drafted += share * rates.there * (depth + width)
+                    gained += share * rates.gained(depth, width, kept)
+            if not depths:
                 continue
-            speed = self._speed(source, count, (asked_depth, asked_width), (depths, widths), gained) / plain
+            speed = self._speed(source, count, Tree(depths, widths), drafted, gained) / plain
             # Of equals the lowest: there drafts could not be deeper.
             if speed >= best[0]:
                 best = (speed, chance)
         return best
 
-    def _other(self, sequences: Rows[Sequence], turn: int) -> tuple[int, Tree]:
+    def _other(self, sequences: Rows[Sequence]) -> tuple[int, Tree]:
         """A sequence that is drafted for otherwise, and by how much."""
         kinds = TRIALS if self._widest else TRIALS[:2]
+        turn = self._trials // len(self._sources)
         return sequences[turn // len(kinds) % len(sequences)].id, kinds[turn % len(kinds)]
 
-    def _speed(
-        self, source: Source, rows: int, asked: tuple[int, int], drafted: tuple[float, float], gained: float
-    ) -> float:
-        """Tokens a second where so many are drafted for all rows, in the likeliest and other branches, and gained."""
-        tokens = rows + sum(drafted)
+    def _speed(self, source: Source, rows: int, asked: Tree, drafted: float, gained: float) -> float:
+        """Tokens a second where so many are asked for in the likeliest and other branches of all rows, and gained."""
+        tokens = rows + drafted
         seconds = self._costs.of(tokens)
-        drafting = source.drafting.of(asked[0]) if asked[0] else 0.0
-        if asked[1]:
+        drafting = source.drafting.of(asked.depth) if asked.depth else 0.0
+        if asked.width:
             # What is not known of wide steps is no less than what is known of others.
             seconds = max(seconds, self._wide_costs.of(tokens))
-            drafting = max(drafting, source.wide_drafting.of(asked[0]))
+            drafting = max(drafting, source.wide_drafting.of(asked.depth))
         return (rows + gained) / (seconds + drafting)

@@ -58,7 +58,11 @@ class Scheduler:
         self._pace = Pace(config.target_itl, asked=config.bound_batch)
         self._rows = Rows(config.target_itl if config.bound_batch else None)
         self._depths = Depths(
-            config.draft_depth, config.draft_width, fixed=config.fixed_depth, with_text=config.text_drafts
+            config.draft_depth,
+            config.draft_width,
+            fixed=config.fixed_depth,
+            text=config.text_drafts,
+            model=config.model_drafts,
         )
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()

@@ -9,6 +9,10 @@ from penstock.scheduler.costs import StepCosts
 STEADY = 0.995
 # Whether there were any is known of each time that they were wanted, and what is hoped for must not outweigh that.
 LASTING = 0.98
+# After so many steps something else than what seems best is tried: what is not tried is not known, and may have become
+# worth its while. Where nothing is drafted that is ever rarer, but for what costs nothing to try.
+PATIENCE = 64
+MOST_PATIENCE = 1024
 
 
 @dataclass(slots=True)
@@ -25,6 +29,10 @@ class Record:
     beside: Acceptance = field(default_factory=Acceptance)
     there: Acceptance = field(default_factory=lambda: Acceptance(LASTING))
 
+    def rates(self, likeliest: float, beside: float, there: float) -> tuple[float, float, float]:
+        """All three, where the given ones are what others have shown."""
+        return self.likeliest.rate(likeliest), self.beside.rate(beside), self.there.rate(there)
+
 
 class Source:
     """One of those who draft.
@@ -35,6 +43,7 @@ class Source:
         drafting: of drafting so many tokens for all sequences together, with what is made up for now and then;
         wide_drafting: the same with other branches, whose second choices and blocks cost something too.
         is_tried: whether it has ever been asked.
+        due: the step from which on it is to be tried again, after `patience` steps.
     """
 
     def __init__(self) -> None:
@@ -42,3 +51,9 @@ class Source:
         self.kept = Acceptance(STEADY)
         self.drafting, self.wide_drafting = StepCosts(even=False), StepCosts(even=False)
         self.is_tried = False
+        self.due = self.patience = PATIENCE
+
+    def tried(self, step: int, *, rarely: bool) -> None:
+        """It is tried in this step; where that is to be done `rarely`, it is later than the last time."""
+        self.patience = min(2 * self.patience, MOST_PATIENCE) if rarely else PATIENCE
+        self.due = step + self.patience

@@ -34,20 +34,20 @@ class Chain:
         self._sampler = sampler
         self._rejects = rejects
 
-    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
+    def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
         """Both are told."""
-        self._larger.begin(sequence, prompt, salt)
-        self._smaller.begin(sequence, prompt, salt)
+        self._larger.begin(sequence, tokens, salt)
+        self._smaller.begin(sequence, tokens, salt)
 
-    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
+    def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
         """Both are told."""
-        self._larger.follow(rows, table_rows)
-        self._smaller.follow(rows, table_rows)
+        self._larger.follow(placed)
+        self._smaller.follow(placed)
 
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+    def observe(self, sequence: int, gained: int) -> None:
         """Both are told."""
-        self._larger.observe(sequence, tokens)
-        self._smaller.observe(sequence, tokens)
+        self._larger.observe(sequence, gained)
+        self._smaller.observe(sequence, gained)
 
     def forget(self, sequence: int) -> None:
         """Both are told."""

@@ -38,9 +38,9 @@ class _Track:
     placed: bool = False
     guesses: list[int] = field(default_factory=list)
 
-    def keep(self, said: Sequence[int]) -> None:
-        """Of what was computed behind the tokens, keep what is as was guessed."""
-        self.computed = min(self.computed, len(self.tokens) + agreeing(self.guesses, said))
+    def keep(self, known: int, said: Sequence[int]) -> None:
+        """Of what was computed behind the first `known` tokens, keep what is as was guessed."""
+        self.computed = min(self.computed, known + agreeing(self.guesses, said))
 
     def guessed(self, tokens: Sequence[int]) -> None:
         """These stand behind the tokens now, and all but the last are computed."""
@@ -49,48 +49,39 @@ class _Track:
 
 
 class _Blocks:
-    """The draft model's storage, and how many positions of each block it has computed."""
+    """The draft model's storage, and which blocks it has computed, all of each."""
 
     def __init__(self, storage: KVStorage, num_blocks: int) -> None:
         self._storage = storage
         self._size = storage.block_size
-        self._computed = np.zeros(num_blocks, np.int64)
+        self._whole = np.zeros(num_blocks, np.bool_)
 
     def clear_blocks(self, blocks: list[int]) -> None:
         """The blocks are somebody else's now."""
         self._storage.clear_blocks(blocks)
-        self._computed[blocks] = 0
+        self._whole[blocks] = False
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copy blocks with what is known of them."""
         self._storage.copy_blocks(copies)
         for copy in copies:
-            self._computed[copy.target] = self._computed[copy.source]
+            self._whole[copy.target] = self._whole[copy.source]
 
-    def forget_from(self, table: Int32, position: int) -> None:
-        """What stands in the block of `position`, from there on, is not that of the sequence with this table."""
-        block = table[position // self._size]
-        self._computed[block] = min(self._computed[block], position % self._size)
+    def forget(self, table: Int32, position: int) -> None:
+        """What stands in the block of `position` is not that of the sequence with this table."""
+        self._whole[table[position // self._size]] = False
 
     def computed(self, table: Int32, end: int) -> int:
-        """How many of the positions before `end` are there, without a gap."""
-        counts = self._computed[table[: -(-end // self._size)]]
-        short = (counts < self._size).nonzero()[0]
-        if not short.size:
-            return end
-        first = int(short[0])
-        return min(end, first * self._size + int(counts[first]))
+        """How many of the positions before `end` are there for sure, without a gap."""
+        whole = self._whole[table[: end // self._size]]
+        return self._size * int(len(whole) if whole.all() else whole.argmin())
 
-    def computes(self, table: Int32, start: int, end: int) -> None:
-        """The positions from `start` to `end` are computed, and all before them are."""
-        first, whole = start // self._size, end // self._size
-        while first and self._computed[table[first - 1]] < self._size:
+    def computes(self, table: Int32, end: int) -> None:
+        """The positions before `end` are computed."""
+        first = whole = end // self._size
+        while first and not self._whole[table[first - 1]]:
             first -= 1
-        if first < whole:
-            self._computed[table[first:whole]] = self._size
-        if rest := end % self._size:
-            block = table[whole]
-            self._computed[block] = max(self._computed[block], rest)
+        self._whole[table[first:whole]] = True
 
 
 class DraftModel:
@@ -127,19 +118,19 @@ class DraftModel:
         self._groups = tuple(groups)
         self._tracks: dict[int, _Track] = {}
 
-    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
+    def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
         """Nothing of the prompt is computed yet, or all of it was for another sample."""
-        self._tracks[sequence] = _Track(list(prompt))
+        self._tracks[sequence] = _Track(tokens)
 
-    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
+    def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
         """Of what the target computes anew, in other blocks maybe, nothing is known any more."""
-        for row, table in zip(rows, table_rows, strict=True):
+        for row, table in placed:
             track = self._tracks.get(row.sequence)
             if track is None or (track.placed and row.start >= len(track.tokens) - 1):
                 continue
             track.computed, track.placed = 0, True
             if self._blocks is not None and row.start % self._tables.block_size:
-                self._blocks.forget_from(self._table(table, row.start + 1), row.start)
+                self._blocks.forget(self._table(table, row.start + 1), row.start)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """Decode as many tokens as are wanted, for all rows together that are not too far behind."""
@@ -214,7 +205,7 @@ class DraftModel:
     def _missing(self, row: Wanted) -> tuple[int, int]:
         """The first position that has to be computed, and how many; at least the newest token's is."""
         track = self._tracks[row.sequence]
-        track.keep(row.ahead)
+        track.keep(len(track.tokens), row.ahead)
         newest = len(track.tokens) + len(row.ahead) - 1
         if self._blocks is None:
             return newest, 1
@@ -230,24 +221,28 @@ class DraftModel:
         return [*tokens[start:], *row.ahead[max(0, start - len(tokens)) :]]
 
     def _mark(self, row: Wanted, start: int) -> None:
-        """Keys and values of its tokens are in its blocks now, from `start` on."""
+        """Keys and values of its tokens are in its blocks now, those from `start` on too.
+
+        What was right of drafts may have filled a block before; that is known once another one is full.
+        """
         track = self._tracks[row.sequence]
         # Whether the drafts behind them are right, `observe` tells.
         end = min(track.computed, len(track.tokens))
-        if self._blocks is not None and start < end:
-            self._blocks.computes(self._table(row.table, end), start, end)
+        size = self._tables.block_size
+        if self._blocks is not None and start // size < end // size:
+            self._blocks.computes(self._table(row.table, end), end)
 
     def _table(self, row: int, end: int) -> Int32:
         """A sequence's block table, as far as the position before `end`."""
         return self._tables.row_of(self._groups[0], row, -(-end // self._tables.block_size))
 
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+    def observe(self, sequence: int, gained: int) -> None:
         """Keys and values of those of its drafts that were right stay, but for the last, which it has not computed."""
         track = self._tracks[sequence]
         if track.guesses:
-            track.keep(tokens)
+            known = len(track.tokens) - gained
+            track.keep(known, track.tokens[known:])
             track.guesses = []
-        track.tokens.extend(tokens)
 
     def forget(self, sequence: int) -> None:
         """Forget the sequence."""

@@ -82,13 +82,13 @@ class EagleProposer:
         self._rejects = rejects
         self._tracks: dict[int, _Track] = {}
 
-    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
+    def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
         """Nothing of the prompt is computed yet, or all of it was for another sample."""
-        self._tracks[sequence] = _Track(list(prompt), len(prompt))
+        self._tracks[sequence] = _Track(tokens, len(tokens))
 
-    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
+    def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
         """What they are computed from is seen later; here it learns where they are."""
-        for row, table in zip(rows, table_rows, strict=True):
+        for row, table in placed:
             if (track := self._tracks.get(row.sequence)) is not None:
                 track.table = table
 
@@ -109,10 +109,9 @@ class EagleProposer:
             batch, _, given = self._taken([track])
             self._head.results(batch, given)
 
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+    def observe(self, sequence: int, gained: int) -> None:
         """Nothing is kept of a state behind which nothing is known to come, since the output ends there."""
         track = self._tracks[sequence]
-        track.tokens.extend(tokens)
         if track.states is not None:
             track.states = track.states[: max(0, len(track.tokens) - 1 - track.first)]
 

@@ -60,17 +60,17 @@ class Either:
         self._text = text
         self._model = model
         self._of_text, self._of_model = _Source(), _Source()
-        # Sequences of which something was said that is not judged yet.
-        self._said: set[int] = set()
+        self._tokens: dict[int, list[int]] = {}
 
-    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
+    def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
         """Both are told."""
-        self._text.begin(sequence, prompt, salt)
-        self._model.begin(sequence, prompt, salt)
+        self._tokens[sequence] = tokens
+        self._text.begin(sequence, tokens, salt)
+        self._model.begin(sequence, tokens, salt)
 
-    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
+    def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
         """The model is told; the text computes nothing."""
-        self._model.follow(rows, table_rows)
+        self._model.follow(placed)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """What either says of each row."""
@@ -78,7 +78,6 @@ class Either:
         guesses = self._text.propose(wanted)
         asked = []
         for row, guess in zip(wanted, guesses, strict=True):
-            self._said.add(row.sequence)
             text.said(row.sequence, guess)
             if row.text_only:
                 continue
@@ -94,18 +93,16 @@ class Either:
             for row, guess in zip(wanted, guesses, strict=True)
         ]
 
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """All are told."""
-        if sequence in self._said:
-            self._said.remove(sequence)
-            self._of_text.observe(sequence, tokens)
-            self._of_model.observe(sequence, tokens)
-        self._text.observe(sequence, tokens)
-        self._model.observe(sequence, tokens)
+    def observe(self, sequence: int, gained: int) -> None:
+        """What both have said is judged; the text, which reads what is there, need not be told."""
+        come = self._tokens[sequence][-gained:]
+        self._of_text.observe(sequence, come)
+        self._of_model.observe(sequence, come)
+        self._model.observe(sequence, gained)
 
     def forget(self, sequence: int) -> None:
         """All are told."""
-        self._said.discard(sequence)
+        self._tokens.pop(sequence, None)
         self._of_text.forget(sequence)
         self._of_model.forget(sequence)
         self._text.forget(sequence)

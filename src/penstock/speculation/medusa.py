@@ -45,21 +45,21 @@ class MedusaProposer:
         self._seen: dict[int, Tensor] = {}
         self._newest: dict[int, Tensor] = {}
 
-    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
+    def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
         """Nothing is known of it."""
 
-    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
+    def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
         """Nothing is computed."""
 
     def see(self, sequence: int, start: int, states: Tensor) -> None:
         """The newest of them says what comes next."""
         self._seen[sequence] = states
 
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
+    def observe(self, sequence: int, gained: int) -> None:
         """The last of the tokens came from the state at as many positions as there are before it."""
         seen = self._seen.pop(sequence, None)
         if seen is not None:
-            self._newest[sequence] = seen[len(tokens) - 1].clone()
+            self._newest[sequence] = seen[gained - 1].clone()
 
     def forget(self, sequence: int) -> None:
         """Forget the sequence."""

@@ -6,70 +6,53 @@ Prompt lookup decoding (Saxena, 2023) and the n-gram matching of "LLMA" (Yang et
 lossless acceleration of large language models", 2023): answers quote, edit and repeat.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from penstock.core.plan import RowPlan
 from penstock.speculation.finished import FinishedText
-from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted
+from penstock.speculation.proposer import Blocks, Proposal, Wanted
 from penstock.speculation.tree import chain
 
 # Newest tokens that have to have stood together before; of several lengths, the longest that has is taken.
 LONGEST = 4
 SHORTEST = 2
-# Tokens that are looked through in a step: long prompts must not hold up everybody's next token.
+# Tokens of what finished requests have said that are looked through in a step.
 CATCH_UP = 4096
-# Other tokens that such a run has gone on with which are remembered.
-MOST_OTHERS = 2
+# Earlier places of a run that are looked at for something else that has followed.
+MOST_PLACES = 16
+
+_CHARACTERS = sys.maxunicode + 1
+
+
+def _characters(tokens: Sequence[int]) -> str:
+    # In a vocabulary of more tokens than there are characters, some share one, and drafts are wrong now and then.
+    return "".join([chr(token % _CHARACTERS) for token in tokens])
 
 
 class _History:
-    """One sequence's tokens, and where each run of them ended last."""
+    """One sequence's tokens, as a text with a character for each: so they are searched a hundred times as fast."""
 
-    __slots__ = ("_ends", "_indexed", "_others", "_prompt", "_tokens", "salt")
+    __slots__ = ("_prompt", "_text", "_tokens", "salt")
 
-    def __init__(self, prompt: Sequence[int], salt: str) -> None:
+    def __init__(self, tokens: list[int], salt: str) -> None:
         self.salt = salt
-        self._tokens = list(prompt)
-        self._prompt = len(prompt)
-        # Only where drafts are wanted is it known what stands where, so that they cost nothing in a large batch.
-        self._indexed = 0
-        self._ends: dict[tuple[int, ...], int] = {}
-        # Where it ended before and went on with another token, newest last.
-        self._others: dict[tuple[int, ...], list[int]] = {}
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        self._tokens.extend(tokens)
-
-    @property
-    def missing(self) -> int:
-        return len(self._tokens) - self._indexed
+        self._tokens = tokens
+        self._prompt = len(tokens)
+        # Only where drafts are wanted, so that they cost nothing in a large batch.
+        self._text = ""
 
     @property
     def output(self) -> list[int]:
         """What was said, and the end of what it was said to."""
         return self._tokens[max(0, self._prompt - LONGEST) :]
 
-    def catch_up(self, most: int) -> int:
-        """Index up to so many tokens that are not yet; how many."""
-        known, ends = self._tokens, self._ends
-        end = min(len(known), self._indexed + most)
-        for place in range(self._indexed, end):
-            token = known[place]
-            # A run is known only once something has followed it, so that it is never found where it stands itself.
-            for length in range(SHORTEST, min(LONGEST, place) + 1):
-                run = tuple(known[place - length : place])
-                before = ends.get(run)
-                if before is not None and known[before] != token:
-                    self._keep(run, before, token)
-                ends[run] = place
-        looked, self._indexed = end - self._indexed, end
-        return looked
-
-    def _keep(self, run: tuple[int, ...], place: int, token: int) -> None:
-        """A run that went on otherwise at `place` goes on with `token` now."""
-        known, following = self._tokens, (token, self._tokens[place])
-        others = [other for other in self._others.get(run, ()) if known[other] not in following]
-        self._others[run] = [*others, place][-MOST_OTHERS:]
+    def catch_up(self) -> None:
+        """Take in the tokens that have come."""
+        known = len(self._text)
+        if known < len(self._tokens):
+            self._text += _characters(self._tokens[known:])
 
     def following(self, count: int, ahead: Sequence[int]) -> tuple[list[int], int]:
         """Up to `count` tokens behind the newest earlier place of what stands at the end with `ahead` behind it.
@@ -77,8 +60,7 @@ class _History:
         And how many tokens stood together there.
         """
         for run in self._runs(ahead):
-            place = self._ends.get(run)
-            if place is not None:
+            for place in self._places(run):
                 return self._from(place, count, ahead), len(run)
         return [], 0
 
@@ -90,18 +72,23 @@ class _History:
         known = self._tokens
         for before, draft in enumerate(drafts):
             for run in self._runs([*ahead, *drafts[:before]]):
-                if run not in self._ends:
-                    continue
-                for place in (self._ends[run], *reversed(self._others.get(run, ()))):
+                for place in islice(self._places(run), MOST_PLACES):
                     if known[place] != draft:
                         return before, known[place : place + min(count, len(drafts) - before)]
         return 0, []
 
-    def _runs(self, ahead: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def _runs(self, ahead: Sequence[int]) -> Iterator[str]:
         """The newest tokens with `ahead` behind them, the most first."""
-        newest = self.newest(ahead)
-        for length in range(len(newest), SHORTEST - 1, -1):
-            yield tuple(newest[-length:])
+        newest = self._text[-LONGEST:] + _characters(ahead[-LONGEST:])
+        for length in range(min(LONGEST, len(newest)), SHORTEST - 1, -1):
+            yield newest[-length:]
+
+    def _places(self, run: str) -> Iterator[int]:
+        """Where the run stood and something followed: behind its ends, the newest first."""
+        end = len(self._text) - 1
+        while (start := self._text.rfind(run, 0, end)) >= 0:
+            yield start + len(run)
+            end = start + len(run) - 1
 
     def newest(self, ahead: Sequence[int]) -> list[int]:
         """As many of them as may have to have stood together."""
@@ -110,13 +97,15 @@ class _History:
     def _from(self, place: int, count: int, ahead: Sequence[int]) -> list[int]:
         """What stands from `place` on; from the end it goes round, as a text that repeats itself does."""
         known = self._tokens
+        if place + count <= len(known):
+            return known[place : place + count]
         period, there = len(known) - place + len(ahead), len(known) - place
         steps = (step % period for step in range(count))
         return [known[place + step] if step < there else ahead[step - there] for step in steps]
 
 
 class NgramProposer:
-    """Keeps the tokens of every sequence, and an index of those that drafts are wanted for.
+    """Looks through the tokens of each sequence that drafts are wanted for.
 
     Args:
         remembers: tokens of finished outputs that are kept, too, to draft from.
@@ -127,11 +116,11 @@ class NgramProposer:
         self._histories: dict[int, _History] = {}
         self._finished = FinishedText(remembers, LONGEST) if remembers else None
 
-    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
-        """Keep the prompt."""
-        self._histories[sequence] = _History(prompt, salt)
+    def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
+        """Its tokens are read where drafts are wanted."""
+        self._histories[sequence] = _History(tokens, salt)
 
-    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
+    def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
         """Nothing is computed."""
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
@@ -140,10 +129,10 @@ class NgramProposer:
         proposals = []
         for row in wanted:
             history = self._histories[row.sequence]
-            left -= history.catch_up(left)
+            history.catch_up()
             if self._finished is not None:
                 left -= self._finished.catch_up(history.salt, left)
-            proposals.append(NONE if history.missing else self._proposal(history, row))
+            proposals.append(self._proposal(history, row))
         return proposals
 
     def _proposal(self, history: _History, row: Wanted) -> Proposal:
@@ -158,9 +147,8 @@ class NgramProposer:
         behind = range(len(drafts), len(drafts) + len(others) - 1)
         return Proposal([*drafts, *others], None, [*chain(len(drafts)), before - 1, *behind])
 
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Keep what the sequence has gained."""
-        self._histories[sequence].extend(tokens)
+    def observe(self, sequence: int, gained: int) -> None:
+        """What was gained is read where drafts are wanted."""
 
     def forget(self, sequence: int) -> None:
         """Forget the sequence, but for what it has said."""

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
-from penstock.runtime.gather import gather_batch, order_rows
+from penstock.runtime.gather import make_batch
 from penstock.runtime.tables import BlockTables
 
 
@@ -38,14 +37,14 @@ def gather_pieces(
     Logits are wanted where they are to be decoded `further`: of the newest token and the guesses behind it. `groups`
     are those of the tables that the model uses.
     """
-    plans = []
-    for place, piece in enumerate(pieces):
-        wanted = () if further is None else (place,)
-        plans.append(
-            RowPlan(place, piece.start, len(piece.tokens), piece.tokens, None, wanted, (), draft_depth=piece.guesses)
-        )
-    rows = order_rows(plans)
-    order = [row.sequence for row in rows]
-    tokens = [token for row in rows for token in row.tokens]
-    table_rows = [pieces[place].table for place in order]
-    return gather_batch(rows, tokens, table_rows, tables, groups, further or 0), order
+    order = sorted(range(len(pieces)), key=lambda place: len(pieces[place].tokens) > 1)
+    rows = [pieces[place] for place in order]
+    tokens: list[int] = []
+    logit_rows: list[int] = []
+    for piece in rows:
+        tokens += piece.tokens
+        if further is not None:
+            logit_rows += range(len(tokens) - 1 - piece.guesses, len(tokens))
+    starts, counts = [piece.start for piece in rows], [len(piece.tokens) for piece in rows]
+    table_rows = [piece.table for piece in rows]
+    return make_batch(starts, counts, tokens, logit_rows, table_rows, tables, groups, further or 0), order

@@ -39,8 +39,11 @@ def draft_choice(row: Wanted, place: int, *, rejects: bool, ahead: int = 0) -> C
 
     Drafts that are accepted by chance must know nothing of what the target would choose.
     """
-    purpose = Purpose.DRAFT if rejects else Purpose.TOKEN
-    return row.state.choice(place, ahead=len(row.ahead) + ahead)._replace(logprobs=-1, purpose=int(purpose))
+    choice = row.state.choice(place, ahead=len(row.ahead) + ahead)
+    purpose = int(Purpose.DRAFT if rejects else Purpose.TOKEN)
+    if choice.logprobs < 0 and choice.purpose == purpose:
+        return choice
+    return choice._replace(logprobs=-1, purpose=purpose)
 
 
 def agreeing(guesses: Sequence[int], tokens: Sequence[int]) -> int:
@@ -81,7 +84,8 @@ NONE = Proposal([])
 class Proposer(Protocol):
     """Guesses what comes next; what it says is never more than a guess.
 
-    It is told of each sequence from its first step to its last, in order, and of verified tokens only.
+    It sees of each sequence verified tokens only, in the list that it was given when the sequence began; the list grows
+    as they come. So a sequence for which nothing is to be guessed costs nothing in a step.
 
     Attributes:
         storages: where it has keys and values of its own, in the same blocks as the target.
@@ -90,17 +94,20 @@ class Proposer(Protocol):
     @property
     def storages(self) -> tuple[Blocks, ...]: ...
 
-    def begin(self, sequence: int, prompt: Sequence[int], salt: str = "") -> None:
-        """A sequence begins with this prompt; what is learnt of it serves sequences of the same `salt` at most."""
+    def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
+        """A sequence begins; `tokens` are its prompt, and are added to by whoever calls.
 
-    def follow(self, rows: Sequence[RowPlan], table_rows: Sequence[int]) -> None:
-        """The target computes these rows, which have these rows of the block tables, in the step that begins."""
+        What is learnt of it serves sequences of the same `salt` at most.
+        """
+
+    def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
+        """The target computes these rows, which got blocks, in the step that begins; with their rows of the tables."""
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """For each row the tokens that may come next."""
 
-    def observe(self, sequence: int, tokens: Sequence[int]) -> None:
-        """The sequence has gained these tokens."""
+    def observe(self, sequence: int, gained: int) -> None:
+        """The sequence has gained so many tokens in a step in which drafts were wanted for it; learners hear of all."""
 
     def forget(self, sequence: int) -> None:
         """The sequence has ended; also where it never began."""
