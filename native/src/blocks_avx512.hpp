@@ -120,9 +120,14 @@ template <int R> struct Q4K {
     }
 };
 
+// The lower four bits of one byte below bits 4 and 5 of another.
+inline __m512i six_bits(__m512i low, __m512i high) {
+    constexpr int kAndOr = 0xea; // (first and second) or third
+    return _mm512_ternarylogic_epi32(high, _mm512_set1_epi8(0x30), _mm512_and_si512(low, _mm512_set1_epi8(15)), kAndOr);
+}
+
 template <int R> struct Q6K {
     static void run(const Tile &tile) {
-        const __m512i nibble = _mm512_set1_epi8(15), two = _mm512_set1_epi8(3);
         const uint8_t *weights = tile.panel;
         const uint32_t *values = tile.values;
         Ahead ahead(tile);
@@ -134,28 +139,31 @@ template <int R> struct Q6K {
             none<R>(totals);
             ahead.ask();
             weights += kLine;
-            for (int64_t group = 0; group < 8; ++group, weights += 13 * kLine)
+            for (int64_t group = 0; group < 8; ++group, weights += 13 * kLine) {
+                ahead.ask();
                 for (int64_t part = 0; part < 2; ++part) {
                     Int32s counts[R][2];
 #pragma GCC unroll 6
                     for (int r = 0; r < R; ++r)
                         counts[r][0] = counts[r][1] = sum_of(tile, r, block * 16 + group * 2 + part) * 32;
-                    for (int64_t line = part * 4; line < part * 4 + 4; ++line, values += R) {
+                    for (int64_t pair = part * 2; pair < part * 2 + 2; ++pair, values += 2 * R) {
                         ahead.ask();
-                        if (line % 2 == 0) ahead.ask();
-                        const __m512i bytes = _mm512_load_si512(weights + (1 + line) * kLine);
-                        __m512i above = _mm512_load_si512(weights + (9 + line / 2) * kLine);
-                        if (line % 2 == 1) above = _mm512_srli_epi16(above, 4);
-                        const __m512i low = _mm512_slli_epi16(_mm512_and_si512(above, two), 4);
-                        const __m512i high = _mm512_slli_epi16(_mm512_and_si512(_mm512_srli_epi16(above, 2), two), 4);
-                        add_line<R>(_mm512_or_si512(_mm512_and_si512(bytes, nibble), low),
-                                    _mm512_or_si512(_mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble), high), values, counts);
+                        ahead.ask();
+                        ahead.ask();
+                        const __m512i first = _mm512_load_si512(weights + (1 + 2 * pair) * kLine);
+                        const __m512i second = _mm512_load_si512(weights + (2 + 2 * pair) * kLine);
+                        const __m512i above = _mm512_load_si512(weights + (9 + pair) * kLine);
+                        add_line<R>(six_bits(first, _mm512_slli_epi16(above, 4)),
+                                    six_bits(_mm512_srli_epi16(first, 4), _mm512_slli_epi16(above, 2)), values, counts);
+                        add_line<R>(six_bits(second, above),
+                                    six_bits(_mm512_srli_epi16(second, 4), _mm512_srli_epi16(above, 2)), values + R, counts);
                     }
                     const Int32s times[2] = {wide_bytes(weights + part * 32), wide_bytes(weights + part * 32 + 16)};
 #pragma GCC unroll 6
                     for (int r = 0; r < R; ++r)
                         for (int half = 0; half < 2; ++half) totals[r][half] += counts[r][half] * times[half];
                 }
+            }
             end_block<R>(tile, block, totals, scales, sums);
         }
         store_all<R>(tile, sums);

@@ -13,19 +13,22 @@ from penstock.bench.sampling import SAMPLING, compile_choice
 from penstock.bench.single import KV_TYPE, compile_case, random_values
 from penstock.core.ceilings import Ceilings
 from penstock.kernels.cases import CASES, Case, llama
-from penstock.kernels.cpu.form import NativeFormat
+from penstock.kernels.cpu.form import BLOCK_FORMATS, NativeFormat
 from penstock.kernels.cpu.weights import (
     INT4_GROUP,
     MOST_MULTIPLE,
     NativeLinear,
+    pack_blocks,
     pack_dense,
     pack_int4,
     pack_int4_grouped,
     pack_int8,
 )
 from penstock.kernels.signature import Attention, Embedding, Linear
+from penstock.quantization.gguf_types import BLOCK_TYPES
 
-FORMATS: tuple[NativeFormat, ...] = ("int4", "int4_float16", "int8", "bfloat16", "float32")
+FORMATS: tuple[NativeFormat, ...] = ("int4", "int4_float16", "int8", "bfloat16", "float32", *BLOCK_FORMATS.values())
+_KINDS = {format: kind for kind, format in BLOCK_FORMATS.items()}
 MEASURED = tuple(case for case in CASES if case.use != "tests")
 # More than the caches of most processors hold, so that weights come from memory as they do in a step.
 _ROTATED_BYTES = 256 << 20
@@ -84,6 +87,11 @@ def random_weight(format: NativeFormat, outputs: int, inputs: int) -> NativeLine
             return pack_int4_grouped(nibbles, torch.rand(outputs, groups).half(), INT4_GROUP)
         multiples = torch.randint(1, MOST_MULTIPLE + 1, (outputs, groups), dtype=torch.uint8)
         return pack_int4(nibbles, multiples, torch.rand(outputs))
+    if format in _KINDS:
+        block = BLOCK_TYPES[_KINDS[format]]
+        # Bytes of which any two are a small positive float16, as its scales are.
+        raw = torch.randint(64, (outputs, inputs // block.elements * block.nbytes), dtype=torch.uint8)
+        return pack_blocks(raw, _KINDS[format], inputs)
     return pack_dense(values.to(getattr(torch, format)))
 
 

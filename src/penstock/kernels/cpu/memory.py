@@ -9,6 +9,8 @@ from torch import Tensor
 ALIGNMENT = 64
 # What is asked of the system at a time: many large pages, of which the last is seldom full.
 _PIECE = 64 << 20
+# Shared memory, which is what one gets otherwise, is given large pages by hardly any system.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 class PageArena:
@@ -21,7 +23,7 @@ class PageArena:
         """uint8 [size] that begins at a multiple of `ALIGNMENT`; its values are zero."""
         start = -self._piece.data_ptr() % ALIGNMENT
         if start + size > len(self._piece):
-            pages = mmap.mmap(-1, max(size, _PIECE))
+            pages = mmap.mmap(-1, max(size, _PIECE), **_PRIVATE)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 pages.madvise(mmap.MADV_HUGEPAGE)
             self._piece, start = torch.frombuffer(pages, dtype=torch.uint8), 0
