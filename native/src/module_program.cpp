@@ -49,9 +49,12 @@ public:
         keep(penstock::embedding(stored(table), static_cast<int64_t>(table.shape(1)), known(y)), keeper(table));
     }
 
-    void linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, int x, int y) {
+    void linear(const Weight &weight, Keeper owner, const std::optional<Floats> &bias, int x, int y, int64_t first,
+                std::optional<int64_t> width) {
         require(x != y, "A projection cannot work in place.");
-        keep(penstock::linear({weight.shape, weight.packed()}, kept_bias(weight, bias), known(x), known(y)),
+        const int64_t outputs = weight.shape.outputs, all = width.value_or(outputs);
+        require(0 <= first && first <= all - outputs, "A projection's outputs must be among the columns.");
+        keep(penstock::linear({weight.shape, weight.packed()}, kept_bias(weight, bias), known(x), known(y), first, all),
             std::move(owner));
     }
 
@@ -375,9 +378,10 @@ void bind_program(nb::module_ &module) {
             self.embedding(nb::cast<const Weight &>(weight), keeper(weight), y);
         }, arg("weight"), arg("y"))
         .def("plain_embedding", &BoundProgram::plain_embedding, arg("table").noconvert(), arg("y"))
-        .def("linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias, int x, int y) {
-            self.linear(nb::cast<const Weight &>(weight), keeper(weight), bias, x, y);
-        }, arg("weight"), arg("bias").noconvert().none(), arg("x"), arg("y"))
+        .def("linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias, int x, int y,
+                          int64_t first, std::optional<int64_t> width) {
+            self.linear(nb::cast<const Weight &>(weight), keeper(weight), bias, x, y, first, width);
+        }, arg("weight"), arg("bias").noconvert().none(), arg("x"), arg("y"), arg("first") = 0, arg("width").none() = nb::none())
         .def("rms_norm", &BoundProgram::rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"), arg("y"))
         .def("add_rms_norm", &BoundProgram::add_rms_norm, arg("weight").noconvert(), arg("eps"), arg("x"),
              arg("residual"), arg("y"), arg("total"))

@@ -93,12 +93,12 @@ Program::Operation embedding(const Stored &table, int64_t width, int y) {
     };
 }
 
-Program::Operation linear(const Matrix &weight, const float *bias, int x, int y) {
+Program::Operation linear(const Matrix &weight, const float *bias, int x, int y, int64_t first, int64_t width) {
     return [=](Program::Step &step) {
         const Register &input = at(step, x);
         Register &output = at(step, y);
-        output.shape(input.rows(), weight.shape.outputs);
-        linear(weight.shape, weight.packed, bias, input.read(), input.rows(), output.write());
+        output.shape(input.rows(), width);
+        linear(weight.shape, weight.packed, bias, input.read(), input.rows(), {output.data() + first, width});
     };
 }
 

@@ -83,7 +83,8 @@ struct Matrix {
 
 Program::Operation embedding(const Matrix &weight, int y);
 Program::Operation embedding(const Stored &table, int64_t width, int y);
-Program::Operation linear(const Matrix &weight, const float *bias, int x, int y);
+// Its outputs are columns of y, which has `width`, from `first` on; the others stay as they are.
+Program::Operation linear(const Matrix &weight, const float *bias, int x, int y, int64_t first, int64_t width);
 // A linear of outputs [gates | ups] and what becomes of them, without a pass over memory between.
 Program::Operation gated_linear(const Matrix &weight, const float *bias, Gate gate, int x, int y);
 Program::Operation rms_norm(const Norm &norm, int x, int y);

@@ -32,7 +32,7 @@ if OBSTACLE is not None:
     pytest.skip(OBSTACLE, allow_module_level=True)
 
 WEIGHT = WeightRef("weight")
-LINEAR = Case("64 × 96", Linear(WEIGHT), (96,), ((1, 1),), {"weight": (64, 96)}, use="bench")
+LINEAR = Case("64 × 256", Linear(WEIGHT), (256,), ((1, 1),), {"weight": (64, 256)}, use="bench")
 ATTENTION = Case(
     "decodes and a chunk", Attention(GROUPED, 0, 0.4), (GROUPED.fused_width,), ((1, 10), (3, 20)), kv=LayerKV(2, 8)
 )
@@ -42,6 +42,8 @@ CEILINGS = Ceilings(10.0, {"int8": 100.0, "bfloat16": 0.0, "float32": 50.0})
 def _small() -> tuple[Case, ...]:
     """The first of the tests' own cases of each operation, and a projection with its gate."""
     firsts = {case.op: case for case in reversed(CASES) if case.use == "tests" and case.operation.op != "linear"}
+    # Rows of whole blocks.
+    firsts["embedding"] = dataclasses.replace(firsts["embedding"], weights={"weight": (11, 256)})
     return (LINEAR, dataclasses.replace(LINEAR, gate="silu"), *firsts.values())
 
 
@@ -69,14 +71,14 @@ def test_figures_fit_together() -> None:
     linear = [figures for figures in found if figures.operation == "linear"]
     assert len(linear) == len(kernels.FORMATS) * 2
     for figures in linear:
-        nanoseconds, values = figures.microseconds * 1e3, 4 * figures.rows * (64 + 96)
-        size = native.packed_bytes(figures.format, 64, 96, 32 if figures.format == "int4_float16" else 0)
+        nanoseconds, values = figures.microseconds * 1e3, 4 * figures.rows * (64 + 256)
+        size = native.packed_bytes(figures.format, 64, 256, 32 if figures.format == "int4_float16" else 0)
         assert figures.gigabytes * nanoseconds == pytest.approx(size + values)
-        assert figures.gigaoperations * nanoseconds == pytest.approx(2 * figures.rows * 64 * 96)
+        assert figures.gigaoperations * nanoseconds == pytest.approx(2 * figures.rows * 64 * 256)
 
 
 def test_work_is_counted() -> None:
-    assert counts.arithmetic(kernels.with_rows(LINEAR, 3)) == 2 * 3 * 64 * 96
+    assert counts.arithmetic(kernels.with_rows(LINEAR, 3)) == 2 * 3 * 64 * 256
     assert counts.arithmetic(ATTENTION) == 4 * 48 * (10 + 18 + 19 + 20)
     windowed = dataclasses.replace(ATTENTION, operation=Attention(GROUPED, 0, 0.4, window=5))
     assert counts.arithmetic(windowed) == 4 * 48 * (4 * 5)
@@ -89,8 +91,8 @@ def test_work_is_counted() -> None:
 @pytest.mark.parametrize(
     "case, values, weights, kv",
     [
-        (LINEAR, 4 * (96 + 64), 1000, 0),
-        (dataclasses.replace(LINEAR, gate="silu"), 4 * (96 + 32), 1000, 0),
+        (LINEAR, 4 * (256 + 64), 1000, 0),
+        (dataclasses.replace(LINEAR, gate="silu"), 4 * (256 + 32), 1000, 0),
         (Case("", Embedding(WEIGHT), (), ((1, 1),) * 2, {"weight": (10, 40)}), 4 * 2 * 40, 2 * 100, 0),
         (Case("", GatedActivation("silu"), (16,), ((1, 1),) * 3), 4 * 3 * (16 + 8), 0, 0),
         (Case("", Rotary(GROUPED, RopeSpec(8, 1e4)), (80,), ((1, 1),)), 4 * 2 * (48 + 16), 4 * 2 * 8, 0),
@@ -116,7 +118,7 @@ def test_the_command_writes_what_it_shows(tmp_path: Path, capsys: pytest.Capture
     bench.run_bench_kernels(["linear", "scale"], "int4,bfloat16", [1, 2], 2, tmp_path / "figures.json")
     native.set_threads(before)
     shown = capsys.readouterr().out
-    assert "2 threads" in shown and "64 × 96" in shown and "scale" in shown and "soft_cap" not in shown
+    assert "2 threads" in shown and "64 × 256" in shown and "scale" in shown and "soft_cap" not in shown
     written = json.loads((tmp_path / "figures.json").read_text())
     assert written["ceilings"]["read"] > 0
     assert [(entry["operation"], entry["format"], entry["rows"]) for entry in written["operations"]] == [

@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from penstock.assembly.prepare import prepare
 from penstock.core.config import EngineOptions
+from penstock.kernels.cpu.form import NativeForm, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.loading.checkpoint import open_checkpoint
@@ -26,7 +27,9 @@ pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 OWN = PackedWeights("own", "own")
 KEPT = ("gptq 2", "gptq 4", "gptq 3, v2", "gptq without order", "awq", "packed 4", "packed 3", "packed 8", "int8 rows")
-GGUF = ("Q4_0", "Q4_0 tied", "Q8_0", "Q4_K", "Q4_K tied", "Q6_K")
+GGUF = ("Q4_0", "Q4_0 tied", "Q8_0", "Q4_K", "Q4_K tied", "Q4_K mixed", "Q6_K")
+# What files with more bits for some matrices have, and a gate of other blocks than what it is multiplied with.
+MIXED = {"attn_v": Kind.Q6_K, "ffn_gate": Kind.Q4_0, "ffn_up": Kind.Q8_0}
 NUMBERS = ("gptq 8", "gptq act-order", "packed 8, zeros", "int8 groups", "fp8 rows", "nf4")
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
 
@@ -41,14 +44,18 @@ def model(layout: str, tmp_path: Path) -> Path:
         original = checkpoints.make(
             "llama", tmp_path / "plain", tie_word_embeddings=tied, rope_parameters=rope, **sizes
         )
-        return write_gguf(original, tmp_path / "model.gguf", Kind[layout.split()[0]])
+        others = MIXED if layout.endswith("mixed") else None
+        return write_gguf(original, tmp_path / "model.gguf", Kind[layout.split()[0]], others)
     original = checkpoints.make("llama", tmp_path / "plain")
     return quantize(original, *LAYOUTS[layout], tmp_path / "quantized")
 
 
 def looked_up(weight: NativeLinear) -> torch.Tensor:
     found = torch.empty(weight.shape)
-    weight.handle.look_up(torch.arange(weight.shape[0]), found)
+    first = 0
+    for handle, (_, count) in zip(weight.handles, weight.form.pieces(weight.shape[0]), strict=True):
+        handle.look_up(torch.arange(count), found[first : first + count])
+        first += count
     return found
 
 
@@ -60,7 +67,7 @@ def test_packed_integers_are_the_weights_to_the_bit(tmp_path: Path, layout: str)
     numbers = load_weights(checkpoint, declaration, torch.float32, packing=plain)
     kept = 0
     for name, weight in load_weights(checkpoint, declaration, torch.float32, packing=packing).items():
-        if isinstance(weight, NativeLinear) and weight.format not in ("float32", "bfloat16"):
+        if isinstance(weight, NativeLinear) and weight.form != NativeForm("float32"):
             assert torch.equal(looked_up(weight), numbers[name]), name
             kept += 1
     # Four fused matrices in each of three layers; GGUF files have the head, too, and the embedding where they are one.
@@ -73,10 +80,30 @@ def test_what_the_kernels_do_not_take_becomes_numbers(tmp_path: Path, layout: st
     declaration = declare(checkpoint.config)
     assert kept_integers(checkpoint, declaration) == (0, 0)
     weights = load_weights(checkpoint, declaration, torch.float32, packing=OWN)
-    assert {weight.format for weight in weights.values() if isinstance(weight, NativeLinear)} == {"float32"}
+    assert {weight.form for weight in weights.values() if isinstance(weight, NativeLinear)} == {NativeForm("float32")}
 
 
-@pytest.mark.parametrize("layout", ("gptq 4", "packed 4", "packed 8", "int8 rows", "Q4_0", "Q8_0", "Q4_K", "Q6_K"))
+def test_what_differs_stays_as_it_is(tmp_path: Path) -> None:
+    """Queries, keys and values are one projection, and more bits for one of them do not make numbers of the others."""
+    checkpoint = open_checkpoint(model("Q4_K mixed", tmp_path))
+    declaration = declare(checkpoint.config)
+    weights = load_weights(checkpoint, declaration, torch.float32, packing=OWN)
+    forms = {name: weight.form for name, weight in weights.items() if isinstance(weight, NativeLinear)}
+    spec = next(spec for spec in declaration.weights if len(spec.parts) == 3)
+    queries, keys, values = (part.shape[0] for part in spec.parts)
+    assert forms[spec.name] == StackedForm(((NativeForm("q4_k"), queries + keys), (NativeForm("q6_k"), values)))
+    assert {str(form) for form in forms.values() if isinstance(form, StackedForm)} == {
+        f"{queries + keys} of q4_k, {values} of q6_k",
+        "256 of int4_float16 in groups of 32, 256 of q8_0",
+    }
+    assert kept_integers(checkpoint, declaration)[1] == sum(
+        weight.memory.numel() for weight in weights.values() if isinstance(weight, NativeLinear)
+    )
+
+
+@pytest.mark.parametrize(
+    "layout", ("gptq 4", "packed 4", "packed 8", "int8 rows", "Q4_0", "Q8_0", "Q4_K", "Q4_K mixed", "Q6_K")
+)
 def test_logits_are_near_those_of_the_numbers(tmp_path: Path, layout: str) -> None:
     """They differ by the rounding of activations to 8 bits only."""
     path = model(layout, tmp_path)
@@ -86,7 +113,7 @@ def test_logits_are_near_those_of_the_numbers(tmp_path: Path, layout: str) -> No
     assert 0 < (found - expected).norm() < 0.1 * expected.norm()
 
 
-@pytest.mark.parametrize("layout", ("gptq 4", "packed 3", "packed 8", "int8 rows", "Q4_0", "Q4_K"))
+@pytest.mark.parametrize("layout", ("gptq 4", "packed 3", "packed 8", "int8 rows", "Q4_0", "Q4_K", "Q4_K mixed"))
 def test_they_are_kept_for_the_next_start(tmp_path: Path, layout: str) -> None:
     checkpoint = open_checkpoint(model(layout, tmp_path))
     declaration = declare(checkpoint.config)

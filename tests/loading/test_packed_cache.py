@@ -74,7 +74,7 @@ def content(weights: Mapping[str, Weight]) -> dict[str, tuple[str, tuple[int, ..
     for name, weight in weights.items():
         assert isinstance(weight, NativeLinear | torch.Tensor)
         memory = weight.memory if isinstance(weight, NativeLinear) else weight.contiguous().view(torch.uint8)
-        kind = weight.format if isinstance(weight, NativeLinear) else str(weight.dtype)
+        kind = str(weight.form) if isinstance(weight, NativeLinear) else str(weight.dtype)
         found[name] = (kind, tuple(weight.shape), memory.numpy().tobytes())
     return found
 

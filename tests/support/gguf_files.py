@@ -1,6 +1,7 @@
 """GGUF files made of checkpoints with the `gguf` package, as llama.cpp's converter makes them."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,13 @@ _GEMMA = {
 _WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def write_gguf(model: Path, file: Path, kind: Kind = Kind.F32, **metadata: Any) -> Path:
+def write_gguf(
+    model: Path, file: Path, kind: Kind = Kind.F32, others: Mapping[str, Kind] | None = None, **metadata: Any
+) -> Path:
     """The checkpoint in the directory `model` as a file whose matrices are of a kind that `gguf` can make.
 
-    The checkpoint's matrices become what the file's stand for, so that both are the same model.
+    Those whose names have one of the words in `others` are of that kind instead. The checkpoint's matrices become what
+    the file's stand for, so that both are the same model.
     """
     config = json.loads((model / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"].removesuffix("_text")]
@@ -56,7 +60,9 @@ def write_gguf(model: Path, file: Path, kind: Kind = Kind.F32, **metadata: Any) 
         writer.add_string(name, value)
     tensors = load_file(model / "model.safetensors")
     for name, tensor in tensors.items():
-        tensors[name] = _write_tensor(writer, _renamed(name, architecture), tensor, config, architecture, kind)
+        renamed = _renamed(name, architecture)
+        own = next((other for word, other in (others or {}).items() if word in renamed), kind)
+        tensors[name] = _write_tensor(writer, renamed, tensor, config, architecture, own)
     finish(writer)
     save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
     return file

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.kernels.cpu.form import BLOCK_FORMATS, NativeForm, NativeFormat
+from penstock.kernels.cpu.form import BLOCK_FORMATS, Form, NativeForm, NativeFormat, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.layers.weights import WeightPart
 from penstock.loading.checkpoint import Checkpoint
@@ -41,6 +41,30 @@ def common_form(parts: Sequence[Entry]) -> NativeForm | None:
     return replace(found, zero_points=any(form is not None and form.zero_points for form in forms))
 
 
+def runs_of(parts: Sequence[Entry]) -> list[list[Entry]]:
+    """The parts, those together that have a form in common with their neighbours."""
+    runs: list[list[Entry]] = []
+    for part in parts:
+        if runs and common_form([runs[-1][-1], part]) is not None:
+            runs[-1].append(part)
+        else:
+            runs.append([part])
+    return runs
+
+
+def kept_form(parts: Sequence[Entry]) -> Form | None:
+    """The form of integers that are stacked as one weight, whatever forms its parts have; None where one has none."""
+    stacked = []
+    for run in runs_of(parts):
+        form = common_form(run)
+        if form is None:
+            return None
+        stacked.append((form, sum(part.shape[0] for part in run)))
+    if not stacked:
+        return None
+    return stacked[0][0] if len(stacked) == 1 else StackedForm(tuple(stacked))
+
+
 def is_tied(declaration: ModelDeclaration) -> bool:
     """Whether head and embedding are one matrix."""
     decoder = declaration.decoder
@@ -57,7 +81,7 @@ def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration) -> tupl
     located = checkpoint.locate(declaration)
     kept: dict[tuple[WeightPart, ...], tuple[int, int]] = {}
     for spec in declaration.weights:
-        form = common_form([located[part.tensor] for part in spec.parts])
+        form = kept_form([located[part.tensor] for part in spec.parts])
         if form is not None and (spec.role in ("linear", "head")):
             kept[spec.parts] = spec.size, form.nbytes(spec.shape[0], spec.shape[1])
     return sum(size for size, _ in kept.values()), sum(nbytes for _, nbytes in kept.values())

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.kernels.cpu.form import NativeForm
+from penstock.kernels.cpu.form import Form
 from penstock.kernels.cpu.weights import PACKED_LAYOUT, NativeLinear, packed_in
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightSpec
@@ -66,7 +66,7 @@ class PackedEntry:
     """A weight's place behind the header; `form` is None for a plain tensor."""
 
     spec: WeightSpec
-    form: NativeForm | None
+    form: Form | None
     offset: int
     nbytes: int
 
@@ -171,7 +171,7 @@ def expected_file(
 
 def native_forms(
     checkpoint: Checkpoint, declaration: ModelDeclaration, dtype: torch.dtype, packing: PackedWeights
-) -> dict[str, NativeForm | None]:
+) -> dict[str, Form | None]:
     """By name, how each weight is packed. Raises ModelFileError where the checkpoint does not fit the model."""
     located = checkpoint.locate(declaration)
     return {

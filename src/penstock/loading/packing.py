@@ -9,19 +9,26 @@ from torch import Tensor
 
 from penstock.core.config import ModelConfig
 from penstock.core.errors import ConfigurationError, ModelFileError
-from penstock.kernels.cpu.form import NativeForm, NativeFormat
+from penstock.kernels.cpu.form import Form, NativeForm, NativeFormat
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.kernels.cpu.weights import NativeLinear, pack_blocks, pack_dense, pack_int4, pack_int4_grouped, pack_int8
+from penstock.kernels.cpu.weights import (
+    NativeLinear,
+    pack_blocks,
+    pack_dense,
+    pack_int4,
+    pack_int4_grouped,
+    pack_int8,
+    pack_stacked,
+)
 from penstock.kernels.packing import Weight, pack_linear
 from penstock.layers.weights import WeightSpec
-from penstock.loading.integers import common_form, is_tied
+from penstock.loading.integers import is_tied, kept_form
 from penstock.loading.quantized import Entry
-from penstock.loading.tensors import Integers
+from penstock.loading.tensors import Integers, Stack
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.gguf_blocks import Blocks
 from penstock.quantization.grouped import Grouped
 from penstock.quantization.rounding import round_int4, round_int8
-from penstock.quantization.scaled import RowBytes
 
 _IN_OWN_PRECISION: dict[torch.dtype, NativeFormat] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -33,7 +40,7 @@ class Packing(Protocol):
         """Whether the weight stays the integers that its parts are in the files."""
         ...
 
-    def __call__(self, spec: WeightSpec, weight: Tensor | Integers) -> Weight:
+    def __call__(self, spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
         """The weight in its form."""
         ...
 
@@ -45,7 +52,7 @@ class _Plain:
         """Numbers only."""
         return False
 
-    def __call__(self, _spec: WeightSpec, weight: Tensor | Integers) -> Weight:
+    def __call__(self, _spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
         """As it is."""
         return weight if isinstance(weight, Tensor) else weight.numbers()
 
@@ -68,7 +75,7 @@ class PackedWeights:
     head: str = "none"
     tied: bool = False
 
-    def native_form(self, spec: WeightSpec, dtype: torch.dtype, parts: Sequence[Entry] = ()) -> NativeForm | None:
+    def native_form(self, spec: WeightSpec, dtype: torch.dtype, parts: Sequence[Entry] = ()) -> Form | None:
         """The native kernels' form for the weight; None where it stays a tensor, or is packed for torch's kernels."""
         if spec.role in ("norm", "bias"):
             return None
@@ -77,7 +84,7 @@ class PackedWeights:
         if OBSTACLE is not None or (spec.role == "embedding" and not self.tied):
             return None
         if self.keeps(spec, parts):
-            return common_form(parts)
+            return kept_form(parts)
         return NativeForm(_IN_OWN_PRECISION[dtype]) if dtype in _IN_OWN_PRECISION else None
 
     def keeps(self, spec: WeightSpec, parts: Sequence[Entry]) -> bool:
@@ -86,24 +93,31 @@ class PackedWeights:
             return False
         if spec.role == "embedding" and not self.tied:
             return False
-        return common_form(parts) is not None
+        return kept_form(parts) is not None
 
     def _quantization(self, spec: WeightSpec) -> str:
         return self.body if spec.role == "linear" else self.head
 
-    def __call__(self, spec: WeightSpec, weight: Tensor | Integers) -> Weight:
+    def __call__(self, spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
         """The weight in its form. Raises ModelFileError where its values cannot be rounded."""
-        if isinstance(weight, Blocks):
-            return pack_blocks(weight.raw.contiguous(), weight.kind, weight.inputs)
-        if isinstance(weight, Grouped):
-            group = weight.integers.shape[1] // weight.scales.shape[1]
-            return pack_int4_grouped(weight.integers.contiguous(), weight.scales.contiguous(), group, weight.zeros)
-        if isinstance(weight, RowBytes):
-            return pack_int8(weight.values.contiguous(), weight.scales.flatten().contiguous())
+        if isinstance(weight, Stack):
+            return pack_stacked([_packed_integers(part) for part in weight.parts])
+        if not isinstance(weight, Tensor):
+            return _packed_integers(weight)
         form = self.native_form(spec, weight.dtype)
         if form is None:
             return pack_linear(weight) if spec.role in ("linear", "head") else weight
-        return _rounded(spec, weight, form.format) if form.format in ("int8", "int4") else pack_dense(weight)
+        quantization = self._quantization(spec)
+        return _rounded(spec, weight, quantization) if quantization in ("int8", "int4") else pack_dense(weight)
+
+
+def _packed_integers(weight: Integers) -> NativeLinear:
+    if isinstance(weight, Blocks):
+        return pack_blocks(weight.raw.contiguous(), weight.kind, weight.inputs)
+    if isinstance(weight, Grouped):
+        group = weight.integers.shape[1] // weight.scales.shape[1]
+        return pack_int4_grouped(weight.integers.contiguous(), weight.scales.contiguous(), group, weight.zeros)
+    return pack_int8(weight.values.contiguous(), weight.scales.flatten().contiguous())
 
 
 IN_OWN_PRECISION = PackedWeights()

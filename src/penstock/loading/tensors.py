@@ -3,11 +3,13 @@
 import math
 import mmap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelFileError
+from penstock.loading.integers import runs_of
 from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
 from penstock.quantization.gguf_blocks import Blocks, dequantize
@@ -59,8 +61,25 @@ def read_integers(entry: Entry) -> Integers:
     return from_q4_0(raw) if entry.dtype == "Q4_0" else Blocks(raw, entry.dtype, entry.shape[1])
 
 
-def read_stacked(entries: Sequence[Entry]) -> Integers:
-    """The integers of weights with a form in common, one below the other."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """Integers of different forms, one below the other."""
+
+    parts: tuple[Integers, ...]
+
+    def numbers(self) -> Tensor:
+        """What they stand for."""
+        return torch.cat([part.numbers() for part in self.parts])
+
+
+def read_stacked(entries: Sequence[Entry]) -> Integers | Stack:
+    """The integers of weights that have some, one below the other."""
+    found = [_read_alike(run) for run in runs_of(entries)]
+    return found[0] if len(found) == 1 else Stack(tuple(found))
+
+
+def _read_alike(entries: Sequence[Entry]) -> Integers:
+    """Those of weights with a form in common."""
     parts = [read_integers(entry) for entry in entries]
     grouped = [part for part in parts if isinstance(part, Grouped)]
     if grouped:

@@ -109,6 +109,23 @@ def test_a_gate_alone_gives_the_same_bits_as_with_its_projection() -> None:
     assert torch.equal(one, other)
 
 
+def test_projections_can_share_a_register_each_with_columns_of_its_own() -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(7, WIDTH), torch.randn(70, WIDTH), torch.randn(70)
+    whole, parts = native.Program(2), native.Program(2)
+    whole.linear(pack_dense(weight).handle, bias, 0, 1)
+    for first, end in ((0, 33), (33, 70)):
+        parts.linear(pack_dense(weight[first:end]).handle, bias[first:end], 0, 1, first, 70)
+    one, other = torch.empty(7, 70), torch.empty(7, 70)
+    for program, output in ((whole, one), (parts, other)):
+        none = torch.zeros(0, dtype=torch.int64)
+        program.run(none, none, [], [], none, [], 16, none, [(0, x)], [(1, output)])
+    assert torch.equal(one, other)
+    for first, width in ((-1, 70), (38, 70), (0, 32)):
+        with pytest.raises(ValueError, match="among the columns"):
+            parts.linear(pack_dense(weight[:33]).handle, None, 0, 1, first, width)
+
+
 def test_results_of_a_bfloat16_model_are_not_rounded_at_the_end() -> None:
     logits = compiled(record(), MATRICES, torch.bfloat16).run(batch())
     assert logits.dtype is torch.float32 and not torch.equal(logits, logits.bfloat16().float())

@@ -27,3 +27,32 @@ class NativeForm:
     def nbytes(self, outputs: int, inputs: int) -> int:
         """Of a packed matrix."""
         return native.packed_bytes(self.format, outputs, inputs, self.group, self.zero_points)
+
+    def pieces(self, outputs: int) -> "tuple[tuple[NativeForm, int], ...]":
+        """What a matrix of so many outputs is made of, as `StackedForm.parts`."""
+        return ((self, outputs),)
+
+
+@dataclass(frozen=True, slots=True)
+class StackedForm:
+    """Matrices of different forms, one below the other, as a projection to queries, keys and values may be.
+
+    Attributes:
+        parts: each form, and how many outputs have it.
+    """
+
+    parts: tuple[tuple[NativeForm, int], ...]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{outputs} of {form}" for form, outputs in self.parts)
+
+    def nbytes(self, _outputs: int, inputs: int) -> int:
+        """Of a packed matrix."""
+        return sum(form.nbytes(outputs, inputs) for form, outputs in self.parts)
+
+    def pieces(self, _outputs: int) -> tuple[tuple[NativeForm, int], ...]:
+        """What it is made of."""
+        return self.parts
+
+
+Form = NativeForm | StackedForm

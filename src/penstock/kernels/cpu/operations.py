@@ -88,16 +88,20 @@ def _embedding(op: Embedding, binding: Binding) -> NativeCall:
 def _linear(op: Linear, binding: Binding) -> NativeCall:
     weight = binding.weight(op.weight)
     assert isinstance(weight, NativeLinear)
-    handle = weight.handle
     bias = None if op.bias is None else binding.tensor(op.bias).float()
 
-    def with_gate(gate: ActivationName) -> NativeCall:
-        return NativeCall(lambda draft, x, y: draft.program.gated_linear(handle, bias, gate, *x, *y))
+    def add(draft: Draft, x: Registers, y: Registers) -> None:
+        (source,), (target,), first = x, y, 0
+        for handle, (_, count) in zip(weight.handles, weight.form.pieces(weight.shape[0]), strict=True):
+            own = None if bias is None else bias[first : first + count]
+            draft.program.linear(handle, own, source, target, first, weight.shape[0])
+            first += count
 
-    whole = weight.shape[0] % (2 * _PANEL) == 0
-    return NativeCall(
-        lambda draft, x, y: draft.program.linear(handle, bias, *x, *y), with_gate=with_gate if whole else None
-    )
+    def with_gate(gate: ActivationName) -> NativeCall:
+        return NativeCall(lambda draft, x, y: draft.program.gated_linear(weight.handle, bias, gate, *x, *y))
+
+    whole = len(weight.handles) == 1 and weight.shape[0] % (2 * _PANEL) == 0
+    return NativeCall(add, with_gate=with_gate if whole else None)
 
 
 def _rms_norm(op: RmsNorm, binding: Binding) -> NativeCall:

@@ -1,11 +1,12 @@
 """Linear weights packed for the native kernels; native/src/formats.hpp has the layouts."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.cpu.form import BLOCK_FORMATS, NativeForm, NativeFormat
+from penstock.kernels.cpu.form import BLOCK_FORMATS, Form, NativeForm, NativeFormat, StackedForm
 from penstock.kernels.cpu.memory import PageArena
 from penstock.kernels.cpu.native import native
 
@@ -21,12 +22,22 @@ _ARENA = PageArena()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeLinear:
-    """A packed weight of shape (outputs, inputs). `handle` is what the kernels take; it reads from `memory`."""
+    """A packed weight of shape (outputs, inputs).
 
-    handle: "native.Weight"
+    Attributes:
+        handles: what the kernels take, for the outputs of each form in turn; they read from `memory`.
+    """
+
+    handles: "tuple[native.Weight, ...]"
     memory: Tensor
     shape: tuple[int, int]
-    format: NativeFormat
+    form: Form
+
+    @property
+    def handle(self) -> "native.Weight":
+        """The one handle of a weight that has one form."""
+        (handle,) = self.handles
+        return handle
 
 
 def _empty(form: NativeForm, shape: torch.Size) -> NativeLinear:
@@ -34,10 +45,24 @@ def _empty(form: NativeForm, shape: torch.Size) -> NativeLinear:
     return packed_in(_ARENA.take(form.nbytes(outputs, inputs)), form, (outputs, inputs))
 
 
-def packed_in(memory: Tensor, form: NativeForm, shape: tuple[int, int]) -> NativeLinear:
+def packed_in(memory: Tensor, form: Form, shape: tuple[int, int]) -> NativeLinear:
     """The weight in `memory`: bytes of the packed size that begin at a multiple of 64, such as another's `memory`."""
-    handle = native.Weight(form.format, *shape, form.group, form.zero_points, memory)
-    return NativeLinear(handle, memory, shape, form.format)
+    outputs, inputs = shape
+    handles, first = [], 0
+    for part, count in form.pieces(outputs):
+        end = first + part.nbytes(count, inputs)
+        handles.append(native.Weight(part.format, count, inputs, part.group, part.zero_points, memory[first:end]))
+        first = end
+    return NativeLinear(tuple(handles), memory, shape, form)
+
+
+def pack_stacked(parts: Sequence[NativeLinear]) -> NativeLinear:
+    """Packed weights of the same inputs, one below the other, each in its form."""
+    form = StackedForm(tuple(piece for part in parts for piece in part.form.pieces(part.shape[0])))
+    outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    memory = _ARENA.take(form.nbytes(outputs, inputs))
+    torch.cat([part.memory for part in parts], out=memory)
+    return packed_in(memory, form, (outputs, inputs))
 
 
 def pack_dense(weight: Tensor) -> NativeLinear:
