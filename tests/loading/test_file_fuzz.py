@@ -40,6 +40,7 @@ HEADER = {
 SMALL = safetensors_file(json.dumps(HEADER).encode(), bytes(32))
 # A parsed value takes several times the bytes of its text, and a declaration has parts for each layer.
 MEMORY_PER_BYTE, MEMORY = 64, 16 << 20
+TINY = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 300}
 SECONDS = 20.0
 
 
@@ -213,6 +214,16 @@ def mutated_tensors(rng: random.Random, tensors: dict[str, torch.Tensor]) -> dic
     return {name: tensor.contiguous().clone() for name, tensor in found.items()}
 
 
+def load(folder: Path) -> None:
+    checkpoint = open_checkpoint(folder)
+    load_weights(checkpoint, declare(checkpoint.config), torch.float32, packing=plain_weights)
+
+
+def attempt_quantized(what: Callable[[], object], size: int, label: str) -> bool:
+    """Whether a file of weights is read, or refused, with less than such files may take."""
+    return bounded(what, MEMORY + 4 * size, SECONDS, f"{label}, of {size} bytes")
+
+
 @pytest.mark.parametrize("layout", ["gptq act-order", "awq", "packed 3", "fp8 blocks", "nf4 nested", "LLM.int8"])
 def test_quantized_checkpoints_with_wrong_parts(tmp_path: Path, layout: str, pytestconfig: pytest.Config) -> None:
     plain = checkpoints.make("llama", tmp_path / "plain", num_hidden_layers=1)
@@ -220,16 +231,23 @@ def test_quantized_checkpoints_with_wrong_parts(tmp_path: Path, layout: str, pyt
     file = folder / "model.safetensors"
     tensors = load_file(file)
 
-    def load() -> None:
-        checkpoint = open_checkpoint(folder)
-        load_weights(checkpoint, declare(checkpoint.config), torch.float32, packing=plain_weights)
-
-    assert attempt(load, file.stat().st_size, "as it is")
+    assert attempt_quantized(lambda: load(folder), file.stat().st_size, "as it is")
     sound, count = 0, max(20, pytestconfig.getoption("files") // 10)
     for seed in range(count):
         save_file(mutated_tensors(random.Random(seed), tensors), file, metadata={"format": "pt"})
-        sound += attempt(load, file.stat().st_size, f"seed {seed}")
+        sound += attempt_quantized(lambda: load(folder), file.stat().st_size, f"seed {seed}")
     assert sound < count
+
+
+@pytest.mark.parametrize("layout", ["gptq act-order", "awq", "packed 3", "fp8 blocks", "nf4 nested", "LLM.int8"])
+def test_quantized_checkpoints_cut_anywhere(tmp_path: Path, layout: str, pytestconfig: pytest.Config) -> None:
+    folder = quantize(checkpoints.make("llama", tmp_path / "plain", **TINY), *LAYOUTS[layout], tmp_path / "model")
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    lengths = random.Random(0).sample(range(len(content)), min(len(content), pytestconfig.getoption("files")))
+    for length in (*lengths, len(content) - 1):
+        file.write_bytes(content[:length])
+        assert not attempt_quantized(lambda: load(folder), len(content), f"the first {length} bytes")
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

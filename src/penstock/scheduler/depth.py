@@ -174,6 +174,8 @@ class Depths:
         request, sample = sequence.request.request_id, sequence.sample_index
         fact = Drafted(request, sample, answer.drafted, right, answer.beside, strayed)
         self._facts.append(fact)
+        if self._fixed:
+            return right
         followed = right - strayed
         judged = min(followed + 1, fact.depth)
         (rates,) = self._rates([sequence], text_only)
