@@ -211,3 +211,26 @@ def test_without_kernels_to_pack_for_nothing_is_kept() -> None:
     config, reasons = resolve(options, ModelFacts(**FACTS), MachineFacts(16 * GIB, 2))
     assert config.model.packed_cache is None
     assert next(reason for reason in reasons if reason.setting == "packed cache").value == "off"
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "exact", "expected"),
+    [
+        ({"speculative": "draft"}, {}, True, "int8"),
+        ({"speculative": "draft", "draft_quantization": "none"}, {}, True, "none"),
+        ({"speculative": "draft", "draft_quantization": "int4"}, {}, True, "int4"),
+        # Without native kernels nothing is rounded, and what was rounded by others stays as it is.
+        ({"speculative": "draft"}, {}, False, "none"),
+        ({"speculative": "draft"}, {"integer_bytes": 60}, True, "own"),
+        ({"speculative": "eagle"}, {}, True, "none"),
+    ],
+)
+def test_what_those_who_draft_are_rounded_to(
+    options: dict[str, Any], facts: dict[str, Any], exact: bool, expected: str
+) -> None:
+    draft = ModelFacts(**{**FACTS, **facts})
+    machine = MachineFacts(16 * GIB, 2, exact=exact)
+    config, reasons = resolve(EngineOptions(model="/model", **options), ModelFacts(**FACTS), machine, [draft])
+    assert config.speculation is not None and config.speculation.draft is not None
+    assert config.speculation.draft.quantization == expected
+    assert next(each.value for each in reasons if each.setting == "draft quantization") == expected

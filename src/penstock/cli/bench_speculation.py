@@ -76,7 +76,7 @@ def _options(engine: dict[str, Any], setting: Setting) -> dict[str, Any]:
     drafts = {"speculative_depth": setting.depth, "speculative_width": setting.width or None}
     options = {**engine, "speculative": setting.proposer, **drafts}
     if setting.proposer not in ("auto", *CHECKPOINTS):
-        options |= {"draft_model": None, "draft_quantization": "none"}
+        options |= {"draft_model": None, "draft_quantization": "auto"}
     if setting.proposer != "chain":
         options["chain_model"] = None
     if setting.proposer != "self":

@@ -67,7 +67,9 @@ DraftModel = Annotated[
 ChainModel = Annotated[
     str | None, typer.Option(help="The model that drafts for the draft model; without it, the text itself does.")
 ]
-DraftQuantization = Annotated[str, typer.Option(help="Round the weights of the models that draft: none, int8 or int4.")]
+DraftQuantization = Annotated[
+    str, typer.Option(help="Round the weights of those that draft: none, int8 or int4; auto: models to int8.")
+]
 SpeculativeLayers = Annotated[
     int | None, typer.Option(help="How many of the model's own layers draft, with --speculative self; by default half.")
 ]
@@ -251,7 +253,7 @@ class ModelOptions:
     speculative_width: SpeculativeWidth = None
     draft_model: DraftModel = None
     chain_model: ChainModel = None
-    draft_quantization: DraftQuantization = "none"
+    draft_quantization: DraftQuantization = "auto"
     speculative_layers: SpeculativeLayers = None
     speculative_acceptance: SpeculativeAcceptance = "coupled"
     speculative_memory: SpeculativeMemory = 0

@@ -53,7 +53,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         speculative_depth: tokens drafted at a time, one behind the other, always; None: as many as pay.
         speculative_width: tokens drafted beside these, in other branches; None: none where the depth is given.
         draft_model: the model that drafts, like `model`, or a directory with heads that do; draft_quantization: to what
-            their weights are rounded.
+            their weights are rounded; "auto": of models, to int8.
         chain_model: the model that drafts for the draft model in a chain; None: the sequence's own text.
         speculative_layers: how many layers draft where the model does so itself; None: half of them.
         speculative_acceptance: "coupled" changes no token; "rejection" keeps more drafts where tokens are sampled, and
@@ -83,7 +83,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     speculative_depth: int | None = None
     speculative_width: int | None = None
     draft_model: str | None = None
-    draft_quantization: str = "none"
+    draft_quantization: str = "auto"
     speculative_layers: int | None = None
     speculative_acceptance: str = "coupled"
     chain_model: str | None = None

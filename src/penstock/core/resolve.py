@@ -24,7 +24,7 @@ from penstock.core.config import (
 )
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
-from penstock.core.speculation import DraftModelConfig, blocks_of_branches, resolve_speculation
+from penstock.core.speculation import HEADS, DraftModelConfig, blocks_of_branches, resolve_speculation
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
@@ -63,7 +63,7 @@ def resolve(
     target_itl = _resolve_target_itl(options, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
     spec = _resolve_kv(options, model, dtype, out)
-    drafting = _draft_models(options, model, drafts, spec, dtype)
+    drafting = _draft_models(options, model, machine, drafts, spec, dtype)
     speculation, depth, width = resolve_speculation(
         options.speculation, drafting, len(model.kv_layers), out.note, exact=machine.exact
     )
@@ -298,12 +298,17 @@ def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Res
 
 
 def _draft_models(
-    options: EngineOptions, model: ModelFacts, drafts: Sequence[ModelFacts], spec: KVSpec, dtype: str
+    options: EngineOptions,
+    model: ModelFacts,
+    machine: MachineFacts,
+    drafts: Sequence[ModelFacts],
+    spec: KVSpec,
+    dtype: str,
 ) -> list[DraftModelConfig]:
     """How those that draft are loaded. Raises ConfigurationError where one cannot draft for this model."""
-    if options.draft_quantization not in QUANTIZATIONS:
+    if options.draft_quantization not in ("auto", *QUANTIZATIONS):
         raise ConfigurationError(
-            f"--draft-quantization {options.draft_quantization} is not one of {', '.join(QUANTIZATIONS)}."
+            f"--draft-quantization {options.draft_quantization} is not one of auto, {', '.join(QUANTIZATIONS)}."
         )
     found = []
     for draft, option in zip(drafts, ("--draft-model", "--chain-model"), strict=False):
@@ -313,8 +318,18 @@ def _draft_models(
                 "have to be the same; give another."
             )
         own = beside(spec, draft.kv_layers, dtype) if draft.kv_layers else None
-        found.append(DraftModelConfig(draft.path, options.draft_quantization, own, draft.heads))
+        found.append(DraftModelConfig(draft.path, _draft_quantization(options, draft, machine), own, draft.heads))
     return found
+
+
+def _draft_quantization(options: EngineOptions, draft: ModelFacts, machine: MachineFacts) -> str:
+    """What the weights of a model that drafts, or of heads, are rounded to."""
+    if options.draft_quantization != "auto":
+        return options.draft_quantization
+    if draft.integer_bytes:
+        return "own"
+    # A draft may be wrong, and of half the bytes it is made sooner.
+    return "int8" if machine.exact and options.speculative not in HEADS else "none"
 
 
 def _resolve_memory(

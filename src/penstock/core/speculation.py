@@ -18,6 +18,8 @@ CHECKPOINTS = {
     "medusa": "Medusa heads",
     "eagle": "an EAGLE head",
 }
+# Those that are no models, but heads on the target's hidden states.
+HEADS = ("medusa", "eagle")
 # Those that can draft trees.
 TREES = ("ngram", "draft", "either", "self", "medusa", "eagle")
 _WITH_TREES = ", ".join(name for name in SPECULATIVE if name in TREES)
@@ -85,7 +87,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
     proposer: str = "auto"
     depth: int | None = None
     draft_model: str | None = None
-    draft_quantization: str = "none"
+    draft_quantization: str = "auto"
     layers: int | None = None
     acceptance: str = "coupled"
     chain_model: str | None = None
@@ -119,7 +121,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
             raise ConfigurationError("--speculative-depth says how many tokens are drafted, but --speculative is off.")
         for option, given in (
             ("--draft-model", self.draft_model is not None),
-            ("--draft-quantization", self.draft_quantization != "none"),
+            ("--draft-quantization", self.draft_quantization != "auto"),
         ):
             if given and asked not in ("auto", *CHECKPOINTS):
                 raise ConfigurationError(
@@ -247,8 +249,13 @@ def _note_models(
     if draft is not None:
         source = "as asked" if options.draft_model else "it belongs to the model"
     note("draft model", "none" if draft is None else draft.path, source)
-    rounding = "as the checkpoint has them" if options.draft_quantization == "none" else "as asked"
-    note("draft quantization", options.draft_quantization, f"of the weights of those that draft, {rounding}")
+    rounding = "as asked"
+    if options.draft_quantization == "auto":
+        rounding = "as the checkpoint has them"
+        if draft is not None and draft.quantization == "int8":
+            rounding = "since a draft may be wrong and has to be made soon"
+    rounded = "none" if draft is None else draft.quantization
+    note("draft quantization", rounded, f"of the weights of those that draft, {rounding}")
     if chain is None:
         note("chain model", "none", "in a chain, the sequence's own text drafts for the draft model")
     else:
