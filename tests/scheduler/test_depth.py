@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.plan import RowPlan, SampleResult, StepPlan, StepResult
 from penstock.scheduler.costs import FORGOTTEN, SIZES, StepCosts
-from penstock.scheduler.depth import NO_DRAFTS, TRIED, Depths, Tree
+from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
 from penstock.scheduler.sequence import Sequence
 from support.simulation import Simulation, config, make_request, prompt
 
@@ -261,10 +261,3 @@ def test_the_text_alone_drafts_where_that_pays_better(says: float, drafting: flo
     assert (len(drafts) > 0.8 * len(used)) if deep else (len(drafts) < 0.1 * len(used))
     if deep:
         assert abs(sum(drafts) / len(drafts) - alone) <= 0.2
-
-
-def test_a_model_is_tried_for_a_few_sequences_and_the_text_for_all() -> None:
-    running = sequences(32)
-    assert list(Depths(8, fixed=False).choose(running)) == [each.id for each in running[-TRIED:]]
-    both = Depths(8, fixed=False, text=True)
-    assert len(both.choose(running)) == 32 and both.text_only

@@ -44,8 +44,6 @@ MEASURED = 4
 WORTHWHILE = 1.04
 # Those that promise so much of what there is without them are tried as they are; others with a token or two.
 NEARLY = 0.75
-# Whether a model pays is tried for the newest sequences of a batch, since it has to catch up with each.
-TRIED = 4
 # The chances that are assumed before anything was judged, and the least and largest ones.
 HOPE = 0.6
 HOPE_BESIDE = 0.3
@@ -125,8 +123,6 @@ class Depths:
         # What below that chance is not drafted.
         self._chance: float | None = None
         self._trial: tuple[int, Tree] | None = None
-        # Whether it is not known to pay.
-        self._tries = False
         self._steps = self._trials = 0
         self._facts: list[Drafted] = []
         # Steps until it is looked for anew, and for how many sequences it was.
@@ -156,7 +152,7 @@ class Depths:
         self._steps += 1
         chosen = {}
         if self._chance is not None:
-            chosen = self._trees(sequences[-TRIED:] if self._tries else sequences, self._chance)
+            chosen = self._trees(sequences, self._chance)
         if self._trial is not None:
             sequence, more = self._trial
             if any(each.id == sequence for each in sequences):
@@ -223,7 +219,6 @@ class Depths:
         self.text_only = max(promises, key=lambda text_only: promises[text_only])
         speed, chance = promises[self.text_only]
         self._chance = chance if speed > WORTHWHILE else None
-        self._tries = speed == math.inf and not self.text_only
         self._trial = None
         due = [text_only for text_only, source in self._sources.items() if source.due <= self._steps]
         if due:
@@ -238,7 +233,7 @@ class Depths:
     def _try_something(self, sequences: Rows[Sequence], text_only: bool, speed: float, chance: float) -> None:
         """What is not known to pay: all of a source's drafts that nearly do, or a token or two more or less."""
         if (self._chance is None or text_only != self.text_only) and speed > NEARLY:
-            self.text_only, self._chance, self._tries = text_only, chance, not text_only
+            self.text_only, self._chance = text_only, chance
             return
         if text_only != self.text_only:
             self.text_only, self._chance = text_only, None
