@@ -219,7 +219,7 @@ def test_without_kernels_to_pack_for_nothing_is_kept() -> None:
         ({"speculative": "draft"}, {}, True, "int8"),
         ({"speculative": "draft", "draft_quantization": "none"}, {}, True, "none"),
         ({"speculative": "draft", "draft_quantization": "int4"}, {}, True, "int4"),
-        # Without native kernels nothing is rounded, and what was rounded by others stays as it is.
+        # Without native kernels nothing is rounded, and integers that kernels take stay as they are.
         ({"speculative": "draft"}, {}, False, "none"),
         ({"speculative": "draft"}, {"integer_bytes": 60}, True, "own"),
         ({"speculative": "eagle"}, {}, True, "none"),

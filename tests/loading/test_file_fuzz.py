@@ -219,11 +219,6 @@ def load(folder: Path) -> None:
     load_weights(checkpoint, declare(checkpoint.config), torch.float32, packing=plain_weights)
 
 
-def attempt_quantized(what: Callable[[], object], size: int, label: str) -> bool:
-    """Whether a file of weights is read, or refused, with less than such files may take."""
-    return bounded(what, MEMORY + 4 * size, SECONDS, f"{label}, of {size} bytes")
-
-
 @pytest.mark.parametrize("layout", ["gptq act-order", "awq", "packed 3", "fp8 blocks", "nf4 nested", "LLM.int8"])
 def test_quantized_checkpoints_with_wrong_parts(tmp_path: Path, layout: str, pytestconfig: pytest.Config) -> None:
     plain = checkpoints.make("llama", tmp_path / "plain", num_hidden_layers=1)
@@ -231,11 +226,11 @@ def test_quantized_checkpoints_with_wrong_parts(tmp_path: Path, layout: str, pyt
     file = folder / "model.safetensors"
     tensors = load_file(file)
 
-    assert attempt_quantized(lambda: load(folder), file.stat().st_size, "as it is")
+    assert attempt(lambda: load(folder), file.stat().st_size, "as it is")
     sound, count = 0, max(20, pytestconfig.getoption("files") // 10)
     for seed in range(count):
         save_file(mutated_tensors(random.Random(seed), tensors), file, metadata={"format": "pt"})
-        sound += attempt_quantized(lambda: load(folder), file.stat().st_size, f"seed {seed}")
+        sound += attempt(lambda: load(folder), file.stat().st_size, f"seed {seed}")
     assert sound < count
 
 
@@ -247,7 +242,7 @@ def test_quantized_checkpoints_cut_anywhere(tmp_path: Path, layout: str, pytestc
     lengths = random.Random(0).sample(range(len(content)), min(len(content), pytestconfig.getoption("files")))
     for length in (*lengths, len(content) - 1):
         file.write_bytes(content[:length])
-        assert not attempt_quantized(lambda: load(folder), len(content), f"the first {length} bytes")
+        assert not attempt(lambda: load(folder), len(content), f"the first {length} bytes")
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

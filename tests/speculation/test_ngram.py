@@ -5,7 +5,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.speculation.ngram import LONGEST, MOST_PLACES, SHORTEST, NgramProposer
+from penstock.speculation.ngram import CATCH_UP, LONGEST, MOST_PLACES, SHORTEST, NgramProposer
 from penstock.speculation.proposer import Proposal, Wanted
 from penstock.speculation.tree import chain, chain_length
 from support.sampling_rows import make_row
@@ -74,6 +74,13 @@ def test_all_of_a_long_text_is_looked_through() -> None:
     assert drafts(proposer, 2) == [0xD802, 0xD803]
     tokens += [0xD802, 99, 0xD801, 0xD802]
     assert drafts(proposer, 2) == [99, 0xD801]
+
+
+def test_very_long_texts_are_taken_in_bit_by_bit() -> None:
+    tokens = [*range(CATCH_UP), 20, 21]
+    proposer = begun(tokens)
+    assert drafts(proposer, 2) == [], "it is not known yet what stands at its end"
+    assert drafts(proposer, 2) == [22, 23]
 
 
 def test_a_vocabulary_may_be_larger_than_there_are_characters() -> None:

@@ -9,17 +9,9 @@ from torch import Tensor
 
 from penstock.core.config import ModelConfig
 from penstock.core.errors import ConfigurationError, ModelFileError
-from penstock.kernels.cpu.form import Form, NativeForm, NativeFormat
+from penstock.kernels.cpu.form import BLOCK_FORMATS, Form, NativeForm, NativeFormat, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.kernels.cpu.weights import (
-    NativeLinear,
-    pack_blocks,
-    pack_dense,
-    pack_int4,
-    pack_int4_grouped,
-    pack_int8,
-    pack_stacked,
-)
+from penstock.kernels.cpu.weights import NativeLinear, empty, pack_dense, pack_int4, pack_int8
 from penstock.kernels.packing import Weight, pack_linear
 from penstock.layers.weights import WeightSpec
 from penstock.loading.integers import is_tied, kept_form
@@ -100,10 +92,8 @@ class PackedWeights:
 
     def __call__(self, spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
         """The weight in its form. Raises ModelFileError where its values cannot be rounded."""
-        if isinstance(weight, Stack):
-            return pack_stacked([_packed_integers(part) for part in weight.parts])
         if not isinstance(weight, Tensor):
-            return _packed_integers(weight)
+            return _packed_integers(*(weight.parts if isinstance(weight, Stack) else (weight,)))
         form = self.native_form(spec, weight.dtype)
         if form is None:
             return pack_linear(weight) if spec.role in ("linear", "head") else weight
@@ -111,13 +101,32 @@ class PackedWeights:
         return _rounded(spec, weight, quantization) if quantization in ("int8", "int4") else pack_dense(weight)
 
 
-def _packed_integers(weight: Integers) -> NativeLinear:
+def _packed_integers(*parts: Integers) -> NativeLinear:
+    """Parts of one weight, each packed where it is to be."""
+    forms = [_form_of(part) for part in parts]
+    stacked = tuple((form, outputs) for form, (outputs, _) in forms)
+    form = stacked[0][0] if len(parts) == 1 else StackedForm(stacked)
+    packed = empty(form, (sum(outputs for _, outputs in stacked), forms[0][1][1]))
+    for handle, part in zip(packed.handles, parts, strict=True):
+        if isinstance(part, Blocks):
+            handle.fill_blocks(part.raw.contiguous())
+        elif isinstance(part, Grouped):
+            handle.fill_int4_grouped(part.integers.contiguous(), part.scales.contiguous(), part.zeros)
+        else:
+            handle.fill_int8(part.values.contiguous(), part.scales.flatten().contiguous())
+    return packed
+
+
+def _form_of(weight: Integers) -> tuple[NativeForm, tuple[int, int]]:
+    """The kernels' form of integers, and their shape."""
     if isinstance(weight, Blocks):
-        return pack_blocks(weight.raw.contiguous(), weight.kind, weight.inputs)
+        return NativeForm(BLOCK_FORMATS[weight.kind]), (weight.raw.shape[0], weight.inputs)
     if isinstance(weight, Grouped):
-        group = weight.integers.shape[1] // weight.scales.shape[1]
-        return pack_int4_grouped(weight.integers.contiguous(), weight.scales.contiguous(), group, weight.zeros)
-    return pack_int8(weight.values.contiguous(), weight.scales.flatten().contiguous())
+        outputs, inputs = weight.integers.shape
+        format: NativeFormat = "int4_float16" if weight.scales.dtype is torch.float16 else "int4_bfloat16"
+        return NativeForm(format, inputs // weight.scales.shape[1], weight.zeros is not None), (outputs, inputs)
+    outputs, inputs = weight.values.shape
+    return NativeForm("int8"), (outputs, inputs)
 
 
 IN_OWN_PRECISION = PackedWeights()
@@ -148,6 +157,6 @@ def _rounded(spec: WeightSpec, tensor: Tensor, quantization: str) -> NativeLinea
     if not scales.isfinite().all():
         raise ModelFileError(
             f"{spec.name} has values that {quantization} cannot hold (infinite, NaN, or near the end of float32); "
-            "serve the model without --quantization."
+            "serve the model without --quantization, or let it draft with --draft-quantization none."
         )
     return packed

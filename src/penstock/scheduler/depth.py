@@ -119,7 +119,7 @@ class Depths:
         self._costs, self._wide_costs = StepCosts(), StepCosts()
         # By whether the text alone is asked. It comes first, since it costs nothing to try.
         self._sources = {text_only: Source() for text_only in (True,) * text + (False,) * model}
-        self.text_only = not model
+        self.text_only = text and not model
         # What below that chance is not drafted.
         self._chance: float | None = None
         self._trial: tuple[int, Tree] | None = None
@@ -223,7 +223,9 @@ class Depths:
         due = [text_only for text_only, source in self._sources.items() if source.due <= self._steps]
         if due:
             text_only = min(due, key=lambda text_only: self._sources[text_only].due)
-            self._sources[text_only].tried(self._steps, rarely=self._chance is None and not text_only)
+            # The text costs nothing to try where nothing is drafted; instead of what is, it does.
+            costs = not text_only if self._chance is None else text_only != self.text_only
+            self._sources[text_only].tried(self._steps, rarely=costs)
             self._trials += 1
             self._try_something(sequences, text_only, *promises[text_only])
         drafting = self._chance is not None or self._trial is not None

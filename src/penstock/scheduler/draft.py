@@ -80,6 +80,7 @@ class Draft:
             wanted = _NOTHING
         else:
             sequence.extracted = wanted[1]
+        text_only = text_only and tree.depth > 0
         pooling = sequence.request.pooling is not None
         scored, pooled = (_NOTHING, wanted) if pooling else (wanted, _NOTHING)
         self.scores -= scored[1] - scored[0]

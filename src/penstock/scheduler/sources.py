@@ -10,7 +10,7 @@ STEADY = 0.995
 # Whether there were any is known of each time that they were wanted, and what is hoped for must not outweigh that.
 LASTING = 0.98
 # After so many steps something else than what seems best is tried: what is not tried is not known, and may have become
-# worth its while. Where nothing is drafted that is ever rarer, but for what costs nothing to try.
+# worth its while. What costs something to try, and did not pay, is tried ever more rarely.
 PATIENCE = 64
 MOST_PATIENCE = 1024
 

@@ -12,14 +12,16 @@ from itertools import islice
 
 from penstock.core.plan import RowPlan
 from penstock.speculation.finished import FinishedText
-from penstock.speculation.proposer import Blocks, Proposal, Wanted
+from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted
 from penstock.speculation.tree import chain
 
 # Newest tokens that have to have stood together before; of several lengths, the longest that has is taken.
 LONGEST = 4
 SHORTEST = 2
-# Tokens of what finished requests have said that are looked through in a step.
-CATCH_UP = 4096
+# Tokens that are taken in in a step, and looked through of what finished requests have said: each time two or three
+# milliseconds, since long prompts must not hold up everybody's next token.
+CATCH_UP = 1 << 16
+FINISHED_CATCH_UP = 4096
 # Earlier places of a run that are looked at for something else that has followed.
 MOST_PLACES = 16
 
@@ -48,11 +50,18 @@ class _History:
         """What was said, and the end of what it was said to."""
         return self._tokens[max(0, self._prompt - LONGEST) :]
 
-    def catch_up(self) -> None:
-        """Take in the tokens that have come."""
+    def catch_up(self, most: int) -> int:
+        """Take in up to so many of the tokens that have come; how many."""
         known = len(self._text)
-        if known < len(self._tokens):
-            self._text += _characters(self._tokens[known:])
+        come = self._tokens[known : known + most]
+        if come:
+            self._text += _characters(come)
+        return len(come)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all of its tokens were taken in."""
+        return len(self._text) == len(self._tokens)
 
     def following(self, count: int, ahead: Sequence[int]) -> tuple[list[int], int]:
         """Up to `count` tokens behind the newest earlier place of what stands at the end with `ahead` behind it.
@@ -125,14 +134,14 @@ class NgramProposer:
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """What followed when each row's newest tokens stood together before."""
-        left = CATCH_UP
+        left, finished_left = CATCH_UP, FINISHED_CATCH_UP
         proposals = []
         for row in wanted:
             history = self._histories[row.sequence]
-            history.catch_up()
+            left -= history.catch_up(left)
             if self._finished is not None:
-                left -= self._finished.catch_up(history.salt, left)
-            proposals.append(self._proposal(history, row))
+                finished_left -= self._finished.catch_up(history.salt, finished_left)
+            proposals.append(self._proposal(history, row) if history.is_known else NONE)
         return proposals
 
     def _proposal(self, history: _History, row: Wanted) -> Proposal:

@@ -1,12 +1,11 @@
 """Linear weights packed for the native kernels; native/src/formats.hpp has the layouts."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.cpu.form import BLOCK_FORMATS, Form, NativeForm, NativeFormat, StackedForm
+from penstock.kernels.cpu.form import BLOCK_FORMATS, Form, NativeForm, NativeFormat
 from penstock.kernels.cpu.memory import PageArena
 from penstock.kernels.cpu.native import native
 
@@ -40,7 +39,8 @@ class NativeLinear:
         return handle
 
 
-def _empty(form: NativeForm, shape: torch.Size) -> NativeLinear:
+def empty(form: Form, shape: tuple[int, int] | torch.Size) -> NativeLinear:
+    """A weight whose handles are still to be filled."""
     outputs, inputs = shape
     return packed_in(_ARENA.take(form.nbytes(outputs, inputs)), form, (outputs, inputs))
 
@@ -56,25 +56,16 @@ def packed_in(memory: Tensor, form: Form, shape: tuple[int, int]) -> NativeLinea
     return NativeLinear(tuple(handles), memory, shape, form)
 
 
-def pack_stacked(parts: Sequence[NativeLinear]) -> NativeLinear:
-    """Packed weights of the same inputs, one below the other, each in its form."""
-    form = StackedForm(tuple(piece for part in parts for piece in part.form.pieces(part.shape[0])))
-    outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    memory = _ARENA.take(form.nbytes(outputs, inputs))
-    torch.cat([part.memory for part in parts], out=memory)
-    return packed_in(memory, form, (outputs, inputs))
-
-
 def pack_dense(weight: Tensor) -> NativeLinear:
     """A float32 or bfloat16 weight [outputs, inputs] in its own precision."""
-    packed = _empty(NativeForm("float32" if weight.dtype is torch.float32 else "bfloat16"), weight.shape)
+    packed = empty(NativeForm("float32" if weight.dtype is torch.float32 else "bfloat16"), weight.shape)
     packed.handle.fill_dense(weight.contiguous())
     return packed
 
 
 def pack_int8(integers: Tensor, scales: Tensor) -> NativeLinear:
     """int8 [outputs, inputs] with float32 scales [outputs]: a weight is scale · integer."""
-    packed = _empty(NativeForm("int8"), integers.shape)
+    packed = empty(NativeForm("int8"), integers.shape)
     packed.handle.fill_int8(integers, scales)
     return packed
 
@@ -85,7 +76,7 @@ def pack_int4(integers: Tensor, multiples: Tensor, scales: Tensor) -> NativeLine
     A multiple is m in 0..15, plus ZERO_AT_SEVEN where its group's zero is 7 instead of 8: a weight is
     scale · m · (integer − zero).
     """
-    packed = _empty(NativeForm("int4"), integers.shape)
+    packed = empty(NativeForm("int4"), integers.shape)
     packed.handle.fill_int4(integers, multiples, scales)
     return packed
 
@@ -97,7 +88,7 @@ def pack_int4_grouped(integers: Tensor, scales: Tensor, group: int, zeros: Tenso
     rounded with a scale for each group, too.
     """
     format: NativeFormat = "int4_float16" if scales.dtype is torch.float16 else "int4_bfloat16"
-    packed = _empty(NativeForm(format, group, zeros is not None), integers.shape)
+    packed = empty(NativeForm(format, group, zeros is not None), integers.shape)
     packed.handle.fill_int4_grouped(integers, scales, zeros)
     return packed
 
@@ -107,6 +98,6 @@ def pack_blocks(raw: Tensor, kind: str, inputs: int) -> NativeLinear:
 
     Activations are rounded with a scale for each block.
     """
-    packed = _empty(NativeForm(BLOCK_FORMATS[kind]), torch.Size((raw.shape[0], inputs)))
+    packed = empty(NativeForm(BLOCK_FORMATS[kind]), torch.Size((raw.shape[0], inputs)))
     packed.handle.fill_blocks(raw)
     return packed
