@@ -54,7 +54,7 @@ lm-eval: $(VENV)/.serve
 	$(LM_EVAL)/bin/python -m pip install --quiet 'lm-eval[api]==0.4.13' transformers
 	$(BIN)/python benchmarks/score_with_lm_eval.py --lm-eval $(LM_EVAL)/bin/python $(ARGS)
 
-# The bundled models, from nothing: under two hours on two cores; see training/README.md.
+# The bundled models, from nothing: two to three hours on two cores; see training/README.md.
 train: $(VENV)/.serve
 	for step in tokenizer data train distill evaluate bundle; do $(BIN)/python -m training.$$step || exit 1; done
 

@@ -81,7 +81,7 @@ def force(llm: LLM, passage: Callable[[Sequence[int]], Sequence[int]]) -> None:
     def forced(row) -> None:
         begin(row)
         state = executor._rows[row.sequence].state
-        state._reasoning, state._free = Script(passage(executor._rows[row.sequence].prompt)), False
+        state._reasoning, state._free = Script(passage(list(executor._rows[row.sequence].tokens))), False
         state._choose_editing()
 
     executor._begin = forced

@@ -34,7 +34,7 @@ from training.model import Decoder
 from training.recipe import CONTEXT, DRAFT_RECIPE, SEED, TARGET, TARGET_RECIPE, WORK
 
 # Conversations that the corpus does not have, each cut before one of the model's turns: the target then says it itself.
-ANSWERED = 12_000
+ANSWERED = 36_000
 TEMPERATURES = (0.0, 0.7, 1.0)
 MOST_TOKENS = 120
 BATCH = 2_000

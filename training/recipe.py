@@ -57,6 +57,6 @@ class Recipe:
 # Most conversations are short; the last phase shows the models a full context.
 PHASES = (Phase(positions=256, rows=16, share=0.87), Phase(positions=CONTEXT, rows=2, share=0.13, short=256))
 TARGET_RECIPE = Recipe("haiku", TARGET, 12_500_000, PHASES, matrix_rate=0.01, embedding_rate=1.5e-3, hint_weight=0.5)
-DRAFT_RECIPE = Recipe("haiku-draft", DRAFT, 6_000_000, PHASES, matrix_rate=0.01, embedding_rate=2e-3)
+DRAFT_RECIPE = Recipe("haiku-draft", DRAFT, 16_000_000, PHASES, matrix_rate=0.01, embedding_rate=2e-3)
 EAGLE_RECIPE = Recipe("haiku-eagle", EAGLE, 4_000_000, PHASES, matrix_rate=0.01, embedding_rate=2e-3)
 MEDUSA_RECIPE = Recipe("haiku-medusa", TARGET, 4_000_000, PHASES, matrix_rate=0.01, embedding_rate=1e-3)
