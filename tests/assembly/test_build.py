@@ -34,6 +34,7 @@ def test_the_native_kernels_keep_the_promise(quantization: str) -> None:
 
 
 def test_without_them_the_start_says_why_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.assembly.prepare.OBSTACLE", "they were not built")
     monkeypatch.setattr(build, "OBSTACLE", "they were not built")
     monkeypatch.setattr(load, "OBSTACLE", "they were not built")
     monkeypatch.setattr(packing, "OBSTACLE", "they were not built")

@@ -357,6 +357,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     llm = engine(
         **proposer,
         draft_model="haiku",
+        draft_quantization="none",
         speculative_depth=4,
         enable_prefix_caching=caching,
         long_prefill_token_threshold=7,
