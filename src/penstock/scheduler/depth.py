@@ -261,10 +261,10 @@ class Depths:
     def _rates(self, sequences: Rows[Sequence], text_only: bool) -> list[_Rates]:
         common = self._sources[text_only].common
         likeliest, beside, there = common.rates(HOPE, HOPE_BESIDE, HOPE_THERE)
-        found = []
-        for sequence in sequences:
-            found.append(_Rates(*sequence.record(text_only).rates(likeliest, beside, there)).within_reason())
-        return found
+        return [
+            _Rates(*sequence.record(text_only).rates(likeliest, beside, there)).within_reason()
+            for sequence in sequences
+        ]
 
     def _promise(self, sequences: Rows[Sequence], text_only: bool) -> tuple[float, float]:
         """How many times as fast as without drafts a source's promise to make it, and the chance below which not to.

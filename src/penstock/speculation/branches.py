@@ -133,8 +133,7 @@ class Branches:
             if proposal.parents is not None:
                 proposal = kept[plan.sequence] = self._within_room(plan, proposal)
             rows += self._rows_of(plan, table, proposal, copies)
-        if copies:
-            self._storage.copy_blocks(tuple(copies))
+        self._storage.copy_blocks(tuple(copies))
         return order_rows(rows), kept
 
     def keep(self, branch: StepRow, table: int, newest: int, right: int) -> None:
