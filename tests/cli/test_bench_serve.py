@@ -143,6 +143,28 @@ def test_chats_of_text_are_about_as_long_as_asked(bench: Bench, tmp_path: Path) 
     assert "107.0" in result.stdout
 
 
+def test_texts_are_exactly_as_long_as_asked_where_the_server_counts_tokens(bench: Bench) -> None:
+    def tokens(text: str) -> int:
+        """Those of words that begin with b only if something is before them; others of two letters each."""
+        first, *others = text.split()
+        return sum(1 if word[0] == "b" else len(word) // 2 for word in others) + len(first) // 2
+
+    def counted(request: Received) -> list[Step]:
+        count = tokens(request.body["prompt"])
+        return stream(text_chunk("a", "stop"), usage_chunk(count, 1), "[DONE]")
+
+    with scripted(counted, tokens=tokens) as server:
+        result = bench(
+            server.base, "--prompts", "text", "--requests", "6", "--concurrency", "2", "--input-len", "40-60"
+        )
+    assert result.returncode == 0, result.stderr
+    words = [request.body["prompt"].split() for request in server.asked[-6:]]
+    # Those of three letters are one token wherever they stand.
+    assert {len(word) for prompt in words for word in prompt} == {3}
+    assert len({len(prompt) for prompt in words}) > 1
+    assert all(tokens(" ".join(prompt)) == len(prompt) and 40 <= len(prompt) <= 60 for prompt in words)
+
+
 def test_a_trace_and_its_end(bench: Bench) -> None:
     with scripted(whole_answer) as server:
         result = bench(

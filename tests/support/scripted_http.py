@@ -40,7 +40,7 @@ class ScriptedServer:
     @property
     def asked(self) -> list[Received]:
         """Requests for answers, in the order in which they came."""
-        return [request for request in self.requests if request.method == "POST"]
+        return [request for request in self.requests if request.method == "POST" and request.path != "/tokenize"]
 
 
 def answer(body: bytes, status: int = 200, kind: str = "application/json") -> list[Step]:
@@ -95,10 +95,27 @@ def whole_answer(request: Received, pause: float = 0.0) -> list[Step]:
 
 
 @contextlib.contextmanager
-def scripted(script: Script, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> Iterator[ScriptedServer]:
-    """Serve `script` from a thread of the test's process; a GET gets the model "scripted"."""
+def scripted(
+    script: Script,
+    host: str = "127.0.0.1",
+    tls: ssl.SSLContext | None = None,
+    tokens: Callable[[str], int] | None = None,
+) -> Iterator[ScriptedServer]:
+    """Serve `script` from a thread of the test's process.
+
+    A GET gets the model "scripted", and `/tokenize`, where `tokens` counts those of a text, how many they are.
+    """
     state, started, loop = ScriptedServer(), threading.Event(), asyncio.new_event_loop()
     stopping, talks = asyncio.Event(), set()
+
+    def steps(request: Received) -> Sequence[Step]:
+        if request.method == "GET":
+            return models("scripted")
+        if request.path != "/tokenize":
+            return script(request)
+        if tokens is None:
+            return answer(b'{"detail": "Not Found"}', 404)
+        return answer(json.dumps({"count": tokens(request.body["prompt"])}).encode())
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         state.connections += 1
@@ -108,7 +125,7 @@ def scripted(script: Script, host: str = "127.0.0.1", tls: ssl.SSLContext | None
             while True:
                 request = await _read(reader, connection)
                 state.requests.append(request)
-                for step in models("scripted") if request.method == "GET" else script(request):
+                for step in steps(request):
                     if step == CLOSE:
                         return
                     if isinstance(step, bytes):

@@ -8,7 +8,8 @@ import numpy as np
 from penstock.bench.load.workload import Block
 
 # Short and common, so that most tokenizers have one token for each.
-WORDS = """
+WORDS = tuple(
+    """
 air animal arm art baby bag ball bank bed bird boat body book box boy bridge brother building bus camp car card cat
 chair child church city class coat coffee country cow cup day desk dinner doctor dog door dream dress ear earth egg
 end eye face family farm father field fire fish floor flower food foot forest friend game garden girl glass gold
@@ -19,6 +20,7 @@ question rain road rock room rose salt school sea season shape ship shoe shop si
 south spring star station stone story street sugar summer sun table tea teacher test thing time town train tree
 voice wall war watch water way week west wheel wind window winter woman wood word work world year
 """.split()  # noqa: SIM905 -- a line for each word would hide the rest of the file
+)
 
 
 class TokenIds(msgspec.Struct, frozen=True):
@@ -35,16 +37,23 @@ class TokenIds(msgspec.Struct, frozen=True):
 
 
 class Words(msgspec.Struct, frozen=True):
-    """Prompts of common words, about as long as they should be; how long, the server's usage says."""
+    """Prompts of common words.
+
+    Attributes:
+        tokens_per_word: in the mean, so that prompts are about as long as they should be.
+        words: which are drawn. Where each of them is one token, prompts are exactly as long as they should be.
+    """
 
     tokens_per_word: float = 1.0
+    words: tuple[str, ...] = WORDS
 
     def render(self, blocks: Sequence[Block]) -> str:
         """The words of all blocks."""
         chosen: list[str] = []
         for block in blocks:
             count = max(1, round(block.tokens / self.tokens_per_word))
-            chosen += [WORDS[index] for index in np.random.default_rng(block.key).integers(0, len(WORDS), count)]
+            drawn = np.random.default_rng(block.key).integers(0, len(self.words), count)
+            chosen += [self.words[index] for index in drawn]
         return " ".join(chosen)
 
 

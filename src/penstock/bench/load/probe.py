@@ -12,6 +12,8 @@ from penstock.bench.load.workload import Block, Turn
 from penstock.core.errors import ConfigurationError
 
 _LONGEST_SHOWN = 300
+# Of fewer words, prompts would be too much alike.
+_ENOUGH_WORDS = 16
 
 
 class _Model(msgspec.Struct):
@@ -20,6 +22,10 @@ class _Model(msgspec.Struct):
 
 class _Models(msgspec.Struct):
     data: list[_Model]
+
+
+class _Tokens(msgspec.Struct):
+    count: int
 
 
 async def find_model(client: Client, wanted: str | None) -> str:
@@ -48,15 +54,37 @@ async def find_model(client: Client, wanted: str | None) -> str:
 
 
 async def calibrate(client: Client, bodies: Bodies) -> Content:
-    """Words with as many tokens each as the server counts, in the mean over all; token ids as they are."""
+    """Words of one token each where the server tells, else all, as long as they are in the mean; ids as they are."""
     if not isinstance(bodies.content, Words):
         return bodies.content
+    whole = await _words_of_one_token(client, bodies.model)
+    if len(whole) >= _ENOUGH_WORDS:
+        return Words(1.0, whole)
     single, counts = msgspec.structs.replace(bodies, content=FirstWords()), []
     # What every prompt has besides is in both.
     for words in (1, len(WORDS)):
         answer = await ask_once(client, single, (Block((words,), words),))
         counts.append(answer.usage.prompt_tokens if answer.usage else 0)
     return Words(max(0.1, (counts[1] - counts[0]) / (len(WORDS) - 1)))
+
+
+async def _words_of_one_token(client: Client, model: str) -> tuple[str, ...]:
+    """Words that are one token at the beginning of a text and within it; none where there is no `/tokenize`."""
+
+    async def tokens(text: str) -> int:
+        found = bytearray()
+        body = msgspec.json.encode({"model": model, "prompt": text, "add_special_tokens": False})
+        exchange = await _fetch(client, "POST", "/tokenize", body, lambda data, _: found.extend(data))
+        try:
+            return msgspec.json.decode(found, type=_Tokens).count if exchange.status == 200 else 0
+        except msgspec.MsgspecError:
+            return 0
+
+    if (alone := await tokens(WORDS[0])) == 0:
+        return ()
+    return tuple(
+        [word for word in WORDS if await tokens(word) == 1 and await tokens(f"{WORDS[0]} {word}") == alone + 1]
+    )
 
 
 async def ask_once(client: Client, bodies: Bodies, blocks: tuple[Block, ...]) -> Answer:
