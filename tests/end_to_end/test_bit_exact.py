@@ -1,8 +1,10 @@
 """The promise: a request's tokens and logprobs are the same bits whatever else is in the batch, however it is computed.
 
-With the native kernels, on the bundled model, for every precision.
+With the native kernels, on the bundled model, for every precision. Of the ways to compute, each precision meets every
+other one in `make test`, and all of them in `make soak`.
 """
 
+import functools
 import itertools
 import random
 from array import array
@@ -52,6 +54,19 @@ def subjects() -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:
     return [subject for subject, _ in pairs], [params for _, params in pairs]
 
 
+def with_modes(name: str, ways: Sequence[Any]) -> pytest.MarkDecorator:
+    """Each way with each mode; those of a chessboard's white squares run without `--slow`."""
+    chosen = [
+        pytest.param(mode, way, marks=() if (row + column) % 2 == 0 else pytest.mark.slow)
+        for row, mode in enumerate(MODES)
+        for column, way in enumerate(ways)
+    ]
+    return pytest.mark.parametrize(("mode", name), chosen)
+
+
+with_mode = pytest.mark.parametrize("mode", MODES)
+
+
 def engine(mode: str, **options: Any) -> LLM:
     return LLM("haiku", **{"threads": 1, "enable_prefix_caching": False, **MODES[mode], **options})
 
@@ -64,17 +79,17 @@ def alone(llm: LLM) -> list[tuple[list[int], object]]:
     return [bits(llm.generate([subject], [params]))[0] for subject, params in zip(*subjects(), strict=True)]
 
 
-@pytest.fixture(scope="module", params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def expected(mode: str) -> list[tuple[list[int], object]]:
+@functools.cache
+def expected_alone(mode: str) -> list[tuple[list[int], object]]:
     return alone(engine(mode))
 
 
-@pytest.mark.parametrize("size", [2, 7, 16, 64])
+@pytest.fixture
+def expected(mode: str) -> list[tuple[list[int], object]]:
+    return expected_alone(mode)
+
+
+@with_modes("size", [2, 7, 16, 64])
 def test_companions_change_nothing(mode: str, expected: list[tuple[list[int], object]], size: int) -> None:
     llm = engine(mode)
     rng = random.Random(size)
@@ -88,13 +103,14 @@ def test_companions_change_nothing(mode: str, expected: list[tuple[list[int], ob
         assert bits(llm.generate(prompts, others))[place] == expected[index]
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@with_modes("chunk", [1, 7, 64])
 def test_chunks_change_nothing(mode: str, expected: list[tuple[list[int], object]], chunk: int) -> None:
     llm = engine(mode, long_prefill_token_threshold=chunk)
     assert alone(llm) == expected
     assert bits(llm.generate(*subjects())) == expected
 
 
+@with_mode
 def test_steps_of_measured_length_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
     """How a prompt is cut depends on how fast the machine was."""
     llm = engine(mode, target_itl=0.001)
@@ -102,11 +118,13 @@ def test_steps_of_measured_length_change_nothing(mode: str, expected: list[tuple
     assert alone(llm) == expected
 
 
+@with_mode
 def test_threads_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
     for threads in (2, 3):
         assert bits(engine(mode, threads=threads).generate(*subjects())) == expected
 
 
+@with_mode
 def test_the_avx2_kernels_keep_the_promise_too(mode: str) -> None:
     """Their bits are others, but do not depend on the batch either."""
     if "avx2" not in native.instruction_sets():
@@ -116,6 +134,7 @@ def test_the_avx2_kernels_keep_the_promise_too(mode: str) -> None:
     assert bits(engine(mode, instruction_set="avx2", long_prefill_token_threshold=7).generate(*subjects())) == single
 
 
+@with_mode
 def test_preemption_changes_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
     """A pool that holds the short prompts when they begin, but not what they become."""
     short = [index for index, (subject, _) in enumerate(itertools.product(SUBJECTS, PARAMS)) if subject != SUBJECTS[1]]
@@ -127,6 +146,7 @@ def test_preemption_changes_nothing(mode: str, expected: list[tuple[list[int], o
     assert llm.load.preemptions > 0
 
 
+@with_mode
 def test_prefix_hits_change_nothing(mode: str, expected: list[tuple[list[int], object]]) -> None:
     llm = engine(mode, enable_prefix_caching=True)
     first = llm.generate(*subjects())
@@ -142,24 +162,32 @@ def scores(outputs: Sequence[Completion]) -> list[tuple[list[int], object]]:
     return [(list(output.token_ids), output.prompt_logprobs) for output in outputs]
 
 
-def test_a_prompts_scores_are_the_same_bits_however_they_are_computed(mode: str) -> None:
-    expected = [scores(engine(mode).generate([subject], SCORED))[0] for subject in SUBJECTS]
+@functools.cache
+def expected_scores(mode: str) -> list[tuple[list[int], object]]:
+    return [scores(engine(mode).generate([subject], SCORED))[0] for subject in SUBJECTS]
+
+
+WAYS: list[dict[str, Any]] = [
+    {"long_prefill_token_threshold": 1},
+    {"long_prefill_token_threshold": 7, "threads": 2},
+    {"max_num_batched_tokens": 50, "max_num_seqs": 4, "threads": 3},
+    {"enable_prefix_caching": True},
+]
+
+
+@with_modes("way", WAYS)
+def test_a_prompts_scores_are_the_same_bits_however_they_are_computed(mode: str, way: dict[str, Any]) -> None:
     rng = random.Random(5)
-    for options in (
-        {"long_prefill_token_threshold": 1},
-        {"long_prefill_token_threshold": 7, "threads": 2},
-        {"max_num_batched_tokens": 50, "max_num_seqs": 4, "threads": 3},
-        {"enable_prefix_caching": True},
-    ):
-        llm = engine(mode, **options)
-        others = [prompt(rng, rng.randint(1, 90)) for _ in range(4)]
-        params = [SamplingParams(max_tokens=rng.randint(1, OUTPUT), temperature=1.0) for _ in range(4)]
-        found = llm.generate([*others, *SUBJECTS], [*params, *[SCORED] * len(SUBJECTS)])
-        assert scores(found[4:]) == expected
-        # Their blocks are in the prefix cache now, where there is one.
-        assert scores(llm.generate(SUBJECTS, SCORED)) == expected
+    llm = engine(mode, **way)
+    others = [prompt(rng, rng.randint(1, 90)) for _ in range(4)]
+    params = [SamplingParams(max_tokens=rng.randint(1, OUTPUT), temperature=1.0) for _ in range(4)]
+    found = llm.generate([*others, *SUBJECTS], [*params, *[SCORED] * len(SUBJECTS)])
+    assert scores(found[4:]) == expected_scores(mode)
+    # Their blocks are in the prefix cache now, where there is one.
+    assert scores(llm.generate(SUBJECTS, SCORED)) == expected_scores(mode)
 
 
+@with_mode
 def test_scores_are_those_of_the_tokens_that_were_generated(mode: str) -> None:
     """What a request was told of its output's tokens, it is told of the same tokens as a prompt."""
     llm = engine(mode)
@@ -175,25 +203,26 @@ def test_scores_are_those_of_the_tokens_that_were_generated(mode: str) -> None:
         assert [one.logprob for one in told if one] == pytest.approx([one.logprob for one in done.logprobs], abs=1e-6)
 
 
-def test_vectors_are_the_same_bits_however_they_are_computed(mode: str) -> None:
-    single = engine(mode)
-    expected = {pooling: [single.embed([subject], pooling)[0] for subject in SUBJECTS] for pooling in POOLINGS}
+@functools.cache
+def expected_vectors(mode: str) -> dict[str, list[list[float]]]:
+    llm = engine(mode)
+    return {pooling: [llm.embed([subject], pooling)[0] for subject in SUBJECTS] for pooling in POOLINGS}
+
+
+@with_modes("way", [*WAYS, {"max_model_len": 144}])
+def test_vectors_are_the_same_bits_however_they_are_computed(mode: str, way: dict[str, Any]) -> None:
+    expected = expected_vectors(mode)
     assert expected["last"] != expected["mean"]
-    block = BLOCK_BYTES[mode]
-    for options in (
-        {"long_prefill_token_threshold": 1},
-        {"long_prefill_token_threshold": 7, "threads": 2},
-        {"max_num_batched_tokens": 50, "max_num_seqs": 4, "threads": 3},
-        {"enable_prefix_caching": True},
-        {"kv_cache_memory": 12 * block, "max_model_len": 144},
-    ):
-        llm = engine(mode, **options)
-        for pooling in POOLINGS:
-            # Again, for what is in the prefix cache by then.
-            for _ in range(2):
-                assert llm.embed(SUBJECTS, pooling) == expected[pooling]
+    # The last way is one with a pool that does not hold them all.
+    small = {"kv_cache_memory": 12 * BLOCK_BYTES[mode]} if "max_model_len" in way else {}
+    llm = engine(mode, **way, **small)
+    for pooling in POOLINGS:
+        # Again, for what is in the prefix cache by then.
+        for _ in range(2):
+            assert llm.embed(SUBJECTS, pooling) == expected[pooling]
 
 
+@with_mode
 def test_vectors_and_tokens_are_computed_in_the_same_steps(mode: str, expected: list[tuple[list[int], object]]) -> None:
     llm = engine(mode, max_num_batched_tokens=50, max_num_seqs=16)
     vectors = {pooling: llm.embed(SUBJECTS, pooling) for pooling in POOLINGS}

@@ -328,18 +328,24 @@ def test_a_depth_by_what_pays_changes_nothing(count: int, expected: list[Complet
     assert llm.totals.drafted > 0
 
 
+# Each with one or two of these, and with all of them in `make soak`.
+FOR_THEMSELVES = {
+    "alone": {"speculative": "draft"},
+    "helped by the text": {"speculative": "chain"},
+    "helped by a model": {"speculative": "chain", "chain_model": "haiku-draft"},
+}
+POOLS: list[tuple[bool, dict[str, int]]] = [
+    (caching, options) for options in ({}, {"kv_cache_memory": 68 * BLOCK_BYTES}) for caching in (False, True)
+]
+
+
 @pytest.mark.parametrize(
-    "caching, options",
+    "proposer, caching, options",
     [
-        pytest.param(caching, options, marks=() if caching == bool(options) else pytest.mark.slow)
-        for caching in (False, True)
-        for options in ({}, {"kv_cache_memory": 68 * BLOCK_BYTES})
+        pytest.param(proposer, caching, options, id=name, marks=() if (row + column) % 3 == 0 else pytest.mark.slow)
+        for row, (name, proposer) in enumerate(FOR_THEMSELVES.items())
+        for column, (caching, options) in enumerate(POOLS)
     ],
-)
-@pytest.mark.parametrize(
-    "proposer",
-    [{"speculative": "draft"}, {"speculative": "chain"}, {"speculative": "chain", "chain_model": "haiku-draft"}],
-    ids=["alone", "helped by the text", "helped by a model"],
 )
 def test_a_model_that_drafts_for_itself_is_always_right(
     proposer: dict[str, Any], options: dict[str, Any], caching: bool
@@ -369,8 +375,15 @@ def test_a_model_that_drafts_for_itself_is_always_right(
     assert bool(llm.load.preemptions) == bool(options)
 
 
-@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
-@pytest.mark.parametrize("chain", [{}, {"chain_model": "haiku-draft"}], ids=["text", "model"])
+@pytest.mark.parametrize(
+    "chain, acceptance",
+    [
+        pytest.param({}, "coupled", id="text-coupled", marks=pytest.mark.slow),
+        pytest.param({}, "rejection", id="text-rejection"),
+        pytest.param({"chain_model": "haiku-draft"}, "coupled", id="model-coupled"),
+        pytest.param({"chain_model": "haiku-draft"}, "rejection", id="model-rejection", marks=pytest.mark.slow),
+    ],
+)
 def test_in_a_chain_the_draft_model_says_what_it_would_say_alone(
     count: int, chain: dict[str, str], acceptance: str
 ) -> None:
