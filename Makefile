@@ -6,6 +6,8 @@ VENV := .venv
 LM_EVAL := build/lm-eval
 BIN := $(VENV)/bin
 ARGS ?=
+# Most of the tests' time is that of processes that start and wait, so that two at a time take half as long.
+WORKERS ?= 2
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py $(wildcard native/* native/src/*)
 
 .PHONY: serve test lint soak bench lm-eval train evaluate-bundled clean
@@ -14,7 +16,7 @@ serve: $(VENV)/.serve
 	$(BIN)/penstock serve $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -34,7 +36,7 @@ ABORTS ?= 10000
 NAMES ?= 100000
 DRAFTED ?= 200
 soak: $(VENV)/.test
-	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest --optimized --slow $(ARGS)
+	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --optimized --slow $(ARGS)
 	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_fuzz.py tests/server/test_schemathesis.py \
 		--workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)
