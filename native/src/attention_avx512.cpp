@@ -1,9 +1,11 @@
-// Attention's inner part for processors with AVX-512 and BF16: 16 positions, then 16 columns of values, are a vector.
+// Attention's inner part for processors with AVX-512, with BF16 or without: 16 positions, then 16 columns of values, are a
+// vector.
 #include "attention_block.hpp"
 #include "avx512.hpp"
 
 #include <initializer_list>
 #include <limits>
+#include <type_traits>
 
 namespace penstock {
 namespace {
@@ -135,10 +137,23 @@ void mix_columns(const Block &block, int64_t row, int64_t column, __mmask16 mask
             else _mm512_mask_storeu_ps(block.states[row + r].mixed + column + c * 16, mask, sums[r][c]);
 }
 
+// To the nearest bfloat16, ties to even; not a number stays none.
+inline __m256i narrowed(__m512 values) {
+    const __m512i bits = _mm512_castps_si512(values), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __mmask16 unordered = _mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, unordered, quiet), 16));
+}
+
 // Weights as the cache stores values.
-inline void narrow(const float *weights, uint32_t *units) {
+template <typename Product> inline void narrow(const float *weights, uint32_t *units) {
+    constexpr bool wide = std::is_same<Product, WideBfloat16Product>::value;
     for (int64_t t = 0; t < kSpan; t += 16) {
-        const auto half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(_mm512_load_ps(weights + t)));
+        const __m512 sixteen = _mm512_load_ps(weights + t);
+        __m256i half;
+        if constexpr (wide) half = narrowed(sixteen);
+        else half = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sixteen));
         _mm256_store_si256(reinterpret_cast<__m256i *>(units + t / 2), half);
     }
 }
@@ -159,7 +174,7 @@ template <typename Product, int R> void attend_rows(const Block &block, int64_t 
         if (seen != 0) kept[r] = weigh(block, block.states[row + r], seen, scores[r], weights[r]);
         else std::memset(weights[r], 0, sizeof weights[r]);
         if (pair == 1) std::memcpy(units[r], weights[r], sizeof units[r]);
-        else narrow(weights[r], units[r]);
+        else narrow<Product>(weights[r], units[r]);
     }
     int64_t column = 0;
     for (; column + 32 <= block.size; column += 32)
@@ -181,6 +196,11 @@ template <typename Product> void attend_all(const Block &block) {
 } // namespace
 
 void attend_block_avx512(const Block &block) {
+    if (block.type == Type::float32) attend_all<Float32Product>(block);
+    else attend_all<WideBfloat16Product>(block);
+}
+
+void attend_block_avx512_bf16(const Block &block) {
     if (block.type == Type::float32) attend_all<Float32Product>(block);
     else attend_all<Bfloat16Product>(block);
 }

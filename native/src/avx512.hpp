@@ -8,8 +8,9 @@
 
 namespace penstock {
 
-// Attention's inner part (attention_avx512.cpp).
+// Attention's inner part (attention_avx512.cpp), without and with BF16.
 void attend_block_avx512(const Block &block);
+void attend_block_avx512_bf16(const Block &block);
 
 namespace {
 
@@ -32,6 +33,20 @@ struct Float32Product {
 struct Bfloat16Product {
     static __m512 add(__m512 sum, __m512i lanes, __m512i unit) {
         return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(lanes), reinterpret_cast<__m512bh>(unit));
+    }
+};
+
+// The first and the second of each pair of bfloat16 values, as floats.
+inline __m512 first_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+inline __m512 second_of(__m512i pairs) {
+    return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+}
+
+// Without BF16.
+struct WideBfloat16Product {
+    static __m512 add(__m512 sum, __m512i lanes, __m512i unit) {
+        const __m512 second = _mm512_fmadd_ps(second_of(unit), second_of(lanes), sum);
+        return _mm512_fmadd_ps(first_of(unit), first_of(lanes), second);
     }
 };
 

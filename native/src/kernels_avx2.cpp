@@ -295,6 +295,7 @@ const Kernels *avx2_kernels() {
                                 {kFloat32Rows, kBfloat16Rows, kGenericRows, kGenericRows, kGenericRows, kGenericRows,
                                  kGenericRows, kGenericRows, kGenericRows},
                                 std::numeric_limits<int64_t>::max(),
+                                false,
                                 attend_block_avx2,
                                 {compute_int8, nullptr, compute_float32}};
     return &set;

@@ -27,6 +27,7 @@ struct Cut {
 
 struct Activations {
     const uint32_t *values; // tile after tile
+    int64_t units;          // values of a row
     const float *scales;
     const int32_t *totals;
     const int32_t *sums;
@@ -41,15 +42,20 @@ thread_local Memory t_gate;
 // Where it holds rows have one sum only, which is enough since a panel meets several tiles then, or one of many rows.
 bool unpacks(const Shape &shape, int64_t rows) { return shape.format == Format::int4 && rows > kernels().grouped_rows; }
 
-// One row as the kernels want it: [steps] units, filled up with zeros.
+int64_t units_of(const Shape &shape) {
+    return shape.steps() * (shape.format == Format::bfloat16 && kernels().wide_bfloat16 ? 2 : 1);
+}
+
+// One row as the kernels want it: its units, filled up with zeros.
 void prepare_row(const Shape &shape, const float *row, int64_t groups, uint32_t *units, float *scale, int32_t *total,
                  int32_t *sums) {
     const int64_t padded = shape.padded_inputs();
     switch (shape.format) {
     case Format::float32: std::memcpy(units, row, static_cast<size_t>(padded) * 4); break;
     case Format::bfloat16:
-        units[shape.steps() - 1] = 0;
-        narrow(row, reinterpret_cast<uint16_t *>(units), shape.inputs);
+        units[units_of(shape) - 1] = 0;
+        if (kernels().wide_bfloat16) round_to_bfloat16(row, reinterpret_cast<float *>(units), shape.inputs);
+        else narrow(row, reinterpret_cast<uint16_t *>(units), shape.inputs);
         break;
     default: {
         // Where groups have scales of their own, each is quantized as a row would be.
@@ -69,14 +75,14 @@ void prepare_row(const Shape &shape, const float *row, int64_t groups, uint32_t 
     }
 }
 
-void interleave(const uint32_t *row, int64_t steps, int64_t rows, uint32_t *panel) {
-    for (int64_t step = 0; step < steps; ++step) panel[step * rows] = row[step];
+void interleave(const uint32_t *row, int64_t units, int64_t rows, uint32_t *panel) {
+    for (int64_t unit = 0; unit < units; ++unit) panel[unit * rows] = row[unit];
 }
 
 Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
-    const int64_t steps = shape.steps(), groups = unpacks(shape, cut.rows) ? 1 : shape.groups();
+    const int64_t each = units_of(shape), groups = unpacks(shape, cut.rows) ? 1 : shape.groups();
     const int64_t parts = shape.scale_groups();
-    const int64_t scales_at = aligned(cut.rows * steps * 4), totals_at = scales_at + aligned(cut.rows * parts * 4);
+    const int64_t scales_at = aligned(cut.rows * each * 4), totals_at = scales_at + aligned(cut.rows * parts * 4);
     const int64_t sums_at = totals_at + aligned(cut.rows * 4);
     uint8_t *memory = t_activations.take(sums_at + cut.rows * groups * 4);
     auto *units = reinterpret_cast<uint32_t *>(memory);
@@ -85,15 +91,15 @@ Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
     auto *sums = reinterpret_cast<int32_t *>(memory + sums_at);
     pool()->run(cut.tiles, [&](int64_t tile) {
         const int64_t first = cut.first(tile), rows = cut.first(tile + 1) - first;
-        uint32_t *panel = units + first * steps;
-        auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(steps * 4));
+        uint32_t *panel = units + first * each;
+        auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(each * 4));
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t at = first + r;
             prepare_row(shape, x.row(at), groups, row, scales + at * parts, totals + at, sums + at * groups);
-            if (rows > 1) interleave(row, steps, rows, panel + r);
+            if (rows > 1) interleave(row, each, rows, panel + r);
         }
     });
-    return {units, scales, totals, sums, groups};
+    return {units, each, scales, totals, sums, groups};
 }
 
 // What a call multiplies.
@@ -138,7 +144,7 @@ void multiply(const Product &product, const Turn &turn, const MutableRows &outpu
         }
         uint8_t *unpacked = unpack && tile == 0 ? t_unpacked.take(int8.panel_bytes()) : nullptr;
         kernels().tile[static_cast<int>(read->format)](
-            {read, weights, x.values + row * shape.steps(), rows, x.scales + row * shape.scale_groups(), x.totals + row, x.sums + row * x.groups,
+            {read, weights, x.values + row * x.units, rows, x.scales + row * shape.scale_groups(), x.totals + row, x.sums + row * x.groups,
              {output.row(row - cut.first(turn.first)), output.stride}, columns, bias, ahead, step, own, unpacked});
         if (unpacked) {
             read = &int8;

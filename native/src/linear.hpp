@@ -29,7 +29,8 @@ struct MutableRows {
 };
 
 // Some rows times one panel. Values are in units of four bytes, which are as many inputs as one step of the weight's
-// format takes: [steps][rows] units.
+// format takes: [steps][rows] units. For bfloat16 weights, where the kernels want it, each input is a unit of its own, a
+// float: [steps][2][rows].
 struct Tile {
     const Shape *shape;
     const uint8_t *panel;
@@ -69,6 +70,8 @@ struct Kernels {
     // Up to so many rows meet int4 as it is, group by group. For more of them a panel is unpacked, and the first tile leaves
     // it to the others as int8 has it. The sums are the same integers.
     int64_t grouped_rows;
+    // Whether activations for bfloat16 weights are floats, rounded to bfloat16, instead of pairs.
+    bool wide_bfloat16;
     // Attention's inner part (attention_block.hpp); null where it has none.
     void (*attend_block)(const Block &block);
     // Loops of nothing but products in registers, for int8, bfloat16 and float32 (see ceilings.hpp); null where it has none.
@@ -87,6 +90,7 @@ const Kernels *portable_kernels();
 // These are there where PENSTOCK_AVX2 and PENSTOCK_AVX512 are defined.
 const Kernels *avx2_kernels();
 const Kernels *avx512_kernels();
+const Kernels *avx512_bf16_kernels();
 
 // The instruction sets that this processor and this build have, the fastest first; and the one in use.
 const Kernels *const *available_kernels();

@@ -15,6 +15,10 @@ PENSTOCK_CLONES void narrow(const float *from, uint16_t *into, int64_t count) {
     for (int64_t i = 0; i < count; ++i) into[i] = float_to_bf16(from[i]);
 }
 
+PENSTOCK_CLONES void round_to_bfloat16(const float *from, float *into, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) into[i] = bf16_to_float(float_to_bf16(from[i]));
+}
+
 PENSTOCK_CLONES void multiply_values(float factor, float *values, int64_t count) {
     for (int64_t i = 0; i < count; ++i) values[i] *= factor;
 }

@@ -18,6 +18,8 @@ struct Stored {
 void widen(const uint16_t *from, float *into, int64_t count);
 // To the nearest bfloat16, ties to even.
 void narrow(const float *from, uint16_t *into, int64_t count);
+// The same, left as floats.
+void round_to_bfloat16(const float *from, float *into, int64_t count);
 
 void multiply_values(float factor, float *values, int64_t count);
 

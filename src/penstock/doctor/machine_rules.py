@@ -20,10 +20,13 @@ _ENOUGH_FILES = 8192
 _EXAMPLE = 1e9
 
 _SETS = {
-    "avx512": "every operation has kernels by hand",
-    "avx2": "int8 and int4 have kernels by hand; bfloat16 and float32 are compiled C++",
+    "avx512_bf16": "every operation has kernels by hand",
+    "avx512": "every operation has kernels by hand, and bfloat16 is multiplied as float32",
+    "avx2": "every operation has kernels by hand, whose integer products take several instructions",
     "portable": "plain C++ as it was compiled, several times slower than kernels by hand",
 }
+
+_FULL = ("avx512_bf16", "avx512")
 
 
 def judge_machine(machine: Machine) -> tuple[Finding, ...]:
@@ -109,7 +112,7 @@ def _instructions(machine: Machine) -> Iterator[Finding]:
         )
         return
     chosen = kernels.chosen or "portable"
-    level: Level = {"avx512": "ok", "avx2": "note"}.get(chosen, "warning")  # type: ignore[assignment]
+    level: Level = "ok" if chosen in _FULL else "note" if chosen == "avx2" else "warning"
     unused = [name for name in machine.processor.extensions if "amx" in name]
     meaning = f"{chosen}: {_SETS.get(chosen, 'kernels by hand')}."
     if unused:
@@ -121,7 +124,7 @@ def _instructions(machine: Machine) -> Iterator[Finding]:
         figure=f"{chosen}, of {', '.join(kernels.instruction_sets)}",
         meaning=meaning,
         advice=None
-        if chosen == "avx512"
+        if chosen in _FULL
         else "Take --quantization int8 or int4, whose kernels are the fastest here."
         if chosen == "avx2"
         else "Serve on a processor with AVX2 or AVX-512, if there is one.",
