@@ -337,7 +337,12 @@ void attend(const Attention &attention, const Batch &batch, const Tables &tables
     const std::vector<Piece> pieces = cut(call);
     const auto threads = pool();
     const auto tasks = static_cast<int64_t>(pieces.size());
-    if (threads->threads() > 1 && tasks < kTasksPerThread * threads->threads()) {
+    const auto is_cut = [&](const Piece &piece) {
+        const QueryTile tile(call, piece);
+        return tile.end_segment() - tile.first_segment() > 1;
+    };
+    if (threads->threads() > 1 && tasks < kTasksPerThread * threads->threads() &&
+        std::any_of(pieces.begin(), pieces.end(), is_cut)) {
         attend_in_segments(call, pieces);
         return;
     }

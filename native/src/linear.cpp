@@ -6,6 +6,7 @@
 #include "values.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 namespace penstock {
@@ -79,7 +80,8 @@ void interleave(const uint32_t *row, int64_t units, int64_t rows, uint32_t *pane
     for (int64_t unit = 0; unit < units; ++unit) panel[unit * rows] = row[unit];
 }
 
-Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
+// `run` calls for each tile what it is given, with the tile's number.
+template <typename Run> Activations prepare(const Shape &shape, const Rows &x, const Cut &cut, const Run &run) {
     const int64_t each = units_of(shape), groups = unpacks(shape, cut.rows) ? 1 : shape.groups();
     const int64_t parts = shape.scale_groups();
     const int64_t scales_at = aligned(cut.rows * each * 4), totals_at = scales_at + aligned(cut.rows * parts * 4);
@@ -89,7 +91,7 @@ Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
     auto *scales = reinterpret_cast<float *>(memory + scales_at);
     auto *totals = reinterpret_cast<int32_t *>(memory + totals_at);
     auto *sums = reinterpret_cast<int32_t *>(memory + sums_at);
-    pool()->run(cut.tiles, [&](int64_t tile) {
+    run([&](int64_t tile) {
         const int64_t first = cut.first(tile), rows = cut.first(tile + 1) - first;
         uint32_t *panel = units + first * each;
         auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(each * 4));
@@ -102,17 +104,41 @@ Activations prepare(const Shape &shape, const Rows &x, const Cut &cut) {
     return {units, each, scales, totals, sums, groups};
 }
 
-// What a call multiplies.
-struct Product {
+std::atomic<uint64_t> products{0};
+
+// What a thread has prepared for itself, and for which product.
+thread_local uint64_t t_prepared = 0;
+thread_local Activations t_own;
+
+// What a call multiplies. Activations of a single tile are prepared by each thread for itself: that takes as long as having
+// one do it for all, and what a processor has written itself need not come from another's cache.
+class Product {
+public:
     const Shape &shape;
     const uint8_t *packed;
     const float *bias;
     Cut cut;
-    Activations x;
 
     Product(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows)
-        : shape(shape), packed(packed), bias(bias), cut{rows, kernels().tile_rows[static_cast<int>(shape.format)]},
-          x(prepare(shape, x, cut)) {}
+        : shape(shape), packed(packed), bias(bias), cut{rows, kernels().tile_rows[static_cast<int>(shape.format)]}, x_(x) {
+        if (cut.tiles > 1) shared_ = prepare(shape, x, cut, [&](const auto &work) { pool()->run(cut.tiles, work); });
+        else number_ = ++products;
+    }
+
+    // As the thread that asks is to read them.
+    const Activations &activations() const {
+        if (cut.tiles > 1) return shared_;
+        if (t_prepared != number_) {
+            t_own = prepare(shape, x_, cut, [](const auto &work) { work(0); });
+            t_prepared = number_;
+        }
+        return t_own;
+    }
+
+private:
+    const Rows &x_;
+    uint64_t number_ = 0;
+    Activations shared_{};
 };
 
 // What a thread does at once: the tiles [first, last) with one panel, while panel `next` comes.
@@ -125,7 +151,7 @@ struct Turn {
 void multiply(const Product &product, const Turn &turn, const MutableRows &output) {
     const Shape &shape = product.shape;
     const Cut &cut = product.cut;
-    const Activations &x = product.x;
+    const Activations &x = product.activations();
     const int64_t columns = std::min(kPanel, shape.outputs - turn.panel * kPanel), bytes = shape.panel_bytes();
     const int64_t tiles = turn.last - turn.first;
     const float *bias = product.bias ? product.bias + turn.panel * kPanel : nullptr;

@@ -33,17 +33,23 @@ class Output:
 
 
 class Engine:
-    """Gives a number of tokens in a step of a second, drafting for a part of it."""
+    """Gives a number of tokens in a step of a second, drafting for a part of it, once prompts are computed."""
 
-    def __init__(self, clock: list[float], drafted: int, accepted: int, draft: float) -> None:
+    def __init__(self, clock: list[float], drafted: int, accepted: int, draft: float, prompt: float = 0.0) -> None:
         self.totals = StepTotals()
         self.asked: list[tuple[int, float]] = []
         self._clock, self._drafted, self._accepted, self._draft = clock, drafted, accepted, draft
+        self._prompt = prompt
 
     def generate(self, prompts: Sequence[Any], params: SamplingParams) -> list[Output]:
         assert params.max_tokens is not None
         self.asked.append((len(prompts), params.temperature))
-        for _ in range(params.max_tokens // (1 + self._accepted)):
+        left = params.max_tokens
+        if self._prompt:
+            self.totals = self.totals.add(StepFacts(execute=self._prompt, chunk_tokens=9, rows=len(prompts)))
+            self._clock[0] += self._prompt
+            left -= 1
+        for _ in range(left // (1 + self._accepted)):
             drafts = [Drafted(0, 0, self._drafted, self._accepted)] * len(prompts) if self._drafted else []
             facts = StepFacts(draft=self._draft, execute=1.0, decodes=len(prompts), rows=len(prompts), drafts=drafts)
             self.totals = self.totals.add(facts)
@@ -65,11 +71,19 @@ def test_figures_are_of_rounds_that_take_turns() -> None:
         assert (figures.drafted, figures.tokens_per_row) == (4, 3)
         assert figures.tokens_per_second == pytest.approx(figures.batch_size * 3 / 1.2)
         assert figures.plain_tokens_per_second == pytest.approx(figures.batch_size)
-        assert figures.speedup == pytest.approx(2.5)
+        assert figures.speedup == figures.decoding_speedup == pytest.approx(2.5)
         assert figures.cost == pytest.approx(0.05)
         assert figures.expected_tokens == pytest.approx(3.0)
         assert figures.expected_speedup == pytest.approx(2.5)
         assert theory(figures.acceptance, 4, 0.0)[0] == pytest.approx(3.0)
+
+
+def test_decoding_is_told_apart_from_prompts() -> None:
+    clock = [0.0]
+    plain, drafting = Engine(clock, 0, 0, 0.0, prompt=3.0), Engine(clock, 4, 2, 0.2, prompt=3.0)
+    (found,) = measure_speculation(plain, drafting, Setting("ngram", 4), [[1]], [0.0], [1], 13, 1, lambda: clock[0])
+    assert found.speedup == pytest.approx(15 / 7.8)
+    assert found.decoding_speedup == pytest.approx(12 / 4.8)
 
 
 def test_prompts_are_the_same_each_time() -> None:

@@ -7,7 +7,7 @@ from penstock.bench.speculation_plot import draw_speculation
 
 
 def figures(setting: Setting, batch: int, speedup: float) -> SpeculationFigures:
-    return SpeculationFigures(setting, 0.0, batch, 0.7, 3.0, 2.5, 0.1, 100.0, 80.0, speedup, 2.5, 1.9)
+    return SpeculationFigures(setting, 0.0, batch, 0.7, 3.0, 2.5, 0.1, 100.0, 80.0, speedup, speedup, 2.5, 1.9)
 
 
 def test_each_setting_has_its_dots_and_its_line(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ class SpeculationFigures(msgspec.Struct, frozen=True):
         tokens_per_second, plain_tokens_per_second: of output, with and without drafts, medians; the time that prompts
             take is part of it.
         speedup: the median of the rounds' ratios.
+        decoding_speedup: the same of what is left without the steps in which prompts were computed, and the tokens that
+            end them.
         expected_tokens, expected_speedup: by theory, from acceptance, depth and cost; see `theory`.
     """
 
@@ -64,6 +66,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True):
     tokens_per_second: float
     plain_tokens_per_second: float
     speedup: float
+    decoding_speedup: float
     expected_tokens: float
     expected_speedup: float
 
@@ -79,9 +82,20 @@ def theory(acceptance: float, depth: float, cost: float) -> tuple[float, float]:
 
 
 class _Run(msgspec.Struct, frozen=True):
+    answers: int
     tokens: int
     seconds: float
     did: StepTotals
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+    @property
+    def decoding_rate(self) -> float:
+        """Tokens a second of the steps in which no prompt was computed."""
+        return (self.tokens - self.answers) / max(1e-9, self.seconds - self.did.chunk_seconds)
 
 
 def measure_speculation(
@@ -106,7 +120,8 @@ def measure_speculation(
         before, start = engine.totals, clock()
         outputs = [output for chosen in batches for output in engine.generate(chosen, params)]
         seconds = clock() - start
-        return _Run(sum(len(output.token_ids) for output in outputs), seconds, engine.totals.since(before))
+        tokens = sum(len(output.token_ids) for output in outputs)
+        return _Run(len(outputs), tokens, seconds, engine.totals.since(before))
 
     for temperature in temperatures:
         for batch in batch_sizes:
@@ -140,9 +155,10 @@ def _figures(
         depth,
         1 + gained,
         cost,
-        statistics.median(run.tokens / run.seconds for _, run in pairs),
-        statistics.median(run.tokens / run.seconds for run, _ in pairs),
-        statistics.median(run.tokens / run.seconds * (off.seconds / off.tokens) for off, run in pairs),
+        statistics.median(run.rate for _, run in pairs),
+        statistics.median(run.rate for run, _ in pairs),
+        statistics.median(run.rate / off.rate for off, run in pairs),
+        statistics.median(run.decoding_rate / max(1e-9, off.decoding_rate) for off, run in pairs),
         expected,
         speedup,
     )

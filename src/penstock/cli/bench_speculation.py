@@ -18,7 +18,7 @@ from penstock.core.speculation import CHECKPOINTS
 from penstock.llm import LLM, chat_encoder
 
 PROMPTS = 64
-WIDTH = 144
+WIDTH = 156
 
 
 def run_bench_speculation(
@@ -92,7 +92,7 @@ def _table(title: str) -> Table:
     table = Table(title=title)
     for heading in ("proposer", "depth", "temperature", "batch", "right", "tokens a row", "by theory"):
         table.add_column(heading, justify="right")
-    for heading in ("draft's cost", "tokens/s", "without", "speed-up", "by theory"):
+    for heading in ("draft's cost", "tokens/s", "without", "speed-up", "decoding", "by theory"):
         table.add_column(heading, justify="right")
     return table
 
@@ -111,5 +111,6 @@ def _row(figures: SpeculationFigures) -> list[str]:
         f"{figures.tokens_per_second:,.0f}",
         f"{figures.plain_tokens_per_second:,.0f}",
         f"{figures.speedup:.2f}",
+        f"{figures.decoding_speedup:.2f}",
         f"{figures.expected_speedup:.2f}",
     ]
