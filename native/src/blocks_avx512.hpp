@@ -58,7 +58,7 @@ template <int R> struct Q8_0 {
     static void run(const Tile &tile) {
         const uint8_t *weights = tile.panel;
         const uint32_t *values = tile.values;
-        Ahead ahead(tile);
+        Asker ahead(tile);
         Floats sums[R][2];
         none<R>(sums);
         for (int64_t group = 0; group < tile.shape->groups(); ++group) {
@@ -83,7 +83,7 @@ template <int R> struct Q4K {
         const __m512i nibble = _mm512_set1_epi8(15);
         const uint8_t *weights = tile.panel;
         const uint32_t *values = tile.values;
-        Ahead ahead(tile);
+        Asker ahead(tile);
         Floats sums[R][2];
         none<R>(sums);
         for (int64_t block = 0; block < tile.shape->scale_groups(); ++block) {
@@ -130,7 +130,7 @@ template <int R> struct Q6K {
     static void run(const Tile &tile) {
         const uint8_t *weights = tile.panel;
         const uint32_t *values = tile.values;
-        Ahead ahead(tile);
+        Asker ahead(tile);
         Floats sums[R][2];
         none<R>(sums);
         for (int64_t block = 0; block < tile.shape->scale_groups(); ++block) {

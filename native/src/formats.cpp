@@ -82,16 +82,55 @@ void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multipl
     });
 }
 
-void pack_int4_grouped(
+namespace {
+
+// Where some bits of an integer of two or three bits are: in which byte behind its group's first, and from which bit on.
+struct Place {
+    int64_t byte;
+    int bit;
+};
+
+// Calls each(place, first, count) for the runs of bits of output `column` of a panel and input `within` of a group.
+template <typename Each> void for_bits(int64_t bits, int64_t column, int64_t within, const Each &each) {
+    const int64_t four = within % 16 / 4, byte = within / 16 * bits * kLine + column % 16 * 4 + within % 4;
+    const int half = static_cast<int>(column / 16);
+    if (bits == 2) each(Place{byte + four / 2 * kLine, static_cast<int>(four % 2 * 4) + 2 * half}, 0, 2);
+    else if (four < 3) each(Place{byte + four * kLine, 3 * half}, 0, 3);
+    else {
+        each(Place{byte + half * kLine, 6}, 0, 2);
+        each(Place{byte + 2 * kLine, 6 + half}, 2, 1);
+    }
+}
+
+void put_bits(int64_t bits, uint8_t *lines, int64_t column, int64_t within, uint8_t q) {
+    for_bits(bits, column, within, [&](const Place &place, int first, int count) {
+        uint8_t &byte = lines[place.byte];
+        byte = static_cast<uint8_t>(byte | (q >> first & ((1 << count) - 1)) << place.bit);
+    });
+}
+
+int bits_at(int64_t bits, const uint8_t *lines, int64_t column, int64_t within) {
+    int q = 0;
+    for_bits(bits, column, within, [&](const Place &place, int first, int count) {
+        q |= (lines[place.byte] >> place.bit & ((1 << count) - 1)) << first;
+    });
+    return q;
+}
+
+} // namespace
+
+void pack_grouped(
     const Shape &shape, const uint8_t *weight, const uint16_t *scales, const int16_t *zeros, uint8_t *packed) {
-    const int64_t groups = shape.groups(), lines = shape.group / 4;
+    const int64_t groups = shape.groups(), lines = shape.group_lines();
     for_panels(shape, packed, [&](int64_t first, int64_t count, uint8_t *stream) {
         for (int64_t group = 0; group < groups; ++group, stream += shape.group_bytes()) {
             const int64_t begin = group * shape.group, end = std::min(begin + shape.group, shape.inputs);
             auto *tail = reinterpret_cast<uint16_t *>(stream + lines * kLine);
             for (int64_t column = 0; column < count; ++column) {
                 const uint8_t *row = weight + (first + column) * shape.inputs;
-                for (int64_t input = begin; input < end; ++input) put_nibble(stream, column, input - begin, row[input]);
+                for (int64_t input = begin; input < end; ++input)
+                    if (shape.bits() == 4) put_nibble(stream, column, input - begin, row[input]);
+                    else put_bits(shape.bits(), stream, column, input - begin, row[input]);
                 tail[column] = scales[(first + column) * groups + group];
                 if (shape.zero_points)
                     reinterpret_cast<int16_t *>(tail)[kPanel + column] = zeros[(first + column) * groups + group];
@@ -201,14 +240,17 @@ void unpack_int4(const Shape &shape, const uint8_t *stream, int64_t column, floa
     }
 }
 
-void unpack_int4_grouped(const Shape &shape, const uint8_t *group, int64_t column, float *row) {
-    const int64_t lines = shape.group / 4;
+void unpack_grouped(const Shape &shape, const uint8_t *group, int64_t column, float *row) {
+    const int64_t lines = shape.group_lines();
     for (int64_t first = 0; first < shape.inputs; first += shape.group, group += shape.group_bytes()) {
         const auto *tail = reinterpret_cast<const uint16_t *>(group + lines * kLine);
-        const float scale = shape.format == Format::int4_float16 ? half_to_float(tail[column]) : bf16_to_float(tail[column]);
-        const int zero = shape.zero_points ? reinterpret_cast<const int16_t *>(tail)[kPanel + column] : 8;
-        for_nibbles(shape, group, lines, column, first,
-                    [=](int64_t i, int q) { row[i] = scale * static_cast<float>(q - zero); });
+        const float scale = shape.half_scales() ? half_to_float(tail[column]) : bf16_to_float(tail[column]);
+        const int zero = shape.zero_points ? reinterpret_cast<const int16_t *>(tail)[kPanel + column] : shape.middle();
+        const auto put = [=](int64_t i, int q) { row[i] = scale * static_cast<float>(q - zero); };
+        if (shape.bits() == 4) for_nibbles(shape, group, lines, column, first, put);
+        else
+            for (int64_t i = first; i < std::min(first + shape.group, shape.inputs); ++i)
+                put(i, bits_at(shape.bits(), group, column, i - first));
     }
 }
 
@@ -268,7 +310,11 @@ void unpack_row(const Shape &shape, const uint8_t *packed, int64_t output, float
     }
     case Format::int4: unpack_int4(shape, stream, column, row); break;
     case Format::int4_float16:
-    case Format::int4_bfloat16: unpack_int4_grouped(shape, stream, column, row); break;
+    case Format::int4_bfloat16:
+    case Format::int3_float16:
+    case Format::int3_bfloat16:
+    case Format::int2_float16:
+    case Format::int2_bfloat16: unpack_grouped(shape, stream, column, row); break;
     case Format::q8_0: unpack_q8_0(shape, stream, column, row); break;
     case Format::q4_k: unpack_q4_k(shape, stream, column, row); break;
     case Format::q6_k: unpack_q6_k(shape, stream, column, row); break;

@@ -13,6 +13,11 @@
 //             each one line for each four inputs, of nibbles as above; then 32 scales, then, with zero points, 32 int16
 //             zeros. A weight is scale · (q − 8), with zero points scale · (q − zero). Activations have a scale for each
 //             group, too.
+//   int2_…, int3_…  the same of q in 0..3 and 0..7, around 2 and 4. Of two bits a line [16][4] for each eight inputs: a byte's
+//             lowest bits are of outputs 0-15, then come those of 16-31, then both for the next four inputs. Of three bits three
+//             lines for each 16 inputs, of which each has one of the first three fours in its bits 0-2 and 3-5; of the last four
+//             the first line has the lower two bits for outputs 0-15 in bits 6-7, the second for 16-31, and the third the
+//             upper bits, in bit 6 and bit 7.
 //
 //   q8_0, q4_k, q6_k  ggml's blocks (ggml-common.h) of 32, 256 and 256 inputs, whose numbers they keep to the bit.
 //             q8_0: for each block line pairs as of int8, then 32 float16 scales.
@@ -32,8 +37,11 @@
 
 namespace penstock {
 
-enum class Format : int { float32, bfloat16, int8, int4, int4_float16, int4_bfloat16, q8_0, q4_k, q6_k };
-constexpr int kFormats = 9;
+enum class Format : int {
+    float32, bfloat16, int8, int4, int4_float16, int4_bfloat16, int3_float16, int3_bfloat16, int2_float16, int2_bfloat16, q8_0,
+    q4_k, q6_k
+};
+constexpr int kFormats = 13;
 
 // Inlined everywhere, so that no version of them that was compiled for one processor is used on another.
 #define PENSTOCK_INLINE __attribute__((always_inline)) inline
@@ -58,7 +66,17 @@ struct Shape {
     bool zero_points = false; // of grouped formats only
 
     // Whether groups of inputs have scales of their own.
-    PENSTOCK_INLINE bool grouped() const { return format == Format::int4_float16 || format == Format::int4_bfloat16; }
+    PENSTOCK_INLINE bool grouped() const { return format >= Format::int4_float16 && format <= Format::int2_bfloat16; }
+
+    // Of grouped formats: the bits of an integer, the one that stands for zero where there are no zero points, and whether
+    // scales are float16.
+    PENSTOCK_INLINE int64_t bits() const {
+        return format <= Format::int4_bfloat16 ? 4 : format <= Format::int3_bfloat16 ? 3 : 2;
+    }
+    PENSTOCK_INLINE int32_t middle() const { return 1 << (bits() - 1); }
+    PENSTOCK_INLINE bool half_scales() const {
+        return format == Format::int4_float16 || format == Format::int3_float16 || format == Format::int2_float16;
+    }
 
     PENSTOCK_INLINE bool large() const { return format == Format::q4_k || format == Format::q6_k; }
 
@@ -95,14 +113,20 @@ struct Shape {
         if (large()) return padded_inputs() / kLargeBlock;
         return group > 0 ? groups() : 1;
     }
-    PENSTOCK_INLINE int64_t group_bytes() const { return (group / 4 + 1 + (zero_points ? 1 : 0)) * kLine; }
+    // Of grouped formats: lines of a group's integers, and bytes of all of the group.
+    PENSTOCK_INLINE int64_t group_lines() const { return group * bits() / 16; }
+    PENSTOCK_INLINE int64_t group_bytes() const { return (group_lines() + 1 + (zero_points ? 1 : 0)) * kLine; }
 
     // Bytes of a panel without the scales of its outputs, which stand behind them.
     PENSTOCK_INLINE int64_t scales_at() const {
         switch (format) {
         case Format::int4: return groups() / 2 * kInt4Pair;
         case Format::int4_float16:
-        case Format::int4_bfloat16: return groups() * group_bytes();
+        case Format::int4_bfloat16:
+        case Format::int3_float16:
+        case Format::int3_bfloat16:
+        case Format::int2_float16:
+        case Format::int2_bfloat16: return groups() * group_bytes();
         case Format::q8_0: return groups() * (2 * group / 4 + 1) * kLine;
         case Format::q4_k: return scale_groups() * kQ4kLines * kLine;
         case Format::q6_k: return scale_groups() * kQ6kLines * kLine;
@@ -125,9 +149,9 @@ void pack_bfloat16(const Shape &shape, const uint16_t *weight, uint8_t *packed);
 void pack_int8(const Shape &shape, const int8_t *weight, const float *scales, uint8_t *packed);
 // Packs integers in 0..15 [outputs, inputs] with multiples [outputs, groups of 32] and a scale for each output.
 void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multiples, const float *scales, uint8_t *packed);
-// Packs integers in 0..15 [outputs, inputs] with scales of the format's type [outputs, groups], and zeros of the same shape
-// where the shape has zero points.
-void pack_int4_grouped(
+// Packs integers of the format's bits [outputs, inputs] with scales of the format's type [outputs, groups], and zeros of the
+// same shape where the shape has zero points.
+void pack_grouped(
     const Shape &shape, const uint8_t *weight, const uint16_t *scales, const int16_t *zeros, uint8_t *packed);
 
 // Bytes of a row of ggml's blocks, and packs rows of them.

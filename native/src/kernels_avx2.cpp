@@ -51,10 +51,30 @@ template <int R> void end(const Tile &tile, int part, const __m256i (&counts)[R]
     }
 }
 
-// Outputs [8 · part, 8 · part + 8) of a panel: nibbles are those of one half of the bytes, low or high.
-template <int R> void int4_grouped_part(const Tile &tile, int part) {
+inline __m256i half_line(const uint8_t *line) { return _mm256_load_si256(reinterpret_cast<const __m256i *>(line)); }
+
+inline __m256i shifted_right(__m256i bytes, int64_t count) { return _mm256_srl_epi16(bytes, _mm_cvtsi64_si128(count)); }
+
+// The integers of four inputs of eight outputs, of the lower or the upper half of a panel. `lines` are those of a group, from
+// these outputs on.
+template <int Bits> inline __m256i integers_of(const uint8_t *lines, int64_t step, bool high) {
+    if constexpr (Bits == 4) return nibbles(half_line(lines + step * kLine), high);
+    const int64_t four = step % 4;
+    const uint8_t *first = lines + step / 4 * Bits * kLine, *third = first + 2 * kLine;
+    if constexpr (Bits == 2) {
+        const __m256i pairs = half_line(first + four / 2 * kLine);
+        return _mm256_and_si256(shifted_right(pairs, four % 2 * 4 + (high ? 2 : 0)), _mm256_set1_epi8(3));
+    }
+    if (four < 3)
+        return _mm256_and_si256(shifted_right(half_line(first + four * kLine), high ? 3 : 0), _mm256_set1_epi8(7));
+    const __m256i low = shifted_right(half_line(first + (high ? kLine : 0)), 6), above = shifted_right(half_line(third), high ? 5 : 4);
+    return _mm256_or_si256(_mm256_and_si256(low, _mm256_set1_epi8(3)), _mm256_and_si256(above, _mm256_set1_epi8(4)));
+}
+
+// Outputs [8 · part, 8 · part + 8) of a panel: integers are those of one half of it, lower or upper.
+template <int R, int Bits> void grouped_part(const Tile &tile, int part) {
     const Shape &shape = *tile.shape;
-    const int64_t groups = shape.groups(), lines = shape.group / 4;
+    const int64_t groups = shape.groups(), lines = shape.group_lines(), steps = shape.group / 4;
     const bool high = part >= 2;
     const uint8_t *weights = tile.panel + part % 2 * 32;
     const uint32_t *values = tile.values;
@@ -69,14 +89,13 @@ template <int R> void int4_grouped_part(const Tile &tile, int part) {
             const __m256i zeros = _mm256_cvtepi16_epi32(_mm_load_si128(tail + kLine / 16));
             for (int r = 0; r < R; ++r) counts[r] = _mm256_mullo_epi32(counts[r], zeros);
         }
-        for (int64_t first = 0; first < lines; first += kLinesTogether) {
+        for (int64_t first = 0; first < steps; first += kLinesTogether) {
             __m256i pairs[R];
             for (int r = 0; r < R; ++r) pairs[r] = _mm256_setzero_si256();
-            const int64_t last = first + kLinesTogether < lines ? first + kLinesTogether : lines;
-            for (int64_t line = first; line < last; ++line, weights += kLine, values += R) {
-                if (part == 0) ask(tile, group * lines + line);
-                const __m256i both = _mm256_load_si256(reinterpret_cast<const __m256i *>(weights));
-                const __m256i one = nibbles(both, high);
+            const int64_t last = first + kLinesTogether < steps ? first + kLinesTogether : steps;
+            for (int64_t step = first; step < last; ++step, values += R) {
+                if (part == 0) ask(tile, group * lines + step * Bits / 4);
+                const __m256i one = integers_of<Bits>(weights, step, high);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r)
                     pairs[r] = _mm256_add_epi16(pairs[r], _mm256_maddubs_epi16(one, broadcast(values + r)));
@@ -84,21 +103,25 @@ template <int R> void int4_grouped_part(const Tile &tile, int part) {
             for (int r = 0; r < R; ++r) counts[r] = _mm256_add_epi32(counts[r], widened(pairs[r]));
         }
         const __m128i scales = _mm_load_si128(tail);
-        const __m256 scale = shape.format == Format::int4_float16 ? _mm256_cvtph_ps(scales) : even(_mm256_cvtepu16_epi32(scales));
+        const __m256 scale = shape.half_scales() ? _mm256_cvtph_ps(scales) : even(_mm256_cvtepu16_epi32(scales));
         for (int r = 0; r < R; ++r) {
             const __m256 found = _mm256_mul_ps(_mm256_cvtepi32_ps(counts[r]), scale);
             sums[r] = _mm256_fmadd_ps(found, _mm256_set1_ps(tile.scales[r * groups + group]), sums[r]);
         }
-        weights += (shape.zero_points ? 2 : 1) * kLine;
+        weights += shape.group_bytes();
     }
     for (int r = 0; r < R; ++r) store(tile, r, part * kVector, sums[r]);
 }
 
-template <int R> struct NibbleInt4Grouped {
+template <int R, int Bits> struct NibbleGrouped {
     static void run(const Tile &tile) {
-        for (int part = 0; part < 4; ++part) int4_grouped_part<R>(tile, part);
+        for (int part = 0; part < 4; ++part) grouped_part<R, Bits>(tile, part);
     }
 };
+
+template <int R> using NibbleInt4Grouped = NibbleGrouped<R, 4>;
+template <int R> using NibbleInt3Grouped = NibbleGrouped<R, 3>;
+template <int R> using NibbleInt2Grouped = NibbleGrouped<R, 2>;
 
 // Outputs [8 · part, 8 · part + 8) of a panel. A group's sums fit 16 bits, zeros included, so that its multiples cost one
 // product for all of it.
@@ -290,10 +313,12 @@ const Kernels *avx2_kernels() {
     static const Kernels set = {"avx2",
                                 quantize,
                                 {tile_of<WideFloat32, kFloat32Rows>, tile_of<WideBfloat16, kBfloat16Rows>, tile_of<NibbleInt8>, tile_of<NibbleInt4>,
-                                 tile_of<NibbleInt4Grouped>, tile_of<NibbleInt4Grouped>, tile_of<NibbleQ8_0>,
-                                 tile_of<NibbleQ4K>, tile_of<NibbleQ6K>},
+                                 tile_of<NibbleInt4Grouped>, tile_of<NibbleInt4Grouped>, tile_of<NibbleInt3Grouped>,
+                                 tile_of<NibbleInt3Grouped>, tile_of<NibbleInt2Grouped>, tile_of<NibbleInt2Grouped>,
+                                 tile_of<NibbleQ8_0>, tile_of<NibbleQ4K>, tile_of<NibbleQ6K>},
                                 {kFloat32Rows, kBfloat16Rows, kGenericRows, kGenericRows, kGenericRows, kGenericRows,
-                                 kGenericRows, kGenericRows, kGenericRows},
+                                 kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows,
+                                 kGenericRows},
                                 std::numeric_limits<int64_t>::max(),
                                 false,
                                 attend_block_avx2,

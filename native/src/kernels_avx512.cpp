@@ -53,20 +53,19 @@ inline void store(const Tile &tile, int r, __m512 low, __m512 high) {
     }
 }
 
-// Asks for what is needed later; a tile does it once for each of its lines. What it reads itself the processor follows by
-// itself as far as a page goes, with more requests at a time than instructions can have: only where pages begin it needs a
-// start. The next panel comes slowly, into the first cache.
-struct Ahead {
+// Asks for what is needed later; a tile does it once for each of its lines. The next panel comes slowly, into the first
+// cache.
+struct Asker {
     static constexpr uintptr_t kPage = 4096, kStart = 4 * kLine;
 
     const uint8_t *place;
     int64_t step;
-    bool own;
+    Ahead what;
 
-    explicit Ahead(const Tile &tile) : place(tile.ahead), step(tile.ahead_step), own(tile.ahead_is_own) {}
+    explicit Asker(const Tile &tile) : place(tile.ahead), step(tile.ahead_step), what(tile.ahead_is) {}
     void ask() {
-        if (!own) _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T0);
-        else if (reinterpret_cast<uintptr_t>(place) % kPage < kStart)
+        if (what == Ahead::next_panel) _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T0);
+        else if (what == Ahead::own_lines || reinterpret_cast<uintptr_t>(place) % kPage < kStart)
             _mm_prefetch(reinterpret_cast<const char *>(place), _MM_HINT_T1);
         place += step;
     }
@@ -80,7 +79,7 @@ inline const uint8_t *add_up(const Tile &tile, Vector (&sums)[R][2]) {
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
     const int64_t steps = tile.shape->steps();
-    Ahead ahead(tile);
+    Asker ahead(tile);
     for (int64_t k = 0; k < steps; ++k, weights += 2 * kLine, values += R) {
         ahead.ask();
         ahead.ask();
@@ -116,7 +115,7 @@ template <int R> struct WideBfloat16 {
         const uint8_t *weights = tile.panel;
         const auto *values = reinterpret_cast<const float *>(tile.values);
         const int64_t steps = tile.shape->steps();
-        Ahead ahead(tile);
+        Asker ahead(tile);
         __m512 sums[R][2];
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
@@ -188,7 +187,7 @@ template <int R, bool Leave> void unpacked_int4(const Tile &tile) {
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
     uint8_t *unpacked = tile.unpacked;
-    Ahead ahead(tile);
+    Asker ahead(tile);
     Int32s counts[R][2];
     begin(tile, counts);
     for (int64_t pair = 0; pair < pairs; ++pair) {
@@ -227,7 +226,7 @@ template <int R> void grouped_int4(const Tile &tile) {
     const __m512i most = _mm512_set1_epi32(kMostMultiple), seven = _mm512_set1_epi32(kZeroAtSeven);
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
-    Ahead ahead(tile);
+    Asker ahead(tile);
     __m512i multiples = _mm512_setzero_si512();
     Int32s totals[R][2];
 #pragma GCC unroll 6
@@ -288,20 +287,61 @@ inline __m256i half_line(const uint8_t *line, int half) {
 
 // 16 scales as floats.
 inline __m512 scales_in(const Shape &shape, __m256i halves) {
-    if (shape.format == Format::int4_float16) return _mm512_cvtph_ps(halves);
+    if (shape.half_scales()) return _mm512_cvtph_ps(halves);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepi16_epi32(halves), 16));
 }
 
-template <int R, bool ZeroPoints> void int4_grouped(const Tile &tile) {
+// Adds the products of four inputs' integers, of the panel's lower and upper half.
+template <int R> inline void add_halves(__m512i low, __m512i high, const uint32_t *values, Int32s (&counts)[R][2]) {
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r) {
+        const __m512i unit = broadcast(values + r);
+        counts[r][0] = Int8Product::add(counts[r][0], low, unit);
+        counts[r][1] = Int8Product::add(counts[r][1], high, unit);
+    }
+}
+
+// The same of `Bits` lines for 16 inputs. Those of the upper half are left where they stand in their bytes, above the others,
+// so that their sums are 2^Bits times what is meant.
+template <int R, int Bits>
+inline void add_sixteen(const uint8_t *weights, const uint32_t *values, Int32s (&counts)[R][2]) {
+    const __m512i lower = _mm512_set1_epi8((1 << Bits) - 1);
+    const __m512i upper = _mm512_set1_epi8(static_cast<char>(((1 << Bits) - 1) << Bits));
+    __m512i lines[Bits];
+    for (int i = 0; i < Bits; ++i) lines[i] = _mm512_load_si512(weights + i * kLine);
+    const auto add = [&](__m512i both, int four) {
+        add_halves<R>(_mm512_and_si512(both, lower), _mm512_and_si512(both, upper), values + four * R, counts);
+    };
+    if constexpr (Bits == 2) {
+        add(lines[0], 0);
+        add(_mm512_srli_epi16(lines[0], 4), 1);
+        add(lines[1], 2);
+        add(_mm512_srli_epi16(lines[1], 4), 3);
+    } else {
+        for (int four = 0; four < (Bits == 3 ? 3 : 4); ++four) add(lines[four], four);
+    }
+    if constexpr (Bits == 3) {
+        // a | (b & c)
+        constexpr int kOrAnd = 0xf8;
+        const __m512i low = _mm512_and_si512(_mm512_srli_epi16(lines[0], 6), _mm512_set1_epi8(3));
+        const __m512i high = _mm512_and_si512(_mm512_srli_epi16(lines[1], 3), _mm512_set1_epi8(3 << 3));
+        add_halves<R>(
+            _mm512_ternarylogic_epi32(low, _mm512_srli_epi16(lines[2], 4), _mm512_set1_epi8(4), kOrAnd),
+            _mm512_ternarylogic_epi32(high, _mm512_srli_epi16(lines[2], 2), _mm512_set1_epi8(4 << 3), kOrAnd),
+            values + 3 * R, counts);
+    }
+}
+
+template <int R, bool ZeroPoints, int Bits> void grouped(const Tile &tile) {
     const Shape &shape = *tile.shape;
-    const int64_t groups = shape.groups(), lines = shape.group / 4;
-    const __m512i nibble = _mm512_set1_epi8(15);
+    const int64_t groups = shape.groups(), lines = shape.group_lines();
+    constexpr int kTimes = 1 << Bits;
     __m512 sums[R][2];
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
-    Ahead ahead(tile);
+    Asker ahead(tile);
     for (int64_t group = 0; group < groups; ++group) {
         const uint8_t *tail = weights + lines * kLine;
         Int32s counts[R][2];
@@ -311,25 +351,16 @@ template <int R, bool ZeroPoints> void int4_grouped(const Tile &tile) {
             if (ZeroPoints)
                 for (int half = 0; half < 2; ++half)
                     counts[r][half] *= reinterpret_cast<Int32s>(_mm512_cvtepi16_epi32(half_line(tail + kLine, half)));
-            counts[r][1] *= 16;
+            counts[r][1] *= kTimes;
         }
-        for (int64_t line = 0; line < lines; ++line, weights += kLine, values += R) {
-            ahead.ask();
-            const __m512i both = _mm512_load_si512(weights);
-            const __m512i low = _mm512_and_si512(both, nibble);
-            // 16 times what is meant, which spares a shift; exactly undone by the scale.
-            const __m512i high = _mm512_andnot_si512(nibble, both);
-#pragma GCC unroll 12
-            for (int r = 0; r < R; ++r) {
-                const __m512i unit = broadcast(values + r);
-                counts[r][0] = Int8Product::add(counts[r][0], low, unit);
-                counts[r][1] = Int8Product::add(counts[r][1], high, unit);
-            }
+        for (int64_t line = 0; line < lines; line += Bits, weights += Bits * kLine, values += 4 * R) {
+            for (int i = 0; i < Bits; ++i) ahead.ask();
+            add_sixteen<R, Bits>(weights, values, counts);
         }
         ahead.ask();
         const __m512 scale[2] = {
             scales_in(shape, half_line(tail, 0)),
-            _mm512_mul_ps(scales_in(shape, half_line(tail, 1)), _mm512_set1_ps(1.0f / 16))};
+            _mm512_mul_ps(scales_in(shape, half_line(tail, 1)), _mm512_set1_ps(1.0f / kTimes))};
         weights = tail + (ZeroPoints ? 2 : 1) * kLine;
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
@@ -343,12 +374,16 @@ template <int R, bool ZeroPoints> void int4_grouped(const Tile &tile) {
     for (int r = 0; r < R; ++r) store(tile, r, sums[r][0], sums[r][1]);
 }
 
-template <int R> struct Int4Grouped {
+template <int R, int Bits> struct IntGrouped {
     static void run(const Tile &tile) {
-        if (tile.shape->zero_points) int4_grouped<R, true>(tile);
-        else int4_grouped<R, false>(tile);
+        if (tile.shape->zero_points) grouped<R, true, Bits>(tile);
+        else grouped<R, false, Bits>(tile);
     }
 };
+
+template <int R> using Int4Grouped = IntGrouped<R, 4>;
+template <int R> using Int3Grouped = IntGrouped<R, 3>;
+template <int R> using Int2Grouped = IntGrouped<R, 2>;
 
 } // namespace
 } // namespace penstock
@@ -408,9 +443,11 @@ const Kernels *avx512_kernels() {
     static const Kernels set = {
         "avx512", quantize,
         {tile_of<Float32, kRows>, tile_of<WideBfloat16, kRows>, tile_of<Int8, kRows>, tile_of<Int4, kRows>,
-         tile_of<Int4Grouped, kGroupedRows>, tile_of<Int4Grouped, kGroupedRows>, tile_of<Q8_0, kGroupedRows>,
-         tile_of<Q4K, kGroupedRows>, tile_of<Q6K, kGroupedRows>},
-        {kRows, kRows, kRows, kRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows}, kGroupedRows, true,
+         tile_of<Int4Grouped, kGroupedRows>, tile_of<Int4Grouped, kGroupedRows>, tile_of<Int3Grouped, kGroupedRows>,
+         tile_of<Int3Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>,
+         tile_of<Q8_0, kGroupedRows>, tile_of<Q4K, kGroupedRows>, tile_of<Q6K, kGroupedRows>},
+        {kRows, kRows, kRows, kRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows,
+         kGroupedRows, kGroupedRows, kGroupedRows}, kGroupedRows, true,
         attend_block_avx512, {compute_int8, compute_float32, compute_float32}};
     return &set;
 }

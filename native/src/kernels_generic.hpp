@@ -133,13 +133,31 @@ template <int R> struct Int4 {
     }
 };
 
-template <int R> struct Int4Grouped {
+// Integers of two or three bits of a step as nibbles: a line of them.
+inline void widen_bits(const Shape &shape, const uint8_t *lines, int64_t step, uint8_t *nibbles) {
+    const int64_t four = step % 4;
+    const uint8_t *first = lines + step / 4 * shape.bits() * kLine, *second = first + kLine, *third = second + kLine;
+    for (int64_t i = 0; i < kLine; ++i) {
+        int low, high;
+        if (shape.bits() == 2) {
+            const int pairs = (four < 2 ? first : second)[i] >> (four % 2 * 4);
+            low = pairs & 3, high = pairs >> 2 & 3;
+        } else if (four < 3) {
+            low = first[four * kLine + i] & 7, high = first[four * kLine + i] >> 3 & 7;
+        } else {
+            low = first[i] >> 6 | (third[i] >> 4 & 4), high = second[i] >> 6 | (third[i] >> 5 & 4);
+        }
+        nibbles[i] = static_cast<uint8_t>(low | high << 4);
+    }
+}
+
+template <int R> struct IntGrouped {
     static void run(const Tile &tile) {
         Sums<R> sums = {};
         const Shape &shape = *tile.shape;
-        const int64_t groups = shape.groups(), lines = shape.group / 4;
+        const int64_t groups = shape.groups(), lines = shape.group_lines(), steps = shape.group / 4;
         const uint8_t *weights = tile.panel;
-        const auto widened = shape.format == Format::int4_float16 ? half_to_float : bf16_to_float;
+        const auto widened = shape.half_scales() ? half_to_float : bf16_to_float;
         for (int64_t group = 0; group < groups; ++group, weights += shape.group_bytes()) {
             int32_t counts[R][kPanel];
             const auto *tail = reinterpret_cast<const uint16_t *>(weights + lines * kLine);
@@ -147,8 +165,15 @@ template <int R> struct Int4Grouped {
             for (int r = 0; r < R; ++r)
                 for (int64_t i = 0; i < kPanel; ++i)
                     counts[r][i] = tile.sums[r * groups + group] * (shape.zero_points ? zeros[i] : 1);
-            for (int64_t line = 0; line < lines; ++line)
-                add_nibbles<R>(tile, group * lines + line, weights + line * kLine, counts);
+            for (int64_t step = 0; step < steps; ++step) {
+                uint8_t nibbles[kLine];
+                const uint8_t *bytes = weights + step * kLine;
+                if (shape.bits() < 4) {
+                    widen_bits(shape, weights, step, nibbles);
+                    bytes = nibbles;
+                }
+                add_nibbles<R>(tile, group * steps + step, bytes, counts);
+            }
             for (int r = 0; r < R; ++r)
                 for (int64_t i = 0; i < kPanel; ++i) {
                     const float found = static_cast<float>(counts[r][i]) * widened(tail[i]);

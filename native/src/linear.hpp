@@ -28,6 +28,10 @@ struct MutableRows {
     PENSTOCK_INLINE float *row(int64_t index) const { return data + index * stride; }
 };
 
+// What a tile asks for early: the next panel, or what it will read itself, each line of it or the first ones of each page,
+// where the processor follows by itself from there on.
+enum class Ahead { next_panel, own_lines, own_pages };
+
 // Some rows times one panel. Values are in units of four bytes, which are as many inputs as one step of the weight's
 // format takes: [steps][rows] units. For bfloat16 weights, where the kernels want it, each input is a unit of its own, a
 // float: [steps][2][rows].
@@ -37,7 +41,7 @@ struct Tile {
     const uint32_t *values;
     int64_t rows;
     // For int8 values: the scale of each row, or of each of its Shape::scale_groups, −128 times the sum of its values, and for each row and group of the weight
-    // the sum of its values there, times −8 for grouped formats without zero points and −1 otherwise (for int4 only up to
+    // the sum of its values there, times minus the middle for grouped formats without zero points and −1 otherwise (for int4 only up to
     // grouped_rows).
     const float *scales;
     const int32_t *totals;
@@ -46,11 +50,10 @@ struct Tile {
     MutableRows output;
     int64_t columns;
     const float *bias; // of the panel's outputs; may be null
-    // Weights that are needed later, how much of them to ask for with each line that is read, and whether they are the
-    // tile's own.
+    // Weights that are needed later, how much of them to ask for with each line that is read, and what they are.
     const uint8_t *ahead;
     int64_t ahead_step;
-    bool ahead_is_own;
+    Ahead ahead_is;
     // int4, where the kernels unpack: memory for the panel as int8 has it; null where nobody wants that.
     uint8_t *unpacked;
 };

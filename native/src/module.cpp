@@ -31,10 +31,11 @@ const uint16_t *scales_in(const Array &array, size_t rows, size_t columns, bool 
 
 Shape shape_of(const std::string &format, int64_t outputs, int64_t inputs, int64_t group, bool zero_points) {
     static const char *const names[kFormats] = {"float32", "bfloat16", "int8", "int4", "int4_float16", "int4_bfloat16",
-                                              "q8_0", "q4_k", "q6_k"};
+                                              "int3_float16", "int3_bfloat16", "int2_float16", "int2_bfloat16", "q8_0", "q4_k",
+                                              "q6_k"};
     int index = 0;
     while (index < kFormats && format != names[index]) ++index;
-    require(index < kFormats, "The format must be float32, bfloat16, int8, int4, int4_float16, int4_bfloat16, q8_0, q4_k or q6_k.");
+    require(index < kFormats, "There is no such format.");
     require(outputs > 0 && inputs > 0, "A weight needs at least one output and one input.");
     Shape shape{static_cast<Format>(index), outputs, inputs, 0, zero_points};
     require(shape.grouped() || !zero_points, "Only formats with scales for groups have zero points.");
@@ -88,7 +89,7 @@ void fill_int4(const Weight &weight, const Nibbles &values, const Nibbles &multi
     pack_int4(weight.shape, values.data(), multiples.data(), scales.data(), weight.packed());
 }
 
-void fill_int4_grouped(
+void fill_grouped(
     const Weight &weight, const Nibbles &values, const Array &scales, const std::optional<Zeros> &zeros) {
     require(weight.shape.grouped(), "The weight has no scales for groups.");
     require(values.shape(0) == static_cast<size_t>(weight.shape.outputs) &&
@@ -96,11 +97,11 @@ void fill_int4_grouped(
             "The weight needs values [outputs, inputs].");
     require(zeros.has_value() == weight.shape.zero_points, "Zeros come with zero points, and only with them.");
     const auto rows = static_cast<size_t>(weight.shape.outputs), columns = static_cast<size_t>(weight.shape.groups());
-    const uint16_t *scale = scales_in(scales, rows, columns, weight.shape.format == Format::int4_bfloat16);
+    const uint16_t *scale = scales_in(scales, rows, columns, !weight.shape.half_scales());
     require(!zeros || (zeros->shape(0) == rows && zeros->shape(1) == columns),
             "Zeros must be [outputs, groups].");
     nb::gil_scoped_release unlocked;
-    pack_int4_grouped(weight.shape, values.data(), scale, zeros ? zeros->data() : nullptr, weight.packed());
+    pack_grouped(weight.shape, values.data(), scale, zeros ? zeros->data() : nullptr, weight.packed());
 }
 
 void fill_blocks(const Weight &weight, const Nibbles &raw) {
@@ -206,7 +207,7 @@ NB_MODULE(_native, module) {
         .def("fill_int8", &fill_int8, nb::arg("values").noconvert(), nb::arg("scales").noconvert())
         .def("fill_int4", &fill_int4, nb::arg("values").noconvert(), nb::arg("multiples").noconvert(), nb::arg("scales").noconvert())
         .def("fill_blocks", &fill_blocks, nb::arg("raw").noconvert())
-        .def("fill_int4_grouped", &fill_int4_grouped, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("zeros").noconvert() = nb::none())
+        .def("fill_grouped", &fill_grouped, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("zeros").noconvert() = nb::none())
         .def("multiply", &multiply, nb::arg("x").noconvert(), nb::arg("output").noconvert(), nb::arg("bias").noconvert() = nb::none())
         .def("look_up", &look_up, nb::arg("ids").noconvert(), nb::arg("output").noconvert());
     bind_program(module);

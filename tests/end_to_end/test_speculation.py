@@ -257,7 +257,11 @@ def test_tokens_and_logprobs_are_those_without(
     assert told(llm.generate(prompts(count), params(count))) == told(expected)
     # Heads that nobody trained are right by chance at most.
     assert llm.totals.drafted > 0
-    assert kind in heads or (llm.totals.accepted > 0) == (proposer != "always wrong")
+    if proposer == "always wrong":
+        # What it knows is of one sample; of others of the same prompt it may be right.
+        assert llm.totals.accepted < llm.totals.drafted / 100
+    else:
+        assert kind in heads or llm.totals.accepted > 0
     assert (trees.strayed > 0) == (proposer == "trees")
 
 

@@ -13,7 +13,7 @@ from penstock.bench.sampling import SAMPLING, compile_choice
 from penstock.bench.single import KV_TYPE, compile_case, random_values
 from penstock.core.ceilings import Ceilings
 from penstock.kernels.cases import CASES, Case, llama
-from penstock.kernels.cpu.form import BLOCK_FORMATS, NativeFormat
+from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, NativeFormat
 from penstock.kernels.cpu.weights import (
     INT4_GROUP,
     MOST_MULTIPLE,
@@ -21,13 +21,17 @@ from penstock.kernels.cpu.weights import (
     pack_blocks,
     pack_dense,
     pack_int4,
-    pack_int4_grouped,
+    pack_grouped,
     pack_int8,
 )
 from penstock.kernels.signature import Attention, Embedding, Linear
 from penstock.quantization.gguf_types import BLOCK_TYPES
 
-FORMATS: tuple[NativeFormat, ...] = ("int4", "int4_float16", "int8", "bfloat16", "float32", *BLOCK_FORMATS.values())
+_FLOAT16_SCALES = {format: bits for (bits, scales), format in GROUPED_FORMATS.items() if scales == "float16"}
+FORMATS: tuple[NativeFormat, ...] = (
+    *("int4", *_FLOAT16_SCALES, "int8", "bfloat16", "float32"),
+    *BLOCK_FORMATS.values(),
+)
 _KINDS = {format: kind for kind, format in BLOCK_FORMATS.items()}
 MEASURED = tuple(case for case in CASES if case.use != "tests")
 # More than the caches of most processors hold, so that weights come from memory as they do in a step.
@@ -81,10 +85,13 @@ def random_weight(format: NativeFormat, outputs: int, inputs: int) -> NativeLine
     values = random_values(outputs, inputs)
     if format == "int8":
         return pack_int8(values.mul_(40).clamp_(-127, 127).to(torch.int8), torch.rand(outputs))
-    if format in ("int4", "int4_float16"):
-        nibbles, groups = values.mul_(3).add_(8).clamp_(0, 15).to(torch.uint8), -(-inputs // INT4_GROUP)
-        if format == "int4_float16":
-            return pack_int4_grouped(nibbles, torch.rand(outputs, groups).half(), INT4_GROUP)
+    groups = -(-inputs // INT4_GROUP)
+    if format in _FLOAT16_SCALES:
+        bits = _FLOAT16_SCALES[format]
+        integers = torch.randint(1 << bits, (outputs, inputs), dtype=torch.uint8)
+        return pack_grouped(integers, torch.rand(outputs, groups).half(), INT4_GROUP, None, bits)
+    if format == "int4":
+        nibbles = values.mul_(3).add_(8).clamp_(0, 15).to(torch.uint8)
         multiples = torch.randint(1, MOST_MULTIPLE + 1, (outputs, groups), dtype=torch.uint8)
         return pack_int4(nibbles, multiples, torch.rand(outputs))
     if format in _KINDS:

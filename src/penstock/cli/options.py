@@ -50,7 +50,9 @@ PrefixCaching = Annotated[
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy: random weights from config.json alone.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of the computation.")]
-InstructionSet = Annotated[str, typer.Option(help="Of the native kernels: auto, avx512_bf16, avx512, avx2 or portable.")]
+InstructionSet = Annotated[
+    str, typer.Option(help="Of the native kernels: auto, avx512_bf16, avx512, avx2 or portable.")
+]
 PackedCache = Annotated[
     str | None, typer.Option(metavar="DIR|off", help="Folder that keeps packed weights between starts; off keeps none.")
 ]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from penstock.kernels.cpu.form import BLOCK_FORMATS, Form, NativeForm, NativeFormat, StackedForm
+from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.layers.weights import WeightPart
 from penstock.loading.checkpoint import Checkpoint
@@ -26,10 +26,10 @@ def integer_form(entry: Entry) -> NativeForm | None:
     whole_blocks = entry.group % 32 == 0 and "zeros" not in entry.parts
     if entry.bits == 8 and entry.layout == "packed" and scales == "float16" and whole_blocks:
         return NativeForm("q8_0")
-    if entry.bits > 4 or entry.group % 16 != 0 or scales not in ("float16", "bfloat16"):
+    format = GROUPED_FORMATS.get((max(2, entry.bits), scales))
+    if format is None or entry.group % 16 != 0:
         return None
-    format: NativeFormat = "int4_float16" if scales == "float16" else "int4_bfloat16"
-    return NativeForm(format, entry.group, "zeros" in entry.parts or entry.bits != 4)
+    return NativeForm(format, entry.group, "zeros" in entry.parts or entry.bits == 1)
 
 
 def common_form(parts: Sequence[Entry]) -> NativeForm | None:

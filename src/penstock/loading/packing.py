@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.core.config import ModelConfig
 from penstock.core.errors import ConfigurationError, ModelFileError
-from penstock.kernels.cpu.form import BLOCK_FORMATS, Form, NativeForm, NativeFormat, StackedForm
+from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm, NativeFormat, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear, empty, pack_dense, pack_int4, pack_int8
 from penstock.kernels.packing import Weight, pack_linear
@@ -111,7 +111,7 @@ def _packed_integers(*parts: Integers) -> NativeLinear:
         if isinstance(part, Blocks):
             handle.fill_blocks(part.raw.contiguous())
         elif isinstance(part, Grouped):
-            handle.fill_int4_grouped(part.integers.contiguous(), part.scales.contiguous(), part.zeros)
+            handle.fill_grouped(part.integers.contiguous(), part.scales.contiguous(), part.zeros)
         else:
             handle.fill_int8(part.values.contiguous(), part.scales.flatten().contiguous())
     return packed
@@ -123,7 +123,7 @@ def _form_of(weight: Integers) -> tuple[NativeForm, tuple[int, int]]:
         return NativeForm(BLOCK_FORMATS[weight.kind]), (weight.raw.shape[0], weight.inputs)
     if isinstance(weight, Grouped):
         outputs, inputs = weight.integers.shape
-        format: NativeFormat = "int4_float16" if weight.scales.dtype is torch.float16 else "int4_bfloat16"
+        format = GROUPED_FORMATS[weight.bits, str(weight.scales.dtype).removeprefix("torch.")]
         return NativeForm(format, inputs // weight.scales.shape[1], weight.zeros is not None), (outputs, inputs)
     outputs, inputs = weight.values.shape
     return NativeForm("int8"), (outputs, inputs)

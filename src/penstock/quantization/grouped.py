@@ -23,14 +23,21 @@ class Grouped:
     Attributes:
         integers: uint8 [outputs, inputs].
         scales: of any floating type, [outputs, groups].
-        zeros: int16 [outputs, groups]; None where all are 8.
+        zeros: int16 [outputs, groups]; None where all are `middle`.
         group_of: int64 [inputs], the group of each input; None where groups are equal runs of them, in order.
+        bits: which integers there can be.
     """
 
     integers: Tensor
     scales: Tensor
     zeros: Tensor | None = None
     group_of: Tensor | None = None
+    bits: int = 4
+
+    @property
+    def middle(self) -> int:
+        """The zero where none is given."""
+        return 1 << (self.bits - 1)
 
     def numbers(self) -> Tensor:
         """The matrix in float32."""
@@ -39,7 +46,7 @@ class Grouped:
         step = max(1, _AT_ONCE // max(inputs, 1))
         for first in range(0, outputs, step):
             rows = slice(first, first + step)
-            zeros: Tensor | int = 8 if self.zeros is None else self._spread(self.zeros[rows])
+            zeros: Tensor | int = self.middle if self.zeros is None else self._spread(self.zeros[rows])
             scales = self._spread(self.scales[rows].float())
             torch.mul((self.integers[rows].to(torch.int16) - zeros).float(), scales, out=found[rows])
         return found
@@ -47,7 +54,7 @@ class Grouped:
     def rows(self, which: slice) -> "Grouped":
         """Some of its outputs."""
         zeros = None if self.zeros is None else self.zeros[which]
-        return Grouped(self.integers[which], self.scales[which].contiguous(), zeros, self.group_of)
+        return Grouped(self.integers[which], self.scales[which].contiguous(), zeros, self.group_of, self.bits)
 
     def _spread(self, of_groups: Tensor) -> Tensor:
         """[rows, groups] to [rows, inputs]."""
@@ -57,14 +64,15 @@ class Grouped:
 
 
 def stacked(parts: Sequence[Grouped]) -> Grouped:
-    """Matrices of the same groups of the same inputs, in order, one below the other."""
+    """Matrices of as many bits in the same groups of the same inputs, in order, one below the other."""
     if len(parts) == 1:
         return parts[0]
     zeros = None
     if any(part.zeros is not None for part in parts):
-        zeros = torch.cat([torch.full(part.scales.shape, 8) if part.zeros is None else part.zeros for part in parts])
-        zeros = zeros.to(torch.int16)
-    return Grouped(torch.cat([part.integers for part in parts]), torch.cat([part.scales for part in parts]), zeros)
+        each = (torch.full(part.scales.shape, part.middle) if part.zeros is None else part.zeros for part in parts)
+        zeros = torch.cat(list(each)).to(torch.int16)
+    integers, scales = torch.cat([part.integers for part in parts]), torch.cat([part.scales for part in parts])
+    return Grouped(integers, scales, zeros, bits=parts[0].bits)
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:
@@ -108,6 +116,7 @@ def from_gptq(
         scales.T.contiguous(),
         found.T.contiguous(),
         group_of,
+        max(2, bits),
     )
 
 
@@ -136,9 +145,10 @@ def from_packed(
     above: Tensor | None = None
     if zeros is not None:
         above = unpacked(zeros.T, bits, scales.shape[0]).T.to(torch.int16).contiguous()
-    elif bits != 4:
-        above = torch.full(scales.shape, 1 << (bits - 1), dtype=torch.int16)
-    return Grouped(unpacked(weights, bits, inputs), scales, above, group_of)
+    elif bits == 1:
+        # They are taken for integers of 2 bits, whose middle is another.
+        above = torch.ones(scales.shape, dtype=torch.int16)
+    return Grouped(unpacked(weights, bits, inputs), scales, above, group_of, max(2, bits))
 
 
 def to_q8_0(matrix: Grouped) -> Tensor:

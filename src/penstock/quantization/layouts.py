@@ -53,7 +53,7 @@ def words(integers: Tensor, bits: int) -> Tensor:
 def _zeros(matrix: Grouped) -> Tensor:
     """uint8 [outputs, groups]."""
     if matrix.zeros is None:
-        return torch.full(matrix.scales.shape, 8, dtype=torch.uint8)
+        return torch.full(matrix.scales.shape, matrix.middle, dtype=torch.uint8)
     return matrix.zeros.to(torch.uint8)
 
 

@@ -14,7 +14,7 @@ from penstock.kernels.cpu.weights import (
     pack_blocks,
     pack_dense,
     pack_int4,
-    pack_int4_grouped,
+    pack_grouped,
     pack_int8,
 )
 from penstock.quantization.gguf_blocks import dequantize
@@ -25,7 +25,12 @@ if OBSTACLE is not None:
 
 from penstock.kernels.cpu.native import native
 
-GROUPED = ("int4_float16", "int4_float16 zero points", "int4_bfloat16", "int4_bfloat16 zero points")
+GROUPED = tuple(
+    f"int{bits}_{scales}{zeros}"
+    for bits in (4, 3, 2)
+    for scales in ("float16", "bfloat16")
+    for zeros in ("", " zero points")
+)
 BLOCKS = {"Q8_0": 32, "Q4_K": 256, "Q6_K": 256}
 FORMATS = ("float32", "bfloat16", "int8", "int4", *GROUPED, *BLOCKS)
 # (outputs, inputs, group): whole panels and lines, and what must be filled up.
@@ -87,9 +92,9 @@ def packed(format: str, shape: tuple[int, int, int]) -> tuple[NativeLinear, Tens
         wide = multiples.repeat_interleave(INT4_GROUP, dim=1)[:, :inputs].double()
         exact = (wide % 16) * (nibbles.double() - 8 + wide.div(16, rounding_mode="floor"))
         return pack_int4(nibbles, multiples, scales), exact * scales.double()[:, None]
-    scale = torch.randn(outputs, groups, generator=generator).to(
-        getattr(torch, format.split()[0].removeprefix("int4_"))
-    )
+    bits = int(format[3])
+    integers = nibbles % (1 << bits)
+    scale = torch.randn(outputs, groups, generator=generator).to(getattr(torch, format.split()[0][len("int4_") :]))
     zeros = (
         torch.randint(0, 17, (outputs, groups), generator=generator, dtype=torch.int16) if "zero" in format else None
     )
@@ -98,8 +103,9 @@ def packed(format: str, shape: tuple[int, int, int]) -> tuple[NativeLinear, Tens
         return values.double().repeat_interleave(group, dim=1)[:, :inputs]
 
     if zeros is None:
-        return pack_int4_grouped(nibbles, scale, group), spread(scale) * (nibbles.double() - 8)
-    return pack_int4_grouped(nibbles, scale, group, zeros), spread(scale) * (nibbles.double() - spread(zeros))
+        return pack_grouped(integers, scale, group, None, bits), spread(scale) * (integers.double() - (1 << (bits - 1)))
+    exact = spread(scale) * (integers.double() - spread(zeros))
+    return pack_grouped(integers, scale, group, zeros, bits), exact
 
 
 def rounded(x: Tensor, group: int | None = None) -> Tensor:
@@ -185,7 +191,7 @@ def test_integer_sums_agree_between_instruction_sets(format: str) -> None:
 
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-@pytest.mark.parametrize("format", ("int8", "int4", "int4_float16", "Q4_K"))
+@pytest.mark.parametrize("format", ("int8", "int4", "int4_float16", "int3_float16", "Q4_K"))
 def test_a_broken_row_breaks_alone(format: str, broken: float) -> None:
     weight, _ = packed(format, SHAPES[0])
     x = inputs_for(format, weight.shape[1])

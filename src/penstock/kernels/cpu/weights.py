@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.cpu.form import BLOCK_FORMATS, Form, NativeForm, NativeFormat
+from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm
 from penstock.kernels.cpu.memory import PageArena
 from penstock.kernels.cpu.native import native
 
@@ -81,15 +81,17 @@ def pack_int4(integers: Tensor, multiples: Tensor, scales: Tensor) -> NativeLine
     return packed
 
 
-def pack_int4_grouped(integers: Tensor, scales: Tensor, group: int, zeros: Tensor | None = None) -> NativeLinear:
-    """uint8 [outputs, inputs] in 0..15 with float16 or bfloat16 scales [outputs, groups of `group` inputs].
+def pack_grouped(
+    integers: Tensor, scales: Tensor, group: int, zeros: Tensor | None = None, bits: int = 4
+) -> NativeLinear:
+    """uint8 [outputs, inputs] of 2, 3 or 4 bits with float16 or bfloat16 scales [outputs, groups of `group` inputs].
 
-    A weight is scale · (integer − 8), or with int16 `zeros` [outputs, groups] scale · (integer − zero). Activations are
-    rounded with a scale for each group, too.
+    A weight is scale · (integer − middle), the middle of 4 bits being 8, or with int16 `zeros` [outputs, groups]
+    scale · (integer − zero). Activations are rounded with a scale for each group, too.
     """
-    format: NativeFormat = "int4_float16" if scales.dtype is torch.float16 else "int4_bfloat16"
+    format = GROUPED_FORMATS[bits, str(scales.dtype).removeprefix("torch.")]
     packed = empty(NativeForm(format, group, zeros is not None), integers.shape)
-    packed.handle.fill_int4_grouped(integers, scales, zeros)
+    packed.handle.fill_grouped(integers, scales, zeros)
     return packed
 
 
