@@ -20,8 +20,8 @@ from penstock.kernels.cpu.weights import (
     NativeLinear,
     pack_blocks,
     pack_dense,
-    pack_int4,
     pack_grouped,
+    pack_int4,
     pack_int8,
 )
 from penstock.kernels.signature import Attention, Embedding, Linear
@@ -29,7 +29,11 @@ from penstock.quantization.gguf_types import BLOCK_TYPES
 
 _FLOAT16_SCALES = {format: bits for (bits, scales), format in GROUPED_FORMATS.items() if scales == "float16"}
 FORMATS: tuple[NativeFormat, ...] = (
-    *("int4", *_FLOAT16_SCALES, "int8", "bfloat16", "float32"),
+    "int4",
+    *_FLOAT16_SCALES,
+    "int8",
+    "bfloat16",
+    "float32",
     *BLOCK_FORMATS.values(),
 )
 _KINDS = {format: kind for kind, format in BLOCK_FORMATS.items()}

@@ -13,8 +13,8 @@ from penstock.kernels.cpu.weights import (
     NativeLinear,
     pack_blocks,
     pack_dense,
-    pack_int4,
     pack_grouped,
+    pack_int4,
     pack_int8,
 )
 from penstock.quantization.gguf_blocks import dequantize
