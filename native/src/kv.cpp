@@ -64,16 +64,79 @@ float round_head(const float *values, int64_t size, Kept kept, uint8_t *bytes) {
 
 thread_local Memory t_bytes;
 
+// Where value `i` of a head stands at place `at` of its tile, among the keys and among the values.
+PENSTOCK_INLINE int64_t key_place(int64_t pair, int64_t at, int64_t i) { return (i / pair * kStep + at) * pair + i % pair; }
+PENSTOCK_INLINE int64_t value_place(int64_t pair, int64_t at, int64_t i, int64_t size) {
+    return (at / pair * size + i) * pair + at % pair;
+}
+
 void store_bytes(const Cache &cache, int64_t tile, int64_t at, const float *keys, const float *values) {
     const int64_t size = cache.size, pair = cache.pair();
     uint8_t *bytes = t_bytes.take(size);
     for (int64_t head = 0; head < cache.heads; ++head) {
         uint8_t *key = cache.keys + cache.place(tile, head), *value = cache.values + cache.place(tile, head);
-        const int64_t scale = (tile * cache.heads + head) * kStep + at;
-        cache.key_scales[scale] = round_head(keys + head * size, size, cache.kept, bytes);
-        for (int64_t i = 0; i < size; ++i) key[(i / pair * kStep + at) * pair + i % pair] = bytes[i];
-        cache.value_scales[scale] = round_head(values + head * size, size, cache.kept, bytes);
-        for (int64_t i = 0; i < size; ++i) value[(at / pair * size + i) * pair + at % pair] = bytes[i];
+        auto *key_scales = reinterpret_cast<float *>(cache.key_scales + cache.scales_at(tile, head));
+        auto *value_scales = reinterpret_cast<float *>(cache.value_scales + cache.scales_at(tile, head));
+        key_scales[at] = round_head(keys + head * size, size, cache.kept, bytes);
+        for (int64_t i = 0; i < size; ++i) key[key_place(pair, at, i)] = bytes[i];
+        value_scales[at] = round_head(values + head * size, size, cache.kept, bytes);
+        for (int64_t i = 0; i < size; ++i) value[value_place(pair, at, i, size)] = bytes[i];
+    }
+}
+
+constexpr float kMostInt4 = 15.0f;
+constexpr uint16_t kNotANumber = 0x7fc0; // bfloat16
+
+// One head of one token as integers in 0..15, with a scale and a least value for each group, `kStep` apart in `scales`. A head
+// that is not all finite, or whose values are further apart than numbers reach, has none that are numbers.
+void round_groups(const float *values, int64_t size, uint8_t *integers, uint16_t *scales) {
+    bool whole = true;
+    for (int64_t group = 0; group < size / kKvGroup; ++group, scales += 2 * kStep) {
+        const float *first = values + group * kKvGroup;
+        float low = first[0], high = first[0];
+        for (int64_t i = 0; i < kKvGroup; ++i) {
+            whole = whole && std::isfinite(first[i]);
+            low = std::min(low, first[i]);
+            high = std::max(high, first[i]);
+        }
+        const uint16_t least = float_to_bf16(low), scale = float_to_bf16((high - bf16_to_float(least)) / kMostInt4);
+        scales[0] = scale;
+        scales[kStep] = least;
+        const float from = bf16_to_float(least), step = bf16_to_float(scale);
+        whole = whole && std::isfinite(from) && std::isfinite(step);
+        for (int64_t i = 0; whole && i < kKvGroup; ++i) {
+            const float part = step > 0.0f ? std::nearbyint((first[i] - from) / step) : 0.0f;
+            integers[group * kKvGroup + i] = static_cast<uint8_t>(std::clamp(part, 0.0f, kMostInt4));
+        }
+    }
+    if (whole) return;
+    std::fill(integers, integers + size, uint8_t{0});
+    for (int64_t i = 0; i < 2 * size / kKvGroup; ++i) *(scales -= kStep) = kNotANumber;
+}
+
+// Writes integers two to a byte, `place(i)` being where the i-th would stand as a byte.
+template <typename Place> void put_nibbles(const uint8_t *integers, int64_t size, uint8_t *bytes, const Place &place) {
+    constexpr int64_t run = 2 * kRun;
+    for (const int64_t half : {0, 4})
+        for (int64_t i = 0; i < size; ++i) {
+            const int64_t at = place(i), within = at % run;
+            if ((within < kRun) != (half == 0)) continue;
+            uint8_t &byte = bytes[at / run * kRun + within % kRun];
+            byte = static_cast<uint8_t>(half == 0 ? integers[i] : byte | integers[i] << 4);
+        }
+}
+
+void store_int4(const Cache &cache, int64_t tile, int64_t at, const float *keys, const float *values) {
+    const int64_t size = cache.size, pair = cache.pair();
+    uint8_t *integers = t_bytes.take(size);
+    for (int64_t head = 0; head < cache.heads; ++head) {
+        auto *key_scales = reinterpret_cast<uint16_t *>(cache.key_scales + cache.scales_at(tile, head));
+        auto *value_scales = reinterpret_cast<uint16_t *>(cache.value_scales + cache.scales_at(tile, head));
+        round_groups(keys + head * size, size, integers, key_scales + at);
+        put_nibbles(integers, size, cache.keys + cache.place(tile, head), [&](int64_t i) { return key_place(pair, at, i); });
+        round_groups(values + head * size, size, integers, value_scales + at);
+        put_nibbles(integers, size, cache.values + cache.place(tile, head),
+                    [&](int64_t i) { return value_place(pair, at, i, size); });
     }
 }
 
@@ -102,22 +165,74 @@ PENSTOCK_INLINE void expand_run(const uint8_t *bytes, const float *factors, int6
 template <Kept kept, typename Value>
 PENSTOCK_INLINE void expand_head(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
     constexpr int64_t pair = kUnit / static_cast<int64_t>(sizeof(Value));
-    const int64_t scales = (tile * cache.heads + head) * kStep, place = cache.place(tile, head);
+    const int64_t scales = cache.scales_at(tile, head), place = cache.place(tile, head);
+    const auto *key_scales = reinterpret_cast<const float *>(cache.key_scales + scales);
+    const auto *value_scales = reinterpret_cast<const float *>(cache.value_scales + scales);
     float factors[kRun];
-    for (int64_t i = 0; i < kRun; ++i) factors[i] = cache.key_scales[scales + i / pair % kStep];
+    for (int64_t i = 0; i < kRun; ++i) factors[i] = key_scales[i / pair % kStep];
     expand_run<kept>(cache.keys + place, factors, cache.size * kStep, reinterpret_cast<Value *>(keys));
     const int64_t width = cache.size * pair;
     for (int64_t step = 0; step < kStep / pair; ++step) {
-        for (int64_t i = 0; i < kRun; ++i) factors[i] = cache.value_scales[scales + step * pair + i % pair];
+        for (int64_t i = 0; i < kRun; ++i) factors[i] = value_scales[step * pair + i % pair];
         expand_run<kept>(cache.values + place + step * width, factors, width, reinterpret_cast<Value *>(values) + step * width);
     }
+}
+
+// What a run of nibbles is multiplied by and added to.
+struct Line {
+    float scales[kRun], least[kRun];
+
+    // `place(i)` is the place in the tile of the i-th of the run.
+    template <typename Place> PENSTOCK_INLINE void read(const uint16_t *scale, const Place &place) {
+        for (int64_t i = 0; i < kRun; ++i) {
+            scales[i] = bf16_to_float(scale[place(i)]);
+            least[i] = bf16_to_float(scale[kStep + place(i)]);
+        }
+    }
+};
+
+// The values of kRun bytes: those in their low nibbles, and behind them those in their high ones.
+template <typename Value>
+PENSTOCK_INLINE void expand_nibbles(const uint8_t *bytes, const Line &low, const Line &high, Value *into) {
+    for (int64_t i = 0; i < kRun; ++i)
+        into[i] = rounded<Value>(static_cast<float>(bytes[i] & 15) * low.scales[i] + low.least[i]);
+    for (int64_t i = 0; i < kRun; ++i)
+        into[kRun + i] = rounded<Value>(static_cast<float>(bytes[i] >> 4) * high.scales[i] + high.least[i]);
+}
+
+template <typename Value>
+PENSTOCK_INLINE void expand_int4(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
+    constexpr int64_t pair = kUnit / static_cast<int64_t>(sizeof(Value)), run = 2 * kRun;
+    const int64_t scales = cache.scales_at(tile, head), place = cache.place(tile, head), groups = cache.size / kKvGroup;
+    const auto *key_scales = reinterpret_cast<const uint16_t *>(cache.key_scales + scales);
+    const auto *value_scales = reinterpret_cast<const uint16_t *>(cache.value_scales + scales);
+    Line low, high;
+    // A run of keys is four values of each position.
+    const uint8_t *bytes = cache.keys + place;
+    auto *key = reinterpret_cast<Value *>(keys);
+    for (int64_t group = 0; group < groups; ++group) {
+        low.read(key_scales + group * 2 * kStep, [](int64_t i) { return i / pair % kStep; });
+        for (int64_t four = 0; four < kKvGroup; four += 4, bytes += kRun, key += run) expand_nibbles(bytes, low, low, key);
+    }
+    // A run of values is 64 / pair of them for each of a pair of positions.
+    bytes = cache.values + place;
+    auto *value = reinterpret_cast<Value *>(values);
+    for (int64_t step = 0; step < kStep / pair; ++step)
+        for (int64_t group = 0; group < groups; group += 2 / pair, bytes += kRun, value += run) {
+            const auto at = [=](int64_t i) { return step * pair + i % pair; };
+            low.read(value_scales + group * 2 * kStep, at);
+            high.read(value_scales + (group + 2 / pair - 1) * 2 * kStep, at);
+            expand_nibbles(bytes, low, high, value);
+        }
 }
 
 } // namespace
 
 PENSTOCK_CLONES void expand(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
     const bool wide = cache.type == Type::float32;
-    if (cache.kept == Kept::int8 && wide) expand_head<Kept::int8, float>(cache, tile, head, keys, values);
+    if (cache.kept == Kept::int4 && wide) expand_int4<float>(cache, tile, head, keys, values);
+    else if (cache.kept == Kept::int4) expand_int4<uint16_t>(cache, tile, head, keys, values);
+    else if (cache.kept == Kept::int8 && wide) expand_head<Kept::int8, float>(cache, tile, head, keys, values);
     else if (cache.kept == Kept::int8) expand_head<Kept::int8, uint16_t>(cache, tile, head, keys, values);
     else if (wide) expand_head<Kept::fp8, float>(cache, tile, head, keys, values);
     else expand_head<Kept::fp8, uint16_t>(cache, tile, head, keys, values);
@@ -145,7 +260,7 @@ void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t>
             const int64_t tile = tables.tile(sequence, position, batch.block_size);
             const float *keys = qkv.row(token) + heads.query * heads.size;
             const auto plain = cache.type == Type::float32 ? store_token<float> : store_token<uint16_t>;
-            const auto store = cache.kept == Kept::plain ? plain : store_bytes;
+            const auto store = cache.kept == Kept::plain ? plain : cache.kept == Kept::int4 ? store_int4 : store_bytes;
             store(cache, tile, position % kStep, keys, keys + width);
         }
     });

@@ -9,6 +9,11 @@
 // Where values are kept as bytes, they lie in the same order, and have a scale for each head and token beside them:
 //
 //   scales  [tile][KV head][kStep], of the keys and of the values
+//
+// Where they are integers of 4 bits, each 64 of that order are 32 bytes, whose low nibbles are the first 32. Each kKvGroup of a
+// head's values have a scale and a least value of their own, in bfloat16:
+//
+//   scales  [tile][KV head][size / kKvGroup][2][kStep]
 #pragma once
 
 #include "rows.hpp"
@@ -23,20 +28,31 @@ namespace penstock {
 constexpr int64_t kStep = 16;
 constexpr int64_t kUnit = 4; // bytes
 
-// What a value is kept as: as it is, or as a byte, that times its scale is rounded to the cache's type once.
-enum class Kept : int { plain, int8, fp8 };
+// Values of a head that share a scale where they are kept in 4 bits; its size is a multiple of two such groups.
+constexpr int64_t kKvGroup = 32;
+
+// What a value is kept as: as it is, or as a byte, that times its scale is rounded to the cache's type once, or as an integer in
+// 0..15, that times its scale and above the least value is.
+enum class Kept : int { plain, int8, fp8, int4 };
 
 struct Cache {
     uint8_t *keys, *values;
     Type type; // what attention multiplies
     int64_t heads, size;
     Kept kept = Kept::plain;
-    float *key_scales = nullptr, *value_scales = nullptr; // of bytes only
+    uint8_t *key_scales = nullptr, *value_scales = nullptr; // where values are not plain
 
     PENSTOCK_INLINE int64_t pair() const { return type == Type::float32 ? 1 : 2; }
     // Bytes of one head's keys, or values, in a tile, as they are multiplied and as they are kept.
     PENSTOCK_INLINE int64_t multiplied_bytes() const { return size / pair() * kStep * kUnit; }
-    PENSTOCK_INLINE int64_t head_bytes() const { return kept == Kept::plain ? multiplied_bytes() : size * kStep; }
+    PENSTOCK_INLINE int64_t head_bytes() const {
+        return kept == Kept::plain ? multiplied_bytes() : kept == Kept::int4 ? size * kStep / 2 : size * kStep;
+    }
+    // Where the scales of a head's part of a tile begin.
+    PENSTOCK_INLINE int64_t scales_at(int64_t tile, int64_t head) const {
+        const int64_t bytes = kept == Kept::int4 ? size / kKvGroup * 2 * kStep * 2 : kStep * 4;
+        return (tile * heads + head) * bytes;
+    }
     // Where a head's part of a tile begins, in the keys and in the values.
     PENSTOCK_INLINE int64_t place(int64_t tile, int64_t head) const { return (tile * heads + head) * head_bytes(); }
 };
@@ -67,7 +83,7 @@ struct Tables {
     }
 };
 
-// Makes of one head's part of a tile, kept as bytes, what attention multiplies: `multiplied_bytes` of keys and of values.
+// Makes of one head's part of a tile, where it is not kept plain, what attention multiplies: `multiplied_bytes` of keys and of values.
 void expand(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values);
 
 // The sequence of each token.

@@ -246,36 +246,42 @@ private:
     }
 
     // Keys and values are [blocks · block size, KV heads, size], and scales without the last; all are dense. kv.hpp says
-    // what is in them. Bytes come as uint8.
+    // what is in them. Bytes come as uint8, two values to a byte as half as many, with scales [slots, heads, 2 · groups].
     Cache cache_of(const std::vector<Array> &planes, const std::string &kept, const std::string &type, int64_t block_size) {
-        require(kept == "plain" || kept == "int8" || kept == "fp8", "Values are kept plain, as int8 or as fp8.");
+        require(kept == "plain" || kept == "int8" || kept == "fp8" || kept == "int4",
+                "Values are kept plain, as int8, as fp8 or as int4.");
         require(type == "float32" || type == "bfloat16", "Attention multiplies float32 or bfloat16.");
-        const bool plain = kept == "plain";
+        const bool plain = kept == "plain", nibbles = kept == "int4";
         require(planes.size() == (plain ? 2u : 4u), "Keys and values, and scales of bytes, must be there.");
         const Array &keys = planes[0];
         require(keys.ndim() == 3, "Keys must be [slots, heads, size].");
         for (size_t i = 0; i < planes.size(); ++i) {
             const Array &plane = planes[i];
-            require(plane.ndim() == (i < 2 ? 3u : 2u) && plane.shape(0) == keys.shape(0) && plane.shape(1) == keys.shape(1) &&
-                        (i >= 2 || plane.shape(2) == keys.shape(2)),
+            const bool scales = i >= 2;
+            require(plane.ndim() == (scales && !nibbles ? 2u : 3u) && plane.shape(0) == keys.shape(0) &&
+                        plane.shape(1) == keys.shape(1) && (scales || plane.shape(2) == keys.shape(2)),
                     "Planes of the cache must be of one shape.");
+            require(!scales || !nibbles || static_cast<int64_t>(plane.shape(2)) * kKvGroup == 4 * static_cast<int64_t>(keys.shape(2)),
+                    "There must be a scale and a least value for each group.");
             int64_t stride = 1;
             for (size_t axis = plane.ndim(); axis-- > 0; stride *= static_cast<int64_t>(plane.shape(axis)))
                 require(plane.stride(axis) == stride || plane.shape(axis) == 1, "A plane of the cache must be contiguous.");
             if (plain) require((type_of(plane) == Type::float32) == (type == "float32"), "Planes must be of the type.");
             else if (i < 2) require(plane.dtype() == nb::dtype<uint8_t>(), "Bytes must be uint8.");
+            else if (nibbles) require(type_of(plane) == Type::bfloat16, "Scales of int4 must be bfloat16.");
             else require(plane.dtype() == nb::dtype<float>(), "Scales must be float32.");
             kept_.push_back(keeper(plane));
         }
         require(block_size > 0 && block_size % kStep == 0, "Blocks must be of a multiple of 16 tokens.");
-        require(keys.shape(2) % 2 == 0, "Heads must be of an even size.");
+        const auto size = static_cast<int64_t>(keys.shape(2)) * (nibbles ? 2 : 1);
+        require(size % (nibbles ? 2 * kKvGroup : 2) == 0, "Heads must be of an even size, for int4 of a multiple of 64.");
         require(block_size_ == 0 || block_size_ == block_size, "All blocks must be of one size.");
         block_size_ = block_size;
         limit(blocks_, static_cast<int64_t>(keys.shape(0)) / block_size);
         auto bytes = [&](size_t i) { return static_cast<uint8_t *>(planes[i].data()); };
-        auto scales = [&](size_t i) { return plain ? nullptr : static_cast<float *>(planes[i].data()); };
+        auto scales = [&](size_t i) { return plain ? nullptr : bytes(i); };
         return {bytes(0), bytes(1), type == "float32" ? Type::float32 : Type::bfloat16, static_cast<int64_t>(keys.shape(1)),
-                static_cast<int64_t>(keys.shape(2)), plain ? Kept::plain : kept == "int8" ? Kept::int8 : Kept::fp8,
+                size, plain ? Kept::plain : nibbles ? Kept::int4 : kept == "int8" ? Kept::int8 : Kept::fp8,
                 scales(2), scales(3)};
     }
 

@@ -116,4 +116,4 @@ def test_what_is_refused_before_anything_is_measured(penstock_here: Run) -> None
     done = penstock_here("evaluate", "haiku", "haiku@int4", "--answers", "3")
     assert done.returncode != 0 and "too few to tell a loss from chance" in done.stderr
     done = penstock_here("evaluate", "haiku", "haiku@kv=int3", "--texts", "1")
-    assert done.returncode != 0 and "--kv-cache-dtype int3 is not one of auto, int8, fp8" in done.stderr
+    assert done.returncode != 0 and "--kv-cache-dtype int3 is not one of auto, int8, fp8, int4" in done.stderr

@@ -26,15 +26,15 @@ MODES: dict[str, dict[str, Any]] = {
     "int4": {"quantization": "int4"},
     "int8 cache": {"kv_cache_dtype": "int8"},
     "fp8 cache": {"kv_cache_dtype": "fp8", "dtype": "float32", "speculative": "off"},
+    "int4 cache": {"kv_cache_dtype": "int4", "speculative": "off"},
 }
 VOCABULARY = 4096
 OUTPUT = 40
 POOLINGS = ("last", "mean")
-# Of 16 tokens in 8 layers: keys and values of 2 heads of 64 in bfloat16, in float32, or in bytes with a scale.
-BLOCK_BYTES = {
-    mode: 16 * 8 * 2 * 2 * (64 + 4 if "kv_cache_dtype" in options else 64 * (4 if mode == "float32" else 2))
-    for mode, options in MODES.items()
-}
+# Of 16 tokens in 8 layers: keys and values of 2 heads of 64 in bfloat16, in float32, in bytes with a scale, or in half
+# bytes with two numbers for each 32.
+HEAD_BYTES = {"float32": 64 * 4, "int8 cache": 64 + 4, "fp8 cache": 64 + 4, "int4 cache": 32 + 2 * 4}
+BLOCK_BYTES = {mode: 16 * 8 * 2 * 2 * HEAD_BYTES.get(mode, 64 * 2) for mode in MODES}
 
 
 def prompt(rng: random.Random, length: int) -> dict[str, list[int]]:

@@ -12,10 +12,12 @@ from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import Attention, WriteKV
 from support.operations import Bench, obstacle
 
-TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 DTYPES = (torch.float32, torch.bfloat16)
 ON_CACHE = [case for case in CASES if isinstance(case.operation, Attention | WriteKV) and case.use != "bench"]
+# Integers of 4 bits take heads of whole pairs of groups.
+FITTING = [(case, kept) for case in ON_CACHE for kept in TYPES if kept != "int4" or case.kv.head_dim % 64 == 0]
 
 
 def chosen(case: Case, implementations: tuple[Implementation, ...]) -> Implementation:
@@ -30,8 +32,7 @@ def native(case: Case, dtype: torch.dtype) -> Implementation:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kept", TYPES)
-@pytest.mark.parametrize("case", ON_CACHE, ids=lambda case: f"{case.op}/{case.name}")
+@pytest.mark.parametrize("case, kept", FITTING, ids=lambda value: str(getattr(value, "name", value)))
 def test_agrees_with_reference(case: Case, kept: str, dtype: torch.dtype) -> None:
     mine, bench = native(case, dtype), Bench(case, dtype, kept)
     expected, found = bench.run(chosen(case, REFERENCE)), bench.run(mine)
@@ -44,8 +45,7 @@ def test_agrees_with_reference(case: Case, kept: str, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kept", TYPES)
-@pytest.mark.parametrize("case", [case for case in ON_CACHE if isinstance(case.operation, Attention)], ids=str)
+@pytest.mark.parametrize("case, kept", [pair for pair in FITTING if isinstance(pair[0].operation, Attention)], ids=str)
 def test_is_attention_over_what_bytes_mean(case: Case, kept: str, dtype: torch.dtype) -> None:
     mine, bench, plain = native(case, dtype), Bench(case, dtype, kept), Bench(case, dtype)
     found = bench.run(mine)
@@ -76,6 +76,12 @@ def test_bytes_are_near_what_they_stand_for(kept: str) -> None:
     largest = heads.abs().amax(-1, keepdim=True)
     if kept == "int8":
         assert ((found - heads).abs() <= 0.501 * largest / 127).all()
+    elif kept == "int4":
+        groups, near = heads.unflatten(-1, (-1, 32)), found.unflatten(-1, (-1, 32))
+        step = (groups.amax(-1, keepdim=True) - groups.amin(-1, keepdim=True)) / 15
+        # Half a step, and what bfloat16 makes of steps and of where they begin.
+        bound = 0.5 * step + groups.abs().amax(-1, keepdim=True) / 256 + 15 * step / 256
+        assert ((near - groups).abs() <= bound).all()
     else:
         # Three bits behind the point, and steps of 2^-9 of a scale where that is more.
         assert ((found - heads).abs() <= torch.maximum(heads.abs() / 16, largest / 448 / 1024) * 1.001).all()
@@ -84,7 +90,7 @@ def test_bytes_are_near_what_they_stand_for(kept: str) -> None:
 @pytest.mark.parametrize("kept", TYPES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_odd_values_are_stored_as_the_reference_does(kept: str, dtype: torch.dtype) -> None:
-    case = next(case for case in ON_CACHE if isinstance(case.operation, WriteKV))
+    case = next(case for case, found in FITTING if found == kept and isinstance(case.operation, WriteKV))
     mine, bench = native(case, dtype), Bench(case, dtype, kept)
     given = bench.inputs[0]
     for row, value in enumerate((0.0, torch.inf, torch.nan, 1e-45, 1e-38, 3e38)):

@@ -16,7 +16,7 @@ from penstock.kernels.kv_bytes import kind_of, raw, to_bytes
 from penstock.kernels.packing import Weight, pack_linear, packing_obstacle
 from penstock.kernels.signature import Attention, SelectRows
 from penstock.kernels.tape import Value
-from support.layouts import slots_of, stored
+from support.layouts import nibbles_of, slots_of, stored, stored_nibbles
 from support.stepping import ShuffledStorage
 
 BLOCK_SIZE = 16
@@ -76,8 +76,7 @@ class Bench:
             for value, given in zip(inputs, self.inputs, strict=True):
                 assert torch.equal(value, given[tokens]), "an input that is needed afterwards was overwritten"
         planes = tuple(
-            slots_of(raw(plane), kind, self.storage.layout, self.dtype.itemsize).clone()
-            for plane, kind in zip(self.storage.planes(0), _KINDS, strict=False)
+            self._read(plane, kind).clone() for plane, kind in zip(self.storage.planes(0), _KINDS, strict=False)
         )
         return Run(tuple(output.clone() for output in outputs), planes)
 
@@ -98,7 +97,8 @@ class Bench:
     def _fill_planes(self) -> None:
         """Every row's context into its blocks; what nobody owns holds NaN."""
         planes = self.storage.planes(0)
-        keys, values = (torch.full(planes[0].shape, torch.nan, dtype=self.dtype) for _ in "kv")
+        shape = (*planes[0].shape[:2], self.case.kv.head_dim)
+        keys, values = (torch.full(shape, torch.nan, dtype=self.dtype) for _ in "kv")
         for row, (_, context) in enumerate(self.case.rows):
             slots = self._slots(row, range(-(-context // BLOCK_SIZE) * BLOCK_SIZE))
             keys[slots], values[slots] = 0, 0
@@ -114,7 +114,17 @@ class Bench:
             pairs = [to_bytes(heads, planes[0].dtype) for heads in found]
             found = [raw(pair[part]) for part in (0, 1) for pair in pairs]
         for plane, slots, kind in zip(planes, found, _KINDS, strict=False):
-            raw(plane).copy_(stored(slots, kind, self.storage.layout, self.dtype.itemsize))
+            write = stored_nibbles if self._shares(plane, kind) else stored
+            raw(plane).copy_(write(slots, kind, self.storage.layout, self.dtype.itemsize))
+
+    def _read(self, plane: Tensor, kind: str) -> Tensor:
+        read = nibbles_of if self._shares(plane, kind) else slots_of
+        return read(raw(plane), kind, self.storage.layout, self.dtype.itemsize)
+
+    @staticmethod
+    def _shares(plane: Tensor, kind: str) -> bool:
+        """Whether two values share a byte."""
+        return plane.dtype is torch.uint8 and kind != "scale"
 
     def _write_own(self, keys: Tensor, values: Tensor) -> None:
         """The step's own keys and values, which are written before attention reads them."""

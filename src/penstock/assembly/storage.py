@@ -15,7 +15,7 @@ def layout_for(spec: KVSpec, dtype: torch.dtype) -> KVLayout:
     layout = kv_layout(spec, dtype)
     if spec.planes[0].dtype in KV_BYTES.values() and layout == "slots":
         why = OBSTACLE or f"the native kernels take heads of an even size, not of {spec.planes[0].shape[-1]}"
-        raise ConfigurationError(f"--kv-cache-dtype int8 and fp8 are not possible here: {why}.")
+        raise ConfigurationError(f"--kv-cache-dtype int8, fp8 and int4 are not possible here: {why}.")
     return layout
 
 

@@ -43,7 +43,10 @@ TargetItl = Annotated[
 ]
 KvCacheMemory = Annotated[str | None, typer.Option(help="Size of the KV pool, such as 4GiB or 500MB.")]
 KvCacheDtype = Annotated[
-    str, typer.Option(help="What keys and values are kept as: auto (as computed), int8 or fp8, in half the memory.")
+    str,
+    typer.Option(
+        help="What keys and values are kept as: auto (as computed), int8 or fp8 (half the memory), or int4 (a third)."
+    ),
 ]
 PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of equal prefixes.")

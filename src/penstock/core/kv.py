@@ -13,8 +13,12 @@ import msgspec
 from penstock.core.errors import UnsupportedModel
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "uint8": 1}
-# What keys and values may be kept as instead of numbers, each with a scale for each head and token.
-KV_BYTES = {"int8": "int8", "fp8": "float8_e4m3fn"}
+# What keys and values may be kept as instead of numbers: bytes with a scale for each head and token, or two to a byte,
+# with a scale and a least value for each 32 of a head's values.
+KV_BYTES = {"int8": "int8", "fp8": "float8_e4m3fn", "int4": "uint8"}
+KV_GROUP = 32
+# Heads of which int4 takes whole ones: two groups.
+_INT4_HEADS = 2 * KV_GROUP
 
 
 class LayerKV(msgspec.Struct, frozen=True):
@@ -93,7 +97,8 @@ def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16, k
     Keys and values are of `dtype`, or bytes with scales where they are `kept` as one of KV_BYTES.
 
     A group has as many layers as the rarest kind, since hybrid models have few layers of full attention and each group
-    costs a block table. Raises UnsupportedModel where layers differ in their heads.
+    costs a block table. Raises UnsupportedModel where layers differ in their heads, or what they are to be kept as does
+    not take such heads.
     """
     if len({(layer.kv_heads, layer.head_dim) for layer in layers}) != 1:
         raise UnsupportedModel("Layers with different numbers or sizes of KV heads are not supported.")
@@ -106,9 +111,21 @@ def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16, k
         for window, members in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
         for first in range(0, len(members), size)
     )
-    shape = (layers[0].kv_heads, layers[0].head_dim)
+    planes = _planes(layers[0].kv_heads, layers[0].head_dim, dtype, kept)
+    return KVSpec(block_size=block_size, planes=planes, groups=groups, layers_per_block=size)
+
+
+def _planes(heads: int, head_dim: int, dtype: str, kept: str) -> tuple[Plane, ...]:
     stored = KV_BYTES.get(kept, dtype)
-    planes = [Plane("key", shape, stored), Plane("value", shape, stored)]
+    width, scales = head_dim, Plane("scale", (heads,), "float32")
+    if kept == "int4":
+        if head_dim % _INT4_HEADS:
+            raise UnsupportedModel(
+                f"--kv-cache-dtype int4 takes heads of a multiple of {_INT4_HEADS} values, and this model's have "
+                f"{head_dim}; take int8."
+            )
+        width, scales = head_dim // 2, Plane("scale", (heads, 2 * head_dim // KV_GROUP), "bfloat16")
+    planes = [Plane(name, (heads, width), stored) for name in ("key", "value")]
     if kept in KV_BYTES:
-        planes += [Plane(name, shape[:1], "float32") for name in ("key_scale", "value_scale")]
-    return KVSpec(block_size=block_size, planes=tuple(planes), groups=groups, layers_per_block=size)
+        planes += [msgspec.structs.replace(scales, name=name) for name in ("key_scale", "value_scale")]
+    return tuple(planes)

@@ -34,7 +34,8 @@ class KVStorage(Protocol):
     def planes(self, layer: int) -> tuple[Tensor, ...]:
         """Keys and values of `layer`, each of the shape [num_blocks · block_size, kv_heads, head_dim] and contiguous.
 
-        Bytes (`kernels.kv_bytes`) have two planes of scales [num_blocks · block_size, kv_heads] beside them.
+        Bytes (`kernels.kv_bytes`) have two planes of scales beside them, [num_blocks · block_size, kv_heads], and where
+        two values share a byte [num_blocks · block_size, kv_heads, 2 · groups], of half as many bytes.
 
         Where the layout is not "slots", the shape says how much memory there is, and nothing of its order.
         """

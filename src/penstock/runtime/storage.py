@@ -16,6 +16,7 @@ TORCH_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "int8": torch.int8,
+    "uint8": torch.uint8,
     "float8_e4m3fn": torch.float8_e4m3fn,
 }
 
@@ -35,7 +36,7 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
 class KVStorage:
     """Planes of all blocks, for each plane of a layer one array: [layers, num_blocks · block_size, kv_heads, head_dim].
 
-    Scales of bytes have planes of their own, [num_blocks · block_size, kv_heads].
+    Scales of bytes have planes of their own, [num_blocks · block_size, kv_heads, …].
 
     Whatever the `layout` within a block, its memory is one piece of each plane, so that blocks are copied and cleared
     without a look at it. Layers at the same place of different groups are one layer here, since groups share block ids.

@@ -33,7 +33,7 @@ from penstock.kernels.signature import (
 
 _DTYPES = (torch.float32, torch.bfloat16)
 # What keys and values are kept as.
-_KEPT = ("float32", "bfloat16", "int8", "float8_e4m3fn")
+_KEPT = ("float32", "bfloat16", "int8", "float8_e4m3fn", "uint8")
 # Positions of a tile of the cache; a block is a multiple of them.
 _TILE = 16
 # Outputs of a panel of weights.
