@@ -39,8 +39,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         long_prefill_token_threshold: most prompt tokens of one request in one step; None leaves it to the budget.
         target_itl: seconds between two tokens of a stream to aim for, which bound how long a step may take.
         kv_cache_memory: bytes of the KV pool.
-        kv_cache_dtype: what keys and values are kept as: "auto" (numbers, as the model computes in), "int8" or "fp8" (bytes
-            with a scale for each head of each token), or "int4" (half bytes, see `kernels.kv_bytes`).
+        kv_cache_dtype: what keys and values are kept as: "auto" (numbers, as the model computes in), "int8" or "fp8"
+            (bytes with a scale for each head of each token), or "int4" (half bytes, see `kernels.kv_bytes`).
         enable_prefix_caching: share the KV of equal prefixes between requests.
         static_batching: the baseline that continuous batching is compared with.
         load_format: "dummy" makes random weights from the configuration alone.
