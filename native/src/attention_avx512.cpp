@@ -195,12 +195,12 @@ template <typename Product> void attend_all(const Block &block) {
 
 } // namespace
 
-void attend_block_avx512(const Block &block) {
+void attend_block_avx512_vnni(const Block &block) {
     if (block.type == Type::float32) attend_all<Float32Product>(block);
     else attend_all<WideBfloat16Product>(block);
 }
 
-void attend_block_avx512_bf16(const Block &block) {
+void attend_block_avx512(const Block &block) {
     if (block.type == Type::float32) attend_all<Float32Product>(block);
     else attend_all<Bfloat16Product>(block);
 }

@@ -9,8 +9,8 @@
 namespace penstock {
 
 // Attention's inner part (attention_avx512.cpp), without and with BF16.
+void attend_block_avx512_vnni(const Block &block);
 void attend_block_avx512(const Block &block);
-void attend_block_avx512_bf16(const Block &block);
 
 namespace {
 

@@ -58,7 +58,7 @@ template <int R> struct Q8_0 {
     static void run(const Tile &tile) {
         const uint8_t *weights = tile.panel;
         const uint32_t *values = tile.values;
-        Asker ahead(tile);
+        Asker asker(tile);
         Floats sums[R][2];
         none<R>(sums);
         for (int64_t group = 0; group < tile.shape->groups(); ++group) {
@@ -66,11 +66,11 @@ template <int R> struct Q8_0 {
 #pragma GCC unroll 6
             for (int r = 0; r < R; ++r) counts[r][0] = counts[r][1] = sum_of(tile, r, group) * 128;
             for (int64_t line = 0; line < 8; ++line, weights += 2 * kLine, values += R) {
-                ahead.ask();
-                ahead.ask();
+                asker.ask();
+                asker.ask();
                 add_line<R>(_mm512_load_si512(weights), _mm512_load_si512(weights + kLine), values, counts);
             }
-            ahead.ask();
+            asker.ask();
             end_block<R>(tile, group, counts, weights, sums);
             weights += kLine;
         }
@@ -83,7 +83,7 @@ template <int R> struct Q4K {
         const __m512i nibble = _mm512_set1_epi8(15);
         const uint8_t *weights = tile.panel;
         const uint32_t *values = tile.values;
-        Asker ahead(tile);
+        Asker asker(tile);
         Floats sums[R][2];
         none<R>(sums);
         for (int64_t block = 0; block < tile.shape->scale_groups(); ++block) {
@@ -91,17 +91,17 @@ template <int R> struct Q4K {
             Int32s totals[R][2], offsets[R][2];
             none<R>(totals);
             none<R>(offsets);
-            ahead.ask();
-            ahead.ask();
+            asker.ask();
+            asker.ask();
             weights += 2 * kLine;
             for (int64_t group = 0; group < 8; ++group) {
                 const Int32s both[2] = {wide_pairs(weights, 0), wide_pairs(weights, 1)};
                 Int32s counts[R][2];
                 none<R>(counts);
-                ahead.ask();
+                asker.ask();
                 weights += kLine;
                 for (int64_t line = 0; line < 8; ++line, weights += kLine, values += R) {
-                    ahead.ask();
+                    asker.ask();
                     const __m512i bytes = _mm512_load_si512(weights);
                     add_line<R>(_mm512_and_si512(bytes, nibble), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble), values,
                                 counts);
@@ -130,26 +130,26 @@ template <int R> struct Q6K {
     static void run(const Tile &tile) {
         const uint8_t *weights = tile.panel;
         const uint32_t *values = tile.values;
-        Asker ahead(tile);
+        Asker asker(tile);
         Floats sums[R][2];
         none<R>(sums);
         for (int64_t block = 0; block < tile.shape->scale_groups(); ++block) {
             const uint8_t *scales = weights;
             Int32s totals[R][2];
             none<R>(totals);
-            ahead.ask();
+            asker.ask();
             weights += kLine;
             for (int64_t group = 0; group < 8; ++group, weights += 13 * kLine) {
-                ahead.ask();
+                asker.ask();
                 for (int64_t part = 0; part < 2; ++part) {
                     Int32s counts[R][2];
 #pragma GCC unroll 6
                     for (int r = 0; r < R; ++r)
                         counts[r][0] = counts[r][1] = sum_of(tile, r, block * 16 + group * 2 + part) * 32;
                     for (int64_t pair = part * 2; pair < part * 2 + 2; ++pair, values += 2 * R) {
-                        ahead.ask();
-                        ahead.ask();
-                        ahead.ask();
+                        asker.ask();
+                        asker.ask();
+                        asker.ask();
                         const __m512i first = _mm512_load_si512(weights + (1 + 2 * pair) * kLine);
                         const __m512i second = _mm512_load_si512(weights + (2 + 2 * pair) * kLine);
                         const __m512i above = _mm512_load_si512(weights + (9 + pair) * kLine);

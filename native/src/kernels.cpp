@@ -21,9 +21,9 @@ struct Choice {
             const bool bf16 = __builtin_cpu_supports("avx512bf16");
             // Intel's take two cycles for what AMD's take one for, and are half as fast as products of floats.
             const bool slow = __builtin_cpu_is("intel");
-            if (bf16 && !slow) sets[count++] = avx512_bf16_kernels();
-            sets[count++] = avx512_kernels();
-            if (bf16 && slow) sets[count++] = avx512_bf16_kernels();
+            if (bf16 && !slow) sets[count++] = avx512_kernels();
+            sets[count++] = avx512_vnni_kernels();
+            if (bf16 && slow) sets[count++] = avx512_kernels();
         }
 #endif
 #if defined(PENSTOCK_AVX2)

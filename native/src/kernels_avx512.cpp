@@ -79,10 +79,10 @@ inline const uint8_t *add_up(const Tile &tile, Vector (&sums)[R][2]) {
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
     const int64_t steps = tile.shape->steps();
-    Asker ahead(tile);
+    Asker asker(tile);
     for (int64_t k = 0; k < steps; ++k, weights += 2 * kLine, values += R) {
-        ahead.ask();
-        ahead.ask();
+        asker.ask();
+        asker.ask();
         const __m512i low = _mm512_load_si512(weights), high = _mm512_load_si512(weights + kLine);
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
@@ -115,13 +115,13 @@ template <int R> struct WideBfloat16 {
         const uint8_t *weights = tile.panel;
         const auto *values = reinterpret_cast<const float *>(tile.values);
         const int64_t steps = tile.shape->steps();
-        Asker ahead(tile);
+        Asker asker(tile);
         __m512 sums[R][2];
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
         for (int64_t k = 0; k < steps; ++k, weights += 2 * kLine, values += 2 * R) {
-            ahead.ask();
-            ahead.ask();
+            asker.ask();
+            asker.ask();
             const __m512i low = _mm512_load_si512(weights), high = _mm512_load_si512(weights + kLine);
             const __m512 first[2] = {first_of(low), first_of(high)}, second[2] = {second_of(low), second_of(high)};
 #pragma GCC unroll 12
@@ -187,17 +187,17 @@ template <int R, bool Leave> void unpacked_int4(const Tile &tile) {
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
     uint8_t *unpacked = tile.unpacked;
-    Asker ahead(tile);
+    Asker asker(tile);
     Int32s counts[R][2];
     begin(tile, counts);
     for (int64_t pair = 0; pair < pairs; ++pair) {
-        ahead.ask();
+        asker.ask();
         const __m512i multiples = _mm512_load_si512(weights);
         weights += kLine;
         for (int group = 0; group < 2; ++group) {
             const Unpack low(multiples, 2 * group), high(multiples, 2 * group + 1);
             for (int64_t line = 0; line < kInt4Group / 4; ++line, weights += kLine, values += R) {
-                ahead.ask();
+                asker.ask();
                 const __m512i both = _mm512_load_si512(weights);
                 const __m512i lows = low(_mm512_and_si512(both, nibble));
                 const __m512i highs = high(_mm512_and_si512(_mm512_srli_epi16(both, 4), nibble));
@@ -226,14 +226,14 @@ template <int R> void grouped_int4(const Tile &tile) {
     const __m512i most = _mm512_set1_epi32(kMostMultiple), seven = _mm512_set1_epi32(kZeroAtSeven);
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
-    Asker ahead(tile);
+    Asker asker(tile);
     __m512i multiples = _mm512_setzero_si512();
     Int32s totals[R][2];
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) totals[r][0] = totals[r][1] = Int32s{};
     for (int64_t group = 0; group < groups; ++group) {
         if (group % 2 == 0) {
-            ahead.ask();
+            asker.ask();
             multiples = _mm512_load_si512(weights);
             weights += kLine;
         }
@@ -248,7 +248,7 @@ template <int R> void grouped_int4(const Tile &tile) {
                     reinterpret_cast<__m512i>(sum * 8), sevens[half], reinterpret_cast<__m512i>(sum * 7)));
         }
         for (int64_t line = 0; line < kInt4Group / 4; ++line, weights += kLine, values += R) {
-            ahead.ask();
+            asker.ask();
             const __m512i both = _mm512_load_si512(weights);
             const __m512i lows = _mm512_and_si512(both, nibble);
             const __m512i highs = _mm512_and_si512(_mm512_srli_epi16(both, 4), nibble);
@@ -341,7 +341,7 @@ template <int R, bool ZeroPoints, int Bits> void grouped(const Tile &tile) {
     for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = _mm512_setzero_ps();
     const uint8_t *weights = tile.panel;
     const uint32_t *values = tile.values;
-    Asker ahead(tile);
+    Asker asker(tile);
     for (int64_t group = 0; group < groups; ++group) {
         const uint8_t *tail = weights + lines * kLine;
         Int32s counts[R][2];
@@ -354,10 +354,10 @@ template <int R, bool ZeroPoints, int Bits> void grouped(const Tile &tile) {
             counts[r][1] *= kTimes;
         }
         for (int64_t line = 0; line < lines; line += Bits, weights += Bits * kLine, values += 4 * R) {
-            for (int i = 0; i < Bits; ++i) ahead.ask();
+            for (int i = 0; i < Bits; ++i) asker.ask();
             add_sixteen<R, Bits>(weights, values, counts);
         }
-        ahead.ask();
+        asker.ask();
         const __m512 scale[2] = {
             scales_in(shape, half_line(tail, 0)),
             _mm512_mul_ps(scales_in(shape, half_line(tail, 1)), _mm512_set1_ps(1.0f / kTimes))};
@@ -439,26 +439,26 @@ int64_t compute_float32(int64_t rounds) {
 
 } // namespace
 
-const Kernels *avx512_kernels() {
+const Kernels *avx512_vnni_kernels() {
     static const Kernels set = {
-        "avx512", quantize,
+        "avx512_vnni", quantize,
         {tile_of<Float32, kRows>, tile_of<WideBfloat16, kRows>, tile_of<Int8, kRows>, tile_of<Int4, kRows>,
          tile_of<Int4Grouped, kGroupedRows>, tile_of<Int4Grouped, kGroupedRows>, tile_of<Int3Grouped, kGroupedRows>,
          tile_of<Int3Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>,
          tile_of<Q8_0, kGroupedRows>, tile_of<Q4K, kGroupedRows>, tile_of<Q6K, kGroupedRows>},
         {kRows, kRows, kRows, kRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows,
          kGroupedRows, kGroupedRows, kGroupedRows}, kGroupedRows, true,
-        attend_block_avx512, {compute_int8, compute_float32, compute_float32}};
+        attend_block_avx512_vnni, {compute_int8, compute_float32, compute_float32}};
     return &set;
 }
 
-const Kernels *avx512_bf16_kernels() {
+const Kernels *avx512_kernels() {
     static const Kernels set = [] {
-        Kernels with = *avx512_kernels();
-        with.name = "avx512_bf16";
+        Kernels with = *avx512_vnni_kernels();
+        with.name = "avx512";
         with.tile[static_cast<int>(Format::bfloat16)] = tile_of<Bfloat16, kRows>;
         with.wide_bfloat16 = false;
-        with.attend_block = attend_block_avx512_bf16;
+        with.attend_block = attend_block_avx512;
         with.compute[1] = compute_bfloat16;
         return with;
     }();

@@ -114,16 +114,15 @@ void round_groups(const float *values, int64_t size, uint8_t *integers, uint16_t
     for (int64_t i = 0; i < 2 * size / kKvGroup; ++i) *(scales -= kStep) = kNotANumber;
 }
 
-// Writes integers two to a byte, `place(i)` being where the i-th would stand as a byte.
-template <typename Place> void put_nibbles(const uint8_t *integers, int64_t size, uint8_t *bytes, const Place &place) {
-    constexpr int64_t run = 2 * kRun;
-    for (const int64_t half : {0, 4})
-        for (int64_t i = 0; i < size; ++i) {
-            const int64_t at = place(i), within = at % run;
-            if ((within < kRun) != (half == 0)) continue;
-            uint8_t &byte = bytes[at / run * kRun + within % kRun];
-            byte = static_cast<uint8_t>(half == 0 ? integers[i] : byte | integers[i] << 4);
-        }
+// Writes integers two to a byte, `place(i)` being where the i-th would stand as a byte, and the one `apart` from it kRun behind:
+// both are of the same token and head, so that no two tokens share a byte.
+template <typename Place>
+void put_nibbles(const uint8_t *integers, int64_t size, int64_t apart, uint8_t *bytes, const Place &place) {
+    for (int64_t i = 0; i < size; ++i) {
+        const int64_t at = place(i);
+        if (at % (2 * kRun) >= kRun) continue;
+        bytes[at / (2 * kRun) * kRun + at % kRun] = static_cast<uint8_t>(integers[i] | integers[i + apart] << 4);
+    }
 }
 
 void store_int4(const Cache &cache, int64_t tile, int64_t at, const float *keys, const float *values) {
@@ -133,9 +132,10 @@ void store_int4(const Cache &cache, int64_t tile, int64_t at, const float *keys,
         auto *key_scales = reinterpret_cast<uint16_t *>(cache.key_scales + cache.scales_at(tile, head));
         auto *value_scales = reinterpret_cast<uint16_t *>(cache.value_scales + cache.scales_at(tile, head));
         round_groups(keys + head * size, size, integers, key_scales + at);
-        put_nibbles(integers, size, cache.keys + cache.place(tile, head), [&](int64_t i) { return key_place(pair, at, i); });
+        put_nibbles(integers, size, kRun / kStep, cache.keys + cache.place(tile, head),
+                    [&](int64_t i) { return key_place(pair, at, i); });
         round_groups(values + head * size, size, integers, value_scales + at);
-        put_nibbles(integers, size, cache.values + cache.place(tile, head),
+        put_nibbles(integers, size, kRun / pair, cache.values + cache.place(tile, head),
                     [&](int64_t i) { return value_place(pair, at, i, size); });
     }
 }

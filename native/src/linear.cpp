@@ -121,8 +121,8 @@ std::atomic<uint64_t> products{0};
 thread_local uint64_t t_prepared = 0;
 thread_local Activations t_own;
 
-// What a call multiplies. Activations of a single tile are prepared by each thread for itself: that takes as long as having
-// one do it for all, and what a processor has written itself need not come from another's cache.
+// What a call multiplies. Activations of a single tile are prepared by each thread for itself: others would have to wait for
+// the one that does it for all, and then read them from its cache.
 class Product {
 public:
     const Shape &shape;

@@ -92,8 +92,8 @@ static inline float quantized_scale(uint32_t largest) {
 const Kernels *portable_kernels();
 // These are there where PENSTOCK_AVX2 and PENSTOCK_AVX512 are defined.
 const Kernels *avx2_kernels();
+const Kernels *avx512_vnni_kernels();
 const Kernels *avx512_kernels();
-const Kernels *avx512_bf16_kernels();
 
 // The instruction sets that this processor and this build have, the fastest first; and the one in use.
 const Kernels *const *available_kernels();

@@ -46,7 +46,7 @@ class Engine:
         self.asked.append((len(prompts), params.temperature))
         left = params.max_tokens
         if self._prompt:
-            self.totals = self.totals.add(StepFacts(execute=self._prompt, chunk_tokens=9, rows=len(prompts)))
+            self.totals = self.totals.add(StepFacts(execute=self._prompt, chunk_tokens=9, rows=1, sampled=1))
             self._clock[0] += self._prompt
             left -= 1
         for _ in range(left // (1 + self._accepted)):

@@ -18,9 +18,7 @@ WELL = Machine(
     processor=PROCESSOR,
     memory=MEMORY,
     others=Others(seconds=1.0, busy=0.1, stolen=0.0, cpu_pressure=0.0, memory_pressure=0.0),
-    kernels=Kernels(
-        instruction_sets=("avx512_bf16", "avx512", "avx2", "portable"), chosen="avx512_bf16", ceilings=CEILINGS
-    ),
+    kernels=Kernels(instruction_sets=("avx512", "avx512_vnni", "avx2", "portable"), chosen="avx512", ceilings=CEILINGS),
     descriptors=(1024, 65536),
     disk=Disk(folder="/cache", total=500 * GIB, free=300 * GIB, room=250 * GIB, kept=0),
     gpus=Gpus(),

@@ -26,7 +26,19 @@ from support.stepping import all_logits, make_stepper
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
 OWN = PackedWeights("own", "own")
-KEPT = ("gptq 2", "gptq 4", "gptq 3, v2", "gptq without order", "awq", "packed 4", "packed 3", "packed 8", "int8 rows")
+KEPT = {
+    "gptq 2": "int2_",
+    "gptq 4": "int4_",
+    "gptq 3, v2": "int3_",
+    "gptq without order": "int4_",
+    "awq": "int4_",
+    "packed 4": "int4_",
+    "packed 3": "int3_",
+    "packed 3, symmetric": "int3_",
+    "packed 2, symmetric": "int2_",
+    "packed 8": "q8_0",
+    "int8 rows": "int8",
+}
 GGUF = ("Q4_0", "Q4_0 tied", "Q8_0", "Q4_K", "Q4_K tied", "Q4_K mixed", "Q6_K")
 # What files with more bits for some matrices have, and a gate of other blocks than what it is multiplied with.
 MIXED = {"attn_v": Kind.Q6_K, "ffn_gate": Kind.Q4_0, "ffn_up": Kind.Q8_0}
@@ -69,6 +81,7 @@ def test_packed_integers_are_the_weights_to_the_bit(tmp_path: Path, layout: str)
     for name, weight in load_weights(checkpoint, declaration, torch.float32, packing=packing).items():
         if isinstance(weight, NativeLinear) and weight.form != NativeForm("float32"):
             assert torch.equal(looked_up(weight), numbers[name]), name
+            assert layout not in KEPT or str(weight.form).startswith(KEPT[layout])
             kept += 1
     # Four fused matrices in each of three layers; GGUF files have the head, too, and the embedding where they are one.
     assert kept == 12 + (0 if layout in KEPT else 2 if layout.endswith("tied") else 1)
@@ -102,7 +115,19 @@ def test_what_differs_stays_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "layout", ("gptq 4", "packed 4", "packed 8", "int8 rows", "Q4_0", "Q8_0", "Q4_K", "Q4_K mixed", "Q6_K")
+    "layout",
+    (
+        "gptq 4",
+        "packed 4",
+        "packed 2, symmetric",
+        "packed 8",
+        "int8 rows",
+        "Q4_0",
+        "Q8_0",
+        "Q4_K",
+        "Q4_K mixed",
+        "Q6_K",
+    ),
 )
 def test_logits_are_near_those_of_the_numbers(tmp_path: Path, layout: str) -> None:
     """They differ by the rounding of activations to 8 bits only."""

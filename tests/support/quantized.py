@@ -179,6 +179,8 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
     "awq": (awq, {"quant_method": "awq", "version": "gemm"}),
     "packed 4": (packed(4, symmetric=True), COMPRESSED),
     "packed 3": (packed(3, symmetric=False), COMPRESSED),
+    "packed 3, symmetric": (packed(3, symmetric=True), COMPRESSED),
+    "packed 2, symmetric": (packed(2, symmetric=True), COMPRESSED),
     "packed 8": (packed(8, symmetric=True, group=32, scale=torch.float16), COMPRESSED),
     "packed 8, zeros": (packed(8, symmetric=False, group=32, scale=torch.float16), COMPRESSED),
     "packed 4, act-order": (packed(4, symmetric=False, ordered=True), COMPRESSED),

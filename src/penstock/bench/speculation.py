@@ -51,8 +51,7 @@ class SpeculationFigures(msgspec.Struct, frozen=True):
         tokens_per_second, plain_tokens_per_second: of output, with and without drafts, medians; the time that prompts
             take is part of it.
         speedup: the median of the rounds' ratios.
-        decoding_speedup: the same of what is left without the steps in which prompts were computed, and the tokens that
-            end them.
+        decoding_speedup: the same without the steps in which prompts were computed, and the tokens that came of them.
         expected_tokens, expected_speedup: by theory, from acceptance, depth and cost; see `theory`.
     """
 
@@ -82,7 +81,6 @@ def theory(acceptance: float, depth: float, cost: float) -> tuple[float, float]:
 
 
 class _Run(msgspec.Struct, frozen=True):
-    answers: int
     tokens: int
     seconds: float
     did: StepTotals
@@ -95,7 +93,7 @@ class _Run(msgspec.Struct, frozen=True):
     @property
     def decoding_rate(self) -> float:
         """Tokens a second of the steps in which no prompt was computed."""
-        return (self.tokens - self.answers) / max(1e-9, self.seconds - self.did.chunk_seconds)
+        return (self.tokens - self.did.chunk_gained) / max(1e-9, self.seconds - self.did.chunk_seconds)
 
 
 def measure_speculation(
@@ -121,7 +119,7 @@ def measure_speculation(
         outputs = [output for chosen in batches for output in engine.generate(chosen, params)]
         seconds = clock() - start
         tokens = sum(len(output.token_ids) for output in outputs)
-        return _Run(len(outputs), tokens, seconds, engine.totals.since(before))
+        return _Run(tokens, seconds, engine.totals.since(before))
 
     for temperature in temperatures:
         for batch in batch_sizes:

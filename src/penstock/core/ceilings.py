@@ -4,17 +4,18 @@ import msgspec
 
 # Which arithmetic products of weights in a format are done in.
 _INTEGERS = (
-    *(
-        "int8",
-        "int4",
-        "int4_float16",
-        "int4_bfloat16",
-        "int3_float16",
-        "int3_bfloat16",
-        "int2_float16",
-        "int2_bfloat16",
-    ),
-    *("q8_0", "q4_k", "q6_k", "own"),
+    "int8",
+    "int4",
+    "int4_float16",
+    "int4_bfloat16",
+    "int3_float16",
+    "int3_bfloat16",
+    "int2_float16",
+    "int2_bfloat16",
+    "q8_0",
+    "q4_k",
+    "q6_k",
+    "own",
 )
 ARITHMETIC_OF = dict.fromkeys(_INTEGERS, "int8")
 ARITHMETIC_OF |= {"bfloat16": "bfloat16", "float32": "float32"}

@@ -169,7 +169,8 @@ class StepTotals(msgspec.Struct, frozen=True):
         schedule, draft, execute, sample, send, cpu_wait, budget, rows, decodes, chunk_tokens, sampled, context: sums
             of what steps say under the same names.
         bytes, operations: what they must have moved through memory, and multiplied and added (`core/work.py`).
-        chunk_steps, chunk_seconds: steps in which a prompt was computed, and how long they took.
+        chunk_steps, chunk_seconds, chunk_gained: steps in which a prompt was computed, how long they took, and the
+            tokens that came of them.
         drafted, accepted, beside: tokens that were drafted, those of them that were right, and those that were in other
             branches of a tree than the likeliest.
         preemptions: sequences that lost their blocks.
@@ -196,6 +197,7 @@ class StepTotals(msgspec.Struct, frozen=True):
     operations: int = 0
     chunk_steps: int = 0
     chunk_seconds: float = 0.0
+    chunk_gained: int = 0
     preemptions: int = 0
     held: tuple[float, ...] = (0.0,) * len(WAITS)
 
@@ -237,6 +239,7 @@ class StepTotals(msgspec.Struct, frozen=True):
             self.operations + work[1],
             self.chunk_steps + (step.chunk_tokens > 0),
             self.chunk_seconds + (seconds if step.chunk_tokens else 0.0),
+            self.chunk_gained + (step.sampled + step.accepted if step.chunk_tokens else 0),
             self.preemptions + len(step.preempted),
             held,
         )

@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.core.errors import UnsupportedModel
+from penstock.core.errors import ConfigurationError, UnsupportedModel
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "uint8": 1}
 # What keys and values may be kept as instead of numbers: bytes with a scale for each head and token, or two to a byte,
@@ -97,8 +97,8 @@ def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16, k
     Keys and values are of `dtype`, or bytes with scales where they are `kept` as one of KV_BYTES.
 
     A group has as many layers as the rarest kind, since hybrid models have few layers of full attention and each group
-    costs a block table. Raises UnsupportedModel where layers differ in their heads, or what they are to be kept as does
-    not take such heads.
+    costs a block table. Raises UnsupportedModel where layers differ in their heads, and ConfigurationError where what
+    they are to be kept as does not take such heads.
     """
     if len({(layer.kv_heads, layer.head_dim) for layer in layers}) != 1:
         raise UnsupportedModel("Layers with different numbers or sizes of KV heads are not supported.")
@@ -120,7 +120,7 @@ def _planes(heads: int, head_dim: int, dtype: str, kept: str) -> tuple[Plane, ..
     width, scales = head_dim, Plane("scale", (heads,), "float32")
     if kept == "int4":
         if head_dim % _INT4_HEADS:
-            raise UnsupportedModel(
+            raise ConfigurationError(
                 f"--kv-cache-dtype int4 takes heads of a multiple of {_INT4_HEADS} values, and this model's have "
                 f"{head_dim}; take int8."
             )

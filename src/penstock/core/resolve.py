@@ -28,7 +28,7 @@ from penstock.core.speculation import HEADS, DraftModelConfig, blocks_of_branche
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
-INSTRUCTION_SETS = ("auto", "avx512_bf16", "avx512", "avx2", "portable")
+INSTRUCTION_SETS = ("auto", "avx512", "avx512_vnni", "avx2", "portable")
 WORKSPACE_BYTES = 512 << 20
 KV_SHARE_OF_FREE_MEMORY = 0.8
 LARGEST_VALUE = 2**63 - 1

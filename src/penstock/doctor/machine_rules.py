@@ -20,13 +20,13 @@ _ENOUGH_FILES = 8192
 _EXAMPLE = 1e9
 
 _SETS = {
-    "avx512_bf16": "every operation has kernels by hand",
-    "avx512": "every operation has kernels by hand, and bfloat16 is multiplied as float32",
+    "avx512": "every operation has kernels by hand",
+    "avx512_vnni": "every operation has kernels by hand, and bfloat16 is multiplied as float32",
     "avx2": "every operation has kernels by hand, whose integer products take several instructions",
     "portable": "plain C++ as it was compiled, several times slower than kernels by hand",
 }
 
-_FULL = ("avx512_bf16", "avx512")
+_FULL = ("avx512", "avx512_vnni")
 
 
 def judge_machine(machine: Machine) -> tuple[Finding, ...]:

@@ -26,10 +26,10 @@ def integer_form(entry: Entry) -> NativeForm | None:
     whole_blocks = entry.group % 32 == 0 and "zeros" not in entry.parts
     if entry.bits == 8 and entry.layout == "packed" and scales == "float16" and whole_blocks:
         return NativeForm("q8_0")
-    format = GROUPED_FORMATS.get((max(2, entry.bits), scales))
+    format = GROUPED_FORMATS.get((entry.bits, scales))
     if format is None or entry.group % 16 != 0:
         return None
-    return NativeForm(format, entry.group, "zeros" in entry.parts or entry.bits == 1)
+    return NativeForm(format, entry.group, "zeros" in entry.parts)
 
 
 def common_form(parts: Sequence[Entry]) -> NativeForm | None:

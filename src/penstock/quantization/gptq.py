@@ -90,7 +90,7 @@ def quantize_gptq(
         left[:, last:].addmm_(errors, factor[first:last, last:], alpha=-1)
     restored = torch.empty_like(integers)
     restored[:, order] = integers
-    return as_grouped(restored, scales, zeros)
+    return as_grouped(restored, scales, zeros, grid)
 
 
 def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:

@@ -116,7 +116,7 @@ def from_gptq(
         scales.T.contiguous(),
         found.T.contiguous(),
         group_of,
-        max(2, bits),
+        bits,
     )
 
 
@@ -145,10 +145,7 @@ def from_packed(
     above: Tensor | None = None
     if zeros is not None:
         above = unpacked(zeros.T, bits, scales.shape[0]).T.to(torch.int16).contiguous()
-    elif bits == 1:
-        # They are taken for integers of 2 bits, whose middle is another.
-        above = torch.ones(scales.shape, dtype=torch.int16)
-    return Grouped(unpacked(weights, bits, inputs), scales, above, group_of, max(2, bits))
+    return Grouped(unpacked(weights, bits, inputs), scales, above, group_of, bits)
 
 
 def to_q8_0(matrix: Grouped) -> Tensor:

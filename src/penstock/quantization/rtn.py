@@ -102,10 +102,11 @@ def quantize_rtn(weight: Tensor, grid: Grid, hessian: Tensor | None = None) -> G
         metric = hessian.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
     scales, zeros = fit(parts, grid, metric)
     integers = rounded(parts, scales, zeros, grid)
-    return as_grouped(integers.view(outputs, inputs), scales.view(outputs, groups), zeros.view(outputs, groups))
+    shape = (outputs, groups)
+    return as_grouped(integers.view(outputs, inputs), scales.view(shape), zeros.view(shape), grid)
 
 
-def as_grouped(integers: Tensor, scales: Tensor, zeros: Tensor) -> Grouped:
-    """The same with the types that files have; zeros that are all 8 are left out."""
-    kept = None if bool((zeros == 8).all()) else zeros.to(torch.int16)
-    return Grouped(integers.to(torch.uint8), scales.half(), kept)
+def as_grouped(integers: Tensor, scales: Tensor, zeros: Tensor, grid: Grid) -> Grouped:
+    """The same with the types that files have; zeros that are all in the middle are left out."""
+    kept = None if bool((zeros == grid.middle).all()) else zeros.to(torch.int16)
+    return Grouped(integers.to(torch.uint8), scales.half(), kept, bits=grid.bits)

@@ -8,6 +8,7 @@ import torch
 from penstock.kernels.cases.attention import CASES
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.operations import NATIVE
+from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import Attention
 from support.operations import Bench
 
@@ -18,6 +19,9 @@ from penstock.kernels.cpu.native import native
 
 LONG = [case for case in CASES if case.use != "bench" and max(context for _, context in case.rows) > 512]
 ATTENTION = next(entry for entry in NATIVE if entry.operation is Attention)
+REFERENCE_ATTENTION = next(entry for entry in REFERENCE if entry.operation is Attention)
+SHORT = [case for case in CASES if case.use != "bench" and max(context for _, context in case.rows) <= 512]
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +31,25 @@ def _threads_as_before() -> Iterator[None]:
     native.set_threads(before)
 
 
+@pytest.fixture(params=native.instruction_sets())
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = native.instruction_set()
+    native.use_instruction_set(request.param)
+    yield request.param
+    native.use_instruction_set(before)
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
+def test_all_instruction_sets_agree_with_the_reference(case: object, dtype: torch.dtype) -> None:
+    bench = Bench(case, dtype)
+    (expected,), (found,) = bench.run(REFERENCE_ATTENTION).outputs, bench.run(ATTENTION).outputs
+    scale = expected.float().abs().amax(1, keepdim=True).clamp(min=1.0)
+    assert ((found.float() - expected.float()).abs() / scale).max() <= TOLERANCE[dtype]
+
+
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
 def test_threads_and_neighbours_do_not_change_bits(case: object, dtype: torch.dtype) -> None:

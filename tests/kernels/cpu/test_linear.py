@@ -34,7 +34,7 @@ GROUPED = tuple(
 BLOCKS = {"Q8_0": 32, "Q4_K": 256, "Q6_K": 256}
 FORMATS = ("float32", "bfloat16", "int8", "int4", *GROUPED, *BLOCKS)
 # (outputs, inputs, group): whole panels and lines, and what must be filled up.
-SHAPES = ((96, 64, 32), (47, 35, 32), (100, 256, 128), (33, 96, 64), (1, 1, 32))
+SHAPES = ((96, 64, 32), (47, 35, 32), (100, 256, 128), (33, 96, 64), (1, 1, 32), (40, 80, 16))
 ROWS = (*range(1, 14), 24, 25, 64, 192)
 MOST_ROWS = 193
 

@@ -23,6 +23,13 @@ CASES = (
         kv=LayerKV(2, 24),
         shared=((1, 0), (1, 2), (4, 2), (8, 2), (9, 2)),
     ),
+    Case(
+        "write, shared, heads of 64",
+        WriteKV(HeadLayout(2, 2, 64), 0),
+        (HeadLayout(2, 2, 64).fused_width,),
+        kv=LayerKV(2, 64),
+        shared=((1, 0), (1, 2), (4, 2), (8, 2), (9, 2)),
+    ),
     Case("32 / 8 heads of 64", Rotary(llama.HEADS, MODEL), (llama.HEADS.fused_width,), use="both"),
     Case("32 / 8 heads of 64", WriteKV(llama.HEADS, 0), (llama.HEADS.fused_width,), kv=llama.KV, use="both"),
 )
