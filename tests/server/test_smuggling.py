@@ -32,11 +32,15 @@ NEXT = GET + b"\r\n"
 
 @dataclass(frozen=True)
 class Case:
-    """What is sent before `NEXT`; statuses of all answers; whether the connection stays open; and why."""
+    """What is sent before `NEXT`; statuses of all answers; whether the connection stays open; and why.
+
+    `early` is the status of what is answered before them where the rest comes only after that.
+    """
 
     sent: bytes
     statuses: tuple[int, ...]
     why: str
+    early: tuple[int, ...] = ()
 
     @property
     def stays_open(self) -> bool:
@@ -199,7 +203,7 @@ CASES = [
         POST + CHUNKED + b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n" + CHUNKS,
     ),
     Case(POST + LENGTH + b"\r\n" + BODY + b"X", (200,), "what follows a body is a request, and this one is none"),
-    Case(sized(b" 28"), (400,), "the body ends earlier than it should, and is none; the rest is no request"),
+    Case(sized(b" 28"), (400,), "the body ends earlier than it should, and is none; the rest is no request", (400,)),
     Case(GET + b"Content-Length: %d\r\n\r\n" % len(NEXT) + NEXT, (200, 200), "a body that nobody reads is no request"),
     Case(
         NEXT.replace(b"/version", b"/v1/completions")[:-2] + b"Content-Length: %d\r\n\r\n" % len(NEXT) + NEXT,
@@ -242,6 +246,9 @@ def test_each_has_one_reading(address: tuple[str, int], case: Case, bytewise: bo
     statuses = tuple(map(int, re.findall(rb"HTTP/1\.1 (\d+) ", came)))
     if bytewise and not case.stays_open and not statuses:
         return  # the answer can be lost where the client goes on sending
+    if bytewise and len(statuses) > len(case.statuses):
+        assert statuses == (*case.early, *case.statuses), case.why
+        return
     assert statuses == case.statuses, case.why
     if statuses == (400,):
         assert b'"code":"invalid_request"' in came and b"connection: close" in came.lower()
