@@ -31,14 +31,6 @@ def _threads_as_before() -> Iterator[None]:
     native.set_threads(before)
 
 
-@pytest.fixture(params=native.instruction_sets())
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.instruction_set()
-    native.use_instruction_set(request.param)
-    yield request.param
-    native.use_instruction_set(before)
-
-
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)

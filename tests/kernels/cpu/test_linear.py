@@ -39,14 +39,6 @@ ROWS = (*range(1, 14), 24, 25, 64, 192)
 MOST_ROWS = 193
 
 
-@pytest.fixture(params=native.instruction_sets())
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.instruction_set()
-    native.use_instruction_set(request.param)
-    yield request.param
-    native.use_instruction_set(before)
-
-
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = native.threads()
