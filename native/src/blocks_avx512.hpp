@@ -40,15 +40,6 @@ inline Int32s sum_of(const Tile &tile, int r, int64_t group) {
     return reinterpret_cast<Int32s>(broadcast(tile.sums + r * tile.shape->groups() + group));
 }
 
-template <int R> inline void add_line(__m512i low, __m512i high, const uint32_t *values, Int32s (&counts)[R][2]) {
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
-        const __m512i unit = broadcast(values + r);
-        counts[r][0] = Int8Product::add(counts[r][0], low, unit);
-        counts[r][1] = Int8Product::add(counts[r][1], high, unit);
-    }
-}
-
 template <int R> inline void store_all(const Tile &tile, const Floats (&sums)[R][2]) {
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) store(tile, r, sums[r][0], sums[r][1]);
@@ -68,7 +59,7 @@ template <int R> struct Q8_0 {
             for (int64_t line = 0; line < 8; ++line, weights += 2 * kLine, values += R) {
                 asker.ask();
                 asker.ask();
-                add_line<R>(_mm512_load_si512(weights), _mm512_load_si512(weights + kLine), values, counts);
+                add_halves<R>(_mm512_load_si512(weights), _mm512_load_si512(weights + kLine), values, counts);
             }
             asker.ask();
             end_block<R>(tile, group, counts, weights, sums);
@@ -103,7 +94,7 @@ template <int R> struct Q4K {
                 for (int64_t line = 0; line < 8; ++line, weights += kLine, values += R) {
                     asker.ask();
                     const __m512i bytes = _mm512_load_si512(weights);
-                    add_line<R>(_mm512_and_si512(bytes, nibble), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble), values,
+                    add_halves<R>(_mm512_and_si512(bytes, nibble), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble), values,
                                 counts);
                 }
 #pragma GCC unroll 6
@@ -153,9 +144,9 @@ template <int R> struct Q6K {
                         const __m512i first = _mm512_load_si512(weights + (1 + 2 * pair) * kLine);
                         const __m512i second = _mm512_load_si512(weights + (2 + 2 * pair) * kLine);
                         const __m512i above = _mm512_load_si512(weights + (9 + pair) * kLine);
-                        add_line<R>(six_bits(first, _mm512_slli_epi16(above, 4)),
+                        add_halves<R>(six_bits(first, _mm512_slli_epi16(above, 4)),
                                     six_bits(_mm512_srli_epi16(first, 4), _mm512_slli_epi16(above, 2)), values, counts);
-                        add_line<R>(six_bits(second, above),
+                        add_halves<R>(six_bits(second, above),
                                     six_bits(_mm512_srli_epi16(second, 4), _mm512_srli_epi16(above, 2)), values + R, counts);
                     }
                     const Int32s times[2] = {wide_bytes(weights + part * 32), wide_bytes(weights + part * 32 + 16)};

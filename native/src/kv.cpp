@@ -20,6 +20,12 @@ template <typename Value> Value stored(float value);
 template <> float stored<float>(float value) { return value; }
 template <> uint16_t stored<uint16_t>(float value) { return float_to_bf16(value); }
 
+// Where value `i` of a head stands at place `at` of its tile, among the keys and among the values.
+PENSTOCK_INLINE int64_t key_place(int64_t pair, int64_t at, int64_t i) { return (i / pair * kStep + at) * pair + i % pair; }
+PENSTOCK_INLINE int64_t value_place(int64_t pair, int64_t at, int64_t i, int64_t size) {
+    return (at / pair * size + i) * pair + at % pair;
+}
+
 // One token's heads at place `at` of its tile.
 template <typename Value>
 void store_token(const Cache &cache, int64_t tile, int64_t at, const float *keys, const float *values) {
@@ -29,9 +35,9 @@ void store_token(const Cache &cache, int64_t tile, int64_t at, const float *keys
         auto *key = reinterpret_cast<Value *>(cache.keys + cache.place(tile, head));
         auto *value = reinterpret_cast<Value *>(cache.values + cache.place(tile, head));
         for (int64_t i = 0; i < size; ++i)
-            key[(i / pair * kStep + at) * pair + i % pair] = stored<Value>(keys[head * size + i]);
+            key[key_place(pair, at, i)] = stored<Value>(keys[head * size + i]);
         for (int64_t i = 0; i < size; ++i)
-            value[(at / pair * size + i) * pair + at % pair] = stored<Value>(values[head * size + i]);
+            value[value_place(pair, at, i, size)] = stored<Value>(values[head * size + i]);
     }
 }
 
@@ -63,12 +69,6 @@ float round_head(const float *values, int64_t size, Kept kept, uint8_t *bytes) {
 }
 
 thread_local Memory t_bytes;
-
-// Where value `i` of a head stands at place `at` of its tile, among the keys and among the values.
-PENSTOCK_INLINE int64_t key_place(int64_t pair, int64_t at, int64_t i) { return (i / pair * kStep + at) * pair + i % pair; }
-PENSTOCK_INLINE int64_t value_place(int64_t pair, int64_t at, int64_t i, int64_t size) {
-    return (at / pair * size + i) * pair + at % pair;
-}
 
 void store_bytes(const Cache &cache, int64_t tile, int64_t at, const float *keys, const float *values) {
     const int64_t size = cache.size, pair = cache.pair();
