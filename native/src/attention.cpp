@@ -7,6 +7,7 @@
 #include "pool.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -54,8 +55,95 @@ PENSTOCK_CLONES void mix(Type type, float weight, const uint8_t *tile, int64_t a
     else mix_in<uint16_t>(weight, tile, at, size, mixed);
 }
 
+// The same in integers.
+PENSTOCK_CLONES void scores_of(const int16_t *query, const uint8_t *tile, int64_t size, int32_t *scores) {
+    const auto *keys = reinterpret_cast<const int8_t *>(tile);
+    for (int64_t t = 0; t < kStep; ++t) scores[t] = 0;
+    for (int64_t i = 0; i < size; i += 2)
+        for (int64_t t = 0; t < kStep; ++t)
+            scores[t] += query[i] * keys[i * kStep + 2 * t] + query[i + 1] * keys[i * kStep + 2 * t + 1];
+}
+
+PENSTOCK_CLONES void mix(int32_t weight, const uint8_t *tile, int64_t at, int64_t size, int32_t *mixed) {
+    const auto *values = reinterpret_cast<const int8_t *>(tile) + at / 2 * size * 2 + at % 2;
+    for (int64_t i = 0; i < size; ++i) mixed[i] += weight * values[2 * i];
+}
+
+// A row of queries as integers, at most `most`; returns their scale, which is not a number where a value is not finite.
+PENSTOCK_CLONES float round_query(const float *query, int64_t size, float most, int16_t *integers) {
+    float largest = 0.0f;
+    bool finite = true;
+    for (int64_t i = 0; i < size; ++i) {
+        const float magnitude = std::fabs(query[i]);
+        finite &= magnitude <= std::numeric_limits<float>::max();
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    const float scale = finite ? largest / most : 0.0f;
+    for (int64_t i = 0; i < size; ++i) {
+        const float part = scale > 0.0f ? std::nearbyint(query[i] / scale) : 0.0f;
+        integers[i] = static_cast<int16_t>(part > most ? most : part < -most ? -most : part);
+    }
+    return finite ? scale : std::numeric_limits<float>::quiet_NaN();
+}
+
 PENSTOCK_CLONES void exponentials(const float *scores, float most, int64_t count, float *weights) {
     for (int64_t t = 0; t < count; ++t) weights[t] = exponential(scores[t] - most);
+}
+
+// What a row makes of its scores at the positions from `low` on, before `high`: weights, and the factor of what it had before.
+float weigh(const Block &block, State &state, int64_t low, int64_t high, float *scores, float *weights) {
+    float most = state.most;
+    for (int64_t t = low; t < high; ++t) {
+        if (block.softcap != 0.0f) scores[t] = soft_capped(scores[t], block.softcap);
+        most = scores[t] > most ? scores[t] : most;
+    }
+    // A score that is not a number is not larger than any, but its weight is not a number either, as it should be.
+    exponentials(scores + low, most, high - low, weights + low);
+    float sum = 0.0f;
+    for (int64_t t = low; t < high; ++t) sum += weights[t];
+    const float kept = exponential(state.most - most);
+    state.total = state.total * kept + sum;
+    state.most = most;
+    return kept;
+}
+
+void attend_floats(const Block &block, int64_t row, int64_t low, int64_t high, State &state) {
+    float scores[kSpan], weights[kSpan];
+    for (int64_t tile = low / kStep; tile * kStep < high; ++tile)
+        scores_of(block.type, block.queries + row * block.size, block.tiles.keys[tile], block.size, scores + tile * kStep);
+    multiply_values(block.scale, scores + low, high - low);
+    multiply_values(weigh(block, state, low, high, scores, weights), state.mixed, block.size);
+    for (int64_t t = low; t < high; ++t)
+        mix(block.type, weights[t], block.tiles.values[t / kStep], t % kStep, block.size, state.mixed);
+}
+
+thread_local Memory t_sums;
+
+void attend_integers(const Block &block, int64_t row, int64_t low, int64_t high, State &state) {
+    float scores[kSpan], weights[kSpan];
+    const auto *query = reinterpret_cast<const int16_t *>(block.units) + row * block.size;
+    const float scale = block.query_scales[row] * block.scale;
+    for (int64_t tile = low / kStep; tile * kStep < high; ++tile) {
+        int32_t sums[kStep];
+        scores_of(query, block.tiles.keys[tile], block.size, sums);
+        for (int64_t t = 0; t < kStep; ++t)
+            scores[tile * kStep + t] = static_cast<float>(sums[t]) * (block.tiles.key_scales[tile][t] * scale);
+    }
+    multiply_values(weigh(block, state, low, high, scores, weights), state.mixed, block.size);
+    float most = 0.0f, sum = 0.0f;
+    for (int64_t t = low; t < high; ++t) {
+        weights[t] *= block.tiles.value_scales[t / kStep][t % kStep];
+        most = weights[t] > most ? weights[t] : most;
+        sum += weights[t];
+    }
+    auto *mixed = reinterpret_cast<int32_t *>(t_sums.take(block.size * 4));
+    std::fill(mixed, mixed + block.size, 0);
+    const bool any = most > kLeastWeight && std::isfinite(sum);
+    for (int64_t t = low; any && t < high; ++t)
+        mix(static_cast<int32_t>(std::nearbyint(weights[t] * (kMostWeight / most))), block.tiles.values[t / kStep], t % kStep,
+            block.size, mixed);
+    const float unit = std::isfinite(sum) ? most / kMostWeight : std::numeric_limits<float>::quiet_NaN();
+    for (int64_t i = 0; i < block.size; ++i) state.mixed[i] += static_cast<float>(mixed[i]) * unit;
 }
 
 // The meaning of Kernels::attend_block, and what runs where an instruction set has none.
@@ -63,27 +151,7 @@ void attend_block(const Block &block) {
     for (int64_t row = 0; row < block.rows; ++row) {
         const int64_t low = block.lows[row / block.group], high = block.highs[row / block.group];
         if (low >= high) continue;
-        State &state = block.states[row];
-        float scores[kSpan], weights[kSpan];
-        for (int64_t tile = low / kStep; tile * kStep < high; ++tile)
-            scores_of(block.type, block.queries + row * block.size, block.tiles.keys[tile], block.size,
-                      scores + tile * kStep);
-        float most = state.most;
-        for (int64_t t = low; t < high; ++t) {
-            scores[t] *= block.scale;
-            if (block.softcap != 0.0f) scores[t] = soft_capped(scores[t], block.softcap);
-            most = scores[t] > most ? scores[t] : most;
-        }
-        // A score that is not a number is not larger than any, but its weight is not a number either, as it should be.
-        exponentials(scores + low, most, high - low, weights + low);
-        float sum = 0.0f;
-        for (int64_t t = low; t < high; ++t) sum += weights[t];
-        const float kept = exponential(state.most - most);
-        state.total = state.total * kept + sum;
-        multiply_values(kept, state.mixed, block.size);
-        for (int64_t t = low; t < high; ++t)
-            mix(block.type, weights[t], block.tiles.values[t / kStep], t % kStep, block.size, state.mixed);
-        state.most = most;
+        (block.query_scales ? attend_integers : attend_floats)(block, row, low, high, block.states[row]);
     }
 }
 
@@ -141,11 +209,20 @@ public:
             std::memcpy(memory + (query - piece_.first) * group_ * size_,
                         call_.qkv.row(piece_.row + query) + piece_.head * group_ * size_,
                         static_cast<size_t>(group_ * size_) * sizeof(float));
+        float *rounded = memory + rows_ * size_;
+        if (call_.cache.integers()) {
+            auto *integers = reinterpret_cast<int16_t *>(rounded);
+            float *scales = rounded + rows_ * size_ / 2;
+            for (int64_t row = 0; row < rows_; ++row)
+                scales[row] = round_query(memory + row * size_, size_, most_of_query(size_), integers + row * size_);
+            units_ = reinterpret_cast<const uint32_t *>(integers);
+            query_scales_ = scales;
+            return;
+        }
         if (call_.cache.type == Type::float32) {
             units_ = reinterpret_cast<const uint32_t *>(memory);
             return;
         }
-        float *rounded = memory + rows_ * size_;
         narrow(memory, reinterpret_cast<uint16_t *>(rounded), rows_ * size_);
         units_ = reinterpret_cast<const uint32_t *>(rounded);
     }
@@ -153,7 +230,7 @@ public:
     void attend_segment(int64_t segment, State *states) const {
         const int64_t from = std::max(segment * kSegment, lowest(piece_.first) / kSpan * kSpan);
         const int64_t end = std::min((segment + 1) * kSegment, until());
-        if (call_.cache.kept != Kept::plain) {
+        if (call_.cache.kept != Kept::plain && !call_.cache.integers()) {
             uint8_t *memory = t_expanded.take(2 * kSpanTiles * call_.cache.multiplied_bytes());
             for (int64_t at = from; at < end; at += kSpan) {
                 const Tiles tiles = expanded_at(at, memory);
@@ -193,7 +270,7 @@ private:
 
     // Tiles before the window may be another sequence's by now, and those behind the context are nobody's.
     Tiles tiles_at(int64_t at) const {
-        Tiles tiles;
+        Tiles tiles{};
         const int64_t low = first_tile(at), last = last_tile(at) - 1;
         for (int64_t i = 0; i < kSpanTiles; ++i) {
             const int64_t position = at + std::min(std::max(i, low), last) * kStep;
@@ -201,13 +278,17 @@ private:
             const int64_t place = call_.cache.place(tile, piece_.head);
             tiles.keys[i] = call_.cache.keys + place;
             tiles.values[i] = call_.cache.values + place;
+            if (!call_.cache.integers()) continue;
+            const int64_t scales = call_.cache.scales_at(tile, piece_.head);
+            tiles.key_scales[i] = reinterpret_cast<const float *>(call_.cache.key_scales + scales);
+            tiles.value_scales[i] = reinterpret_cast<const float *>(call_.cache.value_scales + scales);
         }
         return tiles;
     }
 
-    // The same of bytes, expanded into `memory`.
+    // The same of what is not multiplied as it is kept, expanded into `memory`.
     Tiles expanded_at(int64_t at, uint8_t *memory) const {
-        Tiles tiles;
+        Tiles tiles{};
         const int64_t low = first_tile(at), last = last_tile(at) - 1, bytes = call_.cache.multiplied_bytes();
         for (int64_t i = low; i <= last; ++i) {
             const int64_t tile = call_.tables.tile(piece_.sequence, at + i * kStep, call_.batch.block_size);
@@ -227,7 +308,7 @@ private:
             lows[query - piece_.first] = std::max<int64_t>(0, lowest(query) - at);
             highs[query - piece_.first] = std::min(kSpan, start_ + query + 1 - at);
         }
-        const Block block{queries_, units_, rows_, size_, call_.cache.type, lows, highs, group_, tiles, next,
+        const Block block{queries_, units_, rows_, size_, call_.cache.type, query_scales_, lows, highs, group_, tiles, next,
                           first_tile(at), last_tile(at), call_.attention.scale, call_.attention.softcap, states};
         const auto vectors = kernels().attend_block;
         (vectors ? vectors : attend_block)(block);
@@ -236,7 +317,7 @@ private:
     const Call &call_;
     const Piece &piece_;
     int64_t size_, group_, start_, rows_;
-    const float *queries_ = nullptr;
+    const float *queries_ = nullptr, *query_scales_ = nullptr;
     const uint32_t *units_ = nullptr;
 };
 

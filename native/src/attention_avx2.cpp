@@ -3,6 +3,7 @@
 #include "avx2.hpp"
 #include "values.hpp"
 
+#include <cmath>
 #include <cstring>
 #include <initializer_list>
 #include <limits>
@@ -10,7 +11,7 @@
 namespace penstock {
 namespace {
 
-constexpr int64_t kVector = 8, kVectorBytes = 32;
+constexpr int64_t kVector = 8;
 constexpr int kSpanVectors = kSpan / kVector;
 // Vectors of positions in a tile.
 constexpr int kTileVectors = kStep / kVector;
@@ -19,16 +20,47 @@ constexpr int kRows = 4;
 
 inline void ask_for(const uint8_t *line) { _mm_prefetch(reinterpret_cast<const char *>(line), _MM_HINT_T0); }
 
-struct Float32Product {
-    static PENSTOCK_INLINE __m256 add(__m256 sum, __m256i lanes, __m256i unit) {
+// How lines of keys and values are read and multiplied: 8 lanes of four bytes, as they are kept.
+struct Float32Lines {
+    using Sum = __m256;
+    static constexpr bool kIntegers = false;
+    static constexpr int64_t kBytes = 32;
+    static PENSTOCK_INLINE Sum none() { return _mm256_setzero_ps(); }
+    static PENSTOCK_INLINE __m256i read(const uint8_t *line) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(line)); }
+    static PENSTOCK_INLINE __m256i read(const uint8_t *line, __m256i mask, int64_t) {
+        return _mm256_maskload_epi32(reinterpret_cast<const int *>(line), mask);
+    }
+    static PENSTOCK_INLINE Sum add(Sum sum, __m256i lanes, __m256i unit) {
         return _mm256_fmadd_ps(_mm256_castsi256_ps(lanes), _mm256_castsi256_ps(unit), sum);
+    }
+    static PENSTOCK_INLINE __m256 floats(Sum sum) { return sum; }
+};
+
+struct Bfloat16Lines : Float32Lines {
+    static PENSTOCK_INLINE Sum add(Sum sum, __m256i lanes, __m256i unit) {
+        return _mm256_fmadd_ps(odd(lanes), odd(unit), _mm256_fmadd_ps(even(lanes), even(unit), sum));
     }
 };
 
-struct Bfloat16Product {
-    static PENSTOCK_INLINE __m256 add(__m256 sum, __m256i lanes, __m256i unit) {
-        return _mm256_fmadd_ps(odd(lanes), odd(unit), _mm256_fmadd_ps(even(lanes), even(unit), sum));
+// 8 lanes of two bytes, integers, that become integers of 16 bits.
+struct Integers {
+    using Sum = __m256i;
+    static constexpr bool kIntegers = true;
+    static constexpr int64_t kBytes = 16;
+    static PENSTOCK_INLINE Sum none() { return _mm256_setzero_si256(); }
+    static PENSTOCK_INLINE __m256i read(const uint8_t *line) {
+        return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(line)));
     }
+    static PENSTOCK_INLINE __m256i read(const uint8_t *line, __m256i, int64_t count) {
+        if (count >= kVector) return read(line);
+        alignas(16) uint8_t some[kBytes] = {};
+        std::memcpy(some, line, static_cast<size_t>(2 * count));
+        return read(some);
+    }
+    static PENSTOCK_INLINE Sum add(Sum sum, __m256i lanes, __m256i unit) {
+        return _mm256_add_epi32(sum, _mm256_madd_epi16(lanes, unit));
+    }
+    static PENSTOCK_INLINE __m256 floats(Sum sum) { return _mm256_cvtepi32_ps(sum); }
 };
 
 // The exponential of exponential.hpp with fused multiplications, 8 at a time.
@@ -77,41 +109,50 @@ inline __m256i lanes(int64_t from, int64_t until) {
 
 // Scores of R rows with T vectors of positions from tile `tile` on, unscaled. A chain runs over a row's size, whatever R
 // and T are.
-template <typename Product, int R, int T>
+template <typename Lines, int R, int T>
 void score_tiles(const Block &block, const uint32_t *units, int64_t width, int64_t tile, float (*scores)[kSpan]) {
-    __m256 sums[R][T];
+    typename Lines::Sum sums[R][T];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) sums[r][t] = _mm256_setzero_ps();
+        for (int t = 0; t < T; ++t) sums[r][t] = Lines::none();
     for (int64_t i = 0; i < width; ++i) {
         __m256i keys[T];
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
-            const int64_t at = i * kStep * kUnit + t % kTileVectors * kVectorBytes;
-            keys[t] = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(block.tiles.keys[tile + t / kTileVectors] + at));
+            const int64_t at = (i * kTileVectors + t % kTileVectors) * Lines::kBytes;
+            keys[t] = Lines::read(block.tiles.keys[tile + t / kTileVectors] + at);
             if (t % kTileVectors == 0) ask_for(block.next.keys[tile + t / kTileVectors] + at);
         }
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             const __m256i unit = broadcast(units + r * width + i);
 #pragma GCC unroll 4
-            for (int t = 0; t < T; ++t) sums[r][t] = Product::add(sums[r][t], keys[t], unit);
+            for (int t = 0; t < T; ++t) sums[r][t] = Lines::add(sums[r][t], keys[t], unit);
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) _mm256_store_ps(scores[r] + tile * kStep + t * kVector, sums[r][t]);
+        for (int t = 0; t < T; ++t) _mm256_store_ps(scores[r] + tile * kStep + t * kVector, Lines::floats(sums[r][t]));
+}
+
+// The scales of vector `t` of a span.
+inline __m256 scales_at(const float *const *scales, int t) {
+    return _mm256_loadu_ps(scales[t / kTileVectors] + t % kTileVectors * kVector);
 }
 
 // What a row makes of its scores at the positions from `low` on, before `high`: weights, 0 elsewhere, and the factor of what
 // it had before.
-inline float weigh(const Block &block, State &state, int64_t low, int64_t high, const float *scores, float *weights) {
+template <typename Lines>
+inline float weigh(const Block &block, int64_t row, int64_t low, int64_t high, const float *scores, float *weights) {
+    State &state = block.states[row];
+    const __m256 scale = _mm256_set1_ps(Lines::kIntegers ? block.query_scales[row] * block.scale : block.scale);
     const __m256 none = _mm256_set1_ps(-std::numeric_limits<float>::infinity());
     __m256 score[kSpanVectors], seen[kSpanVectors], largest = none;
     for (int t = 0; t < kSpanVectors; ++t) {
-        score[t] = _mm256_mul_ps(_mm256_load_ps(scores + t * kVector), _mm256_set1_ps(block.scale));
+        const __m256 factor = Lines::kIntegers ? _mm256_mul_ps(scales_at(block.tiles.key_scales, t), scale) : scale;
+        score[t] = _mm256_mul_ps(_mm256_load_ps(scores + t * kVector), factor);
         if (block.softcap != 0.0f) score[t] = soft_capped(score[t], block.softcap);
         seen[t] = _mm256_castsi256_ps(lanes(low - t * kVector, high - t * kVector));
         largest = _mm256_max_ps(_mm256_blendv_ps(none, score[t], seen[t]), largest);
@@ -130,80 +171,119 @@ inline float weigh(const Block &block, State &state, int64_t low, int64_t high, 
     return kept;
 }
 
-// Adds the values of C · 8 columns from `column` on, of which `mask` are there, to R rows.
-template <typename Product, int R, int C>
-void mix_columns(const Block &block, int64_t row, int64_t column, __m256i mask, int64_t pair,
-                 const uint32_t (*weights)[kSpan], const float *kept) {
-    __m256 sums[R][C];
+// Weights times the scales of their values, as integers; returns what one of these stands for.
+inline float round_weights(const Block &block, int64_t low, int64_t high, const float *weights, uint32_t *units) {
+    __m256 scaled[kSpanVectors], largest = _mm256_setzero_ps(), sum = _mm256_setzero_ps();
+    for (int t = 0; t < kSpanVectors; ++t) {
+        const __m256 seen = _mm256_castsi256_ps(lanes(low - t * kVector, high - t * kVector));
+        const __m256 product = _mm256_mul_ps(_mm256_load_ps(weights + t * kVector), scales_at(block.tiles.value_scales, t));
+        scaled[t] = _mm256_and_ps(seen, product);
+        largest = _mm256_max_ps(scaled[t], largest);
+        sum = _mm256_add_ps(sum, scaled[t]);
+    }
+    const float most = largest_of(largest);
+    const bool finite = std::isfinite(sum_of(sum));
+    const __m256 factor = _mm256_set1_ps(finite && most > kLeastWeight ? kMostWeight / most : 0.0f);
+    for (int t = 0; t < kSpanVectors; t += 2) {
+        const __m256i first = _mm256_cvtps_epi32(_mm256_mul_ps(scaled[t], factor));
+        const __m256i second = _mm256_cvtps_epi32(_mm256_mul_ps(scaled[t + 1], factor));
+        // The instruction packs each half of a vector by itself.
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
+        _mm256_store_si256(reinterpret_cast<__m256i *>(units + t * kVector / 2), packed);
+    }
+    return finite ? most / kMostWeight : std::numeric_limits<float>::quiet_NaN();
+}
+
+// Adds the values of C · 8 columns from `column` on, of which there are `count`, at most so many, to R rows; `stands` is what a
+// sum of integers is times.
+template <typename Lines, int R, int C>
+void mix_columns(const Block &block, int64_t row, int64_t column, int64_t count, int64_t pair,
+                 const uint32_t (*weights)[kSpan], const float *kept, const float *stands) {
+    const __m256i mask = lanes(0, count);
+    const auto before = [&](int r, int c) {
+        return _mm256_mul_ps(_mm256_maskload_ps(block.states[row + r].mixed + column + c * kVector, mask), _mm256_set1_ps(kept[r]));
+    };
+    typename Lines::Sum sums[R][C];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
         for (int c = 0; c < C; ++c)
-            sums[r][c] = _mm256_mul_ps(_mm256_maskload_ps(block.states[row + r].mixed + column + c * kVector, mask),
-                                       _mm256_set1_ps(kept[r]));
-    const int64_t steps = kStep / pair;
+            if constexpr (Lines::kIntegers) sums[r][c] = Lines::none();
+            else sums[r][c] = before(r, c);
+    const int64_t steps = kStep / pair, line = block.size * Lines::kBytes / kVector;
     for (int64_t tile = block.first_tile; tile < block.last_tile; ++tile) {
-        const uint8_t *values = block.tiles.values[tile] + column * kUnit, *next = block.next.values[tile] + column * kUnit;
-        for (int64_t i = 0; i < steps; ++i, values += block.size * kUnit, next += block.size * kUnit) {
+        const int64_t at = column * Lines::kBytes / kVector;
+        const uint8_t *values = block.tiles.values[tile] + at, *next = block.next.values[tile] + at;
+        for (int64_t i = 0; i < steps; ++i, values += line, next += line) {
             __m256i read[C];
 #pragma GCC unroll 2
             for (int c = 0; c < C; ++c)
-                read[c] = _mm256_maskload_epi32(reinterpret_cast<const int *>(values + c * kVectorBytes), mask);
+                read[c] = Lines::read(values + c * Lines::kBytes, mask, count);
             ask_for(next);
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
                 const __m256i unit = broadcast(weights[r] + tile * steps + i);
 #pragma GCC unroll 2
-                for (int c = 0; c < C; ++c) sums[r][c] = Product::add(sums[r][c], read[c], unit);
+                for (int c = 0; c < C; ++c) sums[r][c] = Lines::add(sums[r][c], read[c], unit);
             }
         }
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
-        for (int c = 0; c < C; ++c)
-            _mm256_maskstore_ps(block.states[row + r].mixed + column + c * kVector, mask, sums[r][c]);
+        for (int c = 0; c < C; ++c) {
+            __m256 sum = Lines::floats(sums[r][c]);
+            if constexpr (Lines::kIntegers) sum = _mm256_fmadd_ps(sum, _mm256_set1_ps(stands[r]), before(r, c));
+            _mm256_maskstore_ps(block.states[row + r].mixed + column + c * kVector, mask, sum);
+        }
 }
 
-template <typename Product, int R> void attend_rows(const Block &block, int64_t row) {
-    const int64_t pair = block.type == Type::float32 ? 1 : 2, width = block.size / pair;
+template <typename Lines, int R> void attend_rows(const Block &block, int64_t row) {
+    const int64_t pair = block.type == Type::float32 && !Lines::kIntegers ? 1 : 2, width = block.size / pair;
     alignas(32) float scores[R][kSpan];
     alignas(32) float weights[R][kSpan];
     alignas(32) uint32_t units[R][kSpan];
     constexpr int T = R == 1 ? 2 * kTileVectors : kTileVectors, tiles = T / kTileVectors;
+    if constexpr (Lines::kIntegers)
+        for (int t = 0; t < kSpanTiles; ++t) {
+            ask_for(reinterpret_cast<const uint8_t *>(block.next.key_scales[t]));
+            ask_for(reinterpret_cast<const uint8_t *>(block.next.value_scales[t]));
+        }
     for (int64_t tile = block.first_tile / tiles * tiles; tile < block.last_tile; tile += tiles)
-        score_tiles<Product, R, T>(block, block.units + row * width, width, tile, scores);
-    float kept[R];
+        score_tiles<Lines, R, T>(block, block.units + row * width, width, tile, scores);
+    float kept[R], stands[R];
     for (int r = 0; r < R; ++r) {
         const int64_t query = (row + r) / block.group, low = block.lows[query], high = block.highs[query];
         kept[r] = 1.0f;
-        if (low < high) kept[r] = weigh(block, block.states[row + r], low, high, scores[r], weights[r]);
+        if (low < high) kept[r] = weigh<Lines>(block, row + r, low, high, scores[r], weights[r]);
         else std::memset(weights[r], 0, sizeof weights[r]);
-        if (pair == 1) std::memcpy(units[r], weights[r], sizeof units[r]);
+        if constexpr (Lines::kIntegers) stands[r] = round_weights(block, low, high, weights[r], units[r]);
+        else if (pair == 1) std::memcpy(units[r], weights[r], sizeof units[r]);
         else narrow(weights[r], reinterpret_cast<uint16_t *>(units[r]), kSpan);
     }
     int64_t column = 0;
     for (; column + 2 * kVector <= block.size; column += 2 * kVector)
-        mix_columns<Product, R, 2>(block, row, column, lanes(0, kVector), pair, units, kept);
+        mix_columns<Lines, R, 2>(block, row, column, kVector, pair, units, kept, stands);
     for (; column < block.size; column += kVector)
-        mix_columns<Product, R, 1>(block, row, column, lanes(0, block.size - column), pair, units, kept);
+        mix_columns<Lines, R, 1>(block, row, column, block.size - column, pair, units, kept, stands);
 }
 
-template <typename Product, int R> void attend_some(const Block &block, int64_t row, int64_t count) {
-    if (count == R) attend_rows<Product, R>(block, row);
-    else if constexpr (R > 1) attend_some<Product, R - 1>(block, row, count);
+template <typename Lines, int R> void attend_some(const Block &block, int64_t row, int64_t count) {
+    if (count == R) attend_rows<Lines, R>(block, row);
+    else if constexpr (R > 1) attend_some<Lines, R - 1>(block, row, count);
 }
 
-template <typename Product> void attend_all(const Block &block) {
+template <typename Lines> void attend_all(const Block &block) {
     for (int64_t row = 0; row < block.rows; row += kRows)
-        attend_some<Product, kRows>(block, row, block.rows - row < kRows ? block.rows - row : kRows);
+        attend_some<Lines, kRows>(block, row, block.rows - row < kRows ? block.rows - row : kRows);
 }
 
 } // namespace
 
 void attend_block_avx2(const Block &block) {
-    if (block.type == Type::float32) attend_all<Float32Product>(block);
-    else attend_all<Bfloat16Product>(block);
+    if (block.query_scales) attend_all<Integers>(block);
+    else if (block.type == Type::float32) attend_all<Float32Lines>(block);
+    else attend_all<Bfloat16Lines>(block);
 }
 
 } // namespace penstock

@@ -3,6 +3,7 @@
 #include "attention_block.hpp"
 #include "avx512.hpp"
 
+#include <cmath>
 #include <initializer_list>
 #include <limits>
 #include <type_traits>
@@ -43,43 +44,83 @@ inline uint64_t seen_by(int64_t low, int64_t high) {
     return low >= high ? 0 : below & ~((uint64_t{1} << low) - 1);
 }
 
-inline void ask_for(const uint8_t *line) { _mm_prefetch(reinterpret_cast<const char *>(line), _MM_HINT_T0); }
+// Where the next span is brought to: as near as can be, or to the second level only. The first holds so few requests at a time
+// on Intel's that a span's are not all under way when it is needed.
+struct Near {
+    static void ask_for(const uint8_t *line) { _mm_prefetch(reinterpret_cast<const char *>(line), _MM_HINT_T0); }
+};
+struct Second {
+    static void ask_for(const uint8_t *line) { _mm_prefetch(reinterpret_cast<const char *>(line), _MM_HINT_T1); }
+};
+
+// How lines of keys and values are read and multiplied: 16 lanes of four bytes, as they are kept.
+template <typename Product, typename Ahead> struct Floats : Ahead {
+    using Multiplied = Product;
+    using Sum = __m512;
+    static constexpr bool kIntegers = false;
+    static constexpr int64_t kBytes = 64;
+    static Sum none() { return _mm512_setzero_ps(); }
+    static __m512i read(const uint8_t *line) { return _mm512_loadu_si512(line); }
+    static __m512i read(const uint8_t *line, __mmask16 mask) { return _mm512_maskz_loadu_epi32(mask, line); }
+    static Sum add(Sum sum, __m512i lanes, __m512i unit) { return Product::add(sum, lanes, unit); }
+    static __m512 floats(Sum sum) { return sum; }
+};
+
+// 16 lanes of two bytes, integers, that become integers of 16 bits.
+template <typename Ahead> struct Integers : Ahead {
+    using Sum = Int32s;
+    static constexpr bool kIntegers = true;
+    static constexpr int64_t kBytes = 32;
+    static Sum none() { return Sum{}; }
+    static __m512i read(const uint8_t *line) {
+        return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(line)));
+    }
+    static __m512i read(const uint8_t *line, __mmask16 mask) { return _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi16(mask, line)); }
+    static Sum add(Sum sum, __m512i lanes, __m512i unit) {
+        return Int16Product::add(sum, reinterpret_cast<Int32s>(lanes), unit);
+    }
+    static __m512 floats(Sum sum) { return as_floats(sum); }
+};
 
 // Scores of R rows with T tiles from `tile` on, unscaled. T is so large that there are chains enough to hide how long a
 // product takes; a chain runs over a row's size, whatever R and T are.
-template <typename Product, int R, int T>
+template <typename Lines, int R, int T>
 void score_tiles(const Block &block, const uint32_t *units, int64_t width, int64_t tile, float (*scores)[kSpan]) {
-    __m512 sums[R][T];
+    typename Lines::Sum sums[R][T];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) sums[r][t] = _mm512_setzero_ps();
+        for (int t = 0; t < T; ++t) sums[r][t] = Lines::none();
     for (int64_t i = 0; i < width; ++i) {
         __m512i keys[T];
 #pragma GCC unroll 4
         for (int t = 0; t < T; ++t) {
-            keys[t] = _mm512_loadu_si512(block.tiles.keys[tile + t] + i * 64);
-            ask_for(block.next.keys[tile + t] + i * 64);
+            keys[t] = Lines::read(block.tiles.keys[tile + t] + i * Lines::kBytes);
+            Lines::ask_for(block.next.keys[tile + t] + i * Lines::kBytes);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             const __m512i unit = broadcast(units + r * width + i);
 #pragma GCC unroll 4
-            for (int t = 0; t < T; ++t) sums[r][t] = Product::add(sums[r][t], keys[t], unit);
+            for (int t = 0; t < T; ++t) sums[r][t] = Lines::add(sums[r][t], keys[t], unit);
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int t = 0; t < T; ++t) _mm512_store_ps(scores[r] + (tile + t) * kStep, sums[r][t]);
+        for (int t = 0; t < T; ++t) _mm512_store_ps(scores[r] + (tile + t) * kStep, Lines::floats(sums[r][t]));
 }
 
 // What a row makes of its scores: weights, 0 where it sees nothing, and the factor of what it had before.
-inline float weigh(const Block &block, State &state, uint64_t seen, const float *scores, float *weights) {
+template <typename Lines>
+inline float weigh(const Block &block, int64_t row, uint64_t seen, const float *scores, float *weights) {
+    State &state = block.states[row];
+    const __m512 scale = _mm512_set1_ps(Lines::kIntegers ? block.query_scales[row] * block.scale : block.scale);
     const __m512 none = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
     __m512 score[kSpanTiles], largest = none;
     for (int t = 0; t < kSpanTiles; ++t) {
-        score[t] = _mm512_mul_ps(_mm512_load_ps(scores + t * kStep), _mm512_set1_ps(block.scale));
+        const __m512 factor = Lines::kIntegers ? _mm512_mul_ps(_mm512_loadu_ps(block.tiles.key_scales[t]), scale) : scale;
+        score[t] = _mm512_mul_ps(_mm512_load_ps(scores + t * kStep), factor);
         if (block.softcap != 0.0f) score[t] = soft_capped(score[t], block.softcap);
         const auto mask = static_cast<__mmask16>(seen >> (t * kStep));
         largest = _mm512_max_ps(_mm512_mask_mov_ps(none, mask, score[t]), largest);
@@ -100,41 +141,67 @@ inline float weigh(const Block &block, State &state, uint64_t seen, const float 
     return kept;
 }
 
-// Adds the values of C · 16 columns from `column` on, of which `mask` are there, to R rows.
-template <typename Product, int R, int C>
+// Weights times the scales of their values, as integers; returns what one of these stands for.
+inline float round_weights(const Block &block, uint64_t seen, const float *weights, uint32_t *units) {
+    __m512 scaled[kSpanTiles], largest = _mm512_setzero_ps(), sum = _mm512_setzero_ps();
+    for (int t = 0; t < kSpanTiles; ++t) {
+        const auto mask = static_cast<__mmask16>(seen >> (t * kStep));
+        scaled[t] = _mm512_maskz_mul_ps(mask, _mm512_load_ps(weights + t * kStep), _mm512_loadu_ps(block.tiles.value_scales[t]));
+        largest = _mm512_max_ps(scaled[t], largest);
+        sum = _mm512_add_ps(sum, scaled[t]);
+    }
+    const float most = _mm512_reduce_max_ps(largest);
+    const bool finite = std::isfinite(_mm512_reduce_add_ps(sum));
+    const __m512 factor = _mm512_set1_ps(finite && most > kLeastWeight ? kMostWeight / most : 0.0f);
+    for (int t = 0; t < kSpanTiles; ++t)
+        _mm256_store_si256(reinterpret_cast<__m256i *>(units + t * kStep / 2),
+                           _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(_mm512_mul_ps(scaled[t], factor))));
+    return finite ? most / kMostWeight : std::numeric_limits<float>::quiet_NaN();
+}
+
+// Adds the values of C · 16 columns from `column` on, of which `mask` are there, to R rows; `stands` is what a sum of integers
+// is times.
+template <typename Lines, int R, int C>
 void mix_columns(const Block &block, int64_t row, int64_t column, __mmask16 mask, int64_t pair,
-                 const uint32_t (*weights)[kSpan], const float *kept) {
-    __m512 sums[R][C];
+                 const uint32_t (*weights)[kSpan], const float *kept, const float *stands) {
+    const auto before = [&](int r, int c) {
+        return _mm512_mul_ps(_mm512_maskz_loadu_ps(mask, block.states[row + r].mixed + column + c * 16), _mm512_set1_ps(kept[r]));
+    };
+    typename Lines::Sum sums[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (int c = 0; c < C; ++c)
-            sums[r][c] = _mm512_mul_ps(
-                _mm512_maskz_loadu_ps(mask, block.states[row + r].mixed + column + c * 16), _mm512_set1_ps(kept[r]));
-    const int64_t steps = kStep / pair;
+            if constexpr (Lines::kIntegers) sums[r][c] = Lines::none();
+            else sums[r][c] = before(r, c);
+    const int64_t steps = kStep / pair, line = block.size * Lines::kBytes / 16;
     for (int64_t tile = block.first_tile; tile < block.last_tile; ++tile) {
-        const uint8_t *values = block.tiles.values[tile] + column * 4, *next = block.next.values[tile] + column * 4;
-        for (int64_t i = 0; i < steps; ++i, values += block.size * 4, next += block.size * 4) {
+        const int64_t at = column * Lines::kBytes / 16;
+        const uint8_t *values = block.tiles.values[tile] + at, *next = block.next.values[tile] + at;
+        for (int64_t i = 0; i < steps; ++i, values += line, next += line) {
             __m512i lanes[C];
 #pragma GCC unroll 4
             for (int c = 0; c < C; ++c) {
-                lanes[c] = _mm512_maskz_loadu_epi32(mask, values + c * 64);
-                ask_for(next + c * 64);
+                lanes[c] = Lines::read(values + c * Lines::kBytes, mask);
+                Lines::ask_for(next + c * Lines::kBytes);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const __m512i unit = broadcast(weights[r] + tile * steps + i);
 #pragma GCC unroll 4
-                for (int c = 0; c < C; ++c) sums[r][c] = Product::add(sums[r][c], lanes[c], unit);
+                for (int c = 0; c < C; ++c) sums[r][c] = Lines::add(sums[r][c], lanes[c], unit);
             }
         }
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int c = 0; c < C; ++c)
-            if (mask == 0xffff) _mm512_storeu_ps(block.states[row + r].mixed + column + c * 16, sums[r][c]);
-            else _mm512_mask_storeu_ps(block.states[row + r].mixed + column + c * 16, mask, sums[r][c]);
+        for (int c = 0; c < C; ++c) {
+            __m512 sum = Lines::floats(sums[r][c]);
+            if constexpr (Lines::kIntegers) sum = _mm512_fmadd_ps(sum, _mm512_set1_ps(stands[r]), before(r, c));
+            if (mask == 0xffff) _mm512_storeu_ps(block.states[row + r].mixed + column + c * 16, sum);
+            else _mm512_mask_storeu_ps(block.states[row + r].mixed + column + c * 16, mask, sum);
+        }
 }
 
 // To the nearest bfloat16, ties to even; not a number stays none.
@@ -158,51 +225,63 @@ template <typename Product> inline void narrow(const float *weights, uint32_t *u
     }
 }
 
-template <typename Product, int R> void attend_rows(const Block &block, int64_t row) {
-    const int64_t pair = block.type == Type::float32 ? 1 : 2, width = block.size / pair;
+template <typename Lines, int R> void attend_rows(const Block &block, int64_t row) {
+    const int64_t pair = block.type == Type::float32 && !Lines::kIntegers ? 1 : 2, width = block.size / pair;
     alignas(64) float scores[R][kSpan];
     alignas(64) float weights[R][kSpan];
     alignas(64) uint32_t units[R][kSpan];
-    constexpr int T = R <= 2 ? 4 : R <= 4 ? 2 : 1;
+    constexpr int few = R <= 2 ? 4 : R <= 4 ? 2 : 1;
+    constexpr int T = Lines::kIntegers && R > 2 ? 2 * few : few;
+    if constexpr (Lines::kIntegers)
+        for (int t = 0; t < kSpanTiles; ++t) {
+            Lines::ask_for(reinterpret_cast<const uint8_t *>(block.next.key_scales[t]));
+            Lines::ask_for(reinterpret_cast<const uint8_t *>(block.next.value_scales[t]));
+        }
     for (int64_t tile = block.first_tile / T * T; tile < block.last_tile; tile += T)
-        score_tiles<Product, R, T>(block, block.units + row * width, width, tile, scores);
-    float kept[R];
+        score_tiles<Lines, R, T>(block, block.units + row * width, width, tile, scores);
+    float kept[R], stands[R];
     for (int r = 0; r < R; ++r) {
         const int64_t query = (row + r) / block.group;
         const uint64_t seen = seen_by(block.lows[query], block.highs[query]);
         kept[r] = 1.0f;
-        if (seen != 0) kept[r] = weigh(block, block.states[row + r], seen, scores[r], weights[r]);
+        if (seen != 0) kept[r] = weigh<Lines>(block, row + r, seen, scores[r], weights[r]);
         else std::memset(weights[r], 0, sizeof weights[r]);
-        if (pair == 1) std::memcpy(units[r], weights[r], sizeof units[r]);
-        else narrow<Product>(weights[r], units[r]);
+        if constexpr (Lines::kIntegers) stands[r] = round_weights(block, seen, weights[r], units[r]);
+        else if (pair == 1) std::memcpy(units[r], weights[r], sizeof units[r]);
+        else narrow<typename Lines::Multiplied>(weights[r], units[r]);
     }
     int64_t column = 0;
+    if constexpr (Lines::kIntegers && R <= 4)
+        for (; column + 64 <= block.size; column += 64)
+            mix_columns<Lines, R, 4>(block, row, column, 0xffff, pair, units, kept, stands);
     for (; column + 32 <= block.size; column += 32)
-        mix_columns<Product, R, 2>(block, row, column, 0xffff, pair, units, kept);
+        mix_columns<Lines, R, 2>(block, row, column, 0xffff, pair, units, kept, stands);
     for (; column < block.size; column += 16)
-        mix_columns<Product, R, 1>(block, row, column, first(block.size - column), pair, units, kept);
+        mix_columns<Lines, R, 1>(block, row, column, first(block.size - column), pair, units, kept, stands);
 }
 
-template <typename Product, int R> void attend_some(const Block &block, int64_t row, int64_t count) {
-    if (count == R) attend_rows<Product, R>(block, row);
-    else if constexpr (R > 1) attend_some<Product, R - 1>(block, row, count);
+template <typename Lines, int R> void attend_some(const Block &block, int64_t row, int64_t count) {
+    if (count == R) attend_rows<Lines, R>(block, row);
+    else if constexpr (R > 1) attend_some<Lines, R - 1>(block, row, count);
 }
 
-template <typename Product> void attend_all(const Block &block) {
+template <typename Lines> void attend_all(const Block &block) {
     for (int64_t row = 0; row < block.rows; row += kRows)
-        attend_some<Product, kRows>(block, row, block.rows - row < kRows ? block.rows - row : kRows);
+        attend_some<Lines, kRows>(block, row, block.rows - row < kRows ? block.rows - row : kRows);
 }
 
 } // namespace
 
 void attend_block_avx512_vnni(const Block &block) {
-    if (block.type == Type::float32) attend_all<Float32Product>(block);
-    else attend_all<WideBfloat16Product>(block);
+    if (block.query_scales) attend_all<Integers<Second>>(block);
+    else if (block.type == Type::float32) attend_all<Floats<Float32Product, Second>>(block);
+    else attend_all<Floats<WideBfloat16Product, Second>>(block);
 }
 
 void attend_block_avx512(const Block &block) {
-    if (block.type == Type::float32) attend_all<Float32Product>(block);
-    else attend_all<Bfloat16Product>(block);
+    if (block.query_scales) attend_all<Integers<Near>>(block);
+    else if (block.type == Type::float32) attend_all<Floats<Float32Product, Near>>(block);
+    else attend_all<Floats<Bfloat16Product, Near>>(block);
 }
 
 } // namespace penstock

@@ -4,6 +4,7 @@
 #include "kv.hpp"
 
 #include <cstdint>
+#include <limits>
 
 namespace penstock {
 
@@ -18,10 +19,23 @@ struct State {
 };
 
 // Keys and values of one head in the tiles of a span (kv.hpp), and where those of the next span are, to be asked for
-// early. Pointers of tiles that a span does not have are those of one that it has.
+// early. Pointers of tiles that a span does not have are those of one that it has. Scales are there where keys and values are
+// multiplied as integers: one for each position.
 struct Tiles {
     const uint8_t *keys[kSpanTiles], *values[kSpanTiles];
+    const float *key_scales[kSpanTiles], *value_scales[kSpanTiles];
 };
+
+// Integers are multiplied by integers of 16 bits, and added up exactly in 32: a row of queries by its own scale, for the sum of
+// as many products with bytes as a head has values; and the softmax's weights in a span, times the scales of the values, by the
+// largest of them. Each is nearer to what it stands for than a bfloat16 is.
+constexpr float kMostWeight = 32767.0f;
+inline float most_of_query(int64_t size) {
+    const int64_t most = std::numeric_limits<int32_t>::max() / (127 * size);
+    return most < 32767 ? static_cast<float>(most) : 32767.0f;
+}
+// Weights whose largest is below this are none: by their scale others would be divided by nothing.
+constexpr float kLeastWeight = 0x1p-100f;
 
 struct Block {
     // [rows, size]; `units` are the same values as the cache stores them, in units of four bytes.
@@ -29,6 +43,8 @@ struct Block {
     const uint32_t *units;
     int64_t rows, size;
     Type type;
+    // Where units are pairs of integers, the scale of each row's; keys and values are bytes then. Null otherwise.
+    const float *query_scales;
     // For each `group` of rows the positions of the span that they see: from lows[i] on, before highs[i]. Those with
     // none are left alone.
     const int64_t *lows, *highs;

@@ -140,11 +140,6 @@ void store_int4(const Cache &cache, int64_t tile, int64_t at, const float *keys,
     }
 }
 
-template <Kept kept> PENSTOCK_INLINE float number(uint8_t byte) {
-    if constexpr (kept == Kept::int8) return static_cast<float>(static_cast<int8_t>(byte));
-    else return fp8_to_float(byte);
-}
-
 // Without the care for what is not a number that float_to_bf16 takes: only a scale may be none, whose bits stay one.
 template <typename Value> Value rounded(float value);
 template <> PENSTOCK_INLINE float rounded<float>(float value) { return value; }
@@ -154,27 +149,27 @@ template <> PENSTOCK_INLINE uint16_t rounded<uint16_t>(float value) {
 }
 
 // `count` bytes with `factors` [kRun] over and over.
-template <Kept kept, typename Value>
+template <typename Value>
 PENSTOCK_INLINE void expand_run(const uint8_t *bytes, const float *factors, int64_t count, Value *into) {
     int64_t at = 0;
     for (; at + kRun <= count; at += kRun)
-        for (int64_t i = 0; i < kRun; ++i) into[at + i] = rounded<Value>(number<kept>(bytes[at + i]) * factors[i]);
-    for (int64_t i = 0; at + i < count; ++i) into[at + i] = rounded<Value>(number<kept>(bytes[at + i]) * factors[i]);
+        for (int64_t i = 0; i < kRun; ++i) into[at + i] = rounded<Value>(fp8_to_float(bytes[at + i]) * factors[i]);
+    for (int64_t i = 0; at + i < count; ++i) into[at + i] = rounded<Value>(fp8_to_float(bytes[at + i]) * factors[i]);
 }
 
-template <Kept kept, typename Value>
-PENSTOCK_INLINE void expand_head(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
+template <typename Value>
+PENSTOCK_INLINE void expand_fp8(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
     constexpr int64_t pair = kUnit / static_cast<int64_t>(sizeof(Value));
     const int64_t scales = cache.scales_at(tile, head), place = cache.place(tile, head);
     const auto *key_scales = reinterpret_cast<const float *>(cache.key_scales + scales);
     const auto *value_scales = reinterpret_cast<const float *>(cache.value_scales + scales);
     float factors[kRun];
     for (int64_t i = 0; i < kRun; ++i) factors[i] = key_scales[i / pair % kStep];
-    expand_run<kept>(cache.keys + place, factors, cache.size * kStep, reinterpret_cast<Value *>(keys));
+    expand_run(cache.keys + place, factors, cache.size * kStep, reinterpret_cast<Value *>(keys));
     const int64_t width = cache.size * pair;
     for (int64_t step = 0; step < kStep / pair; ++step) {
         for (int64_t i = 0; i < kRun; ++i) factors[i] = value_scales[step * pair + i % pair];
-        expand_run<kept>(cache.values + place + step * width, factors, width, reinterpret_cast<Value *>(values) + step * width);
+        expand_run(cache.values + place + step * width, factors, width, reinterpret_cast<Value *>(values) + step * width);
     }
 }
 
@@ -232,10 +227,8 @@ PENSTOCK_CLONES void expand(const Cache &cache, int64_t tile, int64_t head, uint
     const bool wide = cache.type == Type::float32;
     if (cache.kept == Kept::int4 && wide) expand_int4<float>(cache, tile, head, keys, values);
     else if (cache.kept == Kept::int4) expand_int4<uint16_t>(cache, tile, head, keys, values);
-    else if (cache.kept == Kept::int8 && wide) expand_head<Kept::int8, float>(cache, tile, head, keys, values);
-    else if (cache.kept == Kept::int8) expand_head<Kept::int8, uint16_t>(cache, tile, head, keys, values);
-    else if (wide) expand_head<Kept::fp8, float>(cache, tile, head, keys, values);
-    else expand_head<Kept::fp8, uint16_t>(cache, tile, head, keys, values);
+    else if (wide) expand_fp8<float>(cache, tile, head, keys, values);
+    else expand_fp8<uint16_t>(cache, tile, head, keys, values);
 }
 
 std::vector<int64_t> sequences_of_tokens(const Batch &batch) {

@@ -10,6 +10,8 @@
 //
 //   scales  [tile][KV head][kStep], of the keys and of the values
 //
+// Bytes that are integers (int8) are multiplied as such, in pairs whatever the type is (attention_block.hpp).
+//
 // Where they are integers of 4 bits, each 64 of that order are 32 bytes, whose low nibbles are the first 32. Each kKvGroup of a
 // head's values have a scale and a least value of their own, in bfloat16:
 //
@@ -31,8 +33,8 @@ constexpr int64_t kUnit = 4; // bytes
 // Values of a head that share a scale where they are kept in 4 bits; its size is a multiple of two such groups.
 constexpr int64_t kKvGroup = 32;
 
-// What a value is kept as: as it is, or as a byte, that times its scale is rounded to the cache's type once, or as an integer in
-// 0..15, that times its scale and above the least value is.
+// What a value is kept as: as it is, or as a byte, that times its scale is what it stands for, or as an integer in 0..15, that
+// times its scale and above the least value is. What is expanded (fp8, int4) is rounded to the cache's type once.
 enum class Kept : int { plain, int8, fp8, int4 };
 
 struct Cache {
@@ -42,7 +44,8 @@ struct Cache {
     Kept kept = Kept::plain;
     uint8_t *key_scales = nullptr, *value_scales = nullptr; // where values are not plain
 
-    PENSTOCK_INLINE int64_t pair() const { return type == Type::float32 ? 1 : 2; }
+    PENSTOCK_INLINE bool integers() const { return kept == Kept::int8; }
+    PENSTOCK_INLINE int64_t pair() const { return type == Type::float32 && !integers() ? 1 : 2; }
     // Bytes of one head's keys, or values, in a tile, as they are multiplied and as they are kept.
     PENSTOCK_INLINE int64_t multiplied_bytes() const { return size / pair() * kStep * kUnit; }
     PENSTOCK_INLINE int64_t head_bytes() const {
@@ -83,7 +86,7 @@ struct Tables {
     }
 };
 
-// Makes of one head's part of a tile, where it is not kept plain, what attention multiplies: `multiplied_bytes` of keys and of values.
+// Makes of one head's part of a tile, where it is fp8 or int4, what attention multiplies: `multiplied_bytes` of keys and of values.
 void expand(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values);
 
 // The sequence of each token.

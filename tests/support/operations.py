@@ -115,11 +115,15 @@ class Bench:
             found = [raw(pair[part]) for part in (0, 1) for pair in pairs]
         for plane, slots, kind in zip(planes, found, _KINDS, strict=False):
             write = stored_nibbles if self._shares(plane, kind) else stored
-            raw(plane).copy_(write(slots, kind, self.storage.layout, self.dtype.itemsize))
+            raw(plane).copy_(write(slots, kind, self.storage.layout, self._multiplied(planes)))
 
     def _read(self, plane: Tensor, kind: str) -> Tensor:
         read = nibbles_of if self._shares(plane, kind) else slots_of
-        return read(raw(plane), kind, self.storage.layout, self.dtype.itemsize)
+        return read(raw(plane), kind, self.storage.layout, self._multiplied(self.storage.planes(0)))
+
+    def _multiplied(self, planes: tuple[Tensor, ...]) -> int:
+        """Bytes of what attention multiplies: integers are in pairs, like values of two bytes."""
+        return 2 if kind_of(planes) == "int8" else self.dtype.itemsize
 
     @staticmethod
     def _shares(plane: Tensor, kind: str) -> bool:

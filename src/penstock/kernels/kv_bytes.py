@@ -56,7 +56,10 @@ def _to_nibbles(heads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_bytes(values: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """What attention reads: bytes times their scales, integers above the least value too, rounded to `dtype` once."""
+    """What they stand for: bytes times their scales, integers above the least value too, rounded to `dtype` once.
+
+    The native kernels multiply int8 as it is, and the scales later, so that nothing is rounded there.
+    """
     if values.dtype is not torch.uint8:
         return (values.float() * scales[..., None]).to(dtype)
     integers: Tensor = torch.stack((values & 15, values >> 4), -1).flatten(-2).unflatten(-1, (-1, KV_GROUP))
