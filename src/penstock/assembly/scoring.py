@@ -15,10 +15,9 @@ from penstock.core.config import BLOCK_SIZE, EngineOptions
 from penstock.core.errors import ConfigurationError, RequestError, TokenizerError
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
-from penstock.kernels.packing import PackedLinear, Weight
+from penstock.kernels.packing import Weight, tensors_of
 from penstock.kernels.program import compile_program
 from penstock.loading.packing import packing_of
 from penstock.loading.weights import load_weights
@@ -91,13 +90,7 @@ class Scorer:
 
 def _bytes_of(weights: Iterable[Weight]) -> int:
     """What weights take in memory; one that is used twice counts once."""
-    tensors: dict[int, Tensor] = {}
-    for weight in weights:
-        if isinstance(weight, NativeLinear):
-            tensor = weight.memory
-        else:
-            tensor = weight.data if isinstance(weight, PackedLinear) else weight
-        tensors[id(tensor)] = tensor
+    tensors = {id(tensor): tensor for weight in weights for tensor in tensors_of(weight)}
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 

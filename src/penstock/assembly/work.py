@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 
-from torch import Tensor
-
 from penstock.core.kv import KVSpec
 from penstock.core.work import LayerWork, ModelWork, merge
-from penstock.kernels.cpu.weights import NativeLinear
-from penstock.kernels.packing import PackedLinear, Weight
+from penstock.kernels.packing import PackedLinear, Weight, tensors_of
 from penstock.models.declaration import ModelDeclaration
 
 
@@ -29,9 +26,8 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
 
 def _bytes(weight: Weight) -> int:
     match weight:
-        case NativeLinear():
-            return weight.memory.numel() * weight.memory.element_size()
         case PackedLinear():
+            # What it takes in memory is opaque.
             return weight.shape[0] * weight.shape[1] * weight.dtype.itemsize
-        case Tensor():
-            return weight.numel() * weight.element_size()
+        case _:
+            return sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(weight))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.cpu.weights import NativeLinear
+from penstock.kernels.cuda.weights import DeviceLinear
 
 # Rows that the layout is chosen for. Weights packed for this many are as fast at one row and at hundreds.
 _PACKED_FOR_ROWS = 32
@@ -20,7 +21,20 @@ class PackedLinear:
     dtype: torch.dtype
 
 
-Weight = Tensor | PackedLinear | NativeLinear
+Weight = Tensor | PackedLinear | NativeLinear | DeviceLinear
+
+
+def tensors_of(weight: Weight) -> tuple[Tensor, ...]:
+    """What a weight is in memory."""
+    match weight:
+        case NativeLinear():
+            return (weight.memory,)
+        case DeviceLinear():
+            return (weight.data, weight.scales, *(() if weight.zeros is None else (weight.zeros,)))
+        case PackedLinear():
+            return (weight.data,)
+        case Tensor():
+            return (weight,)
 
 
 def packing_obstacle(dtype: torch.dtype) -> str | None:

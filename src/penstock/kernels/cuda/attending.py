@@ -1,0 +1,159 @@
+"""How attention's kernels are launched: the sizes of tiles, and into how many pieces a context is cut."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.cuda.attention import attend_kernel, merge_kernel
+from penstock.kernels.cuda.place import TYPES, Place, padded
+from penstock.kernels.cuda.program import DevicePart
+from penstock.kernels.cuda.step import DeviceStep, Tiles
+from penstock.kernels.dispatch import Binding
+from penstock.kernels.kv_bytes import kind_of, raw
+from penstock.kernels.signature import Attention
+
+# Rows of a tile: the least that a multiplication takes, and for chunks of prompts so many that keys are read rarely.
+LEAST_ROWS = 16
+CHUNK_ROWS = 64
+# Positions of a segment where all have the same; multiples of every BLOCK_N.
+SEGMENT = 512
+# Tiles that each processor should have of, and positions that are worth a piece of their own.
+_PIECES_PER_PROCESSOR = 4
+_LEAST_PIECE = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cache:
+    """A layer's planes as kernels take them: bytes as uint8; where there are no scales, the planes stand for them."""
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor
+    value_scales: Tensor
+    kept: str
+    group: int
+    block_size: int
+
+
+def cache_of(binding: Binding, layer: int) -> Cache:
+    """The planes of one layer."""
+    planes = binding.kv.planes(layer)
+    keys, values = (raw(plane) for plane in planes[:2])
+    key_scales, value_scales = planes[2:] if len(planes) > 2 else (keys, values)
+    kind = kind_of(planes)
+    return Cache(
+        keys, values, key_scales, value_scales, kind, binding.kv.group_of(layer), binding.kv.block_size
+    )  # fmt: skip
+
+
+def pieces_of(place: Place, tiles: int, longest: int) -> tuple[int, int]:
+    """Into how many pieces each tile's context is cut, and how many positions a piece has; 0: as many as come out."""
+    wanted = max(1, _PIECES_PER_PROCESSOR * place.processors // max(1, tiles))
+    if place.deterministic:
+        return (-(-longest // SEGMENT) if wanted > 1 else 1), SEGMENT
+    return min(wanted, max(1, longest // _LEAST_PIECE)), 0
+
+
+def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
+    """Attention of a step: its single tokens in pieces of their contexts, its chunks in tiles of queries."""
+    cache, heads = cache_of(binding, op.layer), op.heads
+    share, size = heads.query_heads // heads.kv_heads, padded(heads.head_dim, 16)
+    least = padded(share, LEAST_ROWS)
+    # With one size of tiles a query's sums are the same, whether it comes alone or in a chunk.
+    chunk = least if place.deterministic else max(least, CHUNK_ROWS)
+    constants = {
+        "QUERY_HEADS": heads.query_heads,
+        "KV_HEADS": heads.kv_heads,
+        "SIZE": heads.head_dim,
+        "PADDED": size,
+        "BLOCK_SIZE": cache.block_size,
+        "BLOCK_N": 64 if size <= 128 else 32,
+        "KEPT": cache.kept,
+        "CAPPED": op.softcap is not None,
+        "WINDOWED": op.window is not None,
+        "TYPE": TYPES[binding.dtype],
+        "WIDE": place.wide(binding.dtype),
+    }
+    launch = _Launch(op, cache, constants, place, size)
+
+    def run(step: DeviceStep, qkv: Tensor) -> Tensor:
+        output = qkv.new_empty((qkv.shape[0], heads.query_width))
+        if len(step.decodes):
+            launch.decodes(step, qkv, output, least)
+        if len(chunks := step.chunks[chunk // share]):
+            launch(step, chunks, qkv, output, chunk)
+        return output
+
+    return DevicePart(place, run, queries=chunk // share)
+
+
+class _Launch:
+    """One layer's attention, ready to be launched."""
+
+    def __init__(self, op: Attention, cache: Cache, constants: dict[str, object], place: Place, size: int) -> None:
+        self._op, self._cache, self._constants, self._place, self._size = op, cache, constants, place, size
+
+    def decodes(self, step: DeviceStep, qkv: Tensor, output: Tensor, rows: int) -> None:
+        """Tiles of one query each, in pieces where that gives more processors something to do."""
+        heads, tiles = self._op.heads, len(step.decodes)
+        longest = step.longest if self._op.window is None else min(step.longest, self._op.window + SEGMENT)
+        pieces, segment = pieces_of(self._place, tiles * heads.kv_heads, longest)
+        if pieces == 1:
+            self(step, step.decodes, qkv, output, rows)
+            return
+        mixed = qkv.new_empty((pieces, tiles, heads.query_heads, self._size), dtype=torch.float32)
+        states = qkv.new_empty((pieces, tiles, heads.query_heads, 2), dtype=torch.float32)
+        self(step, step.decodes, qkv, output, rows, (mixed, states), pieces, segment)
+        merge_kernel[(tiles,)](
+            output,
+            mixed,
+            states,
+            step.starts,
+            step.decodes.rows,
+            pieces,
+            QUERY_HEADS=heads.query_heads,
+            SIZE=heads.head_dim,
+            PADDED=self._size,
+            HEADS=padded(heads.query_heads),
+            TYPE=self._constants["TYPE"],
+        )
+
+    def __call__(
+        self,
+        step: DeviceStep,
+        tiles: Tiles,
+        qkv: Tensor,
+        output: Tensor,
+        rows: int,
+        partial: tuple[Tensor, Tensor] | None = None,
+        pieces: int = 1,
+        segment: int = 0,
+    ) -> None:
+        cache, op = self._cache, self._op
+        table = step.tables[cache.group]
+        mixed, states = partial or (output, output)
+        attend_kernel[(len(tiles), op.heads.kv_heads, pieces)](
+            qkv,
+            output,
+            mixed,
+            states,
+            cache.keys,
+            cache.values,
+            cache.key_scales,
+            cache.value_scales,
+            table,
+            step.contexts,
+            step.starts,
+            step.added,
+            tiles.rows,
+            tiles.firsts,
+            table.stride(0),
+            SEGMENT if self._place.deterministic else segment,
+            op.scale,
+            op.softcap or 0.0,
+            op.window or 0,
+            BLOCK_M=rows,
+            SPLIT=partial is not None,
+            **self._constants,
+        )

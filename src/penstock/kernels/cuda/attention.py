@@ -1,0 +1,223 @@
+"""Attention of a ragged batch over the paged KV cache: one kernel for decodes and for chunks of prompts.
+
+A tile is up to BLOCK_M rows: neighbouring queries of one sequence, times the query heads that share a key head, so that
+what is read of the cache serves all of them. It goes through the context in steps of BLOCK_N positions, counted from
+position 0, with a running maximum (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018; Dao et
+al., "FlashAttention", NeurIPS 2022).
+
+A long context of few sequences is cut into segments that are computed side by side and merged in ascending order (Dao
+et al., "Flash-Decoding", 2023). Where segments have a fixed number of positions, a tile that is computed in one piece
+merges the same ones in the same order, so that a query's bits do not depend on what is beside it.
+"""
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.cuda.values import kept_values, product
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _merge(peak, total, mixed, other_peak, other_total, other_mixed):
+    """Two running softmaxes as one; one that has seen nothing (a peak of minus infinity) changes nothing."""
+    most = tl.maximum(peak, other_peak)
+    safe = tl.where(most == float("-inf"), 0.0, most)
+    kept, added = tl.exp2(peak - safe), tl.exp2(other_peak - safe)
+    return most, total * kept + other_total * added, mixed * kept[:, None] + other_mixed * added[:, None]
+
+
+@triton.jit
+def _capped(scores, softcap):
+    # cap · tanh(s / cap), by an exponential that is never larger than 1.
+    power = tl.exp(-2.0 * tl.abs(scores) / softcap)
+    size = softcap * (1.0 - power) / (1.0 + power)
+    return tl.where(scores < 0, -size, size)
+
+
+@triton.jit
+def _segment(
+    query,
+    position,
+    begin,
+    stop,
+    low,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    head,
+    scale,
+    softcap,
+    window,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KEPT: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    TYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Positions [begin, stop) of which those from `low` on are there: peak and total in powers of two, and the mix."""
+    column = tl.arange(0, PADDED)
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
+    for at in range(begin, stop, BLOCK_N):
+        place = at + tl.arange(0, BLOCK_N)
+        # Entries of the table before the window and behind the context are anybody's, and are not read.
+        there = (place >= low) & (place < stop)
+        block = tl.load(table + place // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        entry = (block * BLOCK_SIZE + place % BLOCK_SIZE) * KV_HEADS + head
+        inside = there[:, None] & (column < SIZE)[None, :]
+        offset = entry[:, None] * SIZE + column[None, :]
+        key = kept_values(keys, key_scales, offset, entry, inside, there, KEPT, TYPE)
+        scores = product(query, tl.trans(key), TYPE, WIDE) * scale
+        if CAPPED:
+            scores = _capped(scores, softcap)
+        seen = there[None, :] & (place[None, :] <= position[:, None])
+        if WINDOWED:
+            seen = seen & (place[None, :] > position[:, None] - window)
+        scores = tl.where(seen, scores * LOG2_E, float("-inf"))
+        most = tl.maximum(peak, tl.max(scores, 1))
+        safe = tl.where(most == float("-inf"), 0.0, most)
+        weights = tl.exp2(scores - safe[:, None])
+        kept = tl.exp2(peak - safe)
+        total = total * kept + tl.sum(weights, 1)
+        value = kept_values(values, value_scales, offset, entry, inside, there, KEPT, TYPE)
+        mixed = mixed * kept[:, None] + product(weights.to(TYPE), value, TYPE, WIDE)
+        peak = most
+    return peak, total, mixed
+
+
+@triton.jit
+def attend_kernel(
+    qkv,
+    output,
+    partial_mixed,
+    partial_states,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    tables,
+    contexts,
+    starts,
+    added,
+    tile_rows,
+    tile_firsts,
+    table_stride,
+    segment,
+    scale,
+    softcap,
+    window,
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KEPT: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Programs: (tile, KV head, split). Without SPLIT a program takes its tile's whole context, segment by segment.
+
+    qkv [tokens, fused width] in TYPE; output [tokens, query width]; with SPLIT, whose tiles have one query each,
+    partial_mixed float32 [splits, tiles, query heads, PADDED] and partial_states float32 [splits, tiles, query heads,
+    2] instead. A `segment` of 0 cuts a tile's context into as many equal parts as there are splits.
+    """
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    SHARE: tl.constexpr = QUERY_HEADS // KV_HEADS
+    QUERIES: tl.constexpr = BLOCK_M // SHARE
+    row, first = tl.load(tile_rows + tile), tl.load(tile_firsts + tile)
+    context, count, start = tl.load(contexts + row), tl.load(added + row), tl.load(starts + row)
+    lane, column = tl.arange(0, BLOCK_M), tl.arange(0, PADDED)
+    turn, query_head = first + lane // SHARE, head * SHARE + lane % SHARE
+    there = (lane // SHARE < QUERIES) & (turn < count)
+    inside = there[:, None] & (column < SIZE)[None, :]
+    width: tl.constexpr = (QUERY_HEADS + 2 * KV_HEADS) * SIZE
+    token = (start + turn).to(tl.int64)
+    query = tl.load(qkv + token[:, None] * width + query_head[:, None] * SIZE + column[None, :], mask=inside, other=0.0)
+    position = context - count + turn
+    stop = context - count + tl.minimum(first + QUERIES, count)
+    low = 0
+    if WINDOWED:
+        low = tl.maximum(0, context - count + first - window + 1)
+    length = segment
+    if segment == 0:
+        length = (stop - low // BLOCK_N * BLOCK_N + tl.num_programs(2) - 1) // tl.num_programs(2)
+        length = tl.maximum((length + BLOCK_N - 1) // BLOCK_N * BLOCK_N, BLOCK_N)
+    base = low // BLOCK_N * BLOCK_N
+    if segment > 0:
+        base = low // segment * segment
+    table = tables + row.to(tl.int64) * table_stride
+    if SPLIT:
+        begin = tl.maximum(base + split * length, low // BLOCK_N * BLOCK_N)
+        peak, total, mixed = _segment(
+            query, position, begin, tl.minimum(base + (split + 1) * length, stop), low,
+            keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+        )  # fmt: skip
+        one = there & (lane < SHARE)
+        slot = (split.to(tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + query_head
+        tl.store(partial_states + slot * 2, peak, mask=one)
+        tl.store(partial_states + slot * 2 + 1, total, mask=one)
+        tl.store(partial_mixed + slot[:, None] * PADDED + column[None, :], mixed, mask=one[:, None])
+    else:
+        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
+        for at in range(base, stop, length):
+            begin = tl.maximum(at, low // BLOCK_N * BLOCK_N)
+            own_peak, own_total, own_mixed = _segment(
+                query, position, begin, tl.minimum(at + length, stop), low,
+                keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+                KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+            )  # fmt: skip
+            peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
+        result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        offset = token[:, None] * (QUERY_HEADS * SIZE) + query_head[:, None] * SIZE + column[None, :]
+        tl.store(output + offset, result.to(TYPE), mask=inside)
+
+
+@triton.jit
+def merge_kernel(
+    output,
+    partial_mixed,
+    partial_states,
+    starts,
+    tile_rows,
+    splits,
+    QUERY_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """Programs: (tile). What `attend_kernel` left of each tile's one query, merged in ascending order."""
+    tile = tl.program_id(0)
+    head, column = tl.arange(0, HEADS), tl.arange(0, PADDED)
+    there = head < QUERY_HEADS
+    peak = tl.full([HEADS], float("-inf"), tl.float32)
+    total = tl.zeros([HEADS], tl.float32)
+    mixed = tl.zeros([HEADS, PADDED], tl.float32)
+    for split in range(splits):
+        slot = (tl.cast(split, tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + head
+        own_peak = tl.load(partial_states + slot * 2, mask=there, other=float("-inf"))
+        own_total = tl.load(partial_states + slot * 2 + 1, mask=there, other=0.0)
+        own_mixed = tl.load(partial_mixed + slot[:, None] * PADDED + column[None, :], mask=there[:, None], other=0.0)
+        peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
+    result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    token = tl.load(starts + tl.load(tile_rows + tile)).to(tl.int64)
+    offset = token * (QUERY_HEADS * SIZE) + head[:, None] * SIZE + column[None, :]
+    tl.store(output + offset, result.to(TYPE), mask=there[:, None] & (column < SIZE)[None, :])

@@ -1,0 +1,106 @@
+"""Rotary position embedding, and what it makes of keys, and values, into the paged KV cache: one pass over a row."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _round_to_even(x):
+    # Adding and taking away 1.5 · 2^23 leaves no bits behind the point of what is below 2^22.
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def _fp8_bytes(x):
+    """E4M3 of float32 within ±448, to the nearest, ties to even, by integers: not every GPU has the conversion."""
+    bits = x.to(tl.int32, bitcast=True)
+    sign, magnitude = (bits >> 24) & 0x80, bits & 0x7FFFFFFF
+    normal = (magnitude - 0x3C000000 + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
+    # Subnormal: adding 2^14 leaves the value's multiple of 2^-9 in the last bits.
+    shifted = magnitude.to(tl.float32, bitcast=True) + 16384.0
+    subnormal = shifted.to(tl.int32, bitcast=True) - 0x46800000
+    return (sign | tl.where(magnitude < 0x3C800000, subnormal, normal)).to(tl.uint8)
+
+
+@triton.jit
+def _store(x, there, plane, scales, entry, column, SIZE: tl.constexpr, KEPT: tl.constexpr, TYPE: tl.constexpr):
+    """One head [PADDED], as it is or as bytes with a scale: not a number where the head is not all finite."""
+    if KEPT == "plain":
+        tl.store(plane + entry * SIZE + column, x, mask=there)
+    else:
+        most = 127.0 if KEPT == "int8" else 448.0
+        wide = x.to(tl.float32)
+        magnitude = tl.where(there, tl.abs(wide), 0.0)
+        # A comparison with what is not a number is false.
+        broken = tl.sum(tl.where(magnitude <= 3.4028234663852886e38, 0, 1), 0) > 0
+        # Divisions are rounded as everywhere else, so that bytes are the same as on a CPU.
+        scale = tl.div_rn(tl.max(tl.where(magnitude <= 3.4028234663852886e38, magnitude, 0.0), 0), most)
+        quotient = tl.div_rn(wide, tl.where(scale == 0.0, 1.0, scale) + tl.zeros_like(wide))
+        part = tl.where(broken | (scale == 0.0), 0.0, quotient)
+        part = tl.minimum(tl.maximum(part, -most), most)
+        if KEPT == "int8":
+            byte = _round_to_even(part).to(tl.int32).to(tl.uint8)
+        else:
+            byte = _fp8_bytes(part)
+        tl.store(plane + entry * SIZE + column, byte, mask=there)
+        tl.store(scales + entry, tl.where(broken, float("nan"), scale))
+
+
+@triton.jit
+def rotate_and_store_kernel(
+    qkv,
+    result,
+    angles,
+    positions,
+    rows,
+    token_of,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    table_stride,
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    ROTATES: tl.constexpr,
+    STORES: tl.constexpr,
+    KEPT: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """Programs: (entry, head of the fused row). An entry is a token, in its own row or in one that shares it.
+
+    qkv [tokens, fused width] → result, which is other memory, the same with query and key heads turned by `angles`
+    [positions, 2, SIZE]: (cos, cos), then (-sin, sin). Key and value heads go to the slot of the entry's position in
+    its row of `table`. A token with several entries is written to `result` by each of them, alike.
+    """
+    entry, head = tl.program_id(0), tl.program_id(1)
+    token, row = tl.load(token_of + entry).to(tl.int64), tl.load(rows + entry).to(tl.int64)
+    # A row of -1 pads a batch.
+    if row >= 0:
+        position = tl.load(positions + token)
+        column = tl.arange(0, PADDED)
+        there = column < SIZE
+        offset = (token * (QUERY_HEADS + 2 * KV_HEADS) + head) * SIZE
+        x = tl.load(qkv + offset + column, mask=there, other=0.0)
+        if ROTATES:
+            if head < QUERY_HEADS + KV_HEADS:
+                other = tl.where(column < SIZE // 2, column + SIZE // 2, column - SIZE // 2)
+                swapped = tl.load(qkv + offset + other, mask=there, other=0.0).to(tl.float32)
+                turn = angles + position.to(tl.int64) * 2 * SIZE + column
+                cos = tl.load(turn, mask=there, other=0.0).to(tl.float32)
+                sin = tl.load(turn + SIZE, mask=there, other=0.0).to(tl.float32)
+                x = (x.to(tl.float32) * cos + swapped * sin).to(TYPE)
+            tl.store(result + offset + column, x, mask=there)
+        if STORES:
+            if head >= QUERY_HEADS:
+                block = tl.load(table + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
+                slot = (block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS
+                if head < QUERY_HEADS + KV_HEADS:
+                    place = slot + head - QUERY_HEADS
+                    _store(x, there, keys, key_scales, place, column, SIZE, KEPT, TYPE)
+                else:
+                    place = slot + head - QUERY_HEADS - KV_HEADS
+                    _store(x, there, values, value_scales, place, column, SIZE, KEPT, TYPE)

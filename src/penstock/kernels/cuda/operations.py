@@ -1,0 +1,240 @@
+"""What each operation becomes on a GPU: a launch of our kernels, or torch's own where that is as good."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from penstock.kernels.cuda.attending import attention, cache_of
+from penstock.kernels.cuda.cache import rotate_and_store_kernel
+from penstock.kernels.cuda.multiplying import embedding, linear, takes
+from penstock.kernels.cuda.place import TYPES, Place, padded
+from penstock.kernels.cuda.program import DevicePart
+from penstock.kernels.cuda.rows import gated_kernel, head_norm_kernel, norm_kernel
+from penstock.kernels.cuda.step import DeviceStep
+from penstock.kernels.dispatch import Binding, Implementation
+from penstock.kernels.signature import (
+    Activation,
+    Add,
+    AddRmsNorm,
+    Attention,
+    Concatenate,
+    Embedding,
+    GatedActivation,
+    HeadLayout,
+    HeadNorm,
+    Linear,
+    RmsNorm,
+    Rotary,
+    Scale,
+    SelectRows,
+    SoftCap,
+    WriteKV,
+)
+
+# Columns of a gated activation that a program takes.
+_GATED_COLUMNS = 1024
+
+
+def _rms_norm(op: RmsNorm, binding: Binding, place: Place) -> DevicePart:
+    weight = binding.tensor(op.weight)
+
+    def run(_step: DeviceStep, x: Tensor) -> Tensor:
+        return _normed(x, None, weight, op.eps, op.unit_offset)[0]
+
+    return DevicePart(place, run)
+
+
+def _add_rms_norm(op: AddRmsNorm, binding: Binding, place: Place) -> DevicePart:
+    weight = binding.tensor(op.weight)
+
+    def run(_step: DeviceStep, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        return _normed(x, residual, weight, op.eps, op.unit_offset)
+
+    return DevicePart(place, run)
+
+
+def _normed(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, unit_offset: bool) -> tuple[Tensor, Tensor]:
+    """The norm of x or of x + residual, and what was normed."""
+    normed = torch.empty_like(x)
+    total = x if residual is None else torch.empty_like(x)
+    norm_kernel[(x.shape[0],)](
+        x,
+        x if residual is None else residual,
+        weight,
+        normed,
+        total,
+        eps,
+        WIDTH=x.shape[1],
+        PADDED=padded(x.shape[1]),
+        ADDS=residual is not None,
+        UNIT_OFFSET=unit_offset,
+        TYPE=TYPES[x.dtype],
+    )
+    return normed, total
+
+
+def _head_norm(op: HeadNorm, binding: Binding, place: Place) -> DevicePart:
+    query, key, heads = binding.tensor(op.query_weight), binding.tensor(op.key_weight), op.heads
+
+    def run(_step: DeviceStep, qkv: Tensor) -> Tensor:
+        result = torch.empty_like(qkv)
+        head_norm_kernel[(qkv.shape[0], heads.query_heads + 2 * heads.kv_heads)](
+            qkv,
+            query,
+            key,
+            result,
+            op.eps,
+            QUERY_HEADS=heads.query_heads,
+            KV_HEADS=heads.kv_heads,
+            SIZE=heads.head_dim,
+            PADDED=padded(heads.head_dim),
+            UNIT_OFFSET=op.unit_offset,
+            TYPE=TYPES[qkv.dtype],
+        )
+        return result
+
+    return DevicePart(place, run)
+
+
+def _rotary(op: Rotary, binding: Binding, place: Place) -> DevicePart:
+    # All positions that there can be, so that its memory never moves.
+    angles = binding.rope_table(op.rope).reaching(place.longest - 1).to(place.device)
+
+    def storing(store: WriteKV) -> DevicePart:
+        return DevicePart(place, _rotate_and_store(op.heads, angles, store, binding))
+
+    return DevicePart(place, _rotate_and_store(op.heads, angles, None, binding), storing=storing)
+
+
+def _write_kv(op: WriteKV, binding: Binding, place: Place) -> DevicePart:
+    return DevicePart(place, _rotate_and_store(op.heads, None, op, binding), stores=op)
+
+
+def _rotate_and_store(
+    heads: HeadLayout, angles: Tensor | None, store: WriteKV | None, binding: Binding
+) -> Callable[..., Tensor | None]:
+    """Turns query and key heads where there are angles, and stores key and value heads where that is asked for."""
+    cache = None if store is None else cache_of(binding, store.layer)
+    padding = padded(heads.head_dim)
+    width = heads.query_heads + 2 * heads.kv_heads
+
+    def run(step: DeviceStep, qkv: Tensor) -> Tensor | None:
+        result = qkv if angles is None else torch.empty_like(qkv)
+        # Without a cache, of a token's entries the first alone is of use; the others are behind them.
+        entries = step.entries.shape[1] if cache is not None else qkv.shape[0]
+        table = step.tables[0 if cache is None else cache.group]
+        planes = (qkv,) * 4 if cache is None else (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+        rotate_and_store_kernel[(entries, width)](
+            qkv,
+            result,
+            qkv if angles is None else angles,
+            step.positions,
+            step.entries[1],
+            step.entries[0],
+            *planes,
+            table,
+            table.stride(0),
+            QUERY_HEADS=heads.query_heads,
+            KV_HEADS=heads.kv_heads,
+            SIZE=heads.head_dim,
+            PADDED=padding,
+            BLOCK_SIZE=1 if cache is None else cache.block_size,
+            ROTATES=angles is not None,
+            STORES=cache is not None,
+            KEPT="plain" if cache is None else cache.kept,
+            TYPE=TYPES[qkv.dtype],
+        )
+        return None if angles is None else result
+
+    return run
+
+
+def _gated_activation(op: GatedActivation, _binding: Binding, place: Place) -> DevicePart:
+    def run(_step: DeviceStep, gate_up: Tensor) -> Tensor:
+        rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+        result = gate_up.new_empty((rows, width))
+        block = min(_GATED_COLUMNS, padded(width))
+        gated_kernel[(rows, -(-width // block))](
+            gate_up, result, WIDTH=width, BLOCK=block, SILU=op.activation == "silu", TYPE=TYPES[gate_up.dtype]
+        )
+        return result
+
+    return DevicePart(place, run)
+
+
+def _activation(op: Activation, _binding: Binding, place: Place) -> DevicePart:
+    if op.activation == "silu":
+        return DevicePart(place, lambda _step, x: F.silu(x))
+    return DevicePart(place, lambda _step, x: F.gelu(x, approximate="tanh"))
+
+
+def _add(_op: Add, _binding: Binding, place: Place) -> DevicePart:
+    return DevicePart(place, lambda _step, x, y: x + y)
+
+
+def _concatenate(_op: Concatenate, _binding: Binding, place: Place) -> DevicePart:
+    return DevicePart(place, lambda _step, x, y: torch.cat((x, y), dim=1))
+
+
+def _scale(op: Scale, binding: Binding, place: Place) -> DevicePart:
+    factor = float(torch.tensor(op.factor, dtype=binding.dtype))
+    return DevicePart(place, lambda _step, x: x * factor)
+
+
+def _soft_cap(op: SoftCap, _binding: Binding, place: Place) -> DevicePart:
+    return DevicePart(place, lambda _step, x: op.cap * torch.tanh(x / op.cap))
+
+
+def _select_rows(_op: SelectRows, _binding: Binding, place: Place) -> DevicePart:
+    return DevicePart(place, lambda step, x: x.index_select(0, step.wanted))
+
+
+def _takes_slots(op: WriteKV | Attention, binding: Binding) -> str | None:
+    planes = binding.kv.planes(op.layer)
+    if binding.kv.layout != "slots":
+        return "the cache is laid out for other kernels"
+    # Two values to a byte have scales of another shape.
+    return "there is no kernel on CUDA for a cache of int4" if planes[0].dtype is torch.uint8 else _fits(op, binding)
+
+
+def _fits(_op: object, binding: Binding) -> str | None:
+    return None if binding.dtype in TYPES else f"there is no kernel on CUDA for {binding.dtype}"
+
+
+def implementations(place: Place) -> tuple[Implementation, ...]:
+    """Every operation, on `place`."""
+
+    def of(
+        operation: Any, prepare: Callable[..., DevicePart], supports: Any = _fits, row_function: bool = True
+    ) -> Implementation:
+        return Implementation("triton", operation, row_function, supports, functools.partial(_prepare, prepare, place))
+
+    same = place.deterministic
+    return (
+        of(Embedding, embedding, takes),
+        # torch's products, and the size of their tiles here, are chosen by the number of rows.
+        of(Linear, linear, takes, row_function=same),
+        of(RmsNorm, _rms_norm),
+        of(AddRmsNorm, _add_rms_norm),
+        of(HeadNorm, _head_norm),
+        of(Rotary, _rotary),
+        of(WriteKV, _write_kv, _takes_slots),
+        of(Attention, attention, _takes_slots, row_function=same),
+        of(GatedActivation, _gated_activation),
+        of(Activation, _activation),
+        of(Add, _add),
+        of(Concatenate, _concatenate),
+        of(Scale, _scale),
+        of(SoftCap, _soft_cap),
+        of(SelectRows, _select_rows),
+    )
+
+
+def _prepare(
+    prepare: Callable[[Any, Binding, Place], DevicePart], place: Place, op: Any, binding: Binding
+) -> DevicePart:
+    return prepare(op, binding, place)

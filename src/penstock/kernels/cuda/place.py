@@ -1,0 +1,46 @@
+"""Where kernels run, and what is known of it: a GPU, or this process's memory while Triton is interpreted."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+# Triton reads TRITON_INTERPRET when it is imported: kernels then run in numpy, one program after another.
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What kernels are prepared for.
+
+    Attributes:
+        device: whose memory holds weights and cache.
+        processors: its streaming multiprocessors, which should all have something to do.
+        longest: positions of a sequence, at most.
+        deterministic: sums have the same order whatever is in the batch.
+    """
+
+    device: torch.device
+    processors: int
+    longest: int
+    deterministic: bool = False
+
+    def wide(self, dtype: torch.dtype) -> bool:
+        """Whether tiles are multiplied in float32."""
+        return dtype is torch.float32 or INTERPRETED
+
+
+def place_on(device: torch.device, longest: int, *, deterministic: bool) -> Place:
+    """The place that a device is; where Triton is interpreted, that is this process's memory."""
+    if INTERPRETED:
+        return Place(torch.device("cpu"), 4, longest, deterministic)
+    properties = torch.cuda.get_device_properties(device)
+    return Place(device, properties.multi_processor_count, longest, deterministic)
+
+
+def padded(size: int, least: int = 1) -> int:
+    """The next power of two: tiles have no other sizes."""
+    return max(least, 1 << (size - 1).bit_length())

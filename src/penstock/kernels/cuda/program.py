@@ -1,0 +1,93 @@
+"""A model's operations on a GPU, one launch after another: what is staged for a step, and where values are."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.cuda.place import Place
+from penstock.kernels.cuda.step import DeviceStep, Staging, arrays_of, step_of
+from penstock.kernels.dispatch import FusedStep, Kernel, StepState
+from penstock.kernels.registers import last_uses
+from penstock.kernels.tape import Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DevicePart:
+    """One operation of a device program.
+
+    Attributes:
+        place: where it runs.
+        run: (step, inputs …) → the output, a tuple of them, or None where there is none. Inputs stay as they are.
+        queries: of a sequence, that a tile of attention takes; 0 where it needs no tiles.
+        storing: for a rotation, what it is together with the storing of its keys and values behind it.
+        stores: for such a storing, where it stores.
+    """
+
+    place: Place
+    run: Callable[..., Any]
+    queries: int = 0
+    storing: "Callable[[Any], DevicePart] | None" = None
+    stores: Any = None
+
+    @staticmethod
+    def fuse(steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype) -> Kernel:
+        """A kernel that carries out all steps on the device."""
+        return DeviceProgram(_with_stores(steps), given, wanted, dtype)
+
+
+def _with_stores(steps: Sequence[FusedStep]) -> list[FusedStep]:
+    """The same steps, with rotations and the storing of what they turned as one."""
+    merged: list[FusedStep] = []
+    for step in steps:
+        before = merged[-1] if merged else None
+        if (
+            before is not None
+            and before.part.storing is not None
+            and step.part.stores is not None
+            and step.inputs == before.outputs
+        ):
+            merged[-1] = FusedStep(before.part.storing(step.part.stores), before.inputs, before.outputs)
+        else:
+            merged.append(step)
+    return merged
+
+
+class DeviceProgram:
+    """Launches the steps' kernels; called with a step's state and what is given, all in the device's memory."""
+
+    def __init__(
+        self, steps: Sequence[FusedStep], given: Sequence[Value], wanted: Sequence[Value], dtype: torch.dtype
+    ) -> None:
+        self._steps = [
+            (step.part.run, step.inputs, step.outputs, dying)
+            for step, dying in zip(steps, last_uses(steps, (*given, *wanted)), strict=True)
+        ]
+        self._given, self._wanted, self._dtype = tuple(given), tuple(wanted), dtype
+        self._queries = tuple(sorted({step.part.queries for step in steps} - {0}))
+        self._staging = Staging(steps[0].part.place.device)
+
+    def __call__(self, state: StepState, *values: Tensor) -> Any:
+        batch = state.batch
+        views = self._staging.send(arrays_of(batch, self._queries))
+        step = step_of(views, len(batch.block_tables), self._queries, max(batch.context_lengths))
+        outputs = self.launch(step, *values)
+        if len(outputs) == 1:
+            return outputs[0]
+        return outputs or None
+
+    def launch(self, step: DeviceStep, *given: Tensor) -> tuple[Tensor, ...]:
+        """Carry out all steps; returns the wanted values."""
+        values: dict[Value, Tensor] = dict(zip(self._given, given, strict=True))
+        for run, inputs, outputs, dying in self._steps:
+            made = run(step, *[values[value] for value in inputs])
+            if len(outputs) == 1:
+                values[outputs[0]] = made
+            elif made is not None:
+                values.update(zip(outputs, made, strict=True))
+            for value in dying:
+                # What a step makes and nobody reads is not kept either.
+                values.pop(value, None)
+        return tuple(values[value].to(self._dtype) for value in self._wanted)

@@ -1,0 +1,91 @@
+"""Norms and gated activations: one program for a row, or for a head of one, whose sum is the same in any batch."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _normed(x, weight, there, eps, SIZE: tl.constexpr, UNIT_OFFSET: tl.constexpr):
+    """x / sqrt(mean(x²) + eps) · weight in float32, rounded by whoever stores it."""
+    mean = tl.sum(tl.where(there, x * x, 0.0), 0) / SIZE
+    quotient = x / tl.sqrt(mean + eps)
+    if UNIT_OFFSET:
+        return quotient * (1.0 + weight)
+    else:
+        return quotient * weight
+
+
+@triton.jit
+def norm_kernel(
+    x,
+    residual,
+    weight,
+    normed,
+    total,
+    eps,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    ADDS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """Programs: (row). normed [rows, WIDTH] of x, or with ADDS of total = x + residual, rounded to TYPE first."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PADDED)
+    there = column < WIDTH
+    values = tl.load(x + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+    if ADDS:
+        values += tl.load(residual + row * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+        rounded = values.to(TYPE)
+        tl.store(total + row * WIDTH + column, rounded, mask=there)
+        values = rounded.to(tl.float32)
+    factor = tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    result = _normed(values, factor, there, eps, WIDTH, UNIT_OFFSET)
+    tl.store(normed + row * WIDTH + column, result.to(TYPE), mask=there)
+
+
+@triton.jit
+def head_norm_kernel(
+    qkv,
+    query_weight,
+    key_weight,
+    result,
+    eps,
+    QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+    TYPE: tl.constexpr,
+):
+    """Programs: (token, head of the fused row). Query and key heads are normed, value heads copied."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.arange(0, PADDED)
+    there = column < SIZE
+    offset = (token * (QUERY_HEADS + 2 * KV_HEADS) + head) * SIZE + column
+    values = tl.load(qkv + offset, mask=there, other=0.0)
+    if head < QUERY_HEADS + KV_HEADS:
+        of_query = head < QUERY_HEADS
+        factor = tl.load(query_weight + column, mask=there & of_query, other=0.0).to(tl.float32)
+        factor += tl.load(key_weight + column, mask=there & (head >= QUERY_HEADS), other=0.0).to(tl.float32)
+        normed = _normed(values.to(tl.float32), factor, there, eps, SIZE, UNIT_OFFSET)
+        tl.store(result + offset, normed.to(TYPE), mask=there)
+    else:
+        tl.store(result + offset, values, mask=there)
+
+
+@triton.jit
+def gated_kernel(gate_up, result, WIDTH: tl.constexpr, BLOCK: tl.constexpr, SILU: tl.constexpr, TYPE: tl.constexpr):
+    """Programs: (row, block of columns). activation(gate), rounded to TYPE, · up of [rows, 2 · WIDTH]."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    there = column < WIDTH
+    gate = tl.load(gate_up + row * 2 * WIDTH + column, mask=there, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * WIDTH + WIDTH + column, mask=there, other=0.0).to(tl.float32)
+    if SILU:
+        active = gate / (1.0 + tl.exp(-gate))
+    else:
+        # tanh(x) = 1 - 2 / (1 + e^2x), which has no overflow that is not its limit.
+        inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+        active = 0.5 * gate * (2.0 - 2.0 / (1.0 + tl.exp(2.0 * inner)))
+    tl.store(result + row * WIDTH + column, (active.to(TYPE).to(tl.float32) * up).to(TYPE), mask=there)

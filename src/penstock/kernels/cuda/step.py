@@ -1,0 +1,160 @@
+"""A step's batch in a GPU's memory: its numbers in one piece, so that one copy brings them there."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.kernels.batch import StepBatch
+
+# Arrays begin at multiples of so many int32: 64 bytes.
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tiles:
+    """What programs of attention are about, all int32 [tiles]: a row, and the first of its queries."""
+
+    rows: Tensor
+    firsts: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceStep:
+    """What kernels read of a step; everything is int32 and in the device's memory.
+
+    Attributes:
+        token_ids, positions: [tokens].
+        rows, contexts, starts, added: [rows] each: the row itself, its context with this step, its first token in the
+            step, and how many it has.
+        wanted: [logit rows], tokens.
+        entries: [2, tokens + shares], a token and a row of the block tables each; a row of -1 is nobody's.
+        tables: for each KV group [rows, blocks].
+        decodes: tiles of the rows with one token.
+        chunks: tiles of the others, by how many queries a tile takes.
+        longest: of the contexts, at most.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    contexts: Tensor
+    starts: Tensor
+    added: Tensor
+    wanted: Tensor
+    entries: Tensor
+    tables: tuple[Tensor, ...]
+    decodes: Tiles
+    chunks: dict[int, Tiles]
+    longest: int
+
+
+Int32s = NDArray[np.int32]
+
+
+def _tiles(batch: StepBatch, queries: int) -> tuple[Int32s, Int32s]:
+    """Tiles of so many queries each of the rows that have several tokens, those with the longest contexts first."""
+    found = [
+        (batch.context_lengths[row], row, first)
+        for row in range(batch.num_decodes, len(batch.query_lengths))
+        for first in range(0, batch.query_lengths[row], queries)
+    ]
+    found.sort(key=lambda tile: -tile[0] - tile[2])
+    return np.array([row for _, row, _ in found], np.int32), np.array([first for *_, first in found], np.int32)
+
+
+def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0, width: int = 0) -> list[Int32s]:
+    """The arrays of a `DeviceStep`, in order, with tiles of each number of `queries`.
+
+    Padded to so many `rows` of one token, where the batch has fewer, and tables to `width` blocks.
+    """
+    lengths = np.array(batch.query_lengths, np.int32)
+    count, tokens = len(lengths), len(batch.token_ids)
+    more = max(0, rows - count)
+    starts = np.concatenate(([0], np.cumsum(lengths)[:-1])) if count else lengths
+    shared = batch.shared.numpy().reshape(-1, 2)
+    row_of = np.repeat(np.arange(count), lengths)
+    entries = np.stack((
+        np.concatenate((np.arange(tokens + more), shared[:, 0])),
+        np.concatenate((row_of, np.full(more, -1), shared[:, 1])),
+    ))  # fmt: skip
+    tables = []
+    for table in batch.block_tables:
+        found = table.numpy()
+        tables.append(np.pad(found, ((0, more), (0, max(0, width - found.shape[1])))))
+    decodes = np.arange(batch.num_decodes + more)
+    chunks = [tile for each in queries for tile in _tiles(batch, each)]
+    return [
+        np.ascontiguousarray(array, np.int32)
+        for array in (
+            np.pad(batch.token_ids.numpy(), (0, more)),
+            np.pad(batch.positions.numpy(), (0, more)),
+            np.pad(np.array(batch.context_lengths), (0, more)),
+            np.concatenate((starts, np.arange(tokens, tokens + more))),
+            np.pad(lengths, (0, more)),
+            np.concatenate((batch.logit_rows.numpy(), np.arange(tokens, tokens + more))),
+            entries,
+            decodes,
+            np.zeros_like(decodes),
+            *tables,
+            *chunks,
+        )
+    ]
+
+
+def step_of(views: Sequence[Tensor], groups: int, queries: Sequence[int], longest: int) -> DeviceStep:
+    """What `arrays_of` made, once it is in the device's memory."""
+    token_ids, positions, contexts, starts, added, wanted, entries, rows, firsts, *rest = views
+    tables, chunks = tuple(rest[:groups]), rest[groups:]
+    found = {each: Tiles(chunks[2 * i], chunks[2 * i + 1]) for i, each in enumerate(queries)}
+    return DeviceStep(
+        token_ids, positions, contexts, starts, added, wanted, entries, tables, Tiles(rows, firsts), found, longest
+    )
+
+
+class Staging:
+    """Brings arrays to a device in one copy each time, from buffers that nobody writes while they are being copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # Buffers, and the events behind their last copies.
+        self._buffers: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+
+    def send(self, arrays: Sequence[Int32s], into: Tensor | None = None) -> list[Tensor]:
+        """The arrays in the device's memory, in one tensor of int32 or in `into`, which is large enough."""
+        offsets, end = [], 0
+        for array in arrays:
+            offsets.append(end)
+            end += -(-array.size // _ALIGNMENT) * _ALIGNMENT
+        buffer = self._free_buffer(end)
+        flat = buffer.numpy()
+        for array, offset in zip(arrays, offsets, strict=True):
+            flat[offset : offset + array.size] = array.reshape(-1)
+        target = torch.empty(end, dtype=torch.int32, device=self._device) if into is None else into
+        target[:end].copy_(buffer[:end], non_blocking=True)
+        event = None
+        if self._device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+        self._buffers.append((buffer, event))
+        return [
+            target[offset : offset + array.size].view(array.shape)
+            for array, offset in zip(arrays, offsets, strict=True)
+        ]
+
+    def _free_buffer(self, size: int) -> Tensor:
+        """The oldest buffer whose copy is over, if it is large enough; else one more, half as large again as needed."""
+        if self._buffers:
+            buffer, event = self._buffers[0]
+            if event is None or event.query():
+                self._buffers.popleft()
+                if len(buffer) >= size:
+                    return buffer
+        pinned = self._device.type == "cuda"
+        return torch.empty(size + size // 2, dtype=torch.int32, pin_memory=pinned)

@@ -1,0 +1,58 @@
+"""Linear weights as the kernels take them: bytes in a GPU's memory, in the order of outputs."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["int8", "int4", "fp8"]
+# Of each so many inputs of an int4 row, the first half are the low nibbles of its bytes.
+NIBBLE_RUN = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceLinear:
+    """A weight [outputs, inputs] of few bits; a number is scale · (integer - zero).
+
+    Attributes:
+        kind: of its numbers: int8, E4M3, or integers in 0..15, two to a byte.
+        data: uint8 [outputs, inputs], of int4 [outputs, inputs / 2].
+        scales: float32 for int8 whose whole rows share one, else any floating type; [outputs, groups].
+        zeros: uint8 [outputs, groups], of int4.
+        group: how many inputs share a scale.
+        shape: (outputs, inputs).
+    """
+
+    kind: Kind
+    data: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    group: int
+    shape: tuple[int, int]
+
+    @property
+    def whole_rows(self) -> bool:
+        """Whether each output has one scale."""
+        return self.scales.shape[1] == 1
+
+
+def int8_linear(integers: Tensor, scales: Tensor) -> DeviceLinear:
+    """int8 [outputs, inputs] with float32 scales [outputs]."""
+    shape = integers.shape[0], integers.shape[1]
+    return DeviceLinear("int8", integers.contiguous().view(torch.uint8), scales.reshape(-1, 1), None, shape[1], shape)
+
+
+def fp8_linear(values: Tensor, scales: Tensor, group: int) -> DeviceLinear:
+    """float8_e4m3fn [outputs, inputs] with a scale for each `group` of inputs, [outputs, groups]."""
+    shape = values.shape[0], values.shape[1]
+    return DeviceLinear("fp8", values.contiguous().view(torch.uint8), scales.contiguous(), None, group, shape)
+
+
+def int4_linear(integers: Tensor, scales: Tensor, zeros: Tensor) -> DeviceLinear:
+    """uint8 [outputs, inputs] in 0..15, inputs being a multiple of `NIBBLE_RUN`; scales and zeros [outputs, groups]."""
+    outputs, inputs = integers.shape
+    halves = integers.view(outputs, -1, 2, NIBBLE_RUN // 2)
+    data = (halves[:, :, 0] | (halves[:, :, 1] << 4)).reshape(outputs, inputs // 2)
+    group = inputs // scales.shape[1]
+    return DeviceLinear("int4", data, scales.contiguous(), zeros.to(torch.uint8), group, (outputs, inputs))

@@ -1,0 +1,162 @@
+"""The kernels for GPUs against the torch reference, on the cases that those for CPUs are tested on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from penstock.core.kv import LayerKV
+from penstock.kernels.cases import CASES as ALL
+from penstock.kernels.cases import Case
+from penstock.kernels.dispatch import Binding, FusedStep, Implementation, StepState
+from penstock.kernels.reference import REFERENCE
+from penstock.kernels.signature import OPERATIONS, Attention, HeadLayout, Linear, RopeSpec, Rotary, WriteKV
+from penstock.kernels.tape import Value
+from support.operations import Bench, Run
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from penstock.kernels.cuda.attending import SEGMENT, pieces_of
+from penstock.kernels.cuda.operations import implementations
+from penstock.kernels.cuda.place import Place, place_on
+from penstock.kernels.cuda.program import DevicePart
+
+LONGEST = 140_000
+ANY = place_on(torch.device("cuda"), LONGEST, deterministic=False)
+SAME = place_on(torch.device("cuda"), LONGEST, deterministic=True)
+PLACES = {"fast": ANY, "deterministic": SAME}
+DTYPES = (torch.float32, torch.bfloat16)
+# Relative to values of about one: a few units in the last place of the sums of each type.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
+# Interpreted, each program takes a part of a millisecond, and cases of many tokens or heads have tens of thousands.
+CASES = [
+    case
+    for case in ALL
+    if case.use != "bench" and case.tokens <= 200 and case.tokens * max(case.widths, default=0) < 20_000
+]
+ATTENDING = [case for case in CASES if isinstance(case.operation, Attention)]
+ON_CACHE = [case for case in CASES if isinstance(case.operation, Attention | WriteKV)]
+LONG = [case for case in ATTENDING if max(context for _, context in case.rows) > 512]
+
+
+def of(case: Case, place: Place) -> Implementation:
+    return next(entry for entry in implementations(place) if entry.operation is type(case.operation))
+
+
+def reference(case: Case) -> Implementation:
+    return next(entry for entry in REFERENCE if entry.operation is type(case.operation))
+
+
+def agree(found: Run, expected: Run, dtype: torch.dtype) -> None:
+    assert len(found.outputs) == len(expected.outputs)
+    for mine, right in zip(found.outputs, expected.outputs, strict=True):
+        assert mine.dtype is dtype and mine.shape == right.shape
+        scale = right.float().abs().amax(1, keepdim=True).clamp(min=1.0)
+        assert ((mine.float() - right.float()).abs() / scale).max() <= TOLERANCE[dtype]
+    for mine, right in zip(found.planes, expected.planes, strict=True):
+        assert torch.equal(mine.float().nan_to_num(nan=7.0), right.float().nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}/{case.name}")
+def test_agrees_with_reference(case: Case, dtype: torch.dtype, place: str) -> None:
+    bench = Bench(case, dtype)
+    agree(bench.run(of(case, PLACES[place]), reusable=False), bench.run(reference(case)), dtype)
+
+
+def test_every_operation_has_an_implementation() -> None:
+    assert {entry.operation for entry in implementations(ANY)} == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("kept", ["int8", "fp8"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ON_CACHE, ids=lambda case: f"{case.op}/{case.name}")
+def test_bytes_in_the_cache(case: Case, dtype: torch.dtype, kept: str) -> None:
+    """Stored to the same bits as by the reference, and read as what they stand for."""
+    bench = Bench(case, dtype, kept)
+    agree(bench.run(of(case, ANY)), bench.run(reference(case)), dtype)
+
+
+@pytest.mark.parametrize("kept", ["int8", "fp8"])
+def test_odd_values_are_stored_as_the_reference_does(kept: str) -> None:
+    case = next(case for case in CASES if isinstance(case.operation, WriteKV))
+    bench = Bench(case, torch.float32, kept)
+    given = bench.inputs[0]
+    for row, value in enumerate((0.0, torch.inf, torch.nan, 1e-45, 1e-38, 3e38)):
+        given[row] = value
+    given[6] *= 1e-20
+    given[7, ::3] = -0.0
+    given[8, -1] = -torch.inf
+    given[9] = torch.linspace(-448, 448, given.shape[1])
+    given[10] = torch.logspace(-12, 8, given.shape[1], base=2)
+    found = bench.run(of(case, ANY))
+    agree(found, bench.run(reference(case)), torch.float32)
+    assert bool(found.planes[2].isnan().any())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}/{case.name}")
+def test_row_function(case: Case) -> None:
+    """Where sums have one order, a row alone gives the same bits as in the batch."""
+    implementation = of(case, SAME)
+    assert implementation.row_function
+    bench = Bench(case, torch.bfloat16)
+    together = bench.run(implementation)
+    tokens, selected = 0, 0
+    for row, (added, _) in enumerate(case.rows):
+        alone = bench.run(implementation, only=row)
+        for whole, part in zip(together.outputs, alone.outputs, strict=True):
+            first = selected if case.operation.op == "select_rows" else tokens
+            assert torch.equal(whole[first : first + part.shape[0]], part)
+            selected += part.shape[0]
+        tokens += added
+
+
+def test_what_depends_on_the_batch_says_so() -> None:
+    assert {entry.operation for entry in implementations(ANY) if not entry.row_function} == {Attention, Linear}
+
+
+@pytest.mark.parametrize("processors", [1, 1000])
+@pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
+def test_pieces_of_a_context_do_not_change_bits(case: Case, processors: int) -> None:
+    """Few processors take a context in one piece, many in pieces of a segment, which are merged alike."""
+    place = replace(SAME, processors=processors)
+    longest = max(context for _, context in case.rows)
+    assert pieces_of(place, len(case.rows), longest)[0] == (1 if processors == 1 else -(-longest // SEGMENT))
+    bench = Bench(case, torch.float32)
+    assert torch.equal(bench.run(of(case, place)).outputs[0], bench.run(of(case, SAME)).outputs[0])
+    agree(bench.run(of(case, replace(ANY, processors=processors))), bench.run(reference(case)), torch.float32)
+
+
+def test_there_are_long_cases() -> None:
+    assert len(LONG) >= 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("share", [0, 1])
+def test_a_rotation_and_the_storing_behind_it_are_one(dtype: torch.dtype, share: int) -> None:
+    heads = HeadLayout(6, 2, 8)
+    rotary, store = Rotary(heads, RopeSpec(8, 10000.0)), WriteKV(heads, 0)
+    shared = ((1, 2), (3, 0))[: 2 * share]
+    rows = ((1, 7), (1, 30), (1, 17), (5, 24))
+    case = Case("both", store, (heads.fused_width,), rows, kv=LayerKV(2, 8), shared=shared)
+    bench = Bench(case, dtype)
+    turned = Bench(Case("turn", rotary, (heads.fused_width,), rows, kv=LayerKV(2, 8)), dtype)
+    turned.inputs = bench.inputs
+    (expected,) = turned.run(of(turned.case, ANY)).outputs
+    bench.storage.layout = "slots"
+    bench._fill_planes()
+    batch, _ = bench._batch(list(range(len(rows))))
+    binding = Binding({}, bench.storage, dtype)
+    before, after = Value(0, heads.fused_width), Value(1, heads.fused_width)
+    steps = [
+        FusedStep(of(turned.case, ANY).prepare(rotary, binding), (before,), (after,)),
+        FusedStep(of(case, ANY).prepare(store, binding), (after,), ()),
+    ]
+    program = DevicePart.fuse(steps, [before], [after], dtype)
+    assert len(program._steps) == 1
+    assert torch.equal(program(StepState(batch), bench.inputs[0]), expected)
+    found = [plane.clone() for plane in bench.storage.planes(0)]
+    bench.inputs = [expected]
+    for mine, right in zip(found, bench.run(of(case, ANY)).planes, strict=True):
+        assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
