@@ -13,6 +13,9 @@ from penstock.quantization.rtn import Grid, as_grouped, fit, groups_of, rounded
 # Inputs whose errors are passed on one by one before they are passed on to all others at once (section 3, step 2).
 _BLOCK = 128
 _TRIES = 4
+# Rows of a Hessian that are added to in one product. What is left of its diagonal is the same as what is right of it,
+# and is not computed.
+_STRIP = 1024
 
 
 class Hessian:
@@ -31,7 +34,8 @@ class Hessian:
     def add(self, x: Tensor) -> None:
         """Inputs [rows, inputs]."""
         wide = x.float()
-        self._sum.addmm_(wide.T, wide)
+        for first in range(0, wide.shape[1], _STRIP):
+            self._sum[first : first + _STRIP, first:].addmm_(wide[:, first : first + _STRIP].T, wide[:, first:])
         self.rows += x.shape[0]
         self.largest = torch.maximum(self.largest, wide.abs().amax(0))
 
@@ -39,7 +43,7 @@ class Hessian:
         """[inputs, inputs]; raises ValueError where nothing was added, or something that is not finite."""
         if not self.rows:
             raise ValueError("No inputs were seen, so there is nothing to calibrate by.")
-        found = self._sum * (2 / self.rows)
+        found = self._sum.triu().add_(self._sum.triu(1).T).mul_(2 / self.rows)
         if not bool(found.isfinite().all()):
             raise ValueError("The inputs that were seen are not all finite.")
         return found
