@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.assembly import build, load
+from penstock.assembly import backend, build, load
 from penstock.assembly.prepare import prepare
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
@@ -35,11 +35,11 @@ def test_the_native_kernels_keep_the_promise(quantization: str) -> None:
 
 def test_without_them_the_start_says_why_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.assembly.prepare.OBSTACLE", "they were not built")
-    monkeypatch.setattr(build, "OBSTACLE", "they were not built")
+    monkeypatch.setattr(backend, "OBSTACLE", "they were not built")
     monkeypatch.setattr(load, "OBSTACLE", "they were not built")
     monkeypatch.setattr(packing, "OBSTACLE", "they were not built")
     monkeypatch.setattr(operations, "OBSTACLE", "they were not built")
-    monkeypatch.setattr(build, "IMPLEMENTATIONS", (*CPU_TORCH, *REFERENCE))
+    monkeypatch.setattr(backend, "IMPLEMENTATIONS", (*CPU_TORCH, *REFERENCE))
     said = notes()
     assert any("attention" in note and "linear" in note for note in said)
     assert any("they were not built" in note for note in said)
@@ -48,7 +48,7 @@ def test_without_them_the_start_says_why_it_does_not_hold(monkeypatch: pytest.Mo
 def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     if OBSTACLE is not None:
         pytest.skip(OBSTACLE)
-    monkeypatch.setattr(build.native, "instruction_sets", lambda: ["portable"])
+    monkeypatch.setattr(backend.native, "instruction_sets", lambda: ["portable"])
     with pytest.raises(ConfigurationError, match="avx512 is not possible here; there are portable"):
         notes(instruction_set="avx512")
 

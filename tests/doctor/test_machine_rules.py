@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from penstock.core.ceilings import Ceilings
+from penstock.core.devices import Gpu, GpuFacts
 from penstock.doctor.finding import Evidence, Finding
-from penstock.doctor.machine import Disk, Gpu, Gpus, Kernels, Machine, Memory, Others, Processor, Quota
+from penstock.doctor.machine import Disk, Kernels, Machine, Memory, Others, Processor, Quota
 from penstock.doctor.machine_rules import judge_machine
 
 GIB = 2**30
@@ -21,7 +22,8 @@ WELL = Machine(
     kernels=Kernels(instruction_sets=("avx512", "avx512_vnni", "avx2", "portable"), chosen="avx512", ceilings=CEILINGS),
     descriptors=(1024, 65536),
     disk=Disk(folder="/cache", total=500 * GIB, free=300 * GIB, room=250 * GIB, kept=0),
-    gpus=Gpus(),
+    gpus=GpuFacts(),
+    gpu_copies={},
     container=None,
     software={"Penstock": "1.0"},
 )
@@ -100,12 +102,36 @@ def test_ceilings_become_tokens() -> None:
     assert "memory reads" not in judged(machine("kernels", ceilings=None))
 
 
-def test_a_graphics_processor_is_named_and_not_used() -> None:
-    cards = Gpus((Gpu("Made-up 100", "555.1", "80 GiB"),) * 2)
-    finding = judged(msgspec.structs.replace(WELL, gpus=cards))["GPU"]
-    assert finding.figure == "2 × Made-up 100, driver 555.1" and "does not use it" in finding.meaning
-    unclear = judged(msgspec.structs.replace(WELL, gpus=Gpus(obstacle="nvidia-smi does not answer")))["GPU"]
-    assert unclear.level == "note" and "does not answer" in unclear.meaning
+CARD = Gpu(0, "Made-up 100", (9, 0), 80 << 30, 79 << 30, "580.1", True, 0)
+
+
+def gpu_finding(obstacle: str | None = None, copies: float | None = 3000.0, **changes: Any) -> Finding:
+    facts = GpuFacts((msgspec.structs.replace(CARD, **changes),), obstacle)
+    measured = {} if copies is None else {CARD.device: copies}
+    return judged(msgspec.structs.replace(WELL, gpus=facts, gpu_copies=measured))["GPU"]
+
+
+def test_a_gpu_is_named_with_what_it_reaches() -> None:
+    finding = gpu_finding()
+    assert finding.level == "ok" and finding.figure == "Made-up 100, 79 GiB of 80 GiB free, 3,000 GB/s"
+    assert "--device cuda:0" in finding.meaning
+    assert "580.1" in finding.evidence[0].figure and "9.0" in finding.evidence[0].figure
+    assert "GB/s" not in gpu_finding(copies=None).figure
+
+
+def test_a_gpu_that_cannot_be_used_is_told_with_the_reason() -> None:
+    missing = gpu_finding("Triton is not installed")
+    assert missing.level == "warning" and "Triton is not installed" in missing.meaning
+    old = gpu_finding(capability=(7, 0))
+    assert old.level == "warning" and "7.0, 8.0 is needed" in old.meaning
+    broken = gpu_finding(memory_errors=3)
+    assert broken.level == "problem" and "3 errors" in broken.meaning
+
+
+def test_a_machine_without_gpu_lacks_nothing() -> None:
+    finding = judged(msgspec.structs.replace(WELL, gpus=GpuFacts(obstacle="there is no working NVIDIA driver")))["GPU"]
+    assert finding.level == "ok" and finding.figure == "none"
+    assert "no working" in finding.evidence[0].figure
 
 
 def test_kernels_that_a_later_release_could_have_are_named() -> None:

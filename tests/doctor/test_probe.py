@@ -1,7 +1,6 @@
 """A machine is read from files as the kernel writes them, and this one too."""
 
 import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -98,33 +97,6 @@ def test_a_container_is_told_by_its_signs(tmp_path: Path) -> None:
     )
     (tmp_path / ".dockerenv").touch()
     assert probe.find_container({}, tmp_path) == Evidence("Docker", "/.dockerenv")
-
-
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-    """Put a program of the driver's name where it is looked for."""
-    program = tmp_path / "bin/nvidia-smi"
-    write(program, f"#!/bin/sh\n{script}\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
-
-
-def test_a_driver_is_asked_for_its_cards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(tmp_path, monkeypatch, 'echo "NVIDIA H100 80GB HBM3, 570.10, 81559 MiB"')
-    (card,) = probe.read_gpus(tmp_path).found
-    assert (card.name, card.driver, card.memory) == ("NVIDIA H100 80GB HBM3", "570.10", "81559 MiB")
-
-
-def test_a_driver_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(tmp_path, monkeypatch, 'echo "Failed to initialize NVML"; exit 9')
-    found = probe.read_gpus(tmp_path)
-    assert found.found == () and found.obstacle is not None and "Failed to initialize NVML" in found.obstacle
-
-
-def test_a_driver_without_its_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert probe.read_gpus(tmp_path) == probe.Gpus()
-    write(tmp_path / "proc/driver/nvidia/version", "NVRM version: 570.10\n")
-    assert probe.read_gpus(tmp_path).obstacle is not None
 
 
 def test_a_disk_has_room_beside_the_tenth_that_stays_free(tmp_path: Path) -> None:

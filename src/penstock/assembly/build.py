@@ -6,25 +6,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
+from penstock.assembly.backend import backend_of
 from penstock.assembly.gain import describe_gain, measure_machine
-from penstock.assembly.load import load
 from penstock.assembly.prepare import eos_token_ids
 from penstock.assembly.speculation import STATES, make_proposer
-from penstock.assembly.storage import layout_for
 from penstock.assembly.tokenizers import tokenizer_in
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
 from penstock.core.config import EngineConfig
-from penstock.core.errors import ConfigurationError
 from penstock.core.speculation import blocks_of_branches
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
-from penstock.kernels.cpu.native import OBSTACLE, native
-from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
@@ -32,7 +26,7 @@ from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.models.registry import declare
 from penstock.runtime.executor import ModelExecutor
-from penstock.runtime.storage import TORCH_DTYPES, KVStorage
+from penstock.runtime.storage import TORCH_DTYPES
 from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
@@ -72,19 +66,11 @@ def build_engine(
     """
     budget = _Budget(time.monotonic() if started is None else started)
     budget.done("start Python and import torch")
-    torch.set_num_threads(config.threads)
-    if OBSTACLE is None:
-        native.set_threads(config.threads)
-        _use_instruction_set(config.instruction_set)
+    backend = backend_of(config)
     dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     declaration = declare(checkpoint.config)
-    # Before anything is loaded: it may not be possible.
-    layout = layout_for(config.cache.spec, dtype)
-    loaded = load(config.model, checkpoint, declaration, progress)
-    if OBSTACLE is None:
-        # What is left to torch is too little to share out, and its threads would take cores from the native ones.
-        torch.set_num_threads(1)
+    loaded = backend.load(checkpoint, declaration, progress)
     budget.done("map packed weights" if loaded.mapped else "load and pack weights")
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     table = tokenizer.table if tokenizer else None
@@ -93,7 +79,7 @@ def build_engine(
     limits, scratch = config.scheduler, 0
     if limits.draft_width:
         scratch = blocks_of_branches(limits.draft_depth, spec.block_size, len(spec.groups))
-    storage = KVStorage(spec, config.cache.num_blocks + scratch, layout)
+    storage = backend.storage(spec, config.cache.num_blocks + scratch)
 
     states: States = "none"
     if config.speculation is not None:
@@ -101,7 +87,7 @@ def build_engine(
 
     def compiled(*, head: bool) -> Program:
         tape = declaration.record(head=head, states=states if head else "none")
-        return compile_program(tape, loaded.weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
+        return compile_program(tape, loaded.weights, storage, dtype, Dispatcher(backend.implementations))
 
     program = compiled(head=True)
     encoder = functools.partial(compiled, head=False)
@@ -109,7 +95,8 @@ def build_engine(
     if table is not None:
         eos = eos_token_ids(checkpoint, tokenizer)
         grammars = Grammars(table, declaration.vocab_size, eos, config.threads)
-    sampler = Sampler(declaration.vocab_size, fill_masks=None if grammars is None else grammars.fill)
+    fill_masks = None if grammars is None else grammars.fill
+    sampler = Sampler(declaration.vocab_size, fill_masks=fill_masks, on_device=backend.choose)
     tables = BlockTables(len(spec.groups), spec.block_size)
     proposer = make_proposer(config, declaration, loaded.weights, storage, tables)
     rejects = config.speculation is not None and config.speculation.rejects
@@ -119,9 +106,10 @@ def build_engine(
     executor = ModelExecutor(
         program, storage, tables, sampler, table, grammars, encoder, proposer, branches, rejects=rejects
     )
-    executor.warm_up()
+    for tokens in backend.warm_up:
+        executor.warm_up(tokens)
     budget.done("allocate the KV pool, warm up")
-    ceilings = measure_machine(loaded.weights)
+    ceilings = measure_machine(loaded.weights) if config.device == "cpu" else None
     budget.done("measure the machine")
     model = config.model
     weights_kept = (model.path, model.dtype, model.quantization, model.quantize_head)
@@ -135,19 +123,10 @@ def build_engine(
         kept_share=config.cache.kept_share,
     )
     core = EngineCore(Scheduler(config.scheduler, cache), executor, grammars)
-    slow = [] if OBSTACLE is None else [f"This is the slow path: {OBSTACLE}."]
     gain = describe_gain(model, declaration, loaded.weights, ceilings)
-    notes = [*declaration.notes, *slow, *loaded.notes, *([gain] if gain else []), _promise(program, rejects)]
+    notes = [*declaration.notes, *backend.notes, *loaded.notes, *([gain] if gain else []), _promise(program, rejects)]
     work = model_work(declaration, loaded.weights, spec)
     return BuiltEngine(core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings)
-
-
-def _use_instruction_set(name: str) -> None:
-    """Raises ConfigurationError where this processor, or this build, does not have it."""
-    there = native.instruction_sets()
-    if name != "auto" and name not in there:
-        raise ConfigurationError(f"--instruction-set {name} is not possible here; there are {', '.join(there)}.")
-    native.use_instruction_set(there[0] if name == "auto" else name)
 
 
 def _promise(program: Program, rejects: bool) -> str:

@@ -80,19 +80,46 @@ class BlockRunner:
         observe: Observe | None = None,
     ) -> Iterator[Tensor]:
         """The states behind a block, text by text."""
+        for after in self._results(block, weights, texts, states, observe, onward=True):
+            yield after.to(self.dtype)
+
+    def observe(
+        self,
+        block: DecoderBlock,
+        weights: dict[str, Weight],
+        texts: Sequence[list[int]],
+        states: Sequence[Tensor],
+        observe: Observe,
+    ) -> None:
+        """What a block's projections are given, and nothing that is behind them."""
+        for _ in self._results(block, weights, texts, states, observe, onward=False):
+            pass
+
+    def _results(
+        self,
+        block: DecoderBlock,
+        weights: dict[str, Weight],
+        texts: Sequence[list[int]],
+        states: Sequence[Tensor],
+        observe: Observe | None,
+        *,
+        onward: bool,
+    ) -> Iterator[Tensor]:
+        """A result of each text: the states behind the block where they are asked for."""
         tape = _Watched()
         given = tape.input(self.declaration.decoder.width)
         added, residual = block.record(tape, None, given, last=False)
         read = list(dict.fromkeys(tape.read.values())) if observe is not None else []
-        tape.finish(tape.add(added, residual), *read)
+        behind = [tape.add(added, residual)] if onward else []
+        tape.finish(*behind, *read)
         program = self._compile(tape, weights)
         for ids, before in zip(texts, states, strict=True):
-            after, *inputs = program.results(self._batch(ids), before)
+            results = program.results(self._batch(ids), before)
             if observe is not None:
-                found = dict(zip(read, inputs, strict=True))
+                found = dict(zip(read, results[len(behind) :], strict=True))
                 for name, value in tape.read.items():
                     observe(name, found[value])
-            yield after.to(self.dtype)
+            yield results[0]
 
     def logits(self, weights: dict[str, Weight], texts: Sequence[list[int]]) -> Iterator[Tensor]:
         """The whole model's, [tokens, vocabulary] in float32, text by text."""

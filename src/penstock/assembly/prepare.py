@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from penstock.assembly.tokenizers import has_tokenizer, tokenizer_in
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason
+from penstock.core.devices import resolve_device
 from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.core.resolve import resolve
 from penstock.engine.interface import ModelInfo
@@ -21,6 +24,7 @@ from penstock.loading.integers import kept_integers
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.models.registry import declare
+from penstock.runtime.gpus import find_gpus
 from penstock.runtime.machine import machine_facts
 from penstock.text.tokenizer import Tokenizer
 
@@ -122,7 +126,9 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     native = OBSTACLE is None
     folder = str(default_folder()) if native else None
     machine = machine_facts(api_beside=api_beside, cache_folder=folder, exact=native)
-    config, reasons = resolve(options, _facts(path, checkpoint, declaration), machine, drafts)
+    machine = msgspec.structs.replace(machine, gpus=find_gpus())
+    gpu = resolve_device(options.device, machine.gpus, lambda *_note: None) is not None
+    config, reasons = resolve(options, _facts(path, checkpoint, declaration, gpu=gpu), machine, drafts)
     return Prepared(options, config, reasons, checkpoint, declaration)
 
 
@@ -162,14 +168,14 @@ def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -
     )
 
 
-def _facts(path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelFacts:
-    integers, integer_bytes = kept_integers(checkpoint, declaration)
+def _facts(path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: bool = False) -> ModelFacts:
+    integers, integer_bytes = kept_integers(checkpoint, declaration, gpu=gpu)
     return ModelFacts(
         path=str(path),
         stored_dtype=declaration.dtype,
         num_parameters=declaration.num_parameters,
-        # The native kernels look embeddings up in the packed head.
-        resident_parameters=declaration.num_parameters if OBSTACLE is None else declaration.resident_parameters,
+        # The native kernels, and those for GPUs, look embeddings up in the head.
+        resident_parameters=declaration.num_parameters if OBSTACLE is None or gpu else declaration.resident_parameters,
         body_parameters=declaration.parameters_in("linear"),
         head_parameters=declaration.parameters_in("head", "embedding"),
         max_position_embeddings=declaration.max_position_embeddings,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.assembly.calibration import BlockRunner
 from penstock.assembly.gguf_output import check_file, describe, parts_of, write_file
-from penstock.assembly.quantized_block import grid_of, matrices, quantized_block, watch
+from penstock.assembly.quantized_block import Watch, grid_of, matrices, quantized_block
 from penstock.assembly.quantized_files import Output
 from penstock.assembly.sensitivity import sensitivities
 from penstock.core.errors import ConfigurationError
@@ -140,7 +140,10 @@ def quantize_model(
         weights = {} if runner is None else loaded(*block.weights)
         resumed, errors = file.exists(), dict[str, float]()
         if not resumed:
-            seen = {} if runner is None else watch(runner, block, weights, texts, states)[0]
+            watch = Watch()
+            if runner is not None:
+                runner.observe(block, weights, texts, states, watch.add)
+            seen = watch.calibrated()
             tensors, errors = quantized_block(block, entries, recipe, widths, seen)
             output.save(tensors, index)
         if runner is not None and index < len(decoder.blocks) - 1:

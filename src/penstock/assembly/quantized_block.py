@@ -1,15 +1,13 @@
 """Rounds a block's projections by a recipe, to the tensors that are stored for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from penstock.assembly.calibration import BlockRunner
 from penstock.assembly.folding import fold, folds
 from penstock.core.errors import ConfigurationError, ModelFileError
-from penstock.kernels.packing import Weight
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.weights import WeightSpec
 from penstock.loading.quantized import Entry
@@ -41,32 +39,27 @@ class Calibrated:
         return Calibrated(self.hessian / factors / factors[:, None], self.largest / factors)
 
 
-def watch(
-    runner: BlockRunner,
-    block: DecoderBlock,
-    weights: dict[str, Weight],
-    texts: Sequence[list[int]],
-    states: Sequence[Tensor],
-) -> tuple[dict[str, Calibrated], list[Tensor]]:
-    """By projection what its inputs are like, and the states behind the block, text by text.
+class Watch:
+    """Collects what a block's projections are given, by name; give `add` to a `BlockRunner`."""
 
-    Raises ConfigurationError naming the projection whose inputs are not all finite.
-    """
-    found: dict[str, Hessian] = {}
+    def __init__(self) -> None:
+        self._found: dict[str, Hessian] = {}
 
-    def observe(name: str, x: Tensor) -> None:
-        if name not in found:
-            found[name] = Hessian(x.shape[1])
-        found[name].add(x)
+    def add(self, name: str, x: Tensor) -> None:
+        """What a projection is given, [rows, inputs]."""
+        if name not in self._found:
+            self._found[name] = Hessian(x.shape[1])
+        self._found[name].add(x)
 
-    after = list(runner.run(block, weights, texts, states, observe))
-    calibrated: dict[str, Calibrated] = {}
-    for name, seen in found.items():
-        try:
-            calibrated[name] = Calibrated(seen.mean(), seen.largest)
-        except ValueError as error:
-            raise ConfigurationError(f"{name} cannot be calibrated: {error}") from None
-    return calibrated, after
+    def calibrated(self) -> dict[str, Calibrated]:
+        """By projection what its inputs are like. Raises ConfigurationError where these are not all finite."""
+        calibrated: dict[str, Calibrated] = {}
+        for name, seen in self._found.items():
+            try:
+                calibrated[name] = Calibrated(seen.mean(), seen.largest)
+            except ValueError as error:
+                raise ConfigurationError(f"{name} cannot be calibrated: {error}") from None
+        return calibrated
 
 
 def matrices(block: DecoderBlock) -> list[WeightSpec]:

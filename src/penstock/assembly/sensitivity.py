@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from penstock.assembly.calibration import BlockRunner
-from penstock.assembly.quantized_block import matrices, rounded, watch
+from penstock.assembly.quantized_block import Watch, matrices, rounded
 from penstock.kernels.packing import Weight
 from penstock.loading.packing import IN_OWN_PRECISION
 from penstock.loading.quantized import Entry
@@ -48,7 +48,9 @@ def sensitivities(
         if not left:
             states = list(runner.run(block, weights, texts, states))
             continue
-        seen, states = watch(runner, block, weights, texts, states)
+        watch = Watch()
+        states = list(runner.run(block, weights, texts, states, watch.add))
+        seen = watch.calibrated()
         for spec in left:
             weight = torch.cat([read_tensor(entries[part.tensor]).float() for part in spec.parts])
             losses: dict[int, float] = {}

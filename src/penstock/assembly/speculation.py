@@ -5,6 +5,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from penstock.assembly.backend import Storage
 from penstock.assembly.load import load
 from penstock.assembly.storage import storage_for
 from penstock.core.config import EngineConfig
@@ -21,7 +22,7 @@ from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import declare_heads
 from penstock.models.registry import declare
-from penstock.runtime.storage import TORCH_DTYPES, KVStorage
+from penstock.runtime.storage import TORCH_DTYPES
 from penstock.runtime.tables import BlockTables
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.chain import Chain
@@ -41,7 +42,7 @@ def make_proposer(
     config: EngineConfig,
     declaration: ModelDeclaration,
     weights: Mapping[str, Weight],
-    storage: KVStorage,
+    storage: Storage,
     tables: BlockTables,
 ) -> Proposer | None:
     """Who drafts for the model of `declaration`, `weights`, `storage` and `tables`; None where nobody does.
@@ -100,7 +101,7 @@ def _heads(
     config: EngineConfig,
     target: ModelDeclaration,
     weights: Mapping[str, Weight],
-    storage: KVStorage,
+    storage: Storage,
     tables: BlockTables,
 ) -> Proposer:
     """Heads on the hidden states of the `target`, whose embedding and projection to logits they may share."""

@@ -17,6 +17,7 @@ from penstock.bench.load.address import parse_address
 from penstock.cli.bench_serve import read_key
 from penstock.cli.options import ModelOptions, parse_seconds
 from penstock.core.config import EngineOptions
+from penstock.core.devices import LEAST_CAPABILITY, Gpu
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.doctor.compare import Change, Comparison, compare
 from penstock.doctor.diagnosis import Diagnosis, diagnose
@@ -115,7 +116,9 @@ def _doctor_machine(model: str | None, computing: ModelOptions, max_num_seqs: in
     # The engine of a small model leaves a core to the API process.
     threads = computing.threads if size is None else size.config.threads
     with Console(stderr=True).status("measuring the machine"):
-        machine = read_machine(lambda count: _kernels(count, computing.instruction_set), threads, folder)
+        machine = read_machine(
+            lambda count: _kernels(count, computing.instruction_set), threads, folder, copies=_copies
+        )
     model_findings: tuple[Finding, ...] = ()
     if size is not None:
         model_findings = judge_model(size, machine.kernels.ceilings, machine.disk)
@@ -155,6 +158,14 @@ def _no_room(message: str) -> Finding:
         advice="--quantization int4 makes weights about a quarter of bfloat16's.",
         evidence=(Evidence("parameters and types", "headers of the checkpoint"),),
     )
+
+
+def _copies(gpu: Gpu) -> float | None:
+    """GB/s of a GPU's memory; None where a server has taken all of it, and for a GPU that cannot be used."""
+    from penstock.runtime.gpu_copies import NEEDED_BYTES, measure_copies
+
+    usable = gpu.capability >= LEAST_CAPABILITY and gpu.free_memory > NEEDED_BYTES
+    return measure_copies(gpu.device) if usable else None
 
 
 def _kernels(threads: int, instruction_set: str) -> Kernels:

@@ -52,6 +52,10 @@ PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of equal prefixes.")
 ]
 LoadFormat = Annotated[str, typer.Option(help="auto, or dummy: random weights from config.json alone.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 or auto, the first GPU that can: what computes.")]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="On a GPU, sums have one order, whatever is in a batch.")
+]
 Threads = Annotated[int | None, typer.Option(help="Threads of the computation.")]
 InstructionSet = Annotated[
     str, typer.Option(help="Of the native kernels: auto, avx512, avx512_vnni, avx2 or portable.")
@@ -250,6 +254,8 @@ class ModelOptions:
     kv_cache_memory: KvCacheMemory = None
     kv_cache_dtype: KvCacheDtype = "auto"
     load_format: LoadFormat = "auto"
+    device: Device = "cpu"
+    deterministic: Deterministic = False
     threads: Threads = None
     instruction_set: InstructionSet = "auto"
     packed_cache: PackedCache = None

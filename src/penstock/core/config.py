@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.core.devices import GpuFacts
 from penstock.core.kv import KVSpec, LayerKV
 from penstock.core.speculation import SpeculationConfig, SpeculationOptions
 
@@ -44,6 +45,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         enable_prefix_caching: share the KV of equal prefixes between requests.
         static_batching: the baseline that continuous batching is compared with.
         load_format: "dummy" makes random weights from the configuration alone.
+        device: what computes: "cpu", "cuda" or "cuda:1" a GPU, "auto" the first GPU that can, else the CPU. The
+            default is the CPU while the kernels for GPUs have not run on one.
+        deterministic: on a GPU, sums have the same order whatever else is in the batch; on the CPU they always have.
         threads: threads of the computation.
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.
         packed_cache: the folder that keeps packed weights between starts; "off" keeps none.
@@ -76,6 +80,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     static_batching: bool = False
     load_format: LoadFormat = "auto"
+    device: str = "cpu"
+    deterministic: bool = False
     threads: int | None = None
     instruction_set: str = "auto"
     packed_cache: str | None = None
@@ -181,7 +187,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True):
-    """Everything an engine needs, with nothing left to choose; `speculation` is None where nobody drafts."""
+    """Everything an engine needs, with nothing left to choose.
+
+    Attributes:
+        device: "cpu", or a GPU as "cuda:0".
+        speculation: who drafts; None where nobody does.
+    """
 
     model: ModelConfig
     cache: CacheConfig
@@ -189,6 +200,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     threads: int
     instruction_set: str = "auto"
     speculation: SpeculationConfig | None = None
+    device: str = "cpu"
+    deterministic: bool = False
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -232,6 +245,8 @@ class MachineFacts(msgspec.Struct, frozen=True):
         api_beside: whether an API process works beside the engine.
         cache_folder: where packed weights are kept unless asked otherwise; None without kernels to pack them for.
         exact: a row of a step is computed to the same bits whatever else is in the step, as native kernels do.
+        gpus: those that this process sees.
+        memory_name: whose memory `available_memory` is, where that has to be said.
     """
 
     available_memory: int
@@ -239,6 +254,8 @@ class MachineFacts(msgspec.Struct, frozen=True):
     api_beside: bool = False
     cache_folder: str | None = None
     exact: bool = True
+    gpus: GpuFacts = GpuFacts()
+    memory_name: str = ""
 
 
 class Reason(msgspec.Struct, frozen=True):

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from msgspec.structs import replace
+
 from penstock.core.config import (
     BACKGROUND_TOKENS,
     BLOCK_SIZE,
@@ -22,6 +24,7 @@ from penstock.core.config import (
     Reason,
     SchedulerConfig,
 )
+from penstock.core.devices import Gpu, resolve_device
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
 from penstock.core.speculation import HEADS, DraftModelConfig, blocks_of_branches, resolve_speculation
@@ -30,6 +33,8 @@ COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
 INSTRUCTION_SETS = ("auto", "avx512", "avx512_vnni", "avx2", "portable")
 WORKSPACE_BYTES = 512 << 20
+# With what CUDA and its libraries take for themselves.
+GPU_WORKSPACE_BYTES = 1536 << 20
 KV_SHARE_OF_FREE_MEMORY = 0.8
 LARGEST_VALUE = 2**63 - 1
 
@@ -55,9 +60,13 @@ def resolve(
     the model, InsufficientMemory where weights and the smallest useful pool do not fit.
     """
     out = _Resolver()
+    gpu = resolve_device(options.device, machine.gpus, out.note)
+    if gpu is not None:
+        options, machine = _on_gpu(gpu, options, machine)
+    _note_order_of_sums(options, gpu, machine, out)
     tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(options, model, out)
-    quantization = _resolve_quantization(options, model, dtype, out)
+    quantization = _resolve_quantization(options, model, dtype, gpu, out)
     threads = _resolve_threads(options, machine, out)
     max_num_seqs, batched = _resolve_batch(options, out)
     target_itl = _resolve_target_itl(options, machine, out)
@@ -108,8 +117,53 @@ def resolve(
         threads=threads,
         instruction_set=_resolve_instruction_set(options, out),
         speculation=speculation,
+        device="cpu" if gpu is None else gpu.device,
+        deterministic=options.deterministic,
     )
     return config, out.reasons
+
+
+def _on_gpu(gpu: Gpu, options: EngineOptions, machine: MachineFacts) -> tuple[EngineOptions, MachineFacts]:
+    """Options and machine for a GPU. Raises ConfigurationError where one asks for what only CPUs have."""
+    if options.kv_cache_dtype == "int4":
+        raise ConfigurationError(
+            f"--kv-cache-dtype int4 is not possible on {gpu.device}: its kernels take auto, int8 and fp8; --device cpu "
+            "takes int4 too."
+        )
+    asked = options.draft_model is not None or options.chain_model is not None
+    if options.speculative not in ("auto", "off", "ngram") or asked:
+        who = "--draft-model" if asked else f"--speculative {options.speculative}"
+        raise ConfigurationError(
+            f"{who} is not possible on {gpu.device}, where no model drafts; take --speculative ngram or off, or "
+            "--device cpu."
+        )
+    if options.speculative == "auto":
+        # A default, not a wish.
+        options = replace(options, speculative="off")
+    facts = replace(
+        machine,
+        available_memory=gpu.free_memory,
+        exact=options.deterministic,
+        cache_folder=None,
+        memory_name=f" on {gpu.device} ({gpu.name})",
+    )
+    return options, facts
+
+
+def _note_order_of_sums(options: EngineOptions, gpu: Gpu | None, machine: MachineFacts, out: _Resolver) -> None:
+    if options.deterministic and gpu is None and not machine.exact:
+        raise ConfigurationError(
+            "--deterministic is not possible here: without the native kernels, what torch computes depends on the "
+            "batch."
+        )
+    why = "on a GPU sums have the order that is fastest for a batch; --deterministic gives them one order"
+    if options.deterministic:
+        why = "as asked: sums have one order, whatever is in a batch"
+    elif gpu is None:
+        why = "of GPUs alone; the CPU's kernels always give a row the same bits"
+        if not machine.exact:
+            why = "of GPUs alone; without the native kernels bits depend on the batch"
+    out.note("deterministic", options.deterministic, why)
 
 
 def _positive(name: str, value: Any) -> None:
@@ -185,7 +239,9 @@ def _resolve_kv(options: EngineOptions, model: ModelFacts, dtype: str, out: _Res
     return spec
 
 
-def _resolve_quantization(options: EngineOptions, model: ModelFacts, dtype: str, out: _Resolver) -> tuple[str, str]:
+def _resolve_quantization(
+    options: EngineOptions, model: ModelFacts, dtype: str, gpu: Gpu | None, out: _Resolver
+) -> tuple[str, str]:
     """What projections, and what head and embedding, are rounded to."""
     asked, head = options.quantization, options.quantize_head
     if asked not in ("auto", *QUANTIZATIONS):
@@ -198,12 +254,10 @@ def _resolve_quantization(options: EngineOptions, model: ModelFacts, dtype: str,
     if body in ("none", "own") and head not in (None, body):
         raise ConfigurationError(f"--quantize-head {head} needs --quantization: the head is not rounded alone.")
     if body == "own":
-        out.note(
-            "quantization",
-            body,
-            f"the checkpoint's own integers, {_gib(model.integer_bytes)}, which meet activations of 8 bits; with none "
-            "they become numbers",
-        )
+        meeting = "which meet activations of 8 bits; with none they become numbers"
+        if gpu is not None:
+            meeting = f"of those that the kernels of {gpu.device} take; with none they become numbers"
+        out.note("quantization", body, f"the checkpoint's own integers, {_gib(model.integer_bytes)}, {meeting}")
     elif body == "none":
         whole = _gib(model.num_parameters * DTYPE_BYTES[dtype])
         smaller = [f"{_gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
@@ -230,7 +284,7 @@ def _resolve_packed_cache(options: EngineOptions, machine: MachineFacts, out: _R
     elif options.load_format == "dummy":
         folder, why = None, "random weights are not kept"
     elif machine.cache_folder is None:
-        folder, why = None, "there are no native kernels to pack weights for"
+        folder, why = None, "no weights are packed for the native kernels"
     out.note("packed cache", folder or "off", why)
     return folder
 
@@ -355,12 +409,14 @@ def _resolve_memory(
             "made for (max_position_embeddings)."
         )
     max_num_seqs, chunk = batch
-    free = machine.available_memory - weights - WORKSPACE_BYTES
+    workspace, where = (GPU_WORKSPACE_BYTES if machine.memory_name else WORKSPACE_BYTES), machine.memory_name
+    free = machine.available_memory - weights - workspace
     smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * block_bytes
     if free < smallest:
         raise InsufficientMemory(
-            f"The weights take {_gib(weights)} and {_gib(WORKSPACE_BYTES)} are kept for the computation, but only "
-            f"{_gib(machine.available_memory)} of memory are available: free some, or use a smaller model or dtype."
+            f"The weights take {_gib(weights)} and {_gib(workspace)} are kept for the computation, but only "
+            f"{_gib(machine.available_memory)} of memory are available{where}: free some, or use a smaller model or "
+            "dtype, or --quantization int8 or int4."
         )
     # Blocks that a window has passed are still worth keeping: the prefix cache can hit them.
     largest_use = max_num_seqs * len(spec.groups) * -(-longest // spec.block_size) * block_bytes
@@ -368,8 +424,8 @@ def _resolve_memory(
         memory, why = options.kv_cache_memory, "as asked"
         if memory > free:
             raise InsufficientMemory(
-                f"--kv-cache-memory {_gib(memory)} does not fit: of {_gib(machine.available_memory)} available, the "
-                f"weights take {_gib(weights)} and {_gib(WORKSPACE_BYTES)} are kept free; at most {_gib(max(free, 0))} "
+                f"--kv-cache-memory {_gib(memory)} does not fit: of {_gib(machine.available_memory)} available{where}, "
+                f"the weights take {_gib(weights)} and {_gib(workspace)} are kept free; at most {_gib(max(free, 0))} "
                 "are left."
             )
     elif largest_use <= KV_SHARE_OF_FREE_MEMORY * free:
@@ -377,8 +433,8 @@ def _resolve_memory(
     else:
         memory = int(KV_SHARE_OF_FREE_MEMORY * free)
         why = (
-            f"{KV_SHARE_OF_FREE_MEMORY:.0%} of what is left of {_gib(machine.available_memory)} available after "
-            f"{_gib(weights)} of weights and {_gib(WORKSPACE_BYTES)} of working space"
+            f"{KV_SHARE_OF_FREE_MEMORY:.0%} of what is left of {_gib(machine.available_memory)} available{where} "
+            f"after {_gib(weights)} of weights and {_gib(workspace)} of working space"
         )
     num_blocks = memory // block_bytes
     out.note("kv cache memory", f"{_gib(memory)} ({num_blocks} blocks of {spec.block_size} tokens)", why)

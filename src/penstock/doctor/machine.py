@@ -3,6 +3,7 @@
 import msgspec
 
 from penstock.core.ceilings import Ceilings
+from penstock.core.devices import GpuFacts
 from penstock.doctor.finding import Evidence
 
 
@@ -111,26 +112,13 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     kept: int
 
 
-class Gpu(msgspec.Struct, frozen=True):
-    """One graphics processor."""
-
-    name: str
-    driver: str
-    memory: str
-
-
-class Gpus(msgspec.Struct, frozen=True):
-    """All of them; `obstacle` says why they could not be asked for although a driver is there."""
-
-    found: tuple[Gpu, ...] = ()
-    obstacle: str | None = None
-
-
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Everything.
 
     Attributes:
         descriptors: files that a process may open, soft and hard limit.
+        gpus: those that this process sees.
+        gpu_copies: GB/s that copies within a GPU's memory read and write, by its device; of those that were measured.
         container: what tells that this is one; None where nothing does.
         software: versions.
     """
@@ -141,6 +129,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     kernels: Kernels
     descriptors: tuple[int, int]
     disk: Disk | None
-    gpus: Gpus
+    gpus: GpuFacts
+    gpu_copies: dict[str, float]
     container: Evidence | None
     software: dict[str, str]

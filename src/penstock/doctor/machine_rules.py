@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from penstock.core.config import QUANTIZED_BYTES
+from penstock.core.devices import LEAST_CAPABILITY, Gpu
 from penstock.doctor.finding import Evidence, Finding, Level, in_bytes, in_number
 from penstock.doctor.machine import Machine
 
@@ -196,29 +197,57 @@ def _ceilings(machine: Machine) -> Iterator[Finding]:
 
 
 def _graphics(machine: Machine) -> Iterator[Finding]:
-    gpus = machine.gpus
-    if gpus.obstacle is not None:
-        figure, source = "not to be told", "nvidia-smi and /proc/driver/nvidia"
-        meaning = f"A driver is here, but {gpus.obstacle}. This release computes on processors only."
-    elif gpus.found:
-        first, count = gpus.found[0], len(gpus.found)
-        figure = f"{count} × {first.name}, driver {first.driver}"
-        source = "nvidia-smi"
-        meaning = (
-            "This release does not use it: models are computed on the processor, and it is the machine's memory that "
-            f"counts, not the {first.memory} of the card."
+    facts = machine.gpus
+    if not facts.gpus:
+        yield Finding(
+            subject="GPU",
+            layer="L1",
+            level="ok",
+            figure="none",
+            meaning="None is needed: models are computed on the processor.",
+            evidence=(Evidence(facts.obstacle or "the driver names none", "NVIDIA's management library"),),
         )
-    else:
-        figure, source = "none", "nvidia-smi"
-        meaning = "None is needed: models are computed on the processor."
-    cards = tuple(Evidence(f"{gpu.name}, {gpu.memory}, driver {gpu.driver}", source) for gpu in gpus.found)
-    yield Finding(
-        subject="GPU",
+        return
+    for gpu in facts.gpus:
+        yield _graphics_card(gpu, facts.obstacle, machine.gpu_copies.get(gpu.device))
+
+
+def _graphics_card(gpu: Gpu, obstacle: str | None, copies: float | None) -> Finding:
+    """Whether a GPU can be used, and what its memory reaches."""
+    capability = ".".join(map(str, gpu.capability))
+    figure = f"{gpu.name}, {in_bytes(gpu.free_memory)} of {in_bytes(gpu.total_memory)} free"
+    meaning, advice = f"--device {gpu.device} computes on it.", None
+    level: Level = "ok"
+    if copies is not None:
+        figure += f", {copies:,.0f} GB/s"
+        meaning += " A sequence alone gets at most as many tokens per second as its weights are read in that time."
+    if gpu.capability < LEAST_CAPABILITY:
+        least = ".".join(map(str, LEAST_CAPABILITY))
+        level, meaning = (
+            "warning",
+            f"It is too old for the kernels: compute capability {capability}, {least} is needed.",
+        )
+        advice = "Models are computed on the processor; --device cpu says so."
+    elif obstacle is not None:
+        level, meaning = "warning", f"It cannot be used: {obstacle}."
+        advice = "Mend that, or compute on the processor (--device cpu)."
+    elif gpu.memory_errors:
+        level, meaning = (
+            "problem",
+            f"{gpu.memory_errors} errors of its memory could not be corrected: answers may be wrong.",
+        )
+        advice = "Reset it or have it replaced; until then take another (CUDA_VISIBLE_DEVICES)."
+    ecc = "does not say" if gpu.ecc is None else "on" if gpu.ecc else "off"
+    return Finding(
+        subject="GPU" if gpu.index == 0 else f"GPU {gpu.index}",
         layer="L1",
-        level="note" if gpus.found or gpus.obstacle else "ok",
+        level=level,
         figure=figure,
         meaning=meaning,
-        evidence=cards or (Evidence(gpus.obstacle or "there is no such program", source),),
+        advice=advice,
+        evidence=(
+            Evidence(f"driver {gpu.driver}, compute capability {capability}, ECC {ecc}", "NVIDIA's management library"),
+        ),
     )
 
 

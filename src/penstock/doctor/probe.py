@@ -7,7 +7,6 @@ import os
 import platform
 import resource
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -16,9 +15,11 @@ from pathlib import Path
 import psutil
 
 from penstock import __version__
+from penstock.core.devices import Gpu
 from penstock.doctor.finding import Evidence
-from penstock.doctor.machine import Disk, Gpu, Gpus, Kernels, Machine, Memory, Others, Processor, Quota
+from penstock.doctor.machine import Disk, Kernels, Machine, Memory, Others, Processor, Quota
 from penstock.loading.cache_folder import SHARE_KEPT_FREE, packed_files
+from penstock.runtime.gpus import find_gpus
 from penstock.runtime.machine import cgroup_directories, cpu_quota, machine_facts, read_number, read_statistics
 
 ROOT = Path("/")
@@ -28,18 +29,26 @@ _EXTENSIONS = (
     "asimd", "asimddp", "i8mm", "bf16", "sve",
 )  # fmt: skip
 _SECONDS = 1.0
-_DRIVER_SECONDS = 20.0
 # Larger limits of version 1 of cgroups stand for none.
 _NO_LIMIT = 1 << 60
 
 
 def read_machine(
-    measure: Callable[[int], Kernels], threads: int | None, packed: Path | None, root: Path = ROOT
+    measure: Callable[[int], Kernels],
+    threads: int | None,
+    packed: Path | None,
+    root: Path = ROOT,
+    *,
+    copies: Callable[[Gpu], float | None] | None = None,
 ) -> Machine:
     """Everything; it sleeps for a second to see what others do, and only then has the kernels measured.
 
-    `measure` gets the number of threads to do that with; `packed` is the folder of packed weights.
+    `measure` gets the number of threads to do that with, `copies` a GPU that can be used; `packed` is the folder of
+    packed weights.
     """
+    gpus = find_gpus()
+    usable = () if gpus.obstacle is not None else [gpu for gpu in gpus.gpus if not gpu.interpreted]
+    measured = [] if copies is None else [(gpu, copies(gpu)) for gpu in usable]
     others, processor = read_others(_SECONDS, root), read_processor(threads, root)
     return Machine(
         processor=processor,
@@ -48,7 +57,8 @@ def read_machine(
         kernels=measure(processor.threads),
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE),
         disk=None if packed is None else read_disk(packed),
-        gpus=read_gpus(root),
+        gpus=gpus,
+        gpu_copies={gpu.device: rate for gpu, rate in measured if rate is not None},
         container=find_container(os.environ, root),
         software=read_versions(),
     )
@@ -177,24 +187,6 @@ def read_disk(folder: Path) -> Disk | None:
         room=room if os.access(there, os.W_OK) else None,
         kept=kept,
     )
-
-
-def read_gpus(root: Path = ROOT) -> Gpus:
-    """Graphics processors, as NVIDIA's driver tells them."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        version = _text(root / "proc/driver/nvidia/version")
-        return Gpus(obstacle="its driver is loaded, but there is no nvidia-smi to ask" if version else None)
-    command = [program, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Gpus(obstacle=f"nvidia-smi does not answer ({type(error).__name__})")
-    if done.returncode:
-        said = " ".join((done.stdout + done.stderr).split())
-        return Gpus(obstacle=f"nvidia-smi says: {said[:200]}")
-    lines = [[part.strip() for part in line.split(",")] for line in done.stdout.splitlines()]
-    return Gpus(tuple(Gpu(*parts) for parts in lines if len(parts) == 3))
 
 
 def find_container(environment: Mapping[str, str], root: Path = ROOT) -> Evidence | None:

@@ -30,8 +30,8 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepHandle:
         """Start computing `plan`."""
 
-    def use_idle_time(self) -> None:
-        """Do what can wait, and does not keep the next step waiting."""
+    def use_idle_time(self) -> bool:
+        """Do a piece of what can wait, and does not keep the next step waiting; whether more is left."""
 
 
 class GrammarCompiler(Protocol):
@@ -84,11 +84,11 @@ class EngineCore:
         grammar = request.sampling.grammar
         return grammar is not None and (self._grammars is None or not self._grammars.has(grammar))
 
-    def use_idle_time(self) -> None:
-        """Do what no request has needed so far and some will."""
+    def use_idle_time(self) -> bool:
+        """Do a piece of what no request has needed so far and some will; whether more is left."""
         if self._grammars is not None:
             self._grammars.load()
-        self._executor.use_idle_time()
+        return self._executor.use_idle_time()
 
     def prepare(self, request: Request) -> None:
         """Make ready what the request needs, on any thread; raises RequestError where that is impossible."""

@@ -282,8 +282,7 @@ class _Loop:
         finally:
             self._record.any()
         if resting and not messages and not self.busy:
-            self._rested = True
-            self._core.use_idle_time()
+            self._rested = not self._core.use_idle_time()
         return messages
 
     def _take(self, message: ToEngine) -> list[SampleOutput]:

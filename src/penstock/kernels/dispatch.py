@@ -93,6 +93,15 @@ class Decodes(Protocol):
         ...
 
 
+@runtime_checkable
+class Prepares(Protocol):
+    """A kernel that can make itself faster while nobody waits."""
+
+    def use_idle_time(self) -> bool:
+        """Do a piece of that, which takes less than a tenth of a second; whether more is left."""
+        ...
+
+
 class Fusible(Protocol):
     """What an implementation may make of an operation instead of a kernel: a part of one, with those beside it."""
 

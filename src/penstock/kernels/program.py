@@ -18,6 +18,7 @@ from penstock.kernels.dispatch import (
     Fusible,
     Kernel,
     KVStorage,
+    Prepares,
     StepState,
 )
 from penstock.kernels.packing import Weight
@@ -25,7 +26,7 @@ from penstock.kernels.progress import pass_operation
 from penstock.kernels.registers import assign_registers, last_uses
 from penstock.kernels.rope import RopeTable
 from penstock.kernels.signature import RopeSpec
-from penstock.kernels.tape import Tape, Value
+from penstock.kernels.tape import Step, Tape, Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +77,12 @@ class Program:
         """Whether every kernel gives each row a result that depends on that row alone."""
         return all(choice.row_function for choice in self.choices)
 
+    @torch.inference_mode()
+    def use_idle_time(self) -> bool:
+        """Do a piece of what can wait, and makes later steps faster; whether more is left."""
+        functions: list[object] = [function for function, *_ in self._code]
+        return any(function.use_idle_time() for function in functions if isinstance(function, Prepares))
+
     def run(self, batch: StepBatch) -> Tensor:
         """Compute one step and store its keys and values; returns logits [len(batch.logit_rows), vocab]."""
         return self.results(batch)[0]
@@ -111,7 +118,8 @@ def compile_program(
     """
     rope_tables: dict[RopeSpec, RopeTable] = {}
     bound: list[_Bound] = []
-    for step, dying in zip(tape.steps, last_uses(tape.steps, (*tape.given, *tape.results)), strict=True):
+    steps = _needed(tape)
+    for step, dying in zip(steps, last_uses(steps, (*tape.given, *tape.results)), strict=True):
         reusable = tuple(value in dying for value in step.inputs)
         binding = Binding(weights, kv, dtype, reusable, rope_tables)
         prepared = dispatcher.choose(step.operation, binding).prepare(step.operation, binding)
@@ -127,6 +135,18 @@ def compile_program(
         instructions.append(Instruction(call.prepared, inputs, tuple(registers[value] for value in call.outputs)))
     given, results = ([registers[value] for value in values] for values in (tape.given, tape.results))
     return Program(instructions, 1 + max(registers.values()), given, results, dispatcher.report())
+
+
+def _needed(tape: Tape) -> list[Step]:
+    """The steps that store something, or make what a result comes from."""
+    kept: list[Step] = []
+    read = set(tape.results)
+    for step in reversed(tape.steps):
+        if not step.outputs or not read.isdisjoint(step.outputs):
+            kept.append(step)
+            read.update(step.inputs)
+    kept.reverse()
+    return kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)

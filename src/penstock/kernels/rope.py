@@ -47,6 +47,7 @@ class RopeTable:
         self._frequencies = inverse_frequencies(spec)
         self._dtype = dtype
         self.entries = self._build(_FIRST_POSITIONS)
+        self._elsewhere: dict[torch.device, Tensor] = {}
 
     def rows(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
         """(cos, signed sin), each [tokens, 1, head_dim], for `positions`, none of which is above `highest`."""
@@ -58,6 +59,12 @@ class RopeTable:
         if highest >= self.entries.shape[0]:
             self.entries = self._build(1 << highest.bit_length())
         return self.entries
+
+    def on(self, device: torch.device, highest: int) -> Tensor:
+        """`reaching(highest)` in a device's memory, where it stays: layers share it."""
+        if device not in self._elsewhere:
+            self._elsewhere[device] = self.reaching(highest).to(device)
+        return self._elsewhere[device]
 
     def _build(self, positions: int) -> Tensor:
         angles = torch.arange(positions, dtype=torch.float32)[:, None] * self._frequencies

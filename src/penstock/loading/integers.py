@@ -11,6 +11,9 @@ from penstock.loading.quantized import Entry
 from penstock.loading.safetensors import TensorEntry
 from penstock.models.declaration import ModelDeclaration
 
+# Inputs of a row of int4 on a GPU are in runs of so many (`kernels/cuda/weights.py`).
+GPU_RUN = 64
+
 
 def integer_form(entry: Entry) -> NativeForm | None:
     """How the native kernels take the weight's integers as they are stored; None where it has none, or they do not."""
@@ -71,17 +74,37 @@ def is_tied(declaration: ModelDeclaration) -> bool:
     return decoder.output.weight.parts == decoder.embedding_weight.parts
 
 
-def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration) -> tuple[int, int]:
-    """(parameters, bytes) of what native kernels take as the integers that the files have; what is shared counts once.
+def kept_on_gpu(parts: Sequence[Entry]) -> NativeForm | None:
+    """The form of integers that kernels on a GPU take as they are: int8 by rows, up to 4 bits in groups."""
+    form = common_form(parts)
+    if form is None or form.format == "int8":
+        return form
+    return form if form.format in GROUPED_FORMATS.values() and parts[0].shape[1] % GPU_RUN == 0 else None
 
-    Raises ModelFileError where the checkpoint does not fit the model.
+
+def _bytes_on_gpu(form: NativeForm, outputs: int, inputs: int) -> int:
+    """Of integers with their scales, and zeros; fewer bits than 4 take as many."""
+    if form.format == "int8":
+        return outputs * (inputs + 4)
+    return outputs * (inputs // 2 + 3 * inputs // form.group)
+
+
+def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: bool = False) -> tuple[int, int]:
+    """(parameters, bytes) of what kernels take as the integers that the files have; what is shared counts once.
+
+    Native kernels, or those for a `gpu`. Raises ModelFileError where the checkpoint does not fit the model.
     """
-    if OBSTACLE is not None or not checkpoint.tensors:
+    if (OBSTACLE is not None and not gpu) or not checkpoint.tensors:
         return 0, 0
     located = checkpoint.locate(declaration)
     kept: dict[tuple[WeightPart, ...], tuple[int, int]] = {}
     for spec in declaration.weights:
-        form = kept_form([located[part.tensor] for part in spec.parts])
-        if form is not None and (spec.role in ("linear", "head")):
-            kept[spec.parts] = spec.size, form.nbytes(spec.shape[0], spec.shape[1])
+        if spec.role not in ("linear", "head"):
+            continue
+        parts = [located[part.tensor] for part in spec.parts]
+        if gpu:
+            if (own := kept_on_gpu(parts)) is not None:
+                kept[spec.parts] = spec.size, _bytes_on_gpu(own, *spec.shape)
+        elif (form := kept_form(parts)) is not None:
+            kept[spec.parts] = spec.size, form.nbytes(*spec.shape)
     return sum(size for size, _ in kept.values()), sum(nbytes for _, nbytes in kept.values())

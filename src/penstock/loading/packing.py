@@ -32,6 +32,10 @@ class Packing(Protocol):
         """Whether the weight stays the integers that its parts are in the files."""
         ...
 
+    def shares(self, weight: Weight) -> bool:
+        """Whether an embedding's weight, in this form, is a tied head's too."""
+        ...
+
     def __call__(self, spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
         """The weight in its form."""
         ...
@@ -42,6 +46,10 @@ class _Plain:
 
     def keeps(self, _spec: WeightSpec, _parts: Sequence[Entry]) -> bool:
         """Numbers only."""
+        return False
+
+    def shares(self, _weight: Weight) -> bool:
+        """Each has its own."""
         return False
 
     def __call__(self, _spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
@@ -86,6 +94,10 @@ class PackedWeights:
         if spec.role == "embedding" and not self.tied:
             return False
         return kept_form(parts) is not None
+
+    def shares(self, weight: Weight) -> bool:
+        """The native kernels read one matrix either way."""
+        return isinstance(weight, NativeLinear)
 
     def _quantization(self, spec: WeightSpec) -> str:
         return self.body if spec.role == "linear" else self.head

@@ -6,7 +6,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint, Declared
@@ -19,6 +18,7 @@ Progress = Callable[[int, int], None]
 """(bytes done, bytes in all), called after each weight."""
 
 _DUMMY_DEVIATION = 0.02
+_CPU = torch.device("cpu")
 
 
 def load_weights(
@@ -61,24 +61,30 @@ def stream_weights(
 
 
 def dummy_weights(
-    declaration: ModelDeclaration, dtype: torch.dtype, seed: int = 0, *, packing: Packing = IN_OWN_PRECISION
+    declaration: ModelDeclaration,
+    dtype: torch.dtype,
+    seed: int = 0,
+    *,
+    packing: Packing = IN_OWN_PRECISION,
+    device: torch.device = _CPU,
 ) -> dict[str, Weight]:
     """Random weights for `declaration`: normal with deviation 0.02, norms and biases neutral.
 
-    A matrix of a tied head is the embedding's. Equal seeds give equal weights.
+    They are drawn on `device`. A matrix of a tied head is the embedding's. Equal seeds give equal weights there.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     embedding = declaration.decoder.embedding_weight
     finish = _Finisher(packing)
     weights: dict[str, Weight] = {}
     tensors: dict[str, Tensor] = {}
     for spec in declaration.weights:
         if spec.neutral is not None:
-            tensor = torch.full(spec.shape, spec.neutral, dtype=dtype)
+            tensor = torch.full(spec.shape, spec.neutral, dtype=dtype, device=device)
         elif spec.parts == embedding.parts and embedding.name in tensors:
             tensor = tensors[embedding.name]
         else:
-            tensor = torch.empty(spec.shape, dtype=dtype).normal_(0.0, _DUMMY_DEVIATION, generator=generator)
+            tensor = torch.empty(spec.shape, dtype=dtype, device=device)
+            tensor.normal_(0.0, _DUMMY_DEVIATION, generator=generator)
         if spec.name == embedding.name:
             tensors[spec.name] = tensor
         weights[spec.name] = finish(spec, partial(Tensor.contiguous, tensor))
@@ -100,16 +106,16 @@ def _assemble(spec: WeightSpec, parts: list[Entry], dtype: torch.dtype) -> Tenso
 
 
 class _Finisher:
-    """Packs weights; one that native kernels read both as embedding and as head is packed once."""
+    """Packs weights; one that kernels read both as embedding and as head is packed once."""
 
     def __init__(self, packing: Packing) -> None:
         self._packing = packing
-        self._matrices: dict[tuple[WeightPart, ...], NativeLinear] = {}
+        self._matrices: dict[tuple[WeightPart, ...], Weight] = {}
 
     def __call__(self, spec: WeightSpec, assemble: Callable[[], Tensor | Integers | Stack]) -> Weight:
         if spec.role == "head" and spec.parts in self._matrices:
             return self._matrices[spec.parts]
         weight = self._packing(spec, assemble())
-        if spec.role == "embedding" and isinstance(weight, NativeLinear):
+        if spec.role == "embedding" and self._packing.shares(weight):
             self._matrices[spec.parts] = weight
         return weight

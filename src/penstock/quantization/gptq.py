@@ -80,18 +80,20 @@ def quantize_gptq(
     left = left[:, order]
     integers = torch.empty_like(left)
     group_of = order // size
+    by_group = scales.T.contiguous(), zeros.T.contiguous()
     for first in range(0, inputs, _BLOCK):
         last = min(first + _BLOCK, inputs)
-        errors = torch.empty(outputs, last - first)
-        for place in range(first, last):
-            group = group_of[place]
-            scale, zero, column = scales[:, group], zeros[:, group], left[:, place]
-            found = rounded(column[:, None], scale, zero, grid)[:, 0]
-            integers[:, place] = found
-            error = (column - (found - zero) * scale) / factor[place, place]
-            left[:, place:last].addr_(error, factor[place, place:last], alpha=-1)
-            errors[:, place - first] = error
-        left[:, last:].addmm_(errors, factor[first:last, last:], alpha=-1)
+        # One input after another is read and written, so each lies in one piece here.
+        columns = left[:, first:last].T.contiguous()
+        found, errors = torch.empty_like(columns), torch.empty_like(columns)
+        for own, place in enumerate(range(first, last)):
+            scale, zero = (each[group_of[place]] for each in by_group)
+            found[own] = rounded(columns[own, :, None], scale, zero, grid)[:, 0]
+            torch.sub(columns[own], (found[own] - zero) * scale, out=errors[own])
+            errors[own] /= factor[place, place]
+            columns[own:].addr_(factor[place, place:last], errors[own], alpha=-1)
+        integers[:, first:last] = found.T
+        left[:, last:].addmm_(errors.T, factor[first:last, last:], alpha=-1)
     restored = torch.empty_like(integers)
     restored[:, order] = integers
     return as_grouped(restored, scales, zeros, grid)

@@ -12,6 +12,7 @@ from penstock.core.errors import RowFailed
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.batch import StepBatch
+from penstock.runtime.device_storage import DeviceKVStorage
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.pooling import Pool
 from penstock.runtime.storage import KVStorage
@@ -32,6 +33,9 @@ class Model(Protocol):
 
     def run(self, batch: StepBatch) -> Tensor:
         """Compute one step; writes this step's keys and values into the KV storage."""
+
+    def use_idle_time(self) -> bool:
+        """Do a piece of what can wait, and makes later steps faster; whether more is left."""
 
     def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
         """The same; all that it makes, where that is more: hidden states behind the logits."""
@@ -99,7 +103,7 @@ class ModelExecutor:
     def __init__(
         self,
         model: Model,
-        storage: KVStorage,
+        storage: KVStorage | DeviceKVStorage,
         tables: BlockTables,
         sampler: Sampler,
         table: TokenTable | None,
@@ -152,14 +156,15 @@ class ModelExecutor:
         seconds = time.perf_counter() - started
         return CompletedStep(StepResult(plan.number, samples, seconds, self._sampling_seconds, self._drafting_seconds))
 
-    def use_idle_time(self) -> None:
-        """Do what can wait, and does not keep the next step waiting."""
+    def use_idle_time(self) -> bool:
+        """Do a piece of what can wait, and does not keep the next step waiting; whether more is left."""
         self._storage.use_idle_time()
+        return self._model.use_idle_time()
 
-    def warm_up(self) -> None:
-        """Compute one token into a block that nobody holds yet, so that the first request need not pay for it."""
-        row = RowPlan(0, 0, 1, [0], None, (0,), ())
-        batch = gather_batch([row], [0], [0], self._tables, self._groups)
+    def warm_up(self, tokens: int = 1) -> None:
+        """Compute so many tokens into blocks that nobody holds yet, so that the first request need not pay for it."""
+        row = RowPlan(0, 0, tokens, [0] * tokens, None, (0,), ())
+        batch = gather_batch([row], [0] * tokens, [0], self._tables, self._groups)
         self._model.run(batch)
 
     def _begin(self, begin: BeginRow) -> None:

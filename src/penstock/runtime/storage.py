@@ -33,6 +33,13 @@ def _lazy_zeros(shape: tuple[int, ...], dtype: str) -> Tensor:
     return memory[start : start + size].view(TORCH_DTYPES[dtype]).view(shape)
 
 
+def place_in_groups(spec: KVSpec) -> dict[int, tuple[int, int]]:
+    """The group of each layer, and its place in it."""
+    return {
+        layer: (group, place) for group, members in enumerate(spec.groups) for place, layer in enumerate(members.layers)
+    }
+
+
 class KVStorage:
     """Planes of all blocks, for each plane of a layer one array: [layers, num_blocks · block_size, kv_heads, head_dim].
 
@@ -48,11 +55,7 @@ class KVStorage:
         self.spec = spec
         self.layout = layout
         self.block_size = spec.block_size
-        self._group_of: dict[int, tuple[int, int]] = {
-            layer: (group, place)
-            for group, members in enumerate(spec.groups)
-            for place, layer in enumerate(members.layers)
-        }
+        self._group_of = place_in_groups(spec)
         slots = num_blocks * spec.block_size
         try:
             arrays = [_lazy_zeros((spec.layers_per_block, slots, *plane.shape), plane.dtype) for plane in spec.planes]

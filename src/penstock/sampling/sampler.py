@@ -1,7 +1,7 @@
 """Chooses the next token of every row of a step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from penstock.sampling.choice import Choice, Choose, ChosenFields, Masks, bits_o
 from penstock.sampling.distribution import Distribution, certain, distribution
 from penstock.sampling.logprobs import scored_token, token_logprobs
 from penstock.sampling.native import chooser
-from penstock.sampling.noise import Purpose
+from penstock.sampling.noise import PositionKey, Purpose, position_key
 from penstock.sampling.pipeline import Candidates, Floats
 from penstock.sampling.row import GrammarState, RowState
 
@@ -26,6 +26,13 @@ class FillMasks(Protocol):
 
     def __call__(self, matchers: Sequence[GrammarState], masks: Masks) -> None:
         """Write one mask for each matcher."""
+
+
+Asked = tuple[int, float, int, float, float, PositionKey]
+"""Row of the logits, temperature, top_k, top_p, log_min_p, and the key of the output position."""
+
+ChooseOnDevice = Callable[[Tensor, Sequence[Asked]], Sequence[tuple[int, float, float]]]
+"""Takes logits where they are; gives for each that is asked a token, the row's peak, the token's log probability."""
 
 
 class Place(NamedTuple):
@@ -66,8 +73,18 @@ class Target(NamedTuple):
 class Sampler:
     """Samples rows of logits of one vocabulary; it keeps buffers, so one step at a time."""
 
-    def __init__(self, vocab_size: int, choose: Choose | None = None, fill_masks: FillMasks | None = None) -> None:
-        """`choose` is the implementation, by default the fastest there is; rows with grammars need `fill_masks`."""
+    def __init__(
+        self,
+        vocab_size: int,
+        choose: Choose | None = None,
+        fill_masks: FillMasks | None = None,
+        on_device: ChooseOnDevice | None = None,
+    ) -> None:
+        """`choose` is the implementation, by default the fastest there is; rows with grammars need `fill_masks`.
+
+        With `on_device` logits stay where they are while nothing is to be edited, masked or listed beside a token.
+        """
+        self._on_device = on_device
         self._choose = chooser(vocab_size) if choose is None else choose
         self._fill_masks = fill_masks
         self._edited = np.empty((1, vocab_size), np.float32)
@@ -94,6 +111,8 @@ class Sampler:
 
         `logits` are as in `sample`.
         """
+        if self._on_device is not None and all(_needs_logits_alone(place.row) for place in places):
+            return self._chosen_on_device(self._on_device, logits, places)
         floats = self._as_floats(logits)
         masks, mask_of = self._masks_of([place.row for place in places])
         asked = list(zip(places, mask_of, strict=True))
@@ -109,6 +128,24 @@ class Sampler:
                 found.append(chosen)
             except RowFailed as failure:
                 found.append(failure)
+        return found
+
+    @staticmethod
+    def _chosen_on_device(
+        choose: ChooseOnDevice, logits: Tensor, places: Sequence[Place]
+    ) -> list[ChosenFields | RowFailed]:
+        """The same for places that need their logits and nothing else."""
+        asked: list[Asked] = []
+        for row, logits_row, ahead in places:
+            choice = row.choice(logits_row, -1, ahead)
+            key = position_key(choice.seed, choice.sample_index, Purpose(choice.purpose), choice.position)
+            asked.append((logits_row, choice.temperature, choice.top_k, choice.top_p, choice.log_min_p, key))
+        found: list[ChosenFields | RowFailed] = []
+        for token, peak, logprob in choose(logits, asked) if asked else ():
+            if math.isfinite(peak):
+                found.append((token, peak, logprob, [], []))
+            else:
+                found.append(RowFailed(_not_finite(peak)))
         return found
 
     def target(self, logits: Tensor, row: RowState, index: int) -> Target:
@@ -226,6 +263,10 @@ class Sampler:
         for step in row.editing:
             step.apply(candidates)
         return edited
+
+
+def _needs_logits_alone(row: RowState) -> bool:
+    return not row.editing and row.grammar is None and not row.params.logprobs
 
 
 def take(row: RowState, chosen: ChosenFields | RowFailed) -> SampleResult:

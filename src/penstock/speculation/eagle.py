@@ -14,7 +14,6 @@ from torch import Tensor
 
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
-from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
 from penstock.speculation.decoding import Decode, Stepping
 from penstock.speculation.pieces import Piece, gather_pieces
@@ -70,7 +69,7 @@ class EagleProposer:
         decode: Decode,
         tables: BlockTables,
         groups: Sequence[int],
-        storage: KVStorage,
+        storage: Blocks,
         *,
         rejects: bool = False,
     ) -> None:

@@ -47,12 +47,12 @@ def cache_of(binding: Binding, layer: int) -> Cache:
     )  # fmt: skip
 
 
-def pieces_of(place: Place, tiles: int, longest: int) -> tuple[int, int]:
-    """Into how many pieces each tile's context is cut, and how many positions a piece has; 0: as many as come out."""
+def pieces_of(place: Place, tiles: int, longest: int) -> int:
+    """Into how many pieces each tile's context is cut: in equal parts, or one for each segment."""
     wanted = max(1, _PIECES_PER_PROCESSOR * place.processors // max(1, tiles))
     if place.deterministic:
-        return (-(-longest // SEGMENT) if wanted > 1 else 1), SEGMENT
-    return min(wanted, max(1, longest // _LEAST_PIECE)), 0
+        return -(-longest // SEGMENT) if wanted > 1 else 1
+    return min(wanted, max(1, longest // _LEAST_PIECE))
 
 
 def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
@@ -81,7 +81,8 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
         output = qkv.new_empty((qkv.shape[0], heads.query_width))
         if len(step.decodes):
             launch.decodes(step, qkv, output, least)
-        if len(chunks := step.chunks[chunk // share]):
+        chunks = step.chunks.get(chunk // share)
+        if chunks is not None and len(chunks):
             launch(step, chunks, qkv, output, chunk)
         return output
 
@@ -98,13 +99,13 @@ class _Launch:
         """Tiles of one query each, in pieces where that gives more processors something to do."""
         heads, tiles = self._op.heads, len(step.decodes)
         longest = step.longest if self._op.window is None else min(step.longest, self._op.window + SEGMENT)
-        pieces, segment = pieces_of(self._place, tiles * heads.kv_heads, longest)
+        pieces = pieces_of(self._place, tiles * heads.kv_heads, longest)
         if pieces == 1:
             self(step, step.decodes, qkv, output, rows)
             return
         mixed = qkv.new_empty((pieces, tiles, heads.query_heads, self._size), dtype=torch.float32)
         states = qkv.new_empty((pieces, tiles, heads.query_heads, 2), dtype=torch.float32)
-        self(step, step.decodes, qkv, output, rows, (mixed, states), pieces, segment)
+        self(step, step.decodes, qkv, output, rows, (mixed, states), pieces)
         merge_kernel[(tiles,)](
             output,
             mixed,
@@ -128,7 +129,6 @@ class _Launch:
         rows: int,
         partial: tuple[Tensor, Tensor] | None = None,
         pieces: int = 1,
-        segment: int = 0,
     ) -> None:
         cache, op = self._cache, self._op
         table = step.tables[cache.group]
@@ -149,11 +149,11 @@ class _Launch:
             tiles.rows,
             tiles.firsts,
             table.stride(0),
-            SEGMENT if self._place.deterministic else segment,
             op.scale,
             op.softcap or 0.0,
             op.window or 0,
             BLOCK_M=rows,
             SPLIT=partial is not None,
+            SEGMENT=SEGMENT if self._place.deterministic else 0,
             **self._constants,
         )

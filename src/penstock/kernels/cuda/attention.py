@@ -95,7 +95,7 @@ def _segment(
     return peak, total, mixed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_kernel(
     qkv,
     output,
@@ -112,7 +112,6 @@ def attend_kernel(
     tile_rows,
     tile_firsts,
     table_stride,
-    segment,
     scale,
     softcap,
     window,
@@ -127,6 +126,7 @@ def attend_kernel(
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     SPLIT: tl.constexpr,
+    SEGMENT: tl.constexpr,
     TYPE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
@@ -134,7 +134,7 @@ def attend_kernel(
 
     qkv [tokens, fused width] in TYPE; output [tokens, query width]; with SPLIT, whose tiles have one query each,
     partial_mixed float32 [splits, tiles, query heads, PADDED] and partial_states float32 [splits, tiles, query heads,
-    2] instead. A `segment` of 0 cuts a tile's context into as many equal parts as there are splits.
+    2] instead. A SEGMENT of 0 cuts a tile's context into as many equal parts as there are splits.
     """
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHARE: tl.constexpr = QUERY_HEADS // KV_HEADS
@@ -150,21 +150,22 @@ def attend_kernel(
     query = tl.load(qkv + token[:, None] * width + query_head[:, None] * SIZE + column[None, :], mask=inside, other=0.0)
     position = context - count + turn
     stop = context - count + tl.minimum(first + QUERIES, count)
-    low = 0
+    low = first * 0
     if WINDOWED:
-        low = tl.maximum(0, context - count + first - window + 1)
-    length = segment
-    if segment == 0:
-        length = (stop - low // BLOCK_N * BLOCK_N + tl.num_programs(2) - 1) // tl.num_programs(2)
+        low = tl.maximum(context - count + first - window + 1, 0)
+    if SEGMENT > 0:
+        length = low * 0 + SEGMENT
+        base = low // SEGMENT * SEGMENT
+    else:
+        base = low // BLOCK_N * BLOCK_N
+        length = (stop - base + tl.num_programs(2) - 1) // tl.num_programs(2)
         length = tl.maximum((length + BLOCK_N - 1) // BLOCK_N * BLOCK_N, BLOCK_N)
-    base = low // BLOCK_N * BLOCK_N
-    if segment > 0:
-        base = low // segment * segment
     table = tables + row.to(tl.int64) * table_stride
     if SPLIT:
         begin = tl.maximum(base + split * length, low // BLOCK_N * BLOCK_N)
+        end = tl.minimum(base + (split + 1) * length, stop)
         peak, total, mixed = _segment(
-            query, position, begin, tl.minimum(base + (split + 1) * length, stop), low,
+            query, position, begin, end, low,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
             KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
         )  # fmt: skip
@@ -172,7 +173,9 @@ def attend_kernel(
         slot = (split.to(tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + query_head
         tl.store(partial_states + slot * 2, peak, mask=one)
         tl.store(partial_states + slot * 2 + 1, total, mask=one)
-        tl.store(partial_mixed + slot[:, None] * PADDED + column[None, :], mixed, mask=one[:, None])
+        # Behind the context there is nothing, and nobody reads it.
+        if begin < end:
+            tl.store(partial_mixed + slot[:, None] * PADDED + column[None, :], mixed, mask=one[:, None])
     else:
         peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
@@ -190,7 +193,7 @@ def attend_kernel(
         tl.store(output + offset, result.to(TYPE), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def merge_kernel(
     output,
     partial_mixed,
@@ -215,8 +218,11 @@ def merge_kernel(
         slot = (tl.cast(split, tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + head
         own_peak = tl.load(partial_states + slot * 2, mask=there, other=float("-inf"))
         own_total = tl.load(partial_states + slot * 2 + 1, mask=there, other=0.0)
-        own_mixed = tl.load(partial_mixed + slot[:, None] * PADDED + column[None, :], mask=there[:, None], other=0.0)
-        peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
+        # What has seen something has a total, or one that is not a number.
+        if tl.sum(tl.where(own_total == 0.0, 0, 1), 0) > 0:
+            seen = there & (own_total != 0.0)
+            own_mixed = tl.load(partial_mixed + slot[:, None] * PADDED + column[None, :], mask=seen[:, None], other=0.0)
+            peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
     result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
     token = tl.load(starts + tl.load(tile_rows + tile)).to(tl.int64)
     offset = token * (QUERY_HEADS * SIZE) + head[:, None] * SIZE + column[None, :]

@@ -46,7 +46,7 @@ def _store(x, there, plane, scales, entry, column, SIZE: tl.constexpr, KEPT: tl.
         tl.store(scales + entry, tl.where(broken, float("nan"), scale))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def rotate_and_store_kernel(
     qkv,
     result,

@@ -50,7 +50,8 @@ def _weights(
         return (number * scale).to(TYPE)
 
 
-@triton.jit
+# Compiled once for all numbers of rows.
+@triton.jit(do_not_specialize=["rows"])
 def linear_kernel(
     x,
     data,
@@ -108,7 +109,7 @@ def round_rows_kernel(x, integers, scales, INPUTS: tl.constexpr, PADDED: tl.cons
     tl.store(scales + row, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def integer_linear_kernel(
     integers,
     row_scales,
@@ -143,7 +144,7 @@ def integer_linear_kernel(
         if EXACT:
             sums += tl.sum(left.to(tl.int32)[:, :, None] * right.to(tl.int32)[None, :, :], 1)
         else:
-            sums = tl.dot(left, right, sums)
+            sums = tl.dot(left, right, sums, out_dtype=tl.int32)
     factor = tl.load(row_scales + token, mask=there_token, other=0.0)[:, None]
     factor = factor * tl.load(scales + row, mask=there_row, other=0.0)[None, :]
     result = sums.to(tl.float32) * factor

@@ -102,7 +102,7 @@ def _head_norm(op: HeadNorm, binding: Binding, place: Place) -> DevicePart:
 
 def _rotary(op: Rotary, binding: Binding, place: Place) -> DevicePart:
     # All positions that there can be, so that its memory never moves.
-    angles = binding.rope_table(op.rope).reaching(place.longest - 1).to(place.device)
+    angles = binding.rope_table(op.rope).on(place.device, place.longest - 1)
 
     def storing(store: WriteKV) -> DevicePart:
         return DevicePart(place, _rotate_and_store(op.heads, angles, store, binding))

@@ -1,5 +1,6 @@
 """Where kernels run, and what is known of it: a GPU, or this process's memory while Triton is interpreted."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,25 +21,31 @@ class Place:
         device: whose memory holds weights and cache.
         processors: its streaming multiprocessors, which should all have something to do.
         longest: positions of a sequence, at most.
+        most_rows: sequences of a step, at most.
         deterministic: sums have the same order whatever is in the batch.
     """
 
     device: torch.device
     processors: int
     longest: int
+    most_rows: int = 1
     deterministic: bool = False
+
+    def current(self) -> AbstractContextManager[None]:
+        """Within it, whichever thread it is, Triton and torch launch here."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def wide(self, dtype: torch.dtype) -> bool:
         """Whether tiles are multiplied in float32."""
         return dtype is torch.float32 or INTERPRETED
 
 
-def place_on(device: torch.device, longest: int, *, deterministic: bool) -> Place:
+def place_on(device: torch.device, longest: int, *, most_rows: int = 1, deterministic: bool = False) -> Place:
     """The place that a device is; where Triton is interpreted, that is this process's memory."""
     if INTERPRETED:
-        return Place(torch.device("cpu"), 4, longest, deterministic)
+        return Place(torch.device("cpu"), 4, longest, most_rows, deterministic)
     properties = torch.cuda.get_device_properties(device)
-    return Place(device, properties.multi_processor_count, longest, deterministic)
+    return Place(device, properties.multi_processor_count, longest, most_rows, deterministic)
 
 
 def padded(size: int, least: int = 1) -> int:

@@ -7,9 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.kernels.batch import StepBatch
+from penstock.kernels.cuda.graphs import DecodeGraphs
 from penstock.kernels.cuda.place import Place
 from penstock.kernels.cuda.step import DeviceStep, Staging, arrays_of, step_of
 from penstock.kernels.dispatch import FusedStep, Kernel, StepState
+from penstock.kernels.progress import pass_operation
 from penstock.kernels.registers import last_uses
 from penstock.kernels.tape import Value
 
@@ -67,21 +70,44 @@ class DeviceProgram:
         ]
         self._given, self._wanted, self._dtype = tuple(given), tuple(wanted), dtype
         self._queries = tuple(sorted({step.part.queries for step in steps} - {0}))
-        self._staging = Staging(steps[0].part.place.device)
+        self._place = steps[0].part.place
+        self._staging = Staging(self._place.device)
+        self._graphs: DecodeGraphs | None = None
 
     def __call__(self, state: StepState, *values: Tensor) -> Any:
         batch = state.batch
-        views = self._staging.send(arrays_of(batch, self._queries))
-        step = step_of(views, len(batch.block_tables), self._queries, max(batch.context_lengths))
-        outputs = self.launch(step, *values)
+        if self._graphs is None and not self._given:
+            self._graphs = DecodeGraphs(self._place, self.launch, len(batch.block_tables), batch.block_size)
+        with self._place.current():
+            outputs = self._replayed(batch) or self._launched(batch, *values)
         if len(outputs) == 1:
             return outputs[0]
         return outputs or None
+
+    def use_idle_time(self) -> bool:
+        """Capture a graph while nobody waits; whether any is left."""
+        with self._place.current():
+            return self._graphs is not None and self._graphs.capture_next()
+
+    def _replayed(self, batch: StepBatch) -> tuple[Tensor, ...]:
+        """What a graph makes of the batch; nothing where there is none for it."""
+        size = None if self._graphs is None else self._graphs.fits(batch)
+        return () if self._graphs is None or size is None else self._graphs.replay(batch, size)
+
+    def _launched(self, batch: StepBatch, *values: Tensor) -> tuple[Tensor, ...]:
+        views = self._staging.send(arrays_of(batch, self._queries))
+        step = step_of(views, len(batch.block_tables), self._queries, max(batch.context_lengths))
+        outputs = self.launch(step, *values)
+        if self._graphs is not None:
+            self._graphs.step_done(batch)
+        return outputs
 
     def launch(self, step: DeviceStep, *given: Tensor) -> tuple[Tensor, ...]:
         """Carry out all steps; returns the wanted values."""
         values: dict[Value, Tensor] = dict(zip(self._given, given, strict=True))
         for run, inputs, outputs, dying in self._steps:
+            # The first time each kernel is compiled, which may take long and is no hang.
+            pass_operation()
             made = run(step, *[values[value] for value in inputs])
             if len(outputs) == 1:
                 values[outputs[0]] = made

@@ -13,6 +13,8 @@ from penstock.kernels.batch import StepBatch
 
 # Arrays begin at multiples of so many int32: 64 bytes.
 _ALIGNMENT = 16
+# Arrays of a step before its tables.
+BEFORE_TABLES = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,10 +71,10 @@ def _tiles(batch: StepBatch, queries: int) -> tuple[Int32s, Int32s]:
     return np.array([row for _, row, _ in found], np.int32), np.array([first for *_, first in found], np.int32)
 
 
-def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0, width: int = 0) -> list[Int32s]:
+def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[Int32s]:
     """The arrays of a `DeviceStep`, in order, with tiles of each number of `queries`.
 
-    Padded to so many `rows` of one token, where the batch has fewer, and tables to `width` blocks.
+    Padded to so many `rows` of one token, where the batch has fewer.
     """
     lengths = np.array(batch.query_lengths, np.int32)
     count, tokens = len(lengths), len(batch.token_ids)
@@ -87,7 +89,7 @@ def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0, width: in
     tables = []
     for table in batch.block_tables:
         found = table.numpy()
-        tables.append(np.pad(found, ((0, more), (0, max(0, width - found.shape[1])))))
+        tables.append(np.pad(found, ((0, more), (0, 0))) if more else found)
     decodes = np.arange(batch.num_decodes + more)
     chunks = [tile for each in queries for tile in _tiles(batch, each)]
     return [
@@ -116,6 +118,11 @@ def step_of(views: Sequence[Tensor], groups: int, queries: Sequence[int], longes
     return DeviceStep(
         token_ids, positions, contexts, starts, added, wanted, entries, tables, Tiles(rows, firsts), found, longest
     )
+
+
+def int32s_for(arrays: Sequence[Int32s]) -> int:
+    """How many int32 the arrays take together."""
+    return sum(-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays)
 
 
 class Staging:

@@ -1,0 +1,130 @@
+"""What computes: kernels, weights and a KV pool that belong together, on the CPU or on a GPU."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from penstock.assembly.load import DUMMY_SEED, load
+from penstock.assembly.storage import layout_for
+from penstock.core.config import EngineConfig
+from penstock.core.errors import ConfigurationError, InsufficientMemory
+from penstock.core.kv import KVSpec
+from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.kernels.cpu_torch import IMPLEMENTATIONS
+from penstock.kernels.dispatch import Implementation
+from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.device_packing import DevicePacking
+from penstock.loading.packed_cache import LoadedWeights
+from penstock.loading.weights import Progress, dummy_weights, load_weights
+from penstock.models.declaration import ModelDeclaration
+from penstock.runtime.device_storage import DeviceKVStorage
+from penstock.runtime.storage import TORCH_DTYPES, KVStorage
+from penstock.sampling.sampler import ChooseOnDevice
+
+Storage = KVStorage | DeviceKVStorage
+# A decode, a chunk of few rows, and one of many: kernels are compiled for each.
+_WARM_UP = (1, 12, 40)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Backend:
+    """Everything that depends on the device.
+
+    Attributes:
+        implementations: of operations, the fastest first.
+        load: (checkpoint, declaration, progress) → the model's weights. Raises StartupError.
+        storage: (geometry, blocks) → the KV pool. Raises InsufficientMemory.
+        choose: chooses tokens where logits are; None where that is this process's memory.
+        warm_up: tokens of the rows that are computed before the first request, so that nothing is compiled for it.
+        notes: what users should know of it.
+    """
+
+    implementations: Sequence[Implementation]
+    load: Callable[[Checkpoint, ModelDeclaration, Progress], LoadedWeights]
+    storage: Callable[[KVSpec, int], Storage]
+    choose: ChooseOnDevice | None = None
+    warm_up: tuple[int, ...] = (1,)
+    notes: tuple[str, ...] = ()
+
+
+def backend_of(config: EngineConfig) -> Backend:
+    """The backend of a configuration, its threads and instructions in use. Raises ConfigurationError."""
+    return _cpu(config) if config.device == "cpu" else _gpu(config)
+
+
+def _cpu(config: EngineConfig) -> Backend:
+    torch.set_num_threads(config.threads)
+    if OBSTACLE is None:
+        native.set_threads(config.threads)
+        _use_instruction_set(config.instruction_set)
+    # Before anything is loaded: it may not be possible.
+    layout = layout_for(config.cache.spec, TORCH_DTYPES[config.model.dtype])
+
+    def loaded(checkpoint: Checkpoint, declaration: ModelDeclaration, progress: Progress) -> LoadedWeights:
+        found = load(config.model, checkpoint, declaration, progress)
+        if OBSTACLE is None:
+            # What is left to torch is too little to share out, and its threads would take cores from the native ones.
+            torch.set_num_threads(1)
+        return found
+
+    slow = () if OBSTACLE is None else (f"This is the slow path: {OBSTACLE}.",)
+    return Backend(IMPLEMENTATIONS, loaded, lambda spec, blocks: KVStorage(spec, blocks, layout), notes=slow)
+
+
+def _use_instruction_set(name: str) -> None:
+    """Raises ConfigurationError where this processor, or this build, does not have it."""
+    there = native.instruction_sets()
+    if name != "auto" and name not in there:
+        raise ConfigurationError(f"--instruction-set {name} is not possible here; there are {', '.join(there)}.")
+    native.use_instruction_set(there[0] if name == "auto" else name)
+
+
+def _gpu(config: EngineConfig) -> Backend:
+    # Triton takes a second to import, which nobody waits for who computes on the CPU.
+    from penstock.kernels.cuda.choosing import chooser
+    from penstock.kernels.cuda.operations import implementations
+    from penstock.kernels.cuda.place import INTERPRETED, place_on
+
+    torch.set_num_threads(config.threads)
+    if OBSTACLE is None:
+        # Tokens whose logits are edited are chosen by the native kernels.
+        native.set_threads(config.threads)
+        _use_instruction_set(config.instruction_set)
+    limits = config.scheduler
+    place = place_on(
+        torch.device(config.device),
+        limits.max_model_len,
+        most_rows=limits.max_num_seqs,
+        deterministic=config.deterministic,
+    )
+    if place.device.type == "cuda":
+        # What is put together is put there; launches say themselves where they go.
+        torch.cuda.set_device(place.device)
+        # Sums of bfloat16 products are in float32, as everywhere else.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    model, dtype = config.model, TORCH_DTYPES[config.model.dtype]
+    packing = DevicePacking(model.quantization, model.quantize_head, place.device)
+
+    def loaded(checkpoint: Checkpoint, declaration: ModelDeclaration, progress: Progress) -> LoadedWeights:
+        try:
+            if model.load_format == "dummy":
+                return LoadedWeights(
+                    dummy_weights(declaration, dtype, DUMMY_SEED, packing=packing, device=place.device)
+                )
+            return LoadedWeights(load_weights(checkpoint, declaration, dtype, progress, packing=packing))
+        except torch.OutOfMemoryError as error:
+            raise InsufficientMemory(
+                f"The weights do not fit into the memory of {place.device}, of which others may have taken some; free "
+                "it, or use a smaller model, or --quantization int8 or int4."
+            ) from error
+
+    notes = ("Triton interprets its kernels here, which is for tests of them.",) if INTERPRETED else ()
+    return Backend(
+        implementations(place),
+        loaded,
+        lambda spec, blocks: DeviceKVStorage(spec, blocks, place.device),
+        chooser(place),
+        _WARM_UP,
+        notes,
+    )

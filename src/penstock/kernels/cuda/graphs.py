@@ -1,0 +1,129 @@
+"""Decode steps that are launched as one: captured for a ladder of batch sizes, and replayed with other numbers.
+
+A step of few rows takes the processor longer to launch than the GPU to compute. A graph is launched at once, but reads
+and writes where it did when it was captured, so that a step's numbers are brought to the same place, and its rows
+padded to a size that there is a graph of. Padding has no context, stores nothing, and nobody reads what becomes of it.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.batch import StepBatch
+from penstock.kernels.cuda.place import Place
+from penstock.kernels.cuda.step import BEFORE_TABLES, DeviceStep, Staging, arrays_of, int32s_for, step_of
+
+# Batch sizes that there are graphs of: steps of a batch between two take as long as those of the larger.
+LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Steps between two captures while there is no idle time: each of these is a short wait for somebody.
+_STEPS_BETWEEN = 64
+
+_log = logging.getLogger(__name__)
+
+Launch = Callable[[DeviceStep], tuple[Tensor, ...]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Captured:
+    """A graph of one size, and where it reads its step, and the tables of each KV group [size, blocks]."""
+
+    memory: Tensor
+    tables: tuple[Tensor, ...]
+    replay: Callable[[], tuple[Tensor, ...]]
+
+
+def _empty_batch(groups: int, block_size: int) -> StepBatch:
+    """A batch of no rows, to be padded."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    return StepBatch(
+        nothing, nothing, [], [], 0, nothing, (torch.empty((0, 1), dtype=torch.int32),) * groups, block_size
+    )
+
+
+class DecodeGraphs:
+    """Graphs of one program's decode steps, captured one at a time while nobody waits.
+
+    Args:
+        place: where it runs. Where that is this process's memory, nothing can be captured and steps are launched again,
+            with their numbers in the same place all the same.
+        launch: carries out a step.
+        groups, block_size: of the KV cache.
+    """
+
+    def __init__(self, place: Place, launch: Launch, groups: int, block_size: int) -> None:
+        self._place, self._launch = place, launch
+        self._groups, self._block_size = groups, block_size
+        self._staging = Staging(place.device)
+        self._captured: dict[int, _Captured] = {}
+        self._left = sorted({size for size in (*LADDER, place.most_rows) if size <= min(place.most_rows, LADDER[-1])})
+        self._steps = 0
+        self._pool: Any = None
+
+    def fits(self, batch: StepBatch) -> int | None:
+        """The size of the smallest graph that can carry the batch out; None where there is none."""
+        rows = len(batch.query_lengths)
+        whole = batch.num_decodes == rows == len(batch.logit_rows) and not len(batch.shared)
+        return min((size for size in self._captured if size >= rows), default=None) if whole else None
+
+    def replay(self, batch: StepBatch, size: int) -> tuple[Tensor, ...]:
+        """The batch's outputs, to be read before the next replay."""
+        captured = self._captured[size]
+        arrays = arrays_of(batch, (), size)
+        self._staging.send(arrays[:BEFORE_TABLES], captured.memory)
+        # Blocks behind the batch's contexts are not read, so that what was there may stay.
+        for table, found in zip(captured.tables, self._staging.send(arrays[BEFORE_TABLES:]), strict=True):
+            table[:, : found.shape[1]].copy_(found)
+        return tuple(output[: len(batch.query_lengths)] for output in captured.replay())
+
+    def step_done(self, batch: StepBatch) -> None:
+        """Count a step that no graph carried out; after many, capture one for batches like this."""
+        self._steps += 1
+        if self._steps % _STEPS_BETWEEN == 0:
+            self.capture_next(len(batch.query_lengths))
+
+    def capture_next(self, rows: int = 1) -> bool:
+        """Capture the smallest size that is left for so many rows; whether there was one.
+
+        Where memory ends, no more are captured, and larger batches are launched as before.
+        """
+        size = min((size for size in self._left if size >= rows), default=None)
+        if size is None:
+            return False
+        self._left.remove(size)
+        try:
+            self._capture_size(size)
+        except torch.OutOfMemoryError:
+            _log.warning("No memory is left for a graph of %d rows: steps of so many are launched one by one.", size)
+            self._left.clear()
+            torch.cuda.empty_cache()
+        return bool(self._left)
+
+    def _capture_size(self, size: int) -> None:
+        fixed = arrays_of(_empty_batch(self._groups, self._block_size), (), size)[:BEFORE_TABLES]
+        device, width = self._place.device, -(-self._place.longest // self._block_size)
+        memory = torch.empty(int32s_for(fixed), dtype=torch.int32, device=device)
+        tables = tuple(torch.zeros((size, width), dtype=torch.int32, device=device) for _ in range(self._groups))
+        step = step_of([*self._staging.send(fixed, memory), *tables], self._groups, (), self._place.longest)
+        self._captured[size] = _Captured(memory, tables, self._capture(step))
+
+    def _capture(self, step: DeviceStep) -> Callable[[], tuple[Tensor, ...]]:
+        # Once as it is, so that all kernels are compiled and all memory is found before anything is recorded.
+        self._launch(step)
+        if self._place.device.type != "cuda":
+            return lambda: self._launch(step)
+        torch.cuda.synchronize(self._place.device)
+        graph = torch.cuda.CUDAGraph()
+        # Graphs are replayed one at a time, so that they may share the memory of what they compute.
+        with torch.cuda.graph(graph, pool=self._pool):
+            outputs = self._launch(step)
+        self._pool = graph.pool()
+
+        def replay() -> tuple[Tensor, ...]:
+            graph.replay()
+            return outputs
+
+        return replay

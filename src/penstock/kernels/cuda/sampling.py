@@ -1,0 +1,166 @@
+"""Chooses tokens where their logits are, so that a vocabulary's width never crosses the bus.
+
+The meaning is that of `sampling/pipeline.py` and `sampling/draw.py`, random numbers included. A cut by rank (top-k,
+top-p) is a threshold: it is found by bisection over the 2^32 float32 numbers in their order, each step of which is one
+pass over the row, and of tokens as likely as the last one that is kept the lower ids stay.
+"""
+
+import triton
+import triton.language as tl
+
+# exp(x) below this cannot change a sum that is at least 1.
+NO_WEIGHT = tl.constexpr(-37.0)
+LEAST = tl.constexpr(-(2**31))
+
+
+@triton.jit
+def _ordered(x):
+    """int32 in the order of float32 numbers; both zeros are one."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@triton.jit
+def _words(token, first, second, third):
+    """The random word of each token id at one output position (`sampling/noise.py`)."""
+    word = token.to(tl.uint32) * tl.full([], 0x9E3779B9, tl.uint32) + first
+    word = (word ^ (word >> 16)) * tl.full([], 0x21F0AAAD, tl.uint32)
+    word = word ^ second
+    word = (word ^ (word >> 15)) * tl.full([], 0x735A2D97, tl.uint32) + third
+    return word ^ (word >> 15)
+
+
+@triton.jit
+def _noise(word):
+    """Standard Gumbel noise, float64."""
+    uniform = 1.0 - (word.to(tl.float64) + 0.5) * 2.3283064365386963e-10  # 2^-32
+    return -tl.log(-tl.log(uniform))
+
+
+@triton.jit
+def _above(
+    row,
+    threshold,
+    peak,
+    temperature,
+    kept,
+    ties,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WEIGHS: tl.constexpr,
+):
+    """How many tokens that `kept` and `ties` leave are at `threshold` or above; with WEIGHS their weight too."""
+    count = tl.zeros([], tl.int32)
+    mass = tl.zeros([], tl.float64)
+    seen = tl.zeros([], tl.int32)
+    for at in range(0, WIDTH, BLOCK):
+        token = at + tl.arange(0, BLOCK)
+        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
+        order = _ordered(logit)
+        tied = (order == kept) & (token < WIDTH)
+        rank = seen + tl.cumsum(tied.to(tl.int32), 0)
+        there = (token < WIDTH) & ((order > kept) | (tied & (rank <= ties)))
+        seen += tl.sum(tied.to(tl.int32), 0)
+        there = there & (order.to(tl.int64) >= threshold)
+        count += tl.sum(there.to(tl.int32), 0)
+        if WEIGHS:
+            scaled = (logit.to(tl.float64) - peak) / temperature
+            weight = tl.where(there & (scaled > NO_WEIGHT), tl.exp(tl.maximum(scaled, NO_WEIGHT)), 0.0)
+            mass += tl.sum(weight, 0)
+    return count, mass
+
+
+@triton.jit
+def choose_kernel(
+    logits,
+    rows,
+    numbers,
+    top_ks,
+    words,
+    tokens,
+    peaks,
+    logprobs,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Programs: (choice). Its row of logits float32 [S, WIDTH] → a token, the row's peak, the token's log probability.
+
+    numbers float64 [choices, 3]: temperature, top_p, log_min_p; top_ks int32, 0 for all; words int64 [choices, 3], the
+    key of the output position. The peak is not a number where a logit is none.
+    """
+    place = tl.program_id(0)
+    row = logits + tl.load(rows + place).to(tl.int64) * WIDTH
+    peak = tl.full([], float("-inf"), tl.float32)
+    best = tl.zeros([], tl.int32)
+    broken = tl.zeros([], tl.int32)
+    for at in range(0, WIDTH, BLOCK):
+        token = at + tl.arange(0, BLOCK)
+        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
+        broken += tl.sum((logit != logit).to(tl.int32), 0)
+        logit = tl.where(logit != logit, float("-inf"), logit)
+        most = tl.max(logit, 0)
+        lowest = tl.min(tl.where(logit == most, token, WIDTH), 0)
+        best = tl.where(most > peak, lowest, best)
+        peak = tl.maximum(most, peak)
+    # Where nothing can be chosen the caller sees it by the peak.
+    wide_peak = tl.where(peak == float("-inf"), 0.0, peak).to(tl.float64)
+    total = tl.zeros([], tl.float64)
+    for at in range(0, WIDTH, BLOCK):
+        token = at + tl.arange(0, BLOCK)
+        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
+        total += tl.sum(tl.exp(logit.to(tl.float64) - wide_peak), 0)
+    temperature = tl.load(numbers + place * 3)
+    if temperature > 0:
+        top_p, log_min_p = tl.load(numbers + place * 3 + 1), tl.load(numbers + place * 3 + 2)
+        top_k = tl.load(top_ks + place)
+        # Tokens whose order is above `kept` stay, and of those at it the first `ties`.
+        kept = tl.full([], LEAST, tl.int64)
+        ties = tl.full([], WIDTH, tl.int32)
+        if (top_k > 0) & (top_k < WIDTH):
+            low, high = tl.full([], LEAST, tl.int64), tl.full([], 2147483647, tl.int64)
+            for _ in range(32):
+                middle = (low + high + 1) >> 1
+                count, _mass = _above(row, middle, wide_peak, temperature, kept, ties, WIDTH, BLOCK, False)
+                low = tl.where(count >= top_k, middle, low)
+                high = tl.where(count >= top_k, high, middle - 1)
+            more, _mass = _above(row, low + 1, wide_peak, temperature, kept, ties, WIDTH, BLOCK, False)
+            kept, ties = low, top_k - more
+        if top_p < 1.0:
+            _count, whole = _above(row, kept, wide_peak, temperature, kept, ties, WIDTH, BLOCK, True)
+            wanted = top_p * whole
+            low, high = kept, tl.full([], 2147483647, tl.int64)
+            for _ in range(33):
+                middle = (low + high + 1) >> 1
+                _count, mass = _above(row, middle, wide_peak, temperature, kept, ties, WIDTH, BLOCK, True)
+                low = tl.where(mass >= wanted, middle, low)
+                high = tl.where(mass >= wanted, high, middle - 1)
+            more, mass_above = _above(row, low + 1, wide_peak, temperature, kept, ties, WIDTH, BLOCK, True)
+            count, mass = _above(row, low, wide_peak, temperature, kept, ties, WIDTH, BLOCK, True)
+            each = (mass - mass_above) / tl.maximum(count - more, 1).to(tl.float64)
+            needed = tl.ceil((wanted - mass_above) / tl.where(each > 0, each, 1.0)).to(tl.int32)
+            needed = tl.minimum(tl.maximum(needed, 1), tl.maximum(count - more, 1))
+            ties = tl.where(low == kept, tl.minimum(ties, needed), needed)
+            kept = low
+        first = tl.load(words + place * 3).to(tl.uint32)
+        second = tl.load(words + place * 3 + 1).to(tl.uint32)
+        third = tl.load(words + place * 3 + 2).to(tl.uint32)
+        largest = tl.full([], float("-inf"), tl.float64)
+        seen = tl.zeros([], tl.int32)
+        for at in range(0, WIDTH, BLOCK):
+            token = at + tl.arange(0, BLOCK)
+            logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
+            order = _ordered(logit).to(tl.int64)
+            tied = (order == kept) & (token < WIDTH)
+            rank = seen + tl.cumsum(tied.to(tl.int32), 0)
+            seen += tl.sum(tied.to(tl.int32), 0)
+            scaled = (logit.to(tl.float64) - wide_peak) / temperature
+            there = (token < WIDTH) & ((order > kept) | (tied & (rank <= ties))) & (scaled >= log_min_p)
+            value = tl.where(there, scaled + _noise(_words(token, first, second, third)), float("-inf"))
+            most = tl.max(value, 0)
+            lowest = tl.min(tl.where(value == most, token, WIDTH), 0)
+            best = tl.where(most > largest, lowest, best)
+            largest = tl.maximum(most, largest)
+    chosen = tl.load(row + best).to(tl.float64)
+    tl.store(tokens + place, best)
+    tl.store(peaks + place, tl.where(broken > 0, float("nan"), peak))
+    tl.store(logprobs + place, chosen - wide_peak - tl.log(tl.where(total > 0, total, 1.0)))

@@ -1,0 +1,57 @@
+"""Triton's compiler makes machine code of every kernel, for GPUs that need not be here."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+TESTS = Path(__file__).parents[2]
+KERNELS = {
+    "attend_kernel",
+    "merge_kernel",
+    "rotate_and_store_kernel",
+    "norm_kernel",
+    "head_norm_kernel",
+    "gated_kernel",
+    "linear_kernel",
+    "round_rows_kernel",
+    "integer_linear_kernel",
+    "choose_kernel",
+}
+# What a program may have on every GPU that the kernels are for: 8.6 and 8.9 have the least.
+SHARED_BYTES = 99 << 10
+
+
+def compiled(capability: int, how_many: str, cache: Path) -> list[dict[str, object]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "support.compiling", str(capability), how_many],
+        cwd=TESTS,
+        env=environment | {"TRITON_CACHE_DIR": str(cache)},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "capability, how_many",
+    [
+        (90, "some"),
+        *(pytest.param(capability, "all", marks=pytest.mark.slow) for capability in (80, 86, 89, 90, 100, 120)),
+    ],
+)
+def test_machine_code_is_made(capability: int, how_many: str, tmp_path: Path) -> None:
+    found = compiled(capability, how_many, tmp_path)
+    assert {line["kernel"] for line in found} == KERNELS
+    for line in found:
+        assert "error" not in line, line
+        assert isinstance(line["bytes"], int) and line["bytes"] > 0
+        assert isinstance(line["shared"], int) and line["shared"] <= SHARED_BYTES

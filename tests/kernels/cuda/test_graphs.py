@@ -1,0 +1,80 @@
+"""Decode steps by graphs of a ladder of sizes give what they give without, and padding leaves no trace."""
+
+import pytest
+import torch
+
+from penstock.kernels.cases.attention import GROUPED
+from penstock.kernels.dispatch import Dispatcher
+from penstock.kernels.program import Program, compile_program
+from penstock.kernels.signature import RopeSpec, WeightRef
+from penstock.kernels.tape import Tape
+from support.stepping import ShuffledStorage, Stepper
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from penstock.core.kv import LayerKV
+from penstock.kernels.cuda.graphs import LADDER
+from penstock.kernels.cuda.operations import implementations
+from penstock.kernels.cuda.place import place_on
+from penstock.kernels.cuda.program import DeviceProgram
+
+PLACE = place_on(torch.device("cuda"), 96, most_rows=5)
+WIDTH, VOCABULARY = 24, 40
+
+
+def stepper() -> Stepper:
+    """A model of one layer, whose storage has room for six rows."""
+    tape = Tape()
+    states = tape.embedding(WeightRef("embedding"), WIDTH)
+    qkv = tape.rotary(tape.linear(states, WeightRef("qkv"), GROUPED.fused_width), GROUPED, RopeSpec(8, 10000.0))
+    tape.write_kv(qkv, GROUPED, 0)
+    mixed = tape.linear(tape.attention(qkv, GROUPED, 0, 0.4), WeightRef("out"), WIDTH)
+    tape.finish(tape.linear(tape.select_rows(tape.add(states, mixed)), WeightRef("head"), VOCABULARY))
+    shapes = {
+        "embedding": (VOCABULARY, WIDTH),
+        "qkv": (GROUPED.fused_width, WIDTH),
+        "out": (WIDTH, GROUPED.query_width),
+        "head": (VOCABULARY, WIDTH),
+    }
+    generator = torch.Generator().manual_seed(0)
+    weights = {name: torch.randn(shape, generator=generator).to(PLACE.device) for name, shape in shapes.items()}
+    storage = ShuffledStorage([LayerKV(2, 8)], torch.float32, 96, 6)
+    program = compile_program(tape, weights, storage, torch.float32, Dispatcher(implementations(PLACE)))
+    return Stepper(program, storage)
+
+
+def device_program(program: Program) -> DeviceProgram:
+    (found,) = [function for function, *_ in program._code if isinstance(function, DeviceProgram)]
+    return found
+
+
+def test_a_graph_gives_what_a_launch_gives() -> None:
+    plain, graphed = stepper(), stepper()
+    prompts = {row: [(7 * row + at) % VOCABULARY for at in range(5 + 11 * row)] for row in range(6)}
+    for each in (plain, graphed):
+        each.step(prompts)
+    captured = device_program(graphed.program)
+    while graphed.program.use_idle_time():
+        pass
+    sizes = [*(size for size in LADDER if size < PLACE.most_rows), PLACE.most_rows]
+    assert captured._graphs is not None and list(captured._graphs._captured) == sizes == [1, 2, 4, 5]
+    for rows in ([2], [0, 5], [1, 3, 4], [0, 1, 2, 3], [0, 1, 2, 3, 4, 5]):
+        added = {row: [(row + 3) % VOCABULARY] for row in rows}
+        batch, _ = graphed.batch(added, rows, "all")
+        assert captured._graphs.fits(batch) == next((size for size in sizes if size >= len(rows)), None)
+        mine, right = graphed.step(added), plain.step(added)
+        for row in rows:
+            assert torch.equal(mine[row], right[row])
+    for mine, right in zip(graphed.storage.planes(0), plain.storage.planes(0), strict=True):
+        assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
+
+
+def test_what_a_graph_cannot_do_is_launched() -> None:
+    graphed = stepper()
+    graphed.step({0: [1, 2, 3], 1: [4, 5]})
+    assert graphed.program.use_idle_time()
+    captured = device_program(graphed.program)._graphs
+    assert captured is not None
+    for added, wanted in (({0: [1, 2]}, "all"), ({0: [1, 2]}, "last"), ({0: [1], 1: [2]}, "all")):
+        assert captured.fits(graphed.batch(added, sorted(added), wanted)[0]) is None
+    assert captured.fits(graphed.batch({0: [1]}, [0], "all")[0]) == 1

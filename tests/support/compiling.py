@@ -1,0 +1,137 @@
+"""Compiles the kernels for GPUs that are not here: what would be launched goes to Triton's compiler instead.
+
+Run as a program, in a process in which Triton does not interpret: it prints a line of JSON for each kernel that was
+compiled, with its registers and bytes of shared memory, or what the compiler had against it.
+"""
+
+import json
+import sys
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from penstock.core.kv import LayerKV
+from penstock.kernels.cases import CASES, Case
+from penstock.kernels.cuda import place as places
+from penstock.kernels.cuda.choosing import chooser
+from penstock.kernels.cuda.multiplying import linear
+from penstock.kernels.cuda.operations import implementations
+from penstock.kernels.cuda.weights import fp8_linear, int4_linear, int8_linear
+from penstock.kernels.dispatch import Binding
+from penstock.kernels.signature import Attention, HeadLayout, Linear, WeightRef, WriteKV
+from support.operations import Bench
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+}
+
+
+class Compiler:
+    """Takes the place of launches."""
+
+    def __init__(self, capability: int) -> None:
+        self._target = GPUTarget("cuda", capability, 32)
+        self._done: set[tuple[object, ...]] = set()
+
+    def __call__(self, kernel: Any, *args: Any, grid: object, warmup: bool, **constants: Any) -> None:
+        names = kernel.arg_names
+        given = dict(zip(names, args, strict=False)) | constants
+        kinds = [_kind(given[name], name in constants) for name in names]
+        fixed = {(at,): given[name] for at, name in enumerate(names) if name in constants}
+        key = (kernel.__name__, tuple(kinds), tuple(map(str, fixed.items())))
+        if key in self._done:
+            return
+        self._done.add(key)
+        # As launches do: memory begins at multiples of 16 bytes, which lets the compiler read ahead into shared memory.
+        aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(kinds) if kind.startswith("*")}
+        source = ASTSource(kernel, dict(zip(names, kinds, strict=True)), fixed, aligned)
+        line: dict[str, object] = {"kernel": kernel.__name__}
+        try:
+            made = triton.compile(source, target=self._target)
+            line |= {"shared": made.metadata.shared, "bytes": len(made.asm["cubin"])}
+        except Exception as error:
+            line |= {"error": f"{type(error).__name__}: {error}"[-2000:], "constants": str(constants)}
+        print(json.dumps(line), flush=True)
+
+
+def _kind(value: object, constant: bool) -> str:
+    if constant:
+        return "constexpr"
+    if isinstance(value, Tensor):
+        return TYPES[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _large_heads() -> list[Case]:
+    """Attention of the largest heads that models have, which takes the most shared memory."""
+    heads = HeadLayout(4, 2, 256)
+    return [
+        Case("heads of 256", Attention(heads, 0, 0.1), (heads.fused_width,), ((1, 3), (9, 9)), kv=LayerKV(2, 256)),
+    ]
+
+
+def _chosen(whole: bool) -> list[Case]:
+    """All cases, or the first of each operation, and those of attention that differ in what is compiled."""
+    found: dict[object, Case] = {}
+    for case in CASES:
+        if case.use == "bench":
+            continue
+        op = case.operation
+        long = max(context for _, context in case.rows) > 512 and isinstance(op, Attention)
+        kind = (type(op), getattr(op, "window", None) is None, getattr(op, "softcap", None) is None, long)
+        found.setdefault(case.name if whole else kind, case)
+    return [*found.values(), *_large_heads()]
+
+
+def main() -> None:
+    """Arguments: the compute capability, such as 90, and "all" or "some"."""
+    compiler, whole = Compiler(int(sys.argv[1])), sys.argv[2] == "all"
+    kept = ("auto", "int8", "fp8")
+
+    def run(kernel: Any, *args: Any, **options: Any) -> None:
+        compiler(kernel, *args, **options)
+
+    with mock.patch.object(triton.runtime.jit.JITFunction, "run", run):
+        for deterministic in (False, True):
+            place = places.Place(torch.device("cpu"), 132, 140_000, 4, deterministic)
+            for dtype in (torch.bfloat16, torch.float32)[: 2 if whole else 1]:
+                for case in _chosen(whole):
+                    implementation = next(
+                        entry for entry in implementations(place) if entry.operation is type(case.operation)
+                    )
+                    for kind in kept if isinstance(case.operation, Attention | WriteKV) else kept[:1]:
+                        Bench(case, dtype, kind).run(implementation)
+                _linears(place, dtype)
+        chooser(place)(torch.zeros(2, 5000), [(0, 1.0, 5, 0.9, -1.0, (1, 2, 3))])
+
+
+def _linears(place: places.Place, dtype: torch.dtype) -> None:
+    """Weights of few bits."""
+    outputs, inputs = 96, 256
+    integers = torch.zeros(outputs, inputs, dtype=torch.uint8)
+    scales = torch.ones(outputs, inputs // 64, dtype=torch.float16)
+    weights = (
+        int8_linear(integers.view(torch.int8), torch.ones(outputs)),
+        int4_linear(integers, scales, torch.full(scales.shape, 8)),
+        fp8_linear(integers.view(torch.float8_e4m3fn), scales, 64),
+    )
+    for weight in weights:
+        for rows in (1, 40):
+            part = linear(Linear(WeightRef("weight")), Binding({"weight": weight}, None, dtype), place)  # type: ignore[arg-type]
+            part.run(None, torch.zeros(rows, inputs, dtype=dtype))
+
+
+if __name__ == "__main__":
+    main()
