@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PROBE_SECONDS = 1.5
-CUDA_PACKAGE = re.compile(r"(nvidia|cuda)[-_.]", re.IGNORECASE)
+# Not what asks the driver, which is small and needs no GPU.
+CUDA_PACKAGE = re.compile(r"(?!nvidia[-_.]ml[-_.]py)(nvidia|cuda)[-_.]", re.IGNORECASE)
 
 
 def is_cuda_package(name: str) -> bool:

@@ -96,7 +96,8 @@ class DevicePacking:
     def __call__(self, spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
         """The weight on the device. Raises ModelFileError where its values cannot be rounded."""
         if isinstance(weight, Grouped):
-            assert weight.group_of is None, "groups are runs of inputs where integers are kept"
+            if weight.group_of is not None:
+                raise ModelFileError(f"{spec.name} has groups of inputs in an order of their own; take --device cpu.")
             zeros = torch.full(weight.scales.shape, weight.middle) if weight.zeros is None else weight.zeros
             return self._linear(int4_linear(weight.integers, weight.scales, zeros))
         if isinstance(weight, RowBytes):
