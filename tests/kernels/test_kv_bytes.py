@@ -14,7 +14,7 @@ from penstock.kernels.dispatch import Implementation
 from penstock.kernels.kv_bytes import from_bytes, to_bytes
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import Attention, WriteKV
-from support.operations import Bench, obstacle
+from support.operations import Bench, assert_rows_are_alone, obstacle
 
 TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
@@ -71,12 +71,7 @@ def test_is_attention_over_what_bytes_mean(case: Case, kept: str, dtype: torch.d
     ids=lambda value: str(getattr(value, "name", value)),
 )
 def test_a_row_is_the_same_alone(case: Case, kept: str, dtype: torch.dtype) -> None:
-    mine, bench = native(case, dtype), Bench(case, dtype, kept)
-    found, first = bench.run(mine), 0
-    for row, (added, _) in enumerate(case.rows):
-        alone = bench.run(mine, only=row).outputs[0]
-        assert torch.equal(alone, found.outputs[0][first : first + added])
-        first += added
+    assert_rows_are_alone(Bench(case, dtype, kept), native(case, dtype))
 
 
 def meant(heads: Tensor, kept: str) -> Tensor:

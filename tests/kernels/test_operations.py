@@ -12,7 +12,7 @@ from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
-from support.operations import Bench, obstacle
+from support.operations import Bench, assert_rows_are_alone, obstacle
 
 CASES = tuple(case for case in ALL if case.use != "bench")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -77,15 +77,7 @@ def test_row_function(case: Case, implementation: Implementation, dtype: torch.d
     if reason := obstacle(implementation, dtype):
         pytest.skip(reason)
     bench = Bench(case, dtype)
-    together = bench.run(implementation)
-    tokens, selected = 0, 0
-    for row, (added, _) in enumerate(case.rows):
-        alone = bench.run(implementation, only=row)
-        for whole, part in zip(together.outputs, alone.outputs, strict=True):
-            first = selected if case.operation.op == "select_rows" else tokens
-            assert torch.equal(whole[first : first + part.shape[0]], part)
-            selected += part.shape[0]
-        tokens += added
+    assert_rows_are_alone(bench, implementation)
 
 
 @pytest.fixture

@@ -171,3 +171,16 @@ class Bench:
             shared=torch.tensor([place for pair in shared for place in pair], dtype=torch.int64),
         )
         return batch, torch.tensor(tokens)
+
+
+def assert_rows_are_alone(bench: Bench, implementation: Implementation) -> None:
+    """A row alone gives the same bits as in the batch."""
+    case, together = bench.case, bench.run(implementation)
+    tokens, selected = 0, 0
+    for row, (added, _) in enumerate(case.rows):
+        alone = bench.run(implementation, only=row)
+        for whole, part in zip(together.outputs, alone.outputs, strict=True):
+            first = selected if case.operation.op == "select_rows" else tokens
+            assert torch.equal(whole[first : first + part.shape[0]], part)
+            selected += part.shape[0]
+        tokens += added

@@ -12,7 +12,7 @@ from penstock.kernels.dispatch import Binding, FusedStep, Implementation, StepSt
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, Attention, HeadLayout, Linear, RopeSpec, Rotary, WriteKV
 from penstock.kernels.tape import Value
-from support.operations import Bench, Run
+from support.operations import Bench, Run, assert_rows_are_alone
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -101,15 +101,7 @@ def test_row_function(case: Case) -> None:
     implementation = of(case, SAME)
     assert implementation.row_function
     bench = Bench(case, torch.bfloat16)
-    together = bench.run(implementation)
-    tokens, selected = 0, 0
-    for row, (added, _) in enumerate(case.rows):
-        alone = bench.run(implementation, only=row)
-        for whole, part in zip(together.outputs, alone.outputs, strict=True):
-            first = selected if case.operation.op == "select_rows" else tokens
-            assert torch.equal(whole[first : first + part.shape[0]], part)
-            selected += part.shape[0]
-        tokens += added
+    assert_rows_are_alone(bench, implementation)
 
 
 def test_what_depends_on_the_batch_says_so() -> None:

@@ -50,9 +50,3 @@ def chooser(place: Place) -> Callable[[Tensor, Sequence[Asked]], list[Found]]:
         return [(int(token), peak, logprob) for token, peak, logprob in found.T[:count].tolist()]
 
     return choose
-
-
-def _numbers(
-    row: int, temperature: float, top_k: int, top_p: float, log_min_p: float, key: Sequence[int]
-) -> tuple[float, ...]:
-    return row, *key, temperature, top_p, log_min_p, top_k

@@ -86,7 +86,7 @@ class DecodeGraphs:
             self.capture_next(len(batch.query_lengths))
 
     def capture_next(self, rows: int = 1) -> bool:
-        """Capture the smallest size that is left for so many rows; whether there was one.
+        """Capture the smallest size that is left for so many rows; whether any is left then.
 
         Where memory ends, no more are captured, and larger batches are launched as before.
         """

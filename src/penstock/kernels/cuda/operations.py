@@ -1,6 +1,5 @@
 """What each operation becomes on a GPU: a launch of our kernels, or torch's own where that is as good."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -211,7 +210,9 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
     def of(
         operation: Any, prepare: Callable[..., DevicePart], supports: Any = _fits, row_function: bool = True
     ) -> Implementation:
-        return Implementation("triton", operation, row_function, supports, functools.partial(_prepare, prepare, place))
+        return Implementation(
+            "triton", operation, row_function, supports, lambda op, binding: prepare(op, binding, place)
+        )
 
     same = place.deterministic
     return (
@@ -232,9 +233,3 @@ def implementations(place: Place) -> tuple[Implementation, ...]:
         of(SoftCap, _soft_cap),
         of(SelectRows, _select_rows),
     )
-
-
-def _prepare(
-    prepare: Callable[[Any, Binding, Place], DevicePart], place: Place, op: Any, binding: Binding
-) -> DevicePart:
-    return prepare(op, binding, place)

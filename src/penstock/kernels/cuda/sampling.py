@@ -38,6 +38,14 @@ def _noise(word):
 
 
 @triton.jit
+def _staying(order, there, kept, ties, seen):
+    """Which tokens of a block stay: those above `kept`, and of those at it the first `ties`; how many tied so far."""
+    tied = (order == kept) & there
+    rank = seen + tl.cumsum(tied.to(tl.int32), 0)
+    return there & ((order > kept) | (tied & (rank <= ties))), seen + tl.sum(tied.to(tl.int32), 0)
+
+
+@triton.jit
 def _above(
     row,
     threshold,
@@ -56,12 +64,9 @@ def _above(
     for at in range(0, WIDTH, BLOCK):
         token = at + tl.arange(0, BLOCK)
         logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
-        order = _ordered(logit)
-        tied = (order == kept) & (token < WIDTH)
-        rank = seen + tl.cumsum(tied.to(tl.int32), 0)
-        there = (token < WIDTH) & ((order > kept) | (tied & (rank <= ties)))
-        seen += tl.sum(tied.to(tl.int32), 0)
-        there = there & (order.to(tl.int64) >= threshold)
+        order = _ordered(logit).to(tl.int64)
+        there, seen = _staying(order, token < WIDTH, kept, ties, seen)
+        there = there & (order >= threshold)
         count += tl.sum(there.to(tl.int32), 0)
         if WEIGHS:
             scaled = (logit.to(tl.float64) - peak) / temperature
@@ -150,11 +155,9 @@ def choose_kernel(
             token = at + tl.arange(0, BLOCK)
             logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
             order = _ordered(logit).to(tl.int64)
-            tied = (order == kept) & (token < WIDTH)
-            rank = seen + tl.cumsum(tied.to(tl.int32), 0)
-            seen += tl.sum(tied.to(tl.int32), 0)
+            there, seen = _staying(order, token < WIDTH, kept, ties, seen)
             scaled = (logit.to(tl.float64) - wide_peak) / temperature
-            there = (token < WIDTH) & ((order > kept) | (tied & (rank <= ties))) & (scaled >= log_min_p)
+            there = there & (scaled >= log_min_p)
             value = tl.where(there, scaled + _noise(_words(token, first, second, third)), float("-inf"))
             most = tl.max(value, 0)
             lowest = tl.min(tl.where(value == most, token, WIDTH), 0)
