@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -94,7 +95,8 @@ def test_what_is_wrong_is_handed_over_too(kept: Kept, http: Any) -> None:
 
 def test_a_line_of_a_batch_is_handed_over(kept: Kept) -> None:
     accounts = Accounts(ScriptedEngine(None, []), tracing=kept)  # type: ignore[arg-type]
-    account = accounts.begin_line("chat", "alice")
+    # It names its id to the task that serves it, not to the tests that follow.
+    account = copy_context().run(accounts.begin_line, "chat", "alice")
     accounts.end(account, "completed")
     accounts.end(account, "cancelled")
     assert kept.accounts == [account]
