@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.core.config import EngineConfig, EngineOptions, MachineFacts, ModelFacts, Reason
+from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, MachineFacts, ModelFacts, Reason
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
 from penstock.core.resolve import WORKSPACE_BYTES, resolve
@@ -195,6 +195,23 @@ def test_quantizations_that_cannot_be(options: dict[str, Any], message: str) -> 
         resolved(**options)
 
 
+@pytest.mark.parametrize("head", [None, "int8"])
+def test_the_head_of_a_checkpoint_with_integers_may_be_rounded(head: str | None) -> None:
+    body, rounded = FACTS["body_parameters"], FACTS["head_parameters"]
+    own = KeptIntegers(body=body, body_bytes=body // 2, head=rounded, head_bytes=rounded // 4)
+    options = EngineOptions(model="/model", quantize_head=head)
+    config, reasons = resolve(options, ModelFacts(**FACTS, integers=own), MachineFacts(16 * GIB, 2))
+    assert (config.model.quantization, config.model.quantize_head) == ("own", head or "own")
+    # Where head and embedding stay what they are, an embedding of its own is in the model's precision.
+    rest = FACTS["num_parameters"] - body - rounded
+    plain = (FACTS["resident_parameters"] - body - rounded if head is None else rest) * 2
+    weights = plain + body // 2 + (rounded // 4 if head is None else rounded)
+    left = 16 * GIB - weights - BRANCH_BYTES - WORKSPACE_BYTES
+    assert config.cache.num_blocks == int(0.8 * left) // BLOCK_BYTES
+    told = {reason.setting: reason for reason in reasons}
+    assert told["quantize head"].why == ("as the other weights" if head is None else "as asked")
+
+
 def test_where_packed_weights_are_kept() -> None:
     assert resolved()[0].model.packed_cache == "/cache/packed"
     assert resolved(packed_cache="/elsewhere")[0].model.packed_cache == "/elsewhere"
@@ -221,7 +238,7 @@ def test_without_kernels_to_pack_for_nothing_is_kept() -> None:
         ({"speculative": "draft", "draft_quantization": "int4"}, {}, True, "int4"),
         # Without native kernels nothing is rounded, and integers that kernels take stay as they are.
         ({"speculative": "draft"}, {}, False, "none"),
-        ({"speculative": "draft"}, {"integer_bytes": 60}, True, "own"),
+        ({"speculative": "draft"}, {"integers": KeptIntegers(body=100, body_bytes=60)}, True, "own"),
         ({"speculative": "eagle"}, {}, True, "none"),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from penstock.assembly.prepare import prepare
-from penstock.core.config import EngineOptions
+from penstock.core.config import EngineOptions, KeptIntegers
 from penstock.kernels.cpu.form import NativeForm, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear
@@ -91,7 +91,7 @@ def test_packed_integers_are_the_weights_to_the_bit(tmp_path: Path, layout: str)
 def test_what_the_kernels_do_not_take_becomes_numbers(tmp_path: Path, layout: str) -> None:
     checkpoint = open_checkpoint(model(layout, tmp_path))
     declaration = declare(checkpoint.config)
-    assert kept_integers(checkpoint, declaration) == (0, 0)
+    assert kept_integers(checkpoint, declaration) == KeptIntegers()
     weights = load_weights(checkpoint, declaration, torch.float32, packing=OWN)
     assert {weight.form for weight in weights.values() if isinstance(weight, NativeLinear)} == {NativeForm("float32")}
 
@@ -109,9 +109,27 @@ def test_what_differs_stays_as_it_is(tmp_path: Path) -> None:
         f"{queries + keys} of q4_k, {values} of q6_k",
         "256 of int4_float16 in groups of 32, 256 of q8_0",
     }
-    assert kept_integers(checkpoint, declaration)[1] == sum(
+    own = kept_integers(checkpoint, declaration)
+    assert own.body_bytes + own.head_bytes == sum(
         weight.memory.numel() for weight in weights.values() if isinstance(weight, NativeLinear)
     )
+
+
+@pytest.mark.parametrize("layout", ["gptq 4", "Q4_K tied"])
+def test_the_head_beside_integers_may_be_rounded(tmp_path: Path, layout: str) -> None:
+    checkpoint = open_checkpoint(model(layout, tmp_path))
+    declaration = declare(checkpoint.config)
+    packing = PackedWeights("own", "int8", tied=layout.endswith("tied"))
+    weights = load_weights(checkpoint, declaration, torch.float32, packing=packing)
+    kept = load_weights(checkpoint, declaration, torch.float32, packing=OWN)
+    head = declaration.decoder.output.weight.name
+    assert str(weights[head].form) == "int8" and str(kept[head].form) != "int8"
+    for spec in declaration.weights:
+        if spec.role == "linear":
+            assert weights[spec.name].form == kept[spec.name].form
+    own = kept_integers(checkpoint, declaration)
+    bodies = {spec.name for spec in declaration.weights if spec.role == "linear"}
+    assert own.body_bytes == sum(weights[name].memory.numel() for name in bodies)
 
 
 @pytest.mark.parametrize(

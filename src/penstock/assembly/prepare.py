@@ -169,7 +169,6 @@ def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -
 
 
 def _facts(path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: bool = False) -> ModelFacts:
-    integers, integer_bytes = kept_integers(checkpoint, declaration, gpu=gpu)
     return ModelFacts(
         path=str(path),
         stored_dtype=declaration.dtype,
@@ -181,8 +180,7 @@ def _facts(path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration, *,
         max_position_embeddings=declaration.max_position_embeddings,
         kv_layers=declaration.kv_layers,
         vocab_size=declaration.vocab_size,
-        integer_parameters=integers,
-        integer_bytes=integer_bytes,
+        integers=kept_integers(checkpoint, declaration, gpu=gpu),
     )
 
 

@@ -138,10 +138,8 @@ def _doctor_machine(model: str | None, computing: ModelOptions, max_num_seqs: in
 def _size(options: EngineOptions) -> ModelSize:
     prepared = prepare(options, api_beside=True)
     declaration = prepared.declaration
-    integers, integer_bytes = kept_integers(prepared.checkpoint, declaration)
     return ModelSize(
-        integers=integers,
-        integer_bytes=integer_bytes,
+        integers=kept_integers(prepared.checkpoint, declaration),
         body=declaration.parameters_in("linear"),
         head=declaration.decoder.output.weight.size,
         config=prepared.config,

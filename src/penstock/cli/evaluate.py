@@ -19,7 +19,7 @@ from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.quantization.quality import Comparison, Estimate, Quality
 
-_ROUNDED = ("none", "int8", "int4")
+_ROUNDED = {"none": "none", "int8": "int8", "int4": "int4", "own": "auto"}
 _KV = "kv="
 _WIDTH = 140
 
@@ -129,7 +129,7 @@ def _options(candidate: str, options: dict[str, Any]) -> EngineOptions:
         return EngineOptions(model=candidate, **options)
     changes: dict[str, Any] = {"kv_cache_dtype": kv[0]} if kv else {}
     for body, _, head in rounded:
-        changes |= {"quantization": body, "quantize_head": head or None}
+        changes |= {"quantization": _ROUNDED[body], "quantize_head": head or None}
     return EngineOptions(model=model, **{**options, **changes})
 
 

@@ -31,7 +31,7 @@ Quantization = Annotated[
     ),
 ]
 QuantizeHead = Annotated[
-    str | None, typer.Option(help="int8: keep output head and embedding at 8 bits where the others are int4.")
+    str | None, typer.Option(help="int8: keep output head and embedding at 8 bits where all else has fewer.")
 ]
 MaxModelLen = Annotated[int | None, typer.Option(help="Most tokens of prompt and output together.")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="Sequences that run at a time.")]

@@ -204,6 +204,20 @@ class EngineConfig(msgspec.Struct, frozen=True):
     deterministic: bool = False
 
 
+class KeptIntegers(msgspec.Struct, frozen=True):
+    """Weights that files have as integers which the kernels here take.
+
+    Attributes:
+        body, body_bytes: how many of projections, and what these take in memory.
+        head, head_bytes: the same of the output head.
+    """
+
+    body: int = 0
+    body_bytes: int = 0
+    head: int = 0
+    head_bytes: int = 0
+
+
 class ModelFacts(msgspec.Struct, frozen=True):
     """What a checkpoint says of itself.
 
@@ -215,8 +229,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         body_parameters, head_parameters: of projections, and of head and embedding, where a tied one counts once:
             what quantization makes smaller.
         max_position_embeddings: the longest context it was made for.
-        integer_parameters, integer_bytes: of weights that the files have as integers which the kernels here take, and
-            the bytes that these take in memory.
+        integers: of its weights, those that stay what they are.
         kv_layers: what its attention layers store.
         vocab_size: number of logits.
         heads: for heads that each draft one token, how many there are; None for all else.
@@ -232,8 +245,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     kv_layers: tuple[LayerKV, ...]
     vocab_size: int = 0
     heads: int | None = None
-    integer_parameters: int = 0
-    integer_bytes: int = 0
+    integers: KeptIntegers = KeptIntegers()
 
 
 class MachineFacts(msgspec.Struct, frozen=True):

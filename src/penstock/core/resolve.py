@@ -17,6 +17,7 @@ from penstock.core.config import (
     CacheConfig,
     EngineConfig,
     EngineOptions,
+    KeptIntegers,
     LoadFormat,
     MachineFacts,
     ModelConfig,
@@ -248,16 +249,19 @@ def _resolve_quantization(
         raise ConfigurationError(f"--quantization {asked} is not one of auto, {', '.join(QUANTIZATIONS)}.")
     body = asked
     if asked == "auto":
-        body = "own" if model.integer_bytes else "none"
+        body = "own" if model.integers != KeptIntegers() else "none"
     if head is not None and head not in (body, "int8"):
         raise ConfigurationError(f"--quantize-head {head} is neither int8 nor what --quantization says ({body}).")
-    if body in ("none", "own") and head not in (None, body):
-        raise ConfigurationError(f"--quantize-head {head} needs --quantization: the head is not rounded alone.")
+    if body == "none" and head not in (None, body):
+        raise ConfigurationError(
+            f"--quantize-head {head} needs --quantization, or a quantized checkpoint: the head is not rounded alone."
+        )
     if body == "own":
+        own = model.integers.body_bytes + (model.integers.head_bytes if head in (None, "own") else 0)
         meeting = "which meet activations of 8 bits; with none they become numbers"
         if gpu is not None:
             meeting = f"of those that the kernels of {gpu.device} take; with none they become numbers"
-        out.note("quantization", body, f"the checkpoint's own integers, {_gib(model.integer_bytes)}, {meeting}")
+        out.note("quantization", body, f"the checkpoint's own integers, {_gib(own)}, {meeting}")
     elif body == "none":
         whole = _gib(model.num_parameters * DTYPE_BYTES[dtype])
         smaller = [f"{_gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
@@ -293,11 +297,16 @@ def _weight_bytes(model: ModelFacts, dtype: str, body: str, head: str) -> int:
     size = DTYPE_BYTES[dtype]
     if body == "none":
         return model.resident_parameters * size
-    if body == "own":
-        return (model.resident_parameters - model.integer_parameters) * size + model.integer_bytes
+    own = model.integers
+    if body == head == "own":
+        plain = model.resident_parameters - own.body - own.head
+        return plain * size + own.body_bytes + own.head_bytes
     rest = model.num_parameters - model.body_parameters - model.head_parameters
-    rounded = model.body_parameters * QUANTIZED_BYTES[body] + model.head_parameters * QUANTIZED_BYTES[head]
-    return int(rounded) + rest * size
+    if body == "own":
+        projections: float = (model.body_parameters - own.body) * size + own.body_bytes
+    else:
+        projections = model.body_parameters * QUANTIZED_BYTES[body]
+    return int(projections + model.head_parameters * QUANTIZED_BYTES[head]) + rest * size
 
 
 def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
@@ -380,7 +389,7 @@ def _draft_quantization(options: EngineOptions, draft: ModelFacts, machine: Mach
     """What the weights of a model that drafts, or of heads, are rounded to."""
     if options.draft_quantization != "auto":
         return options.draft_quantization
-    if draft.integer_bytes:
+    if draft.integers != KeptIntegers():
         return "own"
     # A draft may be wrong, and of half the bytes it is made sooner.
     return "int8" if machine.exact and options.speculative not in HEADS else "none"

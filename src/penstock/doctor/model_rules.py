@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from penstock.core.ceilings import Ceilings
-from penstock.core.config import QUANTIZED_BYTES, EngineConfig
+from penstock.core.config import QUANTIZED_BYTES, EngineConfig, KeptIntegers
 from penstock.core.kv import DTYPE_BYTES
 from penstock.doctor.finding import Evidence, Finding, in_bytes, in_number
 from penstock.doctor.machine import Disk
@@ -23,22 +23,25 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         body, head: of the projections, and of the output head: what each token is multiplied with.
-        integers, integer_bytes: of these what the files have as integers that the kernels take, and what it takes then.
+        integers: of these what the files have as integers that the kernels take.
         config: what it would be served with.
     """
 
     body: int
     head: int
     config: EngineConfig
-    integers: int = 0
-    integer_bytes: int = 0
+    integers: KeptIntegers = KeptIntegers()
 
     def bytes_of(self, body: str, head: str) -> float:
         """Bytes of the weights that a step reads, where they are rounded like this."""
         plain = DTYPE_BYTES[self.config.model.dtype]
+        own = self.integers
+        projections = self.body * QUANTIZED_BYTES.get(body, plain)
         if body == "own":
-            return (self.body + self.head - self.integers) * plain + self.integer_bytes
-        return self.body * QUANTIZED_BYTES.get(body, plain) + self.head * QUANTIZED_BYTES.get(head, plain)
+            projections = (self.body - own.body) * plain + own.body_bytes
+        if head == "own":
+            return projections + (self.head - own.head) * plain + own.head_bytes
+        return projections + self.head * QUANTIZED_BYTES.get(head, plain)
 
     @property
     def read(self) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from penstock.core.config import KeptIntegers
 from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.layers.weights import WeightPart
@@ -89,22 +90,23 @@ def _bytes_on_gpu(form: NativeForm, outputs: int, inputs: int) -> int:
     return outputs * (inputs // 2 + 3 * inputs // form.group)
 
 
-def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: bool = False) -> tuple[int, int]:
-    """(parameters, bytes) of what kernels take as the integers that the files have; what is shared counts once.
+def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: bool = False) -> KeptIntegers:
+    """What kernels take as the integers that the files have; what is shared counts once, as the head's.
 
     Native kernels, or those for a `gpu`. Raises ModelFileError where the checkpoint does not fit the model.
     """
     if (OBSTACLE is not None and not gpu) or not checkpoint.tensors:
-        return 0, 0
+        return KeptIntegers()
     located = checkpoint.locate(declaration)
-    kept: dict[tuple[WeightPart, ...], tuple[int, int]] = {}
+    kept: dict[str, dict[tuple[WeightPart, ...], tuple[int, int]]] = {"linear": {}, "head": {}}
     for spec in declaration.weights:
-        if spec.role not in ("linear", "head"):
+        if spec.role not in kept:
             continue
         parts = [located[part.tensor] for part in spec.parts]
         if gpu:
             if (own := kept_on_gpu(parts)) is not None:
-                kept[spec.parts] = spec.size, _bytes_on_gpu(own, *spec.shape)
+                kept[spec.role][spec.parts] = spec.size, _bytes_on_gpu(own, *spec.shape)
         elif (form := kept_form(parts)) is not None:
-            kept[spec.parts] = spec.size, form.nbytes(*spec.shape)
-    return sum(size for size, _ in kept.values()), sum(nbytes for _, nbytes in kept.values())
+            kept[spec.role][spec.parts] = spec.size, form.nbytes(*spec.shape)
+    totals = (sum(each[which] for each in found.values()) for found in kept.values() for which in (0, 1))
+    return KeptIntegers(*totals)
