@@ -1,12 +1,18 @@
 """`penstock quantize`, from the command to a model that is served."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+import torch
 
+from penstock.assembly.scoring import Scorer
+from penstock.cli.quantize import Source, run_quantize
+from penstock.core.config import EngineOptions
+from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.quantization.recipe import make_recipe
 from support import checkpoints
 from support.quantized import LAYOUTS, quantize
 
@@ -16,6 +22,29 @@ Run = Callable[..., CompletedProcess[str]]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.make("llama", tmp_path_factory.mktemp("model"), num_key_value_heads=2, head_dim=32)
+
+
+@pytest.fixture
+def _threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads(), None if OBSTACLE is not None else native.threads()
+    yield
+    torch.set_num_threads(before[0])
+    if before[1] is not None:
+        native.set_threads(before[1])
+
+
+@pytest.mark.usefixtures("_threads_as_before")
+def test_all_threads_that_are_asked_for_compute(model: Path, tmp_path: Path) -> None:
+    def there() -> set[int]:
+        return {torch.get_num_threads()} | (set() if OBSTACLE is not None else {native.threads()})
+
+    Scorer(EngineOptions(model=str(model), threads=3), 64)
+    assert there() == {3}
+    recipe = make_recipe(
+        "rtn", "compressed-tensors", bits=4.0, group=32, symmetric=True, searched=True, damping=None, act_order=True
+    )
+    run_quantize(str(model), recipe, Source(None, None, None), tmp_path / "out", threads=2)
+    assert there() == {2}
 
 
 def test_a_checkpoint_is_written_and_compared(model: Path, penstock_here: Run, tmp_path: Path) -> None:

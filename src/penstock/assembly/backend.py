@@ -53,11 +53,19 @@ def backend_of(config: EngineConfig) -> Backend:
     return _cpu(config) if config.device == "cpu" else _gpu(config)
 
 
-def _cpu(config: EngineConfig) -> Backend:
+def use_processor(config: EngineConfig) -> None:
+    """Have this process compute with the threads and instructions of a configuration.
+
+    Raises ConfigurationError where the processor, or this build, has no such instructions.
+    """
     torch.set_num_threads(config.threads)
     if OBSTACLE is None:
         native.set_threads(config.threads)
         _use_instruction_set(config.instruction_set)
+
+
+def _cpu(config: EngineConfig) -> Backend:
+    use_processor(config)
     # Before anything is loaded: it may not be possible.
     layout = layout_for(config.cache.spec, TORCH_DTYPES[config.model.dtype])
 
@@ -73,7 +81,6 @@ def _cpu(config: EngineConfig) -> Backend:
 
 
 def _use_instruction_set(name: str) -> None:
-    """Raises ConfigurationError where this processor, or this build, does not have it."""
     there = native.instruction_sets()
     if name != "auto" and name not in there:
         raise ConfigurationError(f"--instruction-set {name} is not possible here; there are {', '.join(there)}.")
@@ -86,11 +93,8 @@ def _gpu(config: EngineConfig) -> Backend:
     from penstock.kernels.cuda.operations import implementations
     from penstock.kernels.cuda.place import INTERPRETED, place_on
 
-    torch.set_num_threads(config.threads)
-    if OBSTACLE is None:
-        # Tokens whose logits are edited are chosen by the native kernels.
-        native.set_threads(config.threads)
-        _use_instruction_set(config.instruction_set)
+    # Tokens whose logits are edited are chosen by the native kernels.
+    use_processor(config)
     limits = config.scheduler
     place = place_on(
         torch.device(config.device),

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from penstock.assembly.backend import use_processor
 from penstock.assembly.prepare import prepare
 from penstock.assembly.storage import storage_for
 from penstock.assembly.tokenizers import tokenizer_in
@@ -53,6 +54,7 @@ class Scorer:
         """For texts of at most so many tokens. Raises StartupError where the model cannot be loaded."""
         prepared = prepare(options, api_beside=False)
         config, declaration = prepared.config, prepared.declaration
+        use_processor(config)
         self.name = options.model
         self.path = Path(config.model.path)
         self.dtype, self.quantization = config.model.dtype, config.model.quantization

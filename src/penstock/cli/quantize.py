@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from penstock.assembly.backend import use_processor
 from penstock.assembly.prepare import prepare
 from penstock.assembly.quantize import Done, Measured, check, quantize_model
 from penstock.assembly.quantized_block import matrices
@@ -35,6 +36,7 @@ def run_quantize(model: str, recipe: Recipe, source: Source, out: Path, threads:
     """Write the checkpoint, and tell of each block. Raises ConfigurationError, StartupError."""
     options = EngineOptions(model=model, threads=threads, speculative="off", quantization="none")
     prepared = prepare(options, api_beside=False)
+    use_processor(prepared.config)
     checkpoint, declaration = prepared.checkpoint, prepared.declaration
     if is_gguf(checkpoint.path):
         raise ConfigurationError(f"{model} is a GGUF file; give the checkpoint that it was made from.")
