@@ -14,7 +14,7 @@ from pathlib import Path
 VLLM = "0.32.0"
 GUIDELLM = "0.8.1"
 TRANSFORMERS, COMPRESSED_TENSORS = "5.23.0", "0.20.0"
-LLAMA_CPP, GGUF = "0.3.36", "0.19.0"
+LLAMA_CPP, GGUF, OPENBLAS = "0.3.36", "0.19.0", "0.3.34.481.3"
 _ROOT = Path(__file__).resolve().parent.parent.parent
 # What vLLM asks for beside torch, and its client does not use; their builds have to fit torch's.
 _WITHOUT = ("torch", "torchaudio", "torchvision", "torchcodec")
@@ -45,9 +45,13 @@ def transformers(folder: Path) -> Path:
 
 
 def llama_cpp(folder: Path) -> Path:
-    """The interpreter of an environment in which llama.cpp, which is compiled for it, reads GGUF files."""
-    requirement = f"llama-cpp-python=={LLAMA_CPP} gguf=={GGUF} safetensors"
-    return _environment(folder, requirement, lambda python: _pip(python, requirement.split())) / "python"
+    """The interpreter of an environment in which llama.cpp, which is compiled for it, reads GGUF files.
+
+    Batches of 32 tokens and more are multiplied by OpenBLAS, as the numbers that a file stands for; smaller ones by
+    llama.cpp itself, which rounds activations to 8 bits.
+    """
+    requirement = f"llama-cpp-python=={LLAMA_CPP} scipy-openblas32=={OPENBLAS} gguf=={GGUF} safetensors"
+    return _environment(folder, requirement, _install_llama_cpp) / "python"
 
 
 def _environment(folder: Path, requirement: str, install: Callable[[Path], None]) -> Path:
@@ -80,6 +84,36 @@ def _install_vllm(python: Path) -> None:
     named = metadata.parent.parent / f"vllm-{version}.dist-info"
     named.mkdir()
     (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n", encoding="utf-8")
+
+
+def _install_llama_cpp(python: Path) -> None:
+    """With a package's OpenBLAS, whose functions have names of their own."""
+    _pip(python, [f"scipy-openblas32=={OPENBLAS}", f"gguf=={GGUF}", "safetensors"])
+    asked = [str(python), "-c", "import scipy_openblas32 as b; print(b.get_include_dir(), b.get_lib_dir(), sep='\\n')"]
+    headers, libraries = subprocess.run(asked, check=True, stdout=subprocess.PIPE, text=True).stdout.split("\n")[:2]
+    renamed = " ".join(f"-D{name}=scipy_{name}" for name in ("cblas_sgemm", "openblas_set_num_threads"))
+    settings = {
+        "GGML_BLAS": "ON",
+        "GGML_BLAS_VENDOR": "OpenBLAS",
+        "BLAS_LIBRARIES": f"{libraries}/libscipy_openblas.so",
+        "BLAS_INCLUDE_DIRS": headers,
+        # Weights in an order of llama.cpp's own are nothing that OpenBLAS reads.
+        "GGML_CPU_REPACK": "OFF",
+        "CMAKE_CXX_FLAGS": renamed,
+        "CMAKE_BUILD_RPATH": libraries,
+        "CMAKE_INSTALL_RPATH": f"{libraries};$ORIGIN",
+    }
+    flags = ";".join(f"-D{name}={value.replace(';', chr(92) + ';')}" for name, value in settings.items())
+    _pip(
+        python,
+        [
+            "--no-binary",
+            "llama-cpp-python",
+            "--config-settings",
+            f"cmake.args={flags}",
+            f"llama-cpp-python=={LLAMA_CPP}",
+        ],
+    )
 
 
 def _pip(python: Path, arguments: Sequence[str]) -> None:

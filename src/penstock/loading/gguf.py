@@ -83,6 +83,10 @@ class Texts(Sequence[str]):
             ) from None
 
 
+_Described = tuple[str, tuple[int, ...], int, int]
+"""A tensor's name, shape, type and offset."""
+
+
 class _Malformed(Exception):
     """The file does not say what it should at this place."""
 
@@ -237,7 +241,13 @@ def _read(file: Path, reader: _Reader, size: int) -> GgufFile:
         raise _Malformed(
             f"has an alignment of {reprlib.repr(alignment)}, which must be a power of two up to {_MOST_ALIGNMENT}"
         )
-    described = [_describe(reader) for _ in range(tensors)]
+    described: list[_Described] = []
+    for number in range(1, tensors + 1):
+        try:
+            described.append(_describe(reader))
+        except _Malformed as error:
+            behind = f", behind {described[-1][0]}" if described else ""
+            raise _Malformed(f"{error}, where it describes tensor {number} of {tensors}{behind}") from None
     base = -(-reader.place // alignment) * alignment
     entries: dict[str, TensorEntry] = {}
     for name, shape, code, offset in described:
@@ -250,8 +260,7 @@ def _read(file: Path, reader: _Reader, size: int) -> GgufFile:
     return GgufFile(file, metadata, entries)
 
 
-def _describe(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
-    """A tensor's name, shape, type and offset."""
+def _describe(reader: _Reader) -> _Described:
     name = reader.text(_LONGEST_NAME)
     dimensions = reader.number("I")
     if not 1 <= dimensions <= _MOST_DIMENSIONS:

@@ -249,8 +249,8 @@ def _llama3_scaling(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]
     alike = head_dim == 2 * len(divisors) and 0 < factor < math.inf and 0 < theta < math.inf
     if not alike or not all(map(_near, divisors, llama3_divisors(head_dim, theta, factor, _LOW, _HIGH, _ORIGINAL))):
         raise UnsupportedModel(
-            f"{file.path.name} divides the frequencies of rotary positions otherwise than Llama 3 does, which is not "
-            "implemented; serve the checkpoint that it was made from."
+            f"{file.path.name} divides the frequencies of rotary positions ({ROPE_FACTORS}) otherwise than Llama 3 "
+            "does, which is not implemented; serve the checkpoint that it was made from."
         )
     return {
         "rope_type": "llama3",

@@ -66,7 +66,8 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
         name: _entry(name, fields, file, 8 + length) for name, fields in header.items() if name != "__metadata__"
     }
     end = 8 + length
-    for entry in sorted(entries.values(), key=lambda entry: (entry.offset, entry.nbytes)):
+    in_order = sorted(entries.values(), key=lambda entry: (entry.offset, entry.nbytes))
+    for entry in in_order:
         if entry.offset != end:
             raise ModelFileError(
                 f"{file.name} has tensor {entry.name} at byte {entry.offset}, but the one before it ends at {end}: "
@@ -74,7 +75,8 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             )
         end += entry.nbytes
     if end != size:
-        trouble = "is truncated" if end > size else "has bytes that belong to no tensor"
+        cut = next((entry.name for entry in in_order if entry.offset + entry.nbytes > size), None)
+        trouble = "has bytes that belong to no tensor" if cut is None else f"is truncated at or before tensor {cut}"
         raise ModelFileError(
             f"{file.name} {trouble}: its header describes {end} bytes, but it has {size}; download it again."
         )
