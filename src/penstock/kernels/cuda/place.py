@@ -35,6 +35,12 @@ class Place:
         """Within it, whichever thread it is, Triton and torch launch here."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
+    def use(self) -> None:
+        """What torch puts together goes there, and its sums of bfloat16 products are in float32, as everywhere else."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
     def wide(self, dtype: torch.dtype) -> bool:
         """Whether tiles are multiplied in float32."""
         return dtype is torch.float32 or INTERPRETED
