@@ -10,6 +10,7 @@ import torch
 from penstock.bench import counts, kernels
 from penstock.cli import bench
 from penstock.core.ceilings import Ceilings
+from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.cases import CASES, Case, llama
@@ -30,10 +31,11 @@ PLACE = place_on(DEVICE, 64)
 ASKED = "cuda" if INTERPRETED else str(DEVICE)
 LINEAR = Case("64 × 128", Linear(WeightRef("weight")), (128,), ((1, 1),), {"weight": (64, 128)}, use="bench")
 CEILINGS = Ceilings(10.0, {"bfloat16": 100.0})
-# Bytes of a weight, with a scale for each output of int8, a scale and a zero for each 32 inputs of int4.
+# Bytes of a weight, with a scale for each output of int8 and FP8, a scale and a zero for each 32 inputs of int4.
 SIZES = {
     "int4": 64 * (64 + 4 * 3),
     "int8": 64 * (128 + 4),
+    "fp8": 64 * (128 + 4),
     "bfloat16": 2 * 64 * 128,
     "float32": 4 * 64 * 128,
 }
@@ -128,6 +130,13 @@ def test_what_there_is_not_is_refused() -> None:
         bench.run_bench_kernels(None, "int4", [1], 2, None, ASKED)
     with pytest.raises(ConfigurationError, match="--device gpu is not one of auto, cpu, cuda, "):
         bench.run_bench_kernels(None, "int4", [1], None, None, "gpu")
+
+
+def test_fp8_is_measured_where_there_are_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Gpu(0, "Made-up 86", (8, 6), 1 << 34, 1 << 34)
+    monkeypatch.setattr(bench, "find_gpus", lambda: GpuFacts((old,)))
+    with pytest.raises(ConfigurationError, match="--format fp8 takes compute capability 8.9 or more, .* has 8.6"):
+        bench.run_bench_kernels(None, "fp8,int8", [1], None, None, "cuda")
 
 
 def test_without_a_gpu_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,12 +151,13 @@ def make_stepper(
     tokens: int = 320,
     implementations: Sequence[Implementation] = IMPLEMENTATIONS,
     packing: Packing = IN_OWN_PRECISION,
+    device: torch.device = CPU,
 ) -> Stepper:
     """A stepper for the checkpoint at `path`; `declaration` replaces the one of its config.json."""
     checkpoint = open_checkpoint(path)
     declaration = declaration or declare(checkpoint.config)
     weights = load_weights(checkpoint, declaration, dtype, packing=packing)
-    storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows)
+    storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows, device=device)
     if set(NATIVE) <= set(implementations):
         storage.layout = kv_layout(storage.spec, dtype)
     program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(implementations))

@@ -100,7 +100,7 @@ def _gpu(config: EngineConfig) -> Backend:
     )
     place.use()
     model, dtype = config.model, TORCH_DTYPES[config.model.dtype]
-    packing = DevicePacking(model.quantization, model.quantize_head, place.device)
+    packing = DevicePacking(model.quantization, model.quantize_head, place.device, place.fp8)
 
     def loaded(checkpoint: Checkpoint, declaration: ModelDeclaration, progress: Progress) -> LoadedWeights:
         try:

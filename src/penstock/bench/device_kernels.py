@@ -17,12 +17,12 @@ from penstock.core.ceilings import Ceilings
 from penstock.kernels.cases import Case, llama
 from penstock.kernels.cpu.weights import INT4_GROUP
 from penstock.kernels.cuda.place import Place
-from penstock.kernels.cuda.weights import DeviceLinear, int4_linear, int8_linear
+from penstock.kernels.cuda.weights import DeviceLinear, fp8_linear, int4_linear, int8_linear
 from penstock.kernels.signature import Attention, Embedding, Linear
 from penstock.runtime.gpu_clock import seconds_of
 
-DeviceFormat = Literal["int4", "int8", "bfloat16", "float32"]
-FORMATS: tuple[DeviceFormat, ...] = ("int4", "int8", "bfloat16", "float32")
+DeviceFormat = Literal["int4", "int8", "fp8", "bfloat16", "float32"]
+FORMATS: tuple[DeviceFormat, ...] = ("int4", "int8", "fp8", "bfloat16", "float32")
 # What activations, keys and values are in, but beside weights of float32.
 _TYPE = torch.bfloat16
 # Twice what the largest GPUs' caches hold, so that weights come from memory as they do in a step.
@@ -77,6 +77,9 @@ def random_weight(format: DeviceFormat, shape: tuple[int, int], place: Place) ->
     if format == "int8":
         integers = torch.randint(-127, 128, shape, dtype=torch.int8, device=device)
         return int8_linear(integers, torch.rand(outputs, device=device) / (64 * math.sqrt(inputs)))
+    if format == "fp8":
+        values = random_on(place, shape, torch.float32).to(torch.float8_e4m3fn)
+        return fp8_linear(values, torch.rand((outputs, 1), device=device) / math.sqrt(inputs), 1, inputs)
     if format == "int4":
         integers = torch.randint(16, shape, dtype=torch.uint8, device=device)
         scales = torch.rand((outputs, inputs // INT4_GROUP), device=device) / (4 * math.sqrt(inputs))

@@ -13,7 +13,7 @@ from rich.table import Table
 from penstock.bench.engine import EngineFigures, measure_engine
 from penstock.cli.files import check_writable
 from penstock.core.ceilings import Ceilings
-from penstock.core.devices import Gpu, GpuFacts, resolve_device
+from penstock.core.devices import FP8_CAPABILITY, Gpu, GpuFacts, dotted, resolve_device
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import LLM
@@ -173,6 +173,11 @@ def _gpu_kernels(gpu: Gpu, formats: set[str], threads: int | None) -> _Kernels:
     from penstock.runtime.gpu_ceilings import measure_device_ceilings
 
     chosen = _chosen(formats, FORMATS)
+    if "fp8" in chosen and not gpu.multiplies_fp8:
+        raise ConfigurationError(
+            f"--format fp8 takes compute capability {dotted(FP8_CAPABILITY)} or more, and {gpu.device} has "
+            f"{dotted(gpu.capability)}; leave it out."
+        )
     place = place_on(torch.device(gpu.device), longest_context())
     place.use()
 
