@@ -22,7 +22,6 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from penstock.bench import device_kernels
 from penstock.bench.device_single import captured, case_on_device
 from penstock.kernels.cuda.place import place_on
-from penstock.runtime.gpu_ceilings import measure_device_ceilings
 from penstock.runtime.gpu_clock import seconds_of
 
 pytestmark = pytest.mark.cuda
@@ -72,7 +71,8 @@ def test_figures_fit_together() -> None:
     names = kernels.operation_names()
     place = place_on(DEVICE, device_kernels.longest_context())
     measured = [name for name in names if name != "sampling"]
-    found = list(device_kernels.measure_on_device(measured, device_kernels.FORMATS, [3], CEILINGS, place))
+    formats = [format for format in device_kernels.FORMATS if format != "fp8" or place.fp8]
+    found = list(device_kernels.measure_on_device(measured, formats, [3], CEILINGS, place))
     found += device_kernels.measure_on_device(["sampling"], (), [1], CEILINGS, place)
     assert {figures.operation for figures in found} == set(names)
     for figures in found:
@@ -80,7 +80,7 @@ def test_figures_fit_together() -> None:
         assert figures.of_ceiling >= figures.gigabytes / CEILINGS.read
         assert (figures.gigaoperations > 0) == (figures.operation in ("linear", "gated_linear", "attention"))
     linear = [figures for figures in found if figures.operation == "linear"]
-    assert [(each.format, each.rows) for each in linear] == [(each, 3) for each in SIZES]
+    assert [(each.format, each.rows) for each in linear] == [(each, 3) for each in SIZES if each in formats]
     for figures in linear:
         nanoseconds = figures.microseconds * 1e3
         values = (4 if figures.format == "float32" else 2) * figures.rows * (64 + 128)
@@ -103,11 +103,6 @@ def test_what_is_captured_goes_on_computing(op: str) -> None:
     launches = captured(case_on_device(case, [weight if op == "linear" else None], 2, PLACE, torch.float32), PLACE)
     times = seconds_of(launches, 3, PLACE.device)
     assert len(times) == 3 and all(seconds > 0 for seconds in times)
-
-
-def test_a_device_reaches_something() -> None:
-    found = measure_device_ceilings(PLACE.device)
-    assert found.read > 0 and found.arithmetic["bfloat16"] > 0
 
 
 def test_the_command_writes_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
