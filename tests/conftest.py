@@ -2,13 +2,16 @@
 
 import gc
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Without a GPU Triton interprets its kernels. It reads this when it is first imported, which other libraries may do.
-if not Path("/proc/driver/nvidia/version").exists():
+from penstock.core.devices import resolve_device
+from penstock.runtime.gpus import find_gpus
+
+# Without a GPU that can be used Triton interprets its kernels. It reads this when it is first imported, which other
+# libraries may do.
+if resolve_device("auto", find_gpus(), lambda *_note: None) is None:
     os.environ["TRITON_INTERPRET"] = "1"
 
 # What collecting imports is there to the end; to look through it for garbage takes as long as many a folder's tests.

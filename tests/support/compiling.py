@@ -35,6 +35,7 @@ TYPES = {
     torch.int32: "*i32",
     torch.int8: "*i8",
     torch.uint8: "*u8",
+    torch.float8_e4m3fn: "*fp8e4nv",
 }
 
 
@@ -42,6 +43,7 @@ class Compiler:
     """Takes the place of launches."""
 
     def __init__(self, capability: int) -> None:
+        self.capability = capability
         self._target = GPUTarget("cuda", capability, 32)
         self._done: set[tuple[object, ...]] = set()
 
@@ -113,20 +115,26 @@ def main() -> None:
                     )
                     for kind in kept if isinstance(case.operation, Attention | WriteKV) else kept[:1]:
                         Bench(case, dtype, kind).run(implementation)
-                _linears(place, dtype)
+                _linears(place, dtype, compiler.capability)
         chooser(place)(torch.zeros(2, 5000), [(0, 1.0, 5, 0.9, -1.0, (1, 2, 3))])
 
 
-def _linears(place: places.Place, dtype: torch.dtype) -> None:
-    """Weights of few bits."""
+def _linears(place: places.Place, dtype: torch.dtype, capability: int) -> None:
+    """Weights of few bits; of FP8 where the GPU multiplies it."""
     outputs, inputs = 96, 256
     integers = torch.zeros(outputs, inputs, dtype=torch.uint8)
     scales = torch.ones(outputs, inputs // 64, dtype=torch.float16)
-    weights = (
+    weights = [
         int8_linear(integers.view(torch.int8), torch.ones(outputs)),
         int4_linear(integers, scales, torch.full(scales.shape, 8)),
-        fp8_linear(integers.view(torch.float8_e4m3fn), scales, 64),
-    )
+    ]
+    if capability >= 89:
+        values = integers.view(torch.float8_e4m3fn)
+        weights += [
+            fp8_linear(values, torch.ones(1, 1), outputs, inputs),
+            fp8_linear(values, torch.ones(outputs, 1), 1, inputs),
+            fp8_linear(values, torch.ones(3, 2), 32, 128),
+        ]
     for weight in weights:
         for rows in (1, 40):
             part = linear(Linear(WeightRef("weight")), Binding({"weight": weight}, None, dtype), place)  # type: ignore[arg-type]

@@ -11,13 +11,13 @@ from penstock.kernels.batch import StepBatch
 from penstock.kernels.cases import Case
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import pack_dense
-from penstock.kernels.dispatch import Binding, FusedStep, Fusible, Implementation, Kernel, StepState
+from penstock.kernels.dispatch import Binding, FusedStep, Fusible, Implementation, Kernel, KVLayout, StepState
 from penstock.kernels.kv_bytes import kind_of, raw, to_bytes
 from penstock.kernels.packing import Weight, pack_linear, packing_obstacle
 from penstock.kernels.signature import Attention, SelectRows
 from penstock.kernels.tape import Value
 from support.layouts import nibbles_of, slots_of, stored, stored_nibbles
-from support.stepping import ShuffledStorage
+from support.stepping import CPU, ShuffledStorage
 
 BLOCK_SIZE = 16
 # Of a layer's planes, where scales are as they are for either.
@@ -34,14 +34,14 @@ def obstacle(implementation: Implementation, dtype: torch.dtype) -> str | None:
 
 @dataclass
 class Run:
-    """An operation's inputs, and what it made of them and of the planes."""
+    """What an operation made of its inputs, and of the planes; on the CPU, wherever it ran."""
 
     outputs: tuple[Tensor, ...]
     planes: tuple[Tensor, ...]
 
 
 class Bench:
-    """The inputs of a case in `dtype`, the same for every implementation."""
+    """The inputs of a case in `dtype`, the same for every implementation, on whichever device it runs."""
 
     def __init__(self, case: Case, dtype: torch.dtype, kept: str = "auto") -> None:
         self.case, self.dtype = case, dtype
@@ -54,31 +54,47 @@ class Bench:
         longest = max(context for _, context in case.rows)
         self.storage = ShuffledStorage([case.kv], dtype, longest, len(case.rows), BLOCK_SIZE, kept=kept)
 
-    def run(self, implementation: Implementation, *, reusable: bool = True, only: int | None = None) -> Run:
-        """Carry the operation out, its matrices packed as it wants; with `only`, for that row of the batch alone."""
+    def run(
+        self,
+        implementation: Implementation,
+        *,
+        reusable: bool = True,
+        only: int | None = None,
+        device: torch.device = CPU,
+    ) -> Run:
+        """Carry the operation out on `device`, its matrices packed as it wants.
+
+        With `only`, for that row of the batch alone.
+        """
         chosen = range(len(self.case.rows)) if only is None else [only]
-        self.storage.layout = "tiles" if implementation.name == "native" else "slots"
-        self._fill_planes()
+        self.place_on(device, "tiles" if implementation.name == "native" else "slots")
         batch, tokens = self._batch(list(chosen))
+        pack = PACKING.get(implementation.name)
         weights = {
-            name: PACKING.get(implementation.name, Tensor.clone)(weight) if weight.dim() == 2 else weight.clone()
+            name: pack(weight) if pack is not None and weight.dim() == 2 else weight.clone().to(device)
             for name, weight in self.weights.items()
         }
         reusables = (reusable,) * len(self.case.widths)
         binding = Binding(weights, self.storage, self.dtype, reusables)
         assert implementation.supports(self.case.operation, binding) is None
         kernel = self._kernel(implementation.prepare(self.case.operation, binding))
-        inputs = [value[tokens].clone() for value in self.inputs]
+        inputs = [value[tokens].clone().to(device) for value in self.inputs]
         with torch.inference_mode():
             made = kernel(StepState(batch), *inputs)
         outputs = () if made is None else made if isinstance(made, tuple) else (made,)
         if not reusable:
             for value, given in zip(inputs, self.inputs, strict=True):
-                assert torch.equal(value, given[tokens]), "an input that is needed afterwards was overwritten"
+                assert torch.equal(value.cpu(), given[tokens]), "an input that is needed afterwards was overwritten"
         planes = tuple(
-            self._read(plane, kind).clone() for plane, kind in zip(self.storage.planes(0), _KINDS, strict=False)
+            self._read(plane, kind).cpu().clone() for plane, kind in zip(self.storage.planes(0), _KINDS, strict=False)
         )
-        return Run(tuple(output.clone() for output in outputs), planes)
+        return Run(tuple(output.cpu().clone() for output in outputs), planes)
+
+    def place_on(self, device: torch.device, layout: KVLayout) -> None:
+        """Put the cache, filled with every row's context, into a device's memory."""
+        self.storage.layout = layout
+        self.storage.move(device)
+        self._fill_planes()
 
     def _kernel(self, prepared: Kernel | Fusible) -> Kernel:
         """What an implementation made of the operation; a part of a fused kernel becomes one of its own."""
@@ -173,12 +189,12 @@ class Bench:
         return batch, torch.tensor(tokens)
 
 
-def assert_rows_are_alone(bench: Bench, implementation: Implementation) -> None:
+def assert_rows_are_alone(bench: Bench, implementation: Implementation, device: torch.device = CPU) -> None:
     """A row alone gives the same bits as in the batch."""
-    case, together = bench.case, bench.run(implementation)
+    case, together = bench.case, bench.run(implementation, device=device)
     tokens, selected = 0, 0
     for row, (added, _) in enumerate(case.rows):
-        alone = bench.run(implementation, only=row)
+        alone = bench.run(implementation, only=row, device=device)
         for whole, part in zip(together.outputs, alone.outputs, strict=True):
             first = selected if case.operation.op == "select_rows" else tokens
             assert torch.equal(whole[first : first + part.shape[0]], part)

@@ -104,13 +104,17 @@ def packed(
 
 
 def scaled(kind: torch.dtype, scales: str, name: str = "weight_scale") -> Layout:
-    """Bytes times scales: one for all, one for each output, for groups of inputs, or for blocks of 24 × 16."""
+    """Bytes times scales: one for all, one for each output, for groups of inputs, or for blocks of two sizes."""
 
     def pack(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         outputs, inputs = weight.shape
-        rows, columns = {"all": (outputs, inputs), "outputs": (1, inputs), "groups": (1, GROUP), "blocks": (24, 16)}[
-            scales
-        ]
+        rows, columns = {
+            "all": (outputs, inputs),
+            "outputs": (1, inputs),
+            "groups": (1, GROUP),
+            "blocks": (24, 16),
+            "large blocks": (128, 128),
+        }[scales]
         down, across = -(-outputs // rows), -(-inputs // columns)
         largest = torch.zeros(down, across)
         for row in range(down):
@@ -189,6 +193,10 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
     "fp8 whole": (scaled(FP8, "all"), {"quant_method": "fp8"}),
     "fp8 rows": (scaled(FP8, "outputs"), {**COMPRESSED, "format": "float-quantized"}),
     "fp8 blocks": (scaled(FP8, "blocks", "weight_scale_inv"), BLOCKS),
+    "fp8 large blocks": (
+        scaled(FP8, "large blocks", "weight_scale_inv"),
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    ),
     "nf4": (nf4(nested=False), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "nf4 nested": (nf4(nested=True), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "LLM.int8": (int8_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True}),

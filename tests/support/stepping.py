@@ -22,6 +22,8 @@ from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from penstock.runtime.storage import TORCH_DTYPES
 
+CPU = torch.device("cpu")
+
 
 class ShuffledStorage:
     """KV planes with block tables in random order; blocks that no row owns hold NaN, so that reading one is seen."""
@@ -35,6 +37,7 @@ class ShuffledStorage:
         block_size: int = 16,
         layout: KVLayout = "slots",
         kept: str = "auto",
+        device: torch.device = CPU,
     ) -> None:
         self.block_size = block_size
         self.layout = layout
@@ -43,7 +46,7 @@ class ShuffledStorage:
         per_row = -(-tokens // block_size)
         self._num_blocks = rows * per_row + 1
         slots = self._num_blocks * block_size
-        self._planes = [tuple(_spoiled(slots, plane) for plane in self.spec.planes) for _ in layers]
+        self._planes = [tuple(_spoiled(slots, plane).to(device) for plane in self.spec.planes) for _ in layers]
         order = random.Random(0)
         self.tables = []
         for _ in self.spec.groups:
@@ -56,6 +59,10 @@ class ShuffledStorage:
 
     def group_of(self, layer: int) -> int:
         return self._group[layer]
+
+    def move(self, device: torch.device) -> None:
+        """Put the planes into a device's memory."""
+        self._planes = [tuple(plane.to(device) for plane in planes) for planes in self._planes]
 
     def own(self, group: int, block: int) -> None:
         """Clear a block when a row takes it."""
@@ -76,7 +83,7 @@ def _spoiled(slots: int, plane: Plane) -> Tensor:
 class Stepper:
     """Feeds tokens of several sequences to a program and collects the logits of every position.
 
-    `lengths[row]` is how many tokens of the row have been computed.
+    `lengths[row]` is how many tokens of the row have been computed. Logits come to the CPU, wherever they are computed.
     """
 
     program: Program
@@ -91,7 +98,7 @@ class Stepper:
         rows = sorted(added, key=lambda row: (len(added[row]) > 1, row))
         self.lengths += [0] * (max(rows) + 1 - len(self.lengths))
         batch, counts = self.batch(added, rows, wanted)
-        logits = self.program.run(batch)
+        logits = self.program.run(batch).cpu()
         for row in rows:
             self.lengths[row] += len(added[row])
         return dict(zip(rows, logits.split(counts), strict=True))
@@ -144,12 +151,13 @@ def make_stepper(
     tokens: int = 320,
     implementations: Sequence[Implementation] = IMPLEMENTATIONS,
     packing: Packing = IN_OWN_PRECISION,
+    device: torch.device = CPU,
 ) -> Stepper:
     """A stepper for the checkpoint at `path`; `declaration` replaces the one of its config.json."""
     checkpoint = open_checkpoint(path)
     declaration = declaration or declare(checkpoint.config)
     weights = load_weights(checkpoint, declaration, dtype, packing=packing)
-    storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows)
+    storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows, device=device)
     if set(NATIVE) <= set(implementations):
         storage.layout = kv_layout(storage.spec, dtype)
     program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(implementations))

@@ -102,13 +102,9 @@ def _gpu(config: EngineConfig) -> Backend:
         most_rows=limits.max_num_seqs,
         deterministic=config.deterministic,
     )
-    if place.device.type == "cuda":
-        # What is put together is put there; launches say themselves where they go.
-        torch.cuda.set_device(place.device)
-        # Sums of bfloat16 products are in float32, as everywhere else.
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    place.use()
     model, dtype = config.model, TORCH_DTYPES[config.model.dtype]
-    packing = DevicePacking(model.quantization, model.quantize_head, place.device)
+    packing = DevicePacking(model.quantization, model.quantize_head, place.device, place.fp8)
 
     def loaded(checkpoint: Checkpoint, declaration: ModelDeclaration, progress: Progress) -> LoadedWeights:
         try:

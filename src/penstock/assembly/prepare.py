@@ -11,7 +11,7 @@ import msgspec
 from penstock.assembly.tokenizers import has_tokenizer, tokenizer_in
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason
-from penstock.core.devices import resolve_device
+from penstock.core.devices import Gpu, resolve_device
 from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.core.resolve import resolve
 from penstock.engine.interface import ModelInfo
@@ -20,7 +20,7 @@ from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
-from penstock.loading.integers import kept_integers
+from penstock.loading.integers import fp8_numbers, kept_integers
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.models.registry import declare
@@ -127,7 +127,7 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     folder = str(default_folder()) if native else None
     machine = machine_facts(api_beside=api_beside, cache_folder=folder, exact=native)
     machine = msgspec.structs.replace(machine, gpus=find_gpus())
-    gpu = resolve_device(options.device, machine.gpus, lambda *_note: None) is not None
+    gpu = resolve_device(options.device, machine.gpus, lambda *_note: None)
     config, reasons = resolve(options, _facts(path, checkpoint, declaration, gpu=gpu), machine, drafts)
     return Prepared(options, config, reasons, checkpoint, declaration)
 
@@ -168,19 +168,22 @@ def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -
     )
 
 
-def _facts(path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: bool = False) -> ModelFacts:
+def _facts(path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: Gpu | None = None) -> ModelFacts:
     return ModelFacts(
         path=str(path),
         stored_dtype=declaration.dtype,
         num_parameters=declaration.num_parameters,
         # The native kernels, and those for GPUs, look embeddings up in the head.
-        resident_parameters=declaration.num_parameters if OBSTACLE is None or gpu else declaration.resident_parameters,
+        resident_parameters=(
+            declaration.num_parameters if OBSTACLE is None or gpu is not None else declaration.resident_parameters
+        ),
         body_parameters=declaration.parameters_in("linear"),
         head_parameters=declaration.parameters_in("head", "embedding"),
         max_position_embeddings=declaration.max_position_embeddings,
         kv_layers=declaration.kv_layers,
         vocab_size=declaration.vocab_size,
         integers=kept_integers(checkpoint, declaration, gpu=gpu),
+        fp8_numbers=0 if gpu is None else fp8_numbers(checkpoint, declaration, gpu),
     )
 
 

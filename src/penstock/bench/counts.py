@@ -3,12 +3,12 @@
 from penstock.kernels.cases import Case
 from penstock.kernels.signature import Attention, Embedding, HeadNorm, Linear, Rotary, SelectRows, WriteKV
 
-# Values between operations are float32.
+# Values between operations are float32 on a CPU.
 _VALUE = 4
 
 
-def activation_bytes(case: Case) -> int:
-    """Bytes of float32 values that a case reads and writes; of the fused projection only the columns that it uses."""
+def activation_bytes(case: Case, value: int = _VALUE) -> int:
+    """Bytes of what a case reads and writes, in `value` bytes each; of the fused projection only what it uses."""
     operation, tokens = case.operation, case.tokens
     match operation:
         case HeadNorm() | Rotary():
@@ -18,10 +18,10 @@ def activation_bytes(case: Case) -> int:
         case Attention():
             columns = 2 * operation.heads.query_width
         case SelectRows():
-            return 2 * _VALUE * len(case.wanted) * case.widths[0]
+            return 2 * value * len(case.wanted) * case.widths[0]
         case _:
             columns = sum(case.widths) + sum(case.output_widths)
-    return _VALUE * tokens * columns
+    return value * tokens * columns
 
 
 def kv_bytes(case: Case, value: int) -> int:
@@ -38,17 +38,20 @@ def kv_bytes(case: Case, value: int) -> int:
     return 2 * heads.kv_width * value * positions
 
 
-def weight_bytes(case: Case, matrix: int) -> int:
-    """Bytes of weights that are read, `matrix` being those of a case's packed matrix; an embedding reads rows of it."""
+def weight_bytes(case: Case, matrix: int, value: int = _VALUE) -> int:
+    """Bytes of weights that are read, `matrix` being those of a case's packed matrix; an embedding reads rows of it.
+
+    Those of norms, and angles, are in `value` bytes each.
+    """
     match case.operation:
         case Linear():
             return matrix
         case Embedding(weight):
             return case.tokens * matrix // case.weights[weight.name][0]
         case Rotary(rope=rope):
-            return _VALUE * case.tokens * 2 * rope.head_dim
+            return value * case.tokens * 2 * rope.head_dim
         case _:
-            return _VALUE * sum(shape[0] for shape in case.weights.values())
+            return value * sum(shape[0] for shape in case.weights.values())
 
 
 def arithmetic(case: Case) -> int:

@@ -57,7 +57,7 @@ class Figures(msgspec.Struct, frozen=True):
         format: of its weights, keys and values; empty where it has none.
         rows: tokens of the step.
         microseconds: median time of one.
-        gigabytes: GB/s of what must be read and written: weights, keys, values, and float32 between operations.
+        gigabytes: GB/s of what must be read and written: weights, keys, values, and what is between operations.
         gigaoperations: GOP/s of matrix products; 0 for operations without them.
         of_ceiling: the larger of the two shares of what the machine did. More than 1 is from its caches.
     """
@@ -133,7 +133,7 @@ def measure_operations(
         for name, params in SAMPLING.items():
             for count in rows:
                 seconds = median_seconds(compile_choice(params, count, llama.VOCABULARY))
-                yield _figures("sampling", name, "", count, seconds, 4 * count * llama.VOCABULARY, 0, ceilings)
+                yield figures_of("sampling", name, "", count, seconds, 4 * count * llama.VOCABULARY, 0, ceilings)
 
 
 def with_rows(case: Case, count: int) -> Case:
@@ -150,24 +150,24 @@ def _measure_matrix(case: Case, format: NativeFormat, rows: Sequence[int], ceili
             copies.append(random_weight(format, *shape))
     for count in rows:
         batch = with_rows(case, count)
-        steps = _bounded(len(copies), arithmetic(batch)) if isinstance(case.operation, Linear) else _STEPS
+        steps = bounded(len(copies), arithmetic(batch)) if isinstance(case.operation, Linear) else _STEPS
         seconds = median_seconds(compile_case(batch, copies, steps)) / steps
         size = weight_bytes(batch, len(copies[0].memory)) + activation_bytes(batch)
         peak = ceilings.peak(format)
-        yield _figures(case.op, case.name, format, count, seconds, size, peak, ceilings, arithmetic(batch))
+        yield figures_of(case.op, case.name, format, count, seconds, size, peak, ceilings, arithmetic(batch))
 
 
 def _measure_attention(case: Case, ceilings: Ceilings) -> Figures:
     """Decodes take turns with as many layers' keys and values as caches cannot hold; chunks compute for longer."""
     format, size, work = str(KV_TYPE).removeprefix("torch."), kv_bytes(case, KV_TYPE.itemsize), arithmetic(case)
-    steps = _bounded(-(-_ROTATED_BYTES // size), work)
+    steps = bounded(-(-_ROTATED_BYTES // size), work)
     seconds = median_seconds(compile_case(case, [None], steps)) / steps
     size += activation_bytes(case)
     peak = ceilings.peak(format)
-    return _figures(case.op, case.name, format, case.tokens, seconds, size, peak, ceilings, work)
+    return figures_of(case.op, case.name, format, case.tokens, seconds, size, peak, ceilings, work)
 
 
-def _bounded(steps: int, work: int) -> int:
+def bounded(steps: int, work: int) -> int:
     """As many of the steps as one call should do; where fewer fit caches, it is arithmetic that takes the time."""
     return max(1, min(steps, _MOST_WORK // work))
 
@@ -179,10 +179,10 @@ def _measure_plain(case: Case, ceilings: Ceilings) -> Figures:
     steps = max(1, min(_STEPS, _ROTATED_BYTES // size))
     seconds = median_seconds(compile_case(case, [None], steps)) / steps
     format = str(KV_TYPE).removeprefix("torch.") if values else ""
-    return _figures(case.op, case.name, format, case.tokens, seconds, size, 0, ceilings)
+    return figures_of(case.op, case.name, format, case.tokens, seconds, size, 0, ceilings)
 
 
-def _figures(
+def figures_of(
     operation: str,
     case: str,
     format: str,
@@ -193,6 +193,7 @@ def _figures(
     ceilings: Ceilings,
     work: int = 0,
 ) -> Figures:
+    """What a time means: `size` bytes and `work` products and sums in it, the latter of `peak` GOP/s (0: of none)."""
     gigabytes, gigaoperations = size / seconds / 1e9, work / seconds / 1e9
     of_ceiling = max(gigabytes / ceilings.read, gigaoperations / peak if peak else 0.0)
     return Figures(operation, case, format, rows, seconds * 1e6, gigabytes, gigaoperations, of_ceiling)

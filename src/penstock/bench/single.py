@@ -37,7 +37,7 @@ def random_values(*shape: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Planes:
+class Planes:
     """Keys and values of one layer."""
 
     keys: Tensor
@@ -59,7 +59,7 @@ def compile_case(case: Case, matrices: Sequence[Weight | None], steps: int) -> C
     their own keys and values. Operations that overwrite their input, as they do in a model, work on one another's
     results.
     """
-    batch = _batch(case)
+    batch = batch_of(case)
     planes = [_planes(case) for _ in range(steps if isinstance(case.operation, Attention | WriteKV) else 1)]
     rope_tables: dict[RopeSpec, RopeTable] = {}
     made = 0
@@ -103,13 +103,18 @@ def _part(operation: Operation, binding: Binding) -> NativeCall:
     return part
 
 
-def _planes(case: Case) -> _Planes:
+def planes_shape(case: Case) -> tuple[int, int, int]:
+    """Of keys, and of values: [slots, KV heads, head_dim], of all the case's contexts and a block that is nobody's."""
     blocks = 1 + sum(-(-context // _BLOCK_SIZE) for _, context in case.rows)
-    shape = (blocks * _BLOCK_SIZE, case.kv.kv_heads, case.kv.head_dim)
-    return _Planes(random_values(*shape).to(KV_TYPE), random_values(*shape).to(KV_TYPE))
+    return blocks * _BLOCK_SIZE, case.kv.kv_heads, case.kv.head_dim
 
 
-def _batch(case: Case) -> StepBatch:
+def _planes(case: Case) -> Planes:
+    shape = planes_shape(case)
+    return Planes(random_values(*shape).to(KV_TYPE), random_values(*shape).to(KV_TYPE))
+
+
+def batch_of(case: Case) -> StepBatch:
     """The case's batch, its sequences' blocks in random order."""
     held = [-(-context // _BLOCK_SIZE) for _, context in case.rows]
     order = (1 + torch.randperm(sum(held))).int().split(held)

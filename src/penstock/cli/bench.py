@@ -1,8 +1,10 @@
 """`penstock bench`: measurements in this process."""
 
 import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from rich.console import Console
@@ -10,12 +12,18 @@ from rich.table import Table
 
 from penstock.bench.engine import EngineFigures, measure_engine
 from penstock.cli.files import check_writable
-from penstock.core.errors import ConfigurationError
+from penstock.core.ceilings import Ceilings
+from penstock.core.devices import FP8_CAPABILITY, Gpu, GpuFacts, dotted, resolve_device
+from penstock.core.errors import ConfigurationError, InsufficientMemory
+from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import LLM
+from penstock.runtime.gpus import find_gpus
 from penstock.runtime.machine import machine_facts
 
 if TYPE_CHECKING:
     from penstock.bench.kernels import Figures
+
+Format = TypeVar("Format", bound=str)
 
 
 def run_bench_engine(
@@ -66,49 +74,137 @@ def run_bench_engine(
 
 
 def run_bench_kernels(
-    operations: list[str] | None, formats: str, rows: list[int], threads: int | None, json_file: Path | None
+    operations: list[str] | None,
+    formats: str,
+    rows: list[int],
+    threads: int | None,
+    json_file: Path | None,
+    device: str = "cpu",
 ) -> None:
-    """Measure the native kernels and show their figures beside the machine's ceilings; no `operations` are all.
+    """Measure the kernels of a device, show their figures beside its ceilings; no `operations` are all.
 
-    Raises ConfigurationError where there are no native kernels, or no such operation or format.
+    Raises ConfigurationError where there are no kernels for it, or no such operation, format or device, and
+    InsufficientMemory where a GPU has too little.
     """
-    from penstock.bench.kernels import FORMATS, measure_operations, operation_names
-    from penstock.kernels.cpu.native import OBSTACLE, native
-    from penstock.runtime.ceilings import measure_ceilings
+    from penstock.bench.kernels import operation_names
 
-    if OBSTACLE is not None:
+    notes: list[str] = []
+    # Who computes on the processor need not wait for a driver.
+    facts = GpuFacts() if device == "cpu" else find_gpus()
+    gpu = resolve_device(device, facts, lambda _setting, value, why: notes.append(f"{value}: {why}"))
+    if gpu is None and OBSTACLE is not None:
         raise ConfigurationError(f"There is nothing to measure: {OBSTACLE}.")
     names = operation_names()
     for name in operations or ():
         if name not in names:
             raise ConfigurationError(f"--operation {name!r} is none of {', '.join(names)}.")
-    asked = {name.strip() for name in formats.split(",")}
-    chosen = [format for format in FORMATS if format in asked]
-    if len(chosen) != len(asked):
-        raise ConfigurationError(f"--format {formats!r} is not a list of {', '.join(FORMATS)}.")
     if json_file is not None:
         check_writable(json_file)
-    if threads is not None and threads < 1:
-        raise ConfigurationError(f"--threads is {threads}; it must be at least 1.")
-    native.set_threads(threads or machine_facts(api_beside=False).cores)
+    asked = {name.strip() for name in formats.split(",")}
     console = Console()
+    if device != "cpu":
+        console.print(f"{notes[0]}.", highlight=False)
     with console.status("measuring the machine"):
-        ceilings = measure_ceilings()
-    peaks = ", ".join(f"{name} {figure:,.0f} GOP/s" for name, figure in ceilings.arithmetic.items() if figure)
-    console.print(
-        f"{native.threads()} threads, {native.instruction_set()}: memory read at {ceilings.read:.1f} GB/s; {peaks}",
-        highlight=False,
-    )
+        kernels = _cpu_kernels(asked, threads) if gpu is None else _gpu_kernels(gpu, asked, threads)
+    console.print(kernels.reached, highlight=False)
     console.print("Of the ceiling: the larger share, of memory or of arithmetic; above 100% is from caches.")
     results: list[Figures] = []
     with console.status("measuring"):
-        measured = measure_operations(operations or names, chosen, rows, ceilings)
-        for name, group in itertools.groupby(measured, lambda figures: figures.operation):
+        for name, group in itertools.groupby(kernels.measure(operations or names, rows), lambda each: each.operation):
             results.extend(own := list(group))
             console.print(_kernel_table(name, own))
     if json_file is not None:
-        value = {"ceilings": ceilings, "operations": results}
+        value = {"device": kernels.device, "ceilings": kernels.ceilings, "operations": results}
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernels:
+    """What is measured.
+
+    Attributes:
+        device: its name.
+        ceilings: what it reached with nothing else to do.
+        reached: the same in words.
+        measure: (operations, rows) → figures, as they come.
+    """
+
+    device: str
+    ceilings: Ceilings
+    reached: str
+    measure: Callable[[Collection[str], Sequence[int]], "Iterator[Figures]"]
+
+
+def _chosen(asked: set[str], there: "Sequence[Format]") -> "list[Format]":
+    """Those of the formats that are there, in their order. Raises ConfigurationError for others."""
+    chosen = [format for format in there if format in asked]
+    if len(chosen) != len(asked):
+        raise ConfigurationError(f"--format {','.join(sorted(asked))!r} is not a list of {', '.join(there)}.")
+    return chosen
+
+
+def _cpu_kernels(formats: set[str], threads: int | None) -> _Kernels:
+    from penstock.bench.kernels import FORMATS, measure_operations
+    from penstock.kernels.cpu.native import native
+    from penstock.runtime.ceilings import measure_ceilings
+
+    chosen = _chosen(formats, FORMATS)
+    if threads is not None and threads < 1:
+        raise ConfigurationError(f"--threads is {threads}; it must be at least 1.")
+    native.set_threads(threads or machine_facts(api_beside=False).cores)
+    ceilings = measure_ceilings()
+    peaks = ", ".join(f"{name} {figure:,.0f} GOP/s" for name, figure in ceilings.arithmetic.items() if figure)
+    return _Kernels(
+        "cpu",
+        ceilings,
+        f"{native.threads()} threads, {native.instruction_set()}: memory read at {ceilings.read:.1f} GB/s; {peaks}",
+        lambda names, rows: measure_operations(names, chosen, rows, ceilings),
+    )
+
+
+def _gpu_kernels(gpu: Gpu, formats: set[str], threads: int | None) -> _Kernels:
+    if threads is not None:
+        raise ConfigurationError(f"--threads is for kernels of the processor; leave it out with --device {gpu.device}.")
+    # Triton takes a second to import.
+    import torch
+
+    from penstock.bench.device_kernels import FORMATS, longest_context, measure_on_device
+    from penstock.kernels.cuda.place import place_on
+    from penstock.runtime.gpu_ceilings import measure_device_ceilings
+
+    chosen = _chosen(formats, FORMATS)
+    if "fp8" in chosen and not gpu.multiplies_fp8:
+        raise ConfigurationError(
+            f"--format fp8 takes compute capability {dotted(FP8_CAPABILITY)} or more, and {gpu.device} has "
+            f"{dotted(gpu.capability)}; leave it out."
+        )
+    place = place_on(torch.device(gpu.device), longest_context())
+    place.use()
+
+    def measure(names: Collection[str], rows: Sequence[int]) -> "Iterator[Figures]":
+        try:
+            yield from measure_on_device(names, chosen, rows, ceilings, place)
+        except torch.OutOfMemoryError as error:
+            raise _no_room(gpu) from error
+
+    try:
+        ceilings = measure_device_ceilings(place.device)
+    except torch.OutOfMemoryError as error:
+        raise _no_room(gpu) from error
+    copied, product = ceilings.read, ceilings.arithmetic["bfloat16"]
+    reached = (
+        f"{gpu.name}: copies read and write {copied:,.1f} GB/s; a product of bfloat16 {product:,.0f} GOP/s, of which "
+        "all shares of arithmetic are"
+    )
+    return _Kernels(gpu.name, ceilings, reached, measure)
+
+
+def _no_room(gpu: Gpu) -> InsufficientMemory:
+    free = gpu.free_memory / 2**30
+    return InsufficientMemory(
+        f"What is measured takes several GiB, which the memory of {gpu.device}, of which {free:.1f} GiB were free, did "
+        "not have; free it, or measure less with --operation and --format."
+    )
 
 
 def _kernel_table(operation: str, results: "list[Figures]") -> Table:

@@ -160,10 +160,12 @@ def _no_room(message: str) -> Finding:
 
 def _copies(gpu: Gpu) -> float | None:
     """GB/s of a GPU's memory; None where a server has taken all of it, and for a GPU that cannot be used."""
-    from penstock.runtime.gpu_copies import NEEDED_BYTES, measure_copies
+    import torch
+
+    from penstock.runtime.gpu_ceilings import NEEDED_BYTES, measure_copies
 
     usable = gpu.capability >= LEAST_CAPABILITY and gpu.free_memory > NEEDED_BYTES
-    return measure_copies(gpu.device) if usable else None
+    return measure_copies(torch.device(gpu.device)) if usable else None
 
 
 def _kernels(threads: int, instruction_set: str) -> Kernels:

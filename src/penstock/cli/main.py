@@ -433,11 +433,12 @@ def bench_kernels(
     rows: Annotated[str, typer.Option(help="Tokens at a time, for all but attention.")] = "1,4,16,32,512",
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     threads: options.Threads = None,
+    device: options.Device = "cpu",
 ) -> None:
-    """Speed of each native operation, beside what this machine's memory and arithmetic allow."""
+    """Speed of each operation, beside what the processor's memory and arithmetic allow, or a GPU's."""
     from penstock.cli.bench import run_bench_kernels
 
-    run_bench_kernels(operation, format_, options.parse_batch_sizes(rows, "--rows"), threads, json_file)
+    run_bench_kernels(operation, format_, options.parse_batch_sizes(rows, "--rows"), threads, json_file, device)
 
 
 def main() -> None:

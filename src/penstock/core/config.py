@@ -205,17 +205,19 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
 
 class KeptIntegers(msgspec.Struct, frozen=True):
-    """Weights that files have as integers which the kernels here take.
+    """Weights that files have as integers, or in FP8, which the kernels here take.
 
     Attributes:
         body, body_bytes: how many of projections, and what these take in memory.
         head, head_bytes: the same of the output head.
+        fp8: whether some of them are in FP8.
     """
 
     body: int = 0
     body_bytes: int = 0
     head: int = 0
     head_bytes: int = 0
+    fp8: bool = False
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
@@ -230,6 +232,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
             what quantization makes smaller.
         max_position_embeddings: the longest context it was made for.
         integers: of its weights, those that stay what they are.
+        fp8_numbers: how many that it has in FP8 become numbers on the GPU that computes; 0 on the CPU.
         kv_layers: what its attention layers store.
         vocab_size: number of logits.
         heads: for heads that each draft one token, how many there are; None for all else.
@@ -246,6 +249,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
     vocab_size: int = 0
     heads: int | None = None
     integers: KeptIntegers = KeptIntegers()
+    fp8_numbers: int = 0
 
 
 class MachineFacts(msgspec.Struct, frozen=True):

@@ -9,6 +9,8 @@ from penstock.core.errors import ConfigurationError
 
 # What bfloat16 and the kernels' instructions need: Ampere, of 2020.
 LEAST_CAPABILITY = (8, 0)
+# What has instructions for products of E4M3: Ada and Hopper, of 2022.
+FP8_CAPABILITY = (8, 9)
 _DEVICE = re.compile(r"cuda(?::(0|[1-9][0-9]{0,3}))?")
 
 Note = Callable[[str, object, str], None]
@@ -42,6 +44,11 @@ class Gpu(msgspec.Struct, frozen=True):
     def device(self) -> str:
         """Its name in options."""
         return f"cuda:{self.index}"
+
+    @property
+    def multiplies_fp8(self) -> bool:
+        """Whether weights of E4M3 may stay what they are."""
+        return self.capability >= FP8_CAPABILITY
 
 
 class GpuFacts(msgspec.Struct, frozen=True):
@@ -80,8 +87,8 @@ def _numbered(asked: str, index: int, gpus: Sequence[Gpu]) -> Gpu:
         raise ConfigurationError(f"--device {asked} is not there; this process sees {there} (CUDA_VISIBLE_DEVICES).")
     if found.capability < LEAST_CAPABILITY:
         raise ConfigurationError(
-            f"--device {asked} is a {found.name} of compute capability {_dotted(found.capability)}, and the kernels "
-            f"need {_dotted(LEAST_CAPABILITY)} or more; --device cpu computes without it."
+            f"--device {asked} is a {found.name} of compute capability {dotted(found.capability)}, and the kernels "
+            f"need {dotted(LEAST_CAPABILITY)} or more; --device cpu computes without it."
         )
     return found
 
@@ -90,7 +97,7 @@ def _why_none(facts: GpuFacts) -> str:
     if facts.obstacle is not None:
         return f"no GPU can be used: {facts.obstacle}"
     if old := [gpu for gpu in facts.gpus if not gpu.interpreted]:
-        return f"{old[0].name} has compute capability {_dotted(old[0].capability)}, below {_dotted(LEAST_CAPABILITY)}"
+        return f"{old[0].name} has compute capability {dotted(old[0].capability)}, below {dotted(LEAST_CAPABILITY)}"
     return "this process sees no GPU"
 
 
@@ -98,8 +105,9 @@ def _described(gpu: Gpu) -> str:
     if gpu.interpreted:
         return "Triton interprets its kernels in this process, which is for tests of them and thousands of times slower"
     memory = f"{gpu.free_memory / 2**30:.1f} of {gpu.total_memory / 2**30:.1f} GiB free"
-    return f"{gpu.name}, compute capability {_dotted(gpu.capability)}, {memory}"
+    return f"{gpu.name}, compute capability {dotted(gpu.capability)}, {memory}"
 
 
-def _dotted(capability: tuple[int, int]) -> str:
+def dotted(capability: tuple[int, int]) -> str:
+    """A compute capability as NVIDIA writes it, such as 8.9."""
     return ".".join(map(str, capability))

@@ -25,7 +25,7 @@ from penstock.core.config import (
     Reason,
     SchedulerConfig,
 )
-from penstock.core.devices import Gpu, resolve_device
+from penstock.core.devices import FP8_CAPABILITY, Gpu, dotted, resolve_device
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
 from penstock.core.speculation import HEADS, DraftModelConfig, blocks_of_branches, resolve_speculation
@@ -261,19 +261,35 @@ def _resolve_quantization(
         meeting = "which meet activations of 8 bits; with none they become numbers"
         if gpu is not None:
             meeting = f"of those that the kernels of {gpu.device} take; with none they become numbers"
-        out.note("quantization", body, f"the checkpoint's own integers, {_gib(own)}, {meeting}")
+        kinds = "own integers"
+        if model.integers.fp8:
+            kinds, meeting = "own integers or FP8", f"{meeting}; FP8 meets activations rounded to it token by token"
+        out.note(
+            "quantization", body, f"the checkpoint's {kinds}, {_gib(own)}, {meeting}{_fp8_becomes_numbers(model, gpu)}"
+        )
     elif body == "none":
         whole = _gib(model.num_parameters * DTYPE_BYTES[dtype])
         smaller = [f"{_gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
         out.note(
             "quantization",
             body,
-            f"the {whole} of weights would be {' or '.join(smaller)}; few sequences decode as fast as they are read",
+            f"the {whole} of weights would be {' or '.join(smaller)}; few sequences decode as fast as they are read"
+            + (_fp8_becomes_numbers(model, gpu) if asked == "auto" else ""),
         )
     else:
         out.note("quantization", body, "as asked: rounded to the nearest when loaded")
     out.note("quantize head", head or body, "as the other weights" if head in (None, body) else "as asked")
     return body, head or body
+
+
+def _fp8_becomes_numbers(model: ModelFacts, gpu: Gpu | None) -> str:
+    """What to add to a reason where FP8 weights of the checkpoint do not stay what they are, and why."""
+    if gpu is None or not model.fp8_numbers:
+        return ""
+    why = "its kernels take E4M3 with a scale for a tensor, for each output, or for blocks of 128 inputs"
+    if not gpu.multiplies_fp8:
+        why = f"FP8 products take compute capability {dotted(FP8_CAPABILITY)}, and it has {dotted(gpu.capability)}"
+    return f"; {model.fp8_numbers:,} weights in FP8 become numbers on {gpu.device}: {why}"
 
 
 def _resolve_packed_cache(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> str | None:

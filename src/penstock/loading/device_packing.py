@@ -2,21 +2,21 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelFileError
-from penstock.kernels.cuda.weights import NIBBLE_RUN, DeviceLinear, int4_linear, int8_linear
+from penstock.kernels.cuda.weights import NIBBLE_RUN, DeviceLinear, fp8_linear, int4_linear, int8_linear
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightSpec
 from penstock.loading.integers import kept_on_gpu
 from penstock.loading.quantized import Entry
-from penstock.loading.tensors import Integers, Stack
+from penstock.loading.tensors import Kept
 from penstock.quantization.grouped import Grouped
 from penstock.quantization.rounding import reference_int8, round_int4, round_int8
-from penstock.quantization.scaled import RowBytes
+from penstock.quantization.scaled import Fp8Blocks, RowBytes
 
 # Of each of two buffers: while one is being copied to the GPU, the other is filled from the file.
 _BUFFER_BYTES = 64 << 20
@@ -70,11 +70,13 @@ class DevicePacking:
             have, where they have some that the kernels take.
         head: the same for the output head, and for the embedding.
         device: where they go.
+        fp8: whether it multiplies E4M3, which then counts among the integers.
     """
 
     body: str
     head: str
     device: torch.device
+    fp8: bool
     upload: Uploader = field(init=False)
 
     def __post_init__(self) -> None:
@@ -82,7 +84,7 @@ class DevicePacking:
 
     def keeps(self, spec: WeightSpec, parts: Sequence[Entry]) -> bool:
         """Whether the weight stays the integers that its parts are in the files."""
-        return self._quantization(spec) == "own" and kept_on_gpu(parts) is not None
+        return self._quantization(spec) == "own" and kept_on_gpu(parts, fp8=self.fp8) is not None
 
     def shares(self, _weight: Weight) -> bool:
         """Whether an embedding's weight is a tied head's too."""
@@ -93,7 +95,7 @@ class DevicePacking:
             return "none"
         return self.body if spec.role == "linear" else self.head
 
-    def __call__(self, spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
+    def __call__(self, spec: WeightSpec, weight: Tensor | Kept) -> Weight:
         """The weight on the device. Raises ModelFileError where its values cannot be rounded."""
         if isinstance(weight, Grouped):
             if weight.group_of is not None:
@@ -102,6 +104,8 @@ class DevicePacking:
             return self._linear(int4_linear(weight.integers, weight.scales, zeros))
         if isinstance(weight, RowBytes):
             return self._linear(int8_linear(weight.values, weight.scales.flatten()))
+        if isinstance(weight, Fp8Blocks):
+            return self._linear(fp8_linear(weight.values, weight.scales, weight.rows, weight.group))
         numbers = weight if isinstance(weight, Tensor) else weight.numbers()
         quantization = self._quantization(spec)
         if quantization in ("int8", "int4"):
@@ -130,6 +134,5 @@ class DevicePacking:
 
     def _linear(self, weight: DeviceLinear) -> DeviceLinear:
         zeros = None if weight.zeros is None else self.upload(weight.zeros)
-        return DeviceLinear(
-            weight.kind, self.upload(weight.data), self.upload(weight.scales), zeros, weight.group, weight.shape
-        )
+        data, scales = self.upload(weight.data), self.upload(weight.scales)
+        return replace(weight, data=data, scales=scales, zeros=zeros)

@@ -1,19 +1,23 @@
-"""Which weights native kernels take as the integers that a checkpoint has; without torch."""
+"""Which weights kernels take as the integers, or the FP8, that a checkpoint has; without torch."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from penstock.core.config import KeptIntegers
+from penstock.core.devices import Gpu
 from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.layers.weights import WeightPart
 from penstock.loading.checkpoint import Checkpoint
-from penstock.loading.quantized import Entry
+from penstock.loading.quantized import Entry, QuantizedEntry
 from penstock.loading.safetensors import TensorEntry
 from penstock.models.declaration import ModelDeclaration
 
-# Inputs of a row of int4 on a GPU are in runs of so many (`kernels/cuda/weights.py`).
+# Inputs of a row of int4 on a GPU are in runs of so many, and those that share a scale in FP8, unless all do
+# (`kernels/cuda/weights.py`).
 GPU_RUN = 64
+GPU_FP8_GROUP = 128
 
 
 def integer_form(entry: Entry) -> NativeForm | None:
@@ -75,38 +79,99 @@ def is_tied(declaration: ModelDeclaration) -> bool:
     return decoder.output.weight.parts == decoder.embedding_weight.parts
 
 
-def kept_on_gpu(parts: Sequence[Entry]) -> NativeForm | None:
-    """The form of integers that kernels on a GPU take as they are: int8 by rows, up to 4 bits in groups."""
+@dataclass(frozen=True, slots=True)
+class Fp8Form:
+    """E4M3 as kernels on a GPU take it.
+
+    Attributes:
+        rows, group: how many outputs and inputs share a scale; a group is all inputs, or `GPU_FP8_GROUP`.
+    """
+
+    rows: int
+    group: int
+
+    def nbytes(self, outputs: int, inputs: int) -> int:
+        """Of a weight with its scales in float32."""
+        return outputs * inputs + 4 * -(-outputs // self.rows) * -(-inputs // self.group)
+
+
+def fp8_form(parts: Sequence[Entry]) -> Fp8Form | None:
+    """The form of E4M3 weights that are stacked as one; None where one is something else, or groups differ."""
+    blocks = [_fp8_block(part) for part in parts]
+    groups = {group for _, group in blocks}
+    if len(groups) != 1 or 0 in groups:
+        return None
+    # So many outputs share a scale wherever they begin.
+    rows = math.gcd(*(rows for rows, _ in blocks), *(part.shape[0] for part in parts[:-1]))
+    return Fp8Form(rows, *groups)
+
+
+def _fp8_block(entry: Entry) -> tuple[int, int]:
+    """Outputs and inputs that share a scale of an E4M3 weight, as kernels on a GPU take it; else (0, 0)."""
+    if not isinstance(entry, QuantizedEntry) or entry.layout != "scaled" or "zeros" in entry.parts:
+        return 0, 0
+    rows, group = (min(size, side) for size, side in zip(entry.block, entry.shape, strict=True))
+    takes = entry.parts["values"].dtype == "F8_E4M3" and group in (entry.shape[1], GPU_FP8_GROUP)
+    return (rows, group) if takes else (0, 0)
+
+
+def kept_on_gpu(parts: Sequence[Entry], *, fp8: bool) -> NativeForm | Fp8Form | None:
+    """The form of what kernels on a GPU take as it is: int8 by rows, up to 4 bits in groups, and `fp8` where it can."""
+    if fp8 and (own := fp8_form(parts)) is not None:
+        return own
     form = common_form(parts)
     if form is None or form.format == "int8":
         return form
     return form if form.format in GROUPED_FORMATS.values() and parts[0].shape[1] % GPU_RUN == 0 else None
 
 
-def _bytes_on_gpu(form: NativeForm, outputs: int, inputs: int) -> int:
-    """Of integers with their scales, and zeros; fewer bits than 4 take as many."""
+def _bytes_on_gpu(form: NativeForm | Fp8Form, outputs: int, inputs: int) -> int:
+    """With scales, and zeros; fewer bits than 4 take as many."""
+    if isinstance(form, Fp8Form):
+        return form.nbytes(outputs, inputs)
     if form.format == "int8":
         return outputs * (inputs + 4)
     return outputs * (inputs // 2 + 3 * inputs // form.group)
 
 
-def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: bool = False) -> KeptIntegers:
-    """What kernels take as the integers that the files have; what is shared counts once, as the head's.
+def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: Gpu | None = None) -> KeptIntegers:
+    """What kernels take as the integers, or FP8, that the files have; what is shared counts once, as the head's.
 
     Native kernels, or those for a `gpu`. Raises ModelFileError where the checkpoint does not fit the model.
     """
-    if (OBSTACLE is not None and not gpu) or not checkpoint.tensors:
+    if (OBSTACLE is not None and gpu is None) or not checkpoint.tensors:
         return KeptIntegers()
     located = checkpoint.locate(declaration)
     kept: dict[str, dict[tuple[WeightPart, ...], tuple[int, int]]] = {"linear": {}, "head": {}}
+    fp8 = False
     for spec in declaration.weights:
         if spec.role not in kept:
             continue
         parts = [located[part.tensor] for part in spec.parts]
-        if gpu:
-            if (own := kept_on_gpu(parts)) is not None:
+        if gpu is not None:
+            if (own := kept_on_gpu(parts, fp8=gpu.multiplies_fp8)) is not None:
                 kept[spec.role][spec.parts] = spec.size, _bytes_on_gpu(own, *spec.shape)
+                fp8 = fp8 or isinstance(own, Fp8Form)
         elif (form := kept_form(parts)) is not None:
             kept[spec.role][spec.parts] = spec.size, form.nbytes(*spec.shape)
-    totals = (sum(each[which] for each in found.values()) for found in kept.values() for which in (0, 1))
-    return KeptIntegers(*totals)
+    body, body_bytes, head, head_bytes = (
+        sum(each[which] for each in found.values()) for found in kept.values() for which in (0, 1)
+    )
+    return KeptIntegers(body, body_bytes, head, head_bytes, fp8)
+
+
+def fp8_numbers(checkpoint: Checkpoint, declaration: ModelDeclaration, gpu: Gpu) -> int:
+    """How many weights of projections and head the files have in FP8 that become numbers on a GPU."""
+    if not checkpoint.tensors:
+        return 0
+    located = checkpoint.locate(declaration)
+    count = 0
+    for spec in declaration.weights:
+        parts = [located[part.tensor] for part in spec.parts]
+        if spec.role in ("linear", "head") and any(map(_is_fp8, parts)):
+            count += spec.size if kept_on_gpu(parts, fp8=gpu.multiplies_fp8) is None else 0
+    return count
+
+
+def _is_fp8(entry: Entry) -> bool:
+    return isinstance(entry, QuantizedEntry) and entry.layout == "scaled" and entry.parts["values"].dtype != "I8"

@@ -16,11 +16,12 @@ from penstock.kernels.packing import Weight, pack_linear
 from penstock.layers.weights import WeightSpec
 from penstock.loading.integers import is_tied, kept_form
 from penstock.loading.quantized import Entry
-from penstock.loading.tensors import Integers, Stack
+from penstock.loading.tensors import Integers, Kept, Stack
 from penstock.models.declaration import ModelDeclaration
 from penstock.quantization.gguf_blocks import Blocks
 from penstock.quantization.grouped import Grouped
 from penstock.quantization.rounding import round_int4, round_int8
+from penstock.quantization.scaled import Fp8Blocks
 
 _IN_OWN_PRECISION: dict[torch.dtype, NativeFormat] = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -36,7 +37,7 @@ class Packing(Protocol):
         """Whether an embedding's weight, in this form, is a tied head's too."""
         ...
 
-    def __call__(self, spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
+    def __call__(self, spec: WeightSpec, weight: Tensor | Kept) -> Weight:
         """The weight in its form."""
         ...
 
@@ -52,7 +53,7 @@ class _Plain:
         """Each has its own."""
         return False
 
-    def __call__(self, _spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
+    def __call__(self, _spec: WeightSpec, weight: Tensor | Kept) -> Weight:
         """As it is."""
         return weight if isinstance(weight, Tensor) else weight.numbers()
 
@@ -102,8 +103,9 @@ class PackedWeights:
     def _quantization(self, spec: WeightSpec) -> str:
         return self.body if spec.role == "linear" else self.head
 
-    def __call__(self, spec: WeightSpec, weight: Tensor | Integers | Stack) -> Weight:
+    def __call__(self, spec: WeightSpec, weight: Tensor | Kept) -> Weight:
         """The weight in its form. Raises ModelFileError where its values cannot be rounded."""
+        assert not isinstance(weight, Fp8Blocks), "GPUs alone keep E4M3"
         if not isinstance(weight, Tensor):
             return _packed_integers(*(weight.parts if isinstance(weight, Stack) else (weight,)))
         form = self.native_form(spec, weight.dtype)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from penstock.core.errors import ModelFileError
-from penstock.loading.integers import runs_of
+from penstock.loading.integers import fp8_form, runs_of
 from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
 from penstock.quantization.gguf_blocks import Blocks, dequantize
 from penstock.quantization.grouped import Grouped, from_awq, from_gptq, from_packed, from_q4_0, stacked, to_q8_0
-from penstock.quantization.scaled import RowBytes, from_nested, from_rows, from_table, scaled
+from penstock.quantization.scaled import Fp8Blocks, RowBytes, from_nested, from_rows, from_table, scaled, stacked_fp8
 
 DTYPES = {
     "float32": torch.float32,
@@ -72,10 +72,23 @@ class Stack:
         return torch.cat([part.numbers() for part in self.parts])
 
 
-def read_stacked(entries: Sequence[Entry]) -> Integers | Stack:
-    """The integers of weights that have some, one below the other."""
+Kept = Integers | Stack | Fp8Blocks
+"""What a weight of a checkpoint may stay."""
+
+
+def read_stacked(entries: Sequence[Entry]) -> Kept:
+    """The integers of weights that have some, or the E4M3 where all have that, one below the other."""
+    if (form := fp8_form(entries)) is not None:
+        return stacked_fp8([_read_fp8(entry) for entry in entries], form.rows)
     found = [_read_alike(run) for run in runs_of(entries)]
     return found[0] if len(found) == 1 else Stack(tuple(found))
+
+
+def _read_fp8(entry: Entry) -> Fp8Blocks:
+    form = fp8_form([entry])
+    assert form is not None and isinstance(entry, QuantizedEntry), "entries of one form are of it alone, too"
+    scales = read_tensor(entry.parts["scales"]).float().view(-1, -(-entry.shape[1] // form.group))
+    return Fp8Blocks(read_tensor(entry.parts["values"]), scales, form.rows, form.group)
 
 
 def _read_alike(entries: Sequence[Entry]) -> Integers:

@@ -11,7 +11,7 @@ from penstock.layers.weights import WeightPart, WeightSpec
 from penstock.loading.checkpoint import Checkpoint, Declared
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
 from penstock.loading.quantized import Entry
-from penstock.loading.tensors import Integers, Stack, read_stacked, read_tensor
+from penstock.loading.tensors import Kept, read_stacked, read_tensor
 from penstock.models.declaration import ModelDeclaration
 
 Progress = Callable[[int, int], None]
@@ -112,7 +112,7 @@ class _Finisher:
         self._packing = packing
         self._matrices: dict[tuple[WeightPart, ...], Weight] = {}
 
-    def __call__(self, spec: WeightSpec, assemble: Callable[[], Tensor | Integers | Stack]) -> Weight:
+    def __call__(self, spec: WeightSpec, assemble: Callable[[], Tensor | Kept]) -> Weight:
         if spec.role == "head" and spec.parts in self._matrices:
             return self._matrices[spec.parts]
         weight = self._packing(spec, assemble())

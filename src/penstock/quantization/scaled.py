@@ -1,11 +1,12 @@
 """Weights whose numbers are kept in a byte or less and multiplied by scales: FP8, and bitsandbytes' tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from penstock.kernels.kv_bytes import to_bytes
+from penstock.kernels.kv_bytes import raw, to_bytes
 
 # Rows of numbers whose scales are spread at a time.
 _ROWS = 256
@@ -30,6 +31,39 @@ class RowBytes:
     def rows(self, which: slice) -> "RowBytes":
         """Some of its outputs."""
         return RowBytes(self.values[which].contiguous(), self.scales[which].contiguous())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Blocks:
+    """An E4M3 matrix [outputs, inputs], of whose blocks each has a scale; blocks at the end may be cut off.
+
+    Attributes:
+        values: float8_e4m3fn [outputs, inputs].
+        scales: float32 [outputs / rows, inputs / group], both rounded up.
+        rows, group: the sides of a block.
+    """
+
+    values: Tensor
+    scales: Tensor
+    rows: int
+    group: int
+
+    def numbers(self) -> Tensor:
+        """The matrix in float32."""
+        return scaled(self.values, self.scales, (self.rows, self.group))
+
+
+def stacked_fp8(parts: Sequence[Fp8Blocks], rows: int) -> Fp8Blocks:
+    """Matrices one below the other, as one whose blocks have so many `rows`.
+
+    `rows` divides those of each part, and the outputs of all but the last.
+    """
+    scales = []
+    for part in parts:
+        of_row = torch.arange(0, part.values.shape[0], rows) // part.rows
+        scales.append(part.scales[of_row])
+    values = torch.cat([raw(part.values) for part in parts]).view(torch.float8_e4m3fn)
+    return Fp8Blocks(values, torch.cat(scales), rows, parts[0].group)
 
 
 def row_bytes(weight: Tensor, dtype: torch.dtype) -> RowBytes:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from msgspec.structs import replace
 
-from penstock.core.devices import Gpu, GpuFacts
+from penstock.core.devices import FP8_CAPABILITY, Gpu, GpuFacts
 
 COMPILERS = ("gcc", "clang", "cc")
 _CUDA = re.compile(r"^cuda\b[^=]*=\s*['\"]([0-9.]+)['\"]", re.MULTILINE)
@@ -27,7 +27,7 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> GpuFacts:
     if environment.get("TRITON_INTERPRET") == "1":
         obstacle = None if installed("triton") else "Triton is not installed (pip install 'penstock[cuda]')"
         memory = psutil.virtual_memory()
-        stand_in = Gpu(0, "Triton's interpreter", (8, 0), memory.total, memory.available, interpreted=True)
+        stand_in = Gpu(0, "Triton's interpreter", FP8_CAPABILITY, memory.total, memory.available, interpreted=True)
         return GpuFacts((stand_in,), obstacle)
     if environment is os.environ:
         # This process and those that it starts count as the driver's library does.

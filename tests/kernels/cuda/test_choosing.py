@@ -10,13 +10,16 @@ import torch
 from penstock.sampling.choice import Choice
 from penstock.sampling.native import chooser as host_chooser
 from penstock.sampling.noise import Purpose, position_key
+from support.device import DEVICE
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from penstock.kernels.cuda.choosing import chooser
 from penstock.kernels.cuda.place import place_on
 
-PLACE = place_on(torch.device("cuda"), 64)
+pytestmark = pytest.mark.cuda
+
+PLACE = place_on(DEVICE, 64)
 NARROWED = [
     (1.0, 0, 1.0, -math.inf),
     (0.7, 0, 1.0, -math.inf),

@@ -23,6 +23,8 @@ KERNELS = {
     "integer_linear_kernel",
     "choose_kernel",
 }
+# Where the GPU has instructions for it.
+FP8_KERNELS = {"round_fp8_kernel", "fp8_linear_kernel"}
 # What a program may have on every GPU that the kernels are for: 8.6 and 8.9 have the least.
 SHARED_BYTES = 99 << 10
 
@@ -50,7 +52,7 @@ def compiled(capability: int, how_many: str, cache: Path) -> list[dict[str, obje
 )
 def test_machine_code_is_made(capability: int, how_many: str, tmp_path: Path) -> None:
     found = compiled(capability, how_many, tmp_path)
-    assert {line["kernel"] for line in found} == KERNELS
+    assert {line["kernel"] for line in found} == (KERNELS | FP8_KERNELS if capability >= 89 else KERNELS)
     for line in found:
         assert "error" not in line, line
         assert isinstance(line["bytes"], int) and line["bytes"] > 0

@@ -1,4 +1,9 @@
-"""Decode steps by graphs of a ladder of sizes give what they give without, and padding leaves no trace."""
+"""Decode steps by graphs of a ladder of sizes give what they give without, and padding leaves no trace.
+
+On a GPU they are captured; where Triton is interpreted, their numbers are put in the same places and launched.
+"""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +13,7 @@ from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.signature import RopeSpec, WeightRef
 from penstock.kernels.tape import Tape
+from support.device import DEVICE, INTERPRETED
 from support.stepping import ShuffledStorage, Stepper
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -18,11 +24,13 @@ from penstock.kernels.cuda.operations import implementations
 from penstock.kernels.cuda.place import place_on
 from penstock.kernels.cuda.program import DeviceProgram
 
-PLACE = place_on(torch.device("cuda"), 96, most_rows=5)
+pytestmark = pytest.mark.cuda
+
+PLACE = place_on(DEVICE, 96, most_rows=5)
 WIDTH, VOCABULARY = 24, 40
 
 
-def stepper() -> Stepper:
+def stepper(deterministic: bool = False) -> Stepper:
     """A model of one layer, whose storage has room for six rows."""
     tape = Tape()
     states = tape.embedding(WeightRef("embedding"), WIDTH)
@@ -38,8 +46,9 @@ def stepper() -> Stepper:
     }
     generator = torch.Generator().manual_seed(0)
     weights = {name: torch.randn(shape, generator=generator).to(PLACE.device) for name, shape in shapes.items()}
-    storage = ShuffledStorage([LayerKV(2, 8)], torch.float32, 96, 6)
-    program = compile_program(tape, weights, storage, torch.float32, Dispatcher(implementations(PLACE)))
+    storage = ShuffledStorage([LayerKV(2, 8)], torch.float32, 96, 6, device=PLACE.device)
+    place = replace(PLACE, deterministic=deterministic)
+    program = compile_program(tape, weights, storage, torch.float32, Dispatcher(implementations(place)))
     return Stepper(program, storage)
 
 
@@ -48,8 +57,16 @@ def device_program(program: Program) -> DeviceProgram:
     return found
 
 
-def test_a_graph_gives_what_a_launch_gives() -> None:
-    plain, graphed = stepper(), stepper()
+def same(mine: torch.Tensor, right: torch.Tensor, deterministic: bool) -> None:
+    """Equal bits where sums have one order; else torch's products depend on how many rows a graph is padded to."""
+    within = {"rtol": 0, "atol": 0} if deterministic or INTERPRETED else {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(mine, right, equal_nan=True, **within)
+
+
+# Interpreted, torch's products do not depend on how many rows there are either.
+@pytest.mark.parametrize("deterministic", [False] if INTERPRETED else [False, True])
+def test_a_graph_gives_what_a_launch_gives(deterministic: bool) -> None:
+    plain, graphed = stepper(deterministic), stepper(deterministic)
     prompts = {row: [(7 * row + at) % VOCABULARY for at in range(5 + 11 * row)] for row in range(6)}
     for each in (plain, graphed):
         each.step(prompts)
@@ -64,9 +81,9 @@ def test_a_graph_gives_what_a_launch_gives() -> None:
         assert captured._graphs.fits(batch) == next((size for size in sizes if size >= len(rows)), None)
         mine, right = graphed.step(added), plain.step(added)
         for row in rows:
-            assert torch.equal(mine[row], right[row])
+            same(mine[row], right[row], deterministic)
     for mine, right in zip(graphed.storage.planes(0), plain.storage.planes(0), strict=True):
-        assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
+        same(mine, right, deterministic)
 
 
 def test_what_a_graph_cannot_do_is_launched() -> None:

@@ -1,4 +1,4 @@
-"""The kernels for GPUs against the torch reference, on the cases that those for CPUs are tested on."""
+"""The kernels for GPUs against the torch reference on the CPU, on the cases that those for CPUs are tested on."""
 
 from dataclasses import replace
 
@@ -12,6 +12,7 @@ from penstock.kernels.dispatch import Binding, FusedStep, Implementation, StepSt
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, Attention, HeadLayout, Linear, RopeSpec, Rotary, WriteKV
 from penstock.kernels.tape import Value
+from support.device import DEVICE, INTERPRETED
 from support.operations import Bench, Run, assert_rows_are_alone
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -21,9 +22,11 @@ from penstock.kernels.cuda.operations import implementations
 from penstock.kernels.cuda.place import Place, place_on
 from penstock.kernels.cuda.program import DevicePart
 
+pytestmark = pytest.mark.cuda
+
 LONGEST = 140_000
-ANY = place_on(torch.device("cuda"), LONGEST, deterministic=False)
-SAME = place_on(torch.device("cuda"), LONGEST, deterministic=True)
+ANY = place_on(DEVICE, LONGEST, deterministic=False)
+SAME = place_on(DEVICE, LONGEST, deterministic=True)
 PLACES = {"fast": ANY, "deterministic": SAME}
 DTYPES = (torch.float32, torch.bfloat16)
 # Relative to values of about one: a few units in the last place of the sums of each type.
@@ -32,7 +35,8 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 CASES = [
     case
     for case in ALL
-    if case.use != "bench" and case.tokens <= 200 and case.tokens * max(case.widths, default=0) < 20_000
+    if case.use != "bench"
+    and (not INTERPRETED or (case.tokens <= 200 and case.tokens * max(case.widths, default=0) < 20_000))
 ]
 ATTENDING = [case for case in CASES if isinstance(case.operation, Attention)]
 ON_CACHE = [case for case in CASES if isinstance(case.operation, Attention | WriteKV)]
@@ -41,6 +45,11 @@ LONG = [case for case in ATTENDING if max(context for _, context in case.rows) >
 
 def of(case: Case, place: Place) -> Implementation:
     return next(entry for entry in implementations(place) if entry.operation is type(case.operation))
+
+
+def run(bench: Bench, place: Place, *, reusable: bool = True) -> Run:
+    """What the kernels make of a case."""
+    return bench.run(of(bench.case, place), reusable=reusable, device=place.device)
 
 
 def reference(case: Case) -> Implementation:
@@ -62,7 +71,7 @@ def agree(found: Run, expected: Run, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}/{case.name}")
 def test_agrees_with_reference(case: Case, dtype: torch.dtype, place: str) -> None:
     bench = Bench(case, dtype)
-    agree(bench.run(of(case, PLACES[place]), reusable=False), bench.run(reference(case)), dtype)
+    agree(run(bench, PLACES[place], reusable=False), bench.run(reference(case)), dtype)
 
 
 def test_every_operation_has_an_implementation() -> None:
@@ -75,7 +84,7 @@ def test_every_operation_has_an_implementation() -> None:
 def test_bytes_in_the_cache(case: Case, dtype: torch.dtype, kept: str) -> None:
     """Stored to the same bits as by the reference, and read as what they stand for."""
     bench = Bench(case, dtype, kept)
-    agree(bench.run(of(case, ANY)), bench.run(reference(case)), dtype)
+    agree(run(bench, ANY), bench.run(reference(case)), dtype)
 
 
 @pytest.mark.parametrize("kept", ["int8", "fp8"])
@@ -90,7 +99,7 @@ def test_odd_values_are_stored_as_the_reference_does(kept: str) -> None:
     given[8, -1] = -torch.inf
     given[9] = torch.linspace(-448, 448, given.shape[1])
     given[10] = torch.logspace(-12, 8, given.shape[1], base=2)
-    found = bench.run(of(case, ANY))
+    found = run(bench, ANY)
     agree(found, bench.run(reference(case)), torch.float32)
     assert bool(found.planes[2].isnan().any())
 
@@ -101,7 +110,7 @@ def test_row_function(case: Case) -> None:
     implementation = of(case, SAME)
     assert implementation.row_function
     bench = Bench(case, torch.bfloat16)
-    assert_rows_are_alone(bench, implementation)
+    assert_rows_are_alone(bench, implementation, SAME.device)
 
 
 def test_what_depends_on_the_batch_says_so() -> None:
@@ -116,8 +125,8 @@ def test_pieces_of_a_context_do_not_change_bits(case: Case, processors: int) -> 
     longest = max(context for _, context in case.rows)
     assert pieces_of(place, len(case.rows), longest) == (1 if processors == 1 else -(-longest // SEGMENT))
     bench = Bench(case, torch.float32)
-    assert torch.equal(bench.run(of(case, place)).outputs[0], bench.run(of(case, SAME)).outputs[0])
-    agree(bench.run(of(case, replace(ANY, processors=processors))), bench.run(reference(case)), torch.float32)
+    assert torch.equal(run(bench, place).outputs[0], run(bench, SAME).outputs[0])
+    agree(run(bench, replace(ANY, processors=processors)), bench.run(reference(case)), torch.float32)
 
 
 def test_there_are_long_cases() -> None:
@@ -135,9 +144,8 @@ def test_a_rotation_and_the_storing_behind_it_are_one(dtype: torch.dtype, share:
     bench = Bench(case, dtype)
     turned = Bench(Case("turn", rotary, (heads.fused_width,), rows, kv=LayerKV(2, 8)), dtype)
     turned.inputs = bench.inputs
-    (expected,) = turned.run(of(turned.case, ANY)).outputs
-    bench.storage.layout = "slots"
-    bench._fill_planes()
+    (expected,) = run(turned, ANY).outputs
+    bench.place_on(ANY.device, "slots")
     batch, _ = bench._batch(list(range(len(rows))))
     binding = Binding({}, bench.storage, dtype)
     before, after = Value(0, heads.fused_width), Value(1, heads.fused_width)
@@ -147,8 +155,8 @@ def test_a_rotation_and_the_storing_behind_it_are_one(dtype: torch.dtype, share:
     ]
     program = DevicePart.fuse(steps, [before], [after], dtype)
     assert len(program._steps) == 1
-    assert torch.equal(program(StepState(batch), bench.inputs[0]), expected)
-    found = [plane.clone() for plane in bench.storage.planes(0)]
+    assert torch.equal(program(StepState(batch), bench.inputs[0].to(ANY.device)).cpu(), expected)
+    found = [plane.cpu().clone() for plane in bench.storage.planes(0)]
     bench.inputs = [expected]
-    for mine, right in zip(found, bench.run(of(case, ANY)).planes, strict=True):
+    for mine, right in zip(found, run(bench, ANY).planes, strict=True):
         assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))

@@ -3,23 +3,13 @@
 import triton
 import triton.language as tl
 
+from penstock.kernels.cuda.values import fp8_bytes
+
 
 @triton.jit
 def _round_to_even(x):
     # Adding and taking away 1.5 · 2^23 leaves no bits behind the point of what is below 2^22.
     return (x + 12582912.0) - 12582912.0
-
-
-@triton.jit
-def _fp8_bytes(x):
-    """E4M3 of float32 within ±448, to the nearest, ties to even, by integers: not every GPU has the conversion."""
-    bits = x.to(tl.int32, bitcast=True)
-    sign, magnitude = (bits >> 24) & 0x80, bits & 0x7FFFFFFF
-    normal = (magnitude - 0x3C000000 + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
-    # Subnormal: adding 2^14 leaves the value's multiple of 2^-9 in the last bits.
-    shifted = magnitude.to(tl.float32, bitcast=True) + 16384.0
-    subnormal = shifted.to(tl.int32, bitcast=True) - 0x46800000
-    return (sign | tl.where(magnitude < 0x3C800000, subnormal, normal)).to(tl.uint8)
 
 
 @triton.jit
@@ -41,7 +31,7 @@ def _store(x, there, plane, scales, entry, column, SIZE: tl.constexpr, KEPT: tl.
         if KEPT == "int8":
             byte = _round_to_even(part).to(tl.int32).to(tl.uint8)
         else:
-            byte = _fp8_bytes(part)
+            byte = fp8_bytes(part)
         tl.store(plane + entry * SIZE + column, byte, mask=there)
         tl.store(scales + entry, tl.where(broken, float("nan"), scale))
 

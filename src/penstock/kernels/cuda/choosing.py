@@ -24,29 +24,36 @@ def chooser(place: Place) -> Callable[[Tensor, Sequence[Asked]], list[Found]]:
     """
 
     def choose(logits: Tensor, asked: Sequence[Asked]) -> list[Found]:
-        count = len(asked)
-        numbers = torch.tensor(
-            [
-                [row, *key, temperature, top_p, log_min_p, top_k]
-                for row, temperature, top_k, top_p, log_min_p, key in asked
-            ],
-            dtype=torch.float64,
-        ).to(place.device)
-        # Each row begins at a multiple of 16 bytes, which the compiler makes use of: one kernel is for all counts.
-        found = torch.empty((3, count + count % 2), dtype=torch.float64, device=place.device)
         with place.current():
-            choose_kernel[(count,)](
-                logits,
-                numbers[:, 0].to(torch.int32),
-                numbers[:, 4:7].contiguous(),
-                numbers[:, 7].to(torch.int32),
-                numbers[:, 1:4].to(torch.int64).contiguous(),
-                found[0],
-                found[1],
-                found[2],
-                WIDTH=logits.shape[1],
-                BLOCK=min(_BLOCK, padded(logits.shape[1])),
-            )
-        return [(int(token), peak, logprob) for token, peak, logprob in found.T[:count].tolist()]
+            found = launch_choice(logits, questions(asked).to(place.device))
+        return [(int(token), peak, logprob) for token, peak, logprob in found.T[: len(asked)].tolist()]
 
     return choose
+
+
+def questions(asked: Sequence[Asked]) -> Tensor:
+    """float64 [questions, 8]: what is asked for, as `launch_choice` takes it."""
+    return torch.tensor(
+        [[row, *key, temperature, top_p, log_min_p, top_k] for row, temperature, top_k, top_p, log_min_p, key in asked],
+        dtype=torch.float64,
+    )
+
+
+def launch_choice(logits: Tensor, numbers: Tensor) -> Tensor:
+    """float64 [3, questions or one more]: token, peak and log probability for each question, both on the device."""
+    count = len(numbers)
+    # Each row begins at a multiple of 16 bytes, which the compiler makes use of: one kernel is for all counts.
+    found = torch.empty((3, count + count % 2), dtype=torch.float64, device=logits.device)
+    choose_kernel[(count,)](
+        logits,
+        numbers[:, 0].to(torch.int32),
+        numbers[:, 4:7].contiguous(),
+        numbers[:, 7].to(torch.int32),
+        numbers[:, 1:4].to(torch.int64).contiguous(),
+        found[0],
+        found[1],
+        found[2],
+        WIDTH=logits.shape[1],
+        BLOCK=min(_BLOCK, padded(logits.shape[1])),
+    )
+    return found

@@ -7,7 +7,7 @@ order, follows from the weight alone. Sums of the same tile sizes are therefore 
 import triton
 import triton.language as tl
 
-from penstock.kernels.cuda.values import fp8_values, product
+from penstock.kernels.cuda.values import product
 
 # Of each so many inputs in a row, the first half are the low nibbles of its bytes.
 NIBBLE_RUN = tl.constexpr(64)
@@ -43,10 +43,7 @@ def _weights(
             number -= tl.load(zeros + group, mask=inside, other=0).to(tl.float32)
         else:
             byte = tl.load(data + row[:, None] * INPUTS + k[None, :], mask=inside, other=0)
-            if KIND == "int8":
-                number = byte.to(tl.int8, bitcast=True).to(tl.float32)
-            else:
-                number = fp8_values(byte)
+            number = byte.to(tl.int8, bitcast=True).to(tl.float32)
         return (number * scale).to(TYPE)
 
 
@@ -74,7 +71,7 @@ def linear_kernel(
 ):
     """Programs: (block of outputs, block of rows). x [rows, INPUTS] in TYPE → y [rows, OUTPUTS] in OUT.
 
-    data: [OUTPUTS, INPUTS] in TYPE ("plain"), int8 or E4M3 bytes as uint8, or two integers of 4 bits to a byte;
+    data: [OUTPUTS, INPUTS] in TYPE ("plain"), int8 as uint8, or two integers of 4 bits to a byte;
     scales [OUTPUTS, groups], zeros uint8 of the same shape for "int4".
     """
     row = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -5,11 +5,12 @@ import torch.nn.functional as F
 import triton
 from torch import Tensor
 
+from penstock.kernels.cuda.fp8 import fp8_linear_kernel, round_fp8_kernel
 from penstock.kernels.cuda.linear import integer_linear_kernel, linear_kernel, round_rows_kernel
 from penstock.kernels.cuda.place import INTERPRETED, TYPES, Place, padded
 from penstock.kernels.cuda.program import DevicePart
 from penstock.kernels.cuda.step import DeviceStep
-from penstock.kernels.cuda.weights import NIBBLE_RUN, DeviceLinear
+from penstock.kernels.cuda.weights import FP8_GROUP, NIBBLE_RUN, DeviceLinear
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.signature import Embedding, Linear
 
@@ -37,6 +38,8 @@ def linear(op: Linear, binding: Binding, place: Place) -> DevicePart:
     assert isinstance(weight, DeviceLinear)
     if weight.kind == "int8" and weight.whole_rows:
         return DevicePart(place, lambda _step, x: _integers(x, weight, bias))
+    if weight.kind == "fp8":
+        return DevicePart(place, lambda _step, x: _fp8(x, weight, bias, place))
     return DevicePart(place, lambda _step, x: _expanded(x, weight, bias, place))
 
 
@@ -102,6 +105,46 @@ def _integers(x: Tensor, weight: DeviceLinear, bias: Tensor | None) -> Tensor:
     return y
 
 
+def _fp8(x: Tensor, weight: DeviceLinear, bias: Tensor | None, place: Place) -> Tensor:
+    """The same of E4M3 weights and activations rounded to E4M3, by the token or by the weight's groups of inputs."""
+    rows, (outputs, inputs) = x.shape[0], weight.shape
+    groups = weight.scales.shape[1]
+    rounded = x.new_empty((rows, inputs), dtype=torch.uint8)
+    x_scales = x.new_empty((rows, groups), dtype=torch.float32)
+    round_fp8_kernel[(rows,)](
+        x,
+        rounded,
+        x_scales,
+        INPUTS=inputs,
+        GROUP=weight.group,
+        PADDED_GROUPS=padded(groups),
+        PADDED_GROUP=padded(weight.group),
+    )
+    y = x.new_empty((rows, outputs))
+    block_m = _FEW if rows <= _FEW and not place.deterministic else _MANY
+    kind = torch.uint8 if INTERPRETED else torch.float8_e4m3fn
+    fp8_linear_kernel[_grid(outputs, rows, block_m)](
+        rounded.view(kind),
+        x_scales,
+        weight.data.view(kind),
+        weight.scales,
+        y if bias is None else bias,
+        y,
+        rows,
+        OUTPUTS=outputs,
+        INPUTS=inputs,
+        ROWS=weight.rows,
+        GROUP=weight.group,
+        BIASED=bias is not None,
+        BLOCK_M=block_m,
+        BLOCK_N=_BLOCK_N,
+        BLOCK_K=FP8_GROUP,
+        BYTES=INTERPRETED,
+        OUT=TYPES[x.dtype],
+    )
+    return y
+
+
 def embedding(op: Embedding, binding: Binding, place: Place) -> DevicePart:
     """Rows of a matrix, expanded where it is packed."""
     weight, dtype = binding.weight(op.weight), binding.dtype
@@ -126,4 +169,5 @@ def numbers_of(weight: DeviceLinear, which: Tensor) -> Tensor:
         numbers = integers.float()
     else:
         numbers = data.view(torch.int8 if weight.kind == "int8" else torch.float8_e4m3fn).float()
-    return numbers * weight.scales.index_select(0, which).float().repeat_interleave(weight.group, 1)
+    scales = weight.scales.index_select(0, which // weight.rows).float()
+    return numbers * scales.repeat_interleave(weight.group, 1)[:, : weight.shape[1]]

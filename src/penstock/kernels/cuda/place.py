@@ -7,6 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
+from penstock.core.devices import FP8_CAPABILITY
+
 # Triton reads TRITON_INTERPRET when it is imported: kernels then run in numpy, one program after another.
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 
@@ -23,6 +25,7 @@ class Place:
         longest: positions of a sequence, at most.
         most_rows: sequences of a step, at most.
         deterministic: sums have the same order whatever is in the batch.
+        fp8: it multiplies E4M3, so that such weights may stay what they are.
     """
 
     device: torch.device
@@ -30,10 +33,17 @@ class Place:
     longest: int
     most_rows: int = 1
     deterministic: bool = False
+    fp8: bool = True
 
     def current(self) -> AbstractContextManager[None]:
         """Within it, whichever thread it is, Triton and torch launch here."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def use(self) -> None:
+        """What torch puts together goes there, and its sums of bfloat16 products are in float32, as everywhere else."""
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
     def wide(self, dtype: torch.dtype) -> bool:
         """Whether tiles are multiplied in float32."""
@@ -45,7 +55,8 @@ def place_on(device: torch.device, longest: int, *, most_rows: int = 1, determin
     if INTERPRETED:
         return Place(torch.device("cpu"), 4, longest, most_rows, deterministic)
     properties = torch.cuda.get_device_properties(device)
-    return Place(device, properties.multi_processor_count, longest, most_rows, deterministic)
+    fp8 = (properties.major, properties.minor) >= FP8_CAPABILITY
+    return Place(device, properties.multi_processor_count, longest, most_rows, deterministic, fp8)
 
 
 def padded(size: int, least: int = 1) -> int:

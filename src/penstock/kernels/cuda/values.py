@@ -1,4 +1,4 @@
-"""What the kernels share: products of tiles, and values of the KV cache as numbers."""
+"""What the kernels share: products of tiles, and numbers as bytes and back."""
 
 import triton
 import triton.language as tl
@@ -26,6 +26,18 @@ def fp8_values(byte):
     bits = byte.to(tl.int32)
     wide = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
     return wide.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+
+
+@triton.jit
+def fp8_bytes(x):
+    """E4M3 of float32 within ±448, to the nearest, ties to even, by integers: not every GPU has the conversion."""
+    bits = x.to(tl.int32, bitcast=True)
+    sign, magnitude = (bits >> 24) & 0x80, bits & 0x7FFFFFFF
+    normal = (magnitude - 0x3C000000 + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
+    # Subnormal: adding 2^14 leaves the value's multiple of 2^-9 in the last bits.
+    shifted = magnitude.to(tl.float32, bitcast=True) + 16384.0
+    subnormal = shifted.to(tl.int32, bitcast=True) - 0x46800000
+    return (sign | tl.where(magnitude < 0x3C800000, subnormal, normal)).to(tl.uint8)
 
 
 @triton.jit

@@ -9,6 +9,8 @@ from torch import Tensor
 Kind = Literal["int8", "int4", "fp8"]
 # Of each so many inputs of an int4 row, the first half are the low nibbles of its bytes.
 NIBBLE_RUN = 64
+# Groups of inputs that share a scale in FP8 are of so many, unless all do: what its products sum at a time.
+FP8_GROUP = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,10 +20,12 @@ class DeviceLinear:
     Attributes:
         kind: of its numbers: int8, E4M3, or integers in 0..15, two to a byte.
         data: uint8 [outputs, inputs], of int4 [outputs, inputs / 2].
-        scales: float32 for int8 whose whole rows share one, else any floating type; [outputs, groups].
+        scales: float32 for fp8, and for int8 whose whole rows share one, else any floating type;
+            [outputs / rows, groups].
         zeros: uint8 [outputs, groups], of int4.
-        group: how many inputs share a scale.
+        group: how many inputs share a scale; for fp8 all, or a multiple of `FP8_GROUP`.
         shape: (outputs, inputs).
+        rows: how many outputs share a scale, 1 for integers.
     """
 
     kind: Kind
@@ -30,6 +34,7 @@ class DeviceLinear:
     zeros: Tensor | None
     group: int
     shape: tuple[int, int]
+    rows: int = 1
 
     @property
     def whole_rows(self) -> bool:
@@ -43,10 +48,14 @@ def int8_linear(integers: Tensor, scales: Tensor) -> DeviceLinear:
     return DeviceLinear("int8", integers.contiguous().view(torch.uint8), scales.reshape(-1, 1), None, shape[1], shape)
 
 
-def fp8_linear(values: Tensor, scales: Tensor, group: int) -> DeviceLinear:
-    """float8_e4m3fn [outputs, inputs] with a scale for each `group` of inputs, [outputs, groups]."""
+def fp8_linear(values: Tensor, scales: Tensor, rows: int, group: int) -> DeviceLinear:
+    """float8_e4m3fn [outputs, inputs] with float32 scales [outputs / rows, inputs / group], both rounded up.
+
+    `group` is the number of inputs, or a multiple of `FP8_GROUP`.
+    """
     shape = values.shape[0], values.shape[1]
-    return DeviceLinear("fp8", values.contiguous().view(torch.uint8), scales.contiguous(), None, group, shape)
+    data = values.contiguous().view(torch.uint8)
+    return DeviceLinear("fp8", data, scales.contiguous(), None, group, shape, rows)
 
 
 def int4_linear(integers: Tensor, scales: Tensor, zeros: Tensor) -> DeviceLinear:

@@ -1,30 +1,29 @@
-"""Whole engines on the kernels for GPUs, which Triton interprets in processes of their own, against the CPU's."""
+"""Whole engines on a GPU, or on its kernels as Triton interprets them, against the CPU's."""
 
 import json
-import os
 import subprocess
 import sys
 from typing import Any
 
 import pytest
-import torch
 
 from penstock import LLM, SamplingParams
+from support.device import DEVICE, INTERPRETED
 
 pytest.importorskip("triton", reason="Triton is not installed")
-if torch.cuda.is_available():
-    pytest.skip("there is a GPU, on which `-m cuda` runs", allow_module_level=True)
+pytestmark = pytest.mark.cuda
 
 QUESTIONS = ("Write a haiku about rain.", "12 + 30?")
 SIZES = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4, "speculative": "off"}
-PARAMS = {"max_tokens": 3, "temperature": 0.0, "logprobs": 2}
+# Interpreted, a step takes seconds.
+PARAMS = {"max_tokens": 3 if INTERPRETED else 24, "temperature": 0.0, "logprobs": 2}
 
-# Triton decides when it is imported whether it interprets, so each answer comes from another process.
+# A process of its own each time, as a server's engine is: what one leaves on the device is not there for the next.
 PROGRAM = """
 import json, sys
 from penstock import LLM, SamplingParams
 asked = json.loads(sys.stdin.read())
-llm = LLM(asked["model"], device="cuda", **asked["options"])
+llm = LLM(asked["model"], **asked["options"])
 for batch in asked["batches"]:
     chats = [[{"role": "user", "content": question}] for question in batch]
     found = llm.chat(chats, SamplingParams(**asked["params"]))
@@ -34,13 +33,18 @@ for batch in asked["batches"]:
 Answers = list[list[Any]]
 
 
-def interpreted(batches: list[list[str]], params: dict[str, Any] = PARAMS, **options: Any) -> list[Answers]:
+def on_gpu(batches: list[list[str]], params: dict[str, Any] = PARAMS, **options: Any) -> list[Answers]:
     """Of each batch the tokens, and their log probabilities, of each answer."""
-    asked = {"model": "haiku-draft", "options": SIZES | options, "batches": batches, "params": params}
+    device = "cuda" if INTERPRETED else str(DEVICE)
+    asked = {
+        "model": "haiku-draft",
+        "options": SIZES | options | {"device": device},
+        "batches": batches,
+        "params": params,
+    }
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         input=json.dumps(asked),
-        env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
         timeout=300,
@@ -62,7 +66,7 @@ def expected() -> Answers:
 
 
 def test_greedy_tokens_are_those_of_the_cpu(expected: Answers) -> None:
-    found, again = interpreted([list(QUESTIONS), list(QUESTIONS)])
+    found, again = on_gpu([list(QUESTIONS), list(QUESTIONS)])
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
     for (_, mine), (_, right) in zip(found, expected, strict=True):
         assert mine == pytest.approx(right, abs=1e-4)
@@ -73,8 +77,8 @@ def test_greedy_tokens_are_those_of_the_cpu(expected: Answers) -> None:
 def test_deterministic_is_the_same_bits_in_any_batch(expected: Answers) -> None:
     """Alone and together, in one chunk and in several, computed and from the cache."""
     alone = [[question] for question in QUESTIONS]
-    first, *others = interpreted([list(QUESTIONS), *alone], deterministic=True)
-    cut = interpreted(
+    first, *others = on_gpu([list(QUESTIONS), *alone], deterministic=True)
+    cut = on_gpu(
         [list(QUESTIONS)], deterministic=True, max_num_batched_tokens=5, max_num_seqs=2, enable_prefix_caching=False
     )[0]
     assert [answer for (answer,) in others] == first == cut
@@ -82,13 +86,13 @@ def test_deterministic_is_the_same_bits_in_any_batch(expected: Answers) -> None:
 
 
 def test_preempted_requests_go_on_alike(expected: Answers) -> None:
-    (found,) = interpreted([list(QUESTIONS)], kv_cache_memory=13 * 16 * 8 * 4 * 256 * 2 // 4, max_model_len=64)
+    (found,) = on_gpu([list(QUESTIONS)], kv_cache_memory=13 * 16 * 8 * 4 * 256 * 2 // 4, max_model_len=64)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
 
 
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}, {"quantization": "int8"}])
 def test_fewer_bits_change_little(options: dict[str, str], expected: Answers) -> None:
-    (found,) = interpreted([list(QUESTIONS)], PARAMS | {"max_tokens": 1}, **options)
+    (found,) = on_gpu([list(QUESTIONS)], PARAMS | {"max_tokens": 1}, **options)
     for (tokens, mine), (right, theirs) in zip(found, expected, strict=True):
         assert tokens == right[:1]
         assert mine == pytest.approx(theirs[:1], abs=0.03)
@@ -96,7 +100,7 @@ def test_fewer_bits_change_little(options: dict[str, str], expected: Answers) ->
 
 def test_sampled_tokens_and_drafts_from_text(expected: Answers) -> None:
     sampled = PARAMS | {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 5}
-    (found,) = interpreted([list(QUESTIONS)], sampled)
+    (found,) = on_gpu([list(QUESTIONS)], sampled)
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in on_cpu(list(QUESTIONS), sampled)]
-    (drafted,) = interpreted([list(QUESTIONS)], speculative="ngram")
+    (drafted,) = on_gpu([list(QUESTIONS)], speculative="ngram")
     assert [tokens for tokens, _ in drafted] == [tokens for tokens, _ in expected]
