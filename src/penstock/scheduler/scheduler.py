@@ -451,13 +451,16 @@ class Scheduler:
     def _advance(self, row: PlannedRow, answer: SampleResult | None) -> None:
         """The KV of the row, and of its drafts that were right, is valid now.
 
-        It is not where its sequence ended or lost its blocks since it was planned.
+        It is not where its sequence ended or lost its blocks since it was planned, or where the row failed.
         """
         sequence, end = row.sequence, row.end
         if row.depth:
             sequence.drafting = 0
             end += self._depths.judged(sequence, answer, text_only=row.text_only)
         if sequence.finished or sequence.epoch != row.epoch:
+            return
+        # Nobody may find in the prefix cache what was perhaps not computed.
+        if answer is not None and answer.finish == "error":
             return
         fresh = max(0, end - sequence.computed_once)
         self._totals.recomputed_tokens += end - sequence.computed - fresh

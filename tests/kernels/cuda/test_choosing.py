@@ -45,7 +45,7 @@ def both(logits: torch.Tensor, narrowed: Sequence[tuple[float, int, float, float
     right = host_chooser(logits.shape[1])(
         logits.numpy(), choices, np.empty((0, (logits.shape[1] + 31) // 32), np.uint32)
     )
-    return chooser(PLACE)(logits.to(PLACE.device), asked), [tuple(found[:3]) for found in right]
+    return chooser(PLACE)(logits.to(PLACE.device), asked).read(), [tuple(found[:3]) for found in right]
 
 
 def agree(mine: list, right: list) -> None:

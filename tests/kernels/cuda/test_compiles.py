@@ -21,6 +21,7 @@ KERNELS = {
     "linear_kernel",
     "round_rows_kernel",
     "integer_linear_kernel",
+    "carry_kernel",
     "choose_kernel",
 }
 # What a program may have on every GPU that the kernels are for: 8.6 and 8.9 have the least.
