@@ -165,7 +165,7 @@ class ModelExecutor:
 
     def _can_launch(self, plan: StepPlan) -> bool:
         """Whether nothing of the step has to be known here before the next one is begun."""
-        if self._proposer is not None:
+        if self._proposer is not None or not self._sampler.is_elsewhere:
             return False
         return all(
             row.scored[0] == row.scored[1]

@@ -164,9 +164,14 @@ class Sampler:
                 found.append(failure)
         return found
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether tokens can be chosen where logits are."""
+        return self._on_device is not None
+
     def can_begin(self, row: RowState) -> bool:
         """Whether the row's tokens can be chosen where logits are before those that come ahead are known here."""
-        return self._on_device is not None and row.foreseeable and not row.params.logprobs
+        return self.is_elsewhere and row.foreseeable and not row.params.logprobs
 
     def begin(self, logits: Tensor, places: Sequence[Place]) -> ChoiceUnderWay:
         """Have the next token at each place chosen where the logits are, without waiting; as in `choose` otherwise.

@@ -61,6 +61,16 @@ def test_the_same_tokens(width: int) -> None:
     agree(*both(torch.randn(2, width, generator=generator) * 3, NARROWED))
 
 
+def test_tokens_are_there_for_the_next_step_before_they_are_read() -> None:
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(3))
+    asked = [(row, 0.0, 0, 1.0, -math.inf, (1, 2, 3)) for row in (2, 0, 1)]
+    chosen = chooser(PLACE)(logits.to(PLACE.device), asked)
+    assert chosen.tokens.tolist() == [float(logits[row].argmax()) for row in (2, 0, 1)]
+    assert [token for token, *_ in chosen.read()] == chosen.tokens.tolist()
+    nothing = chooser(PLACE)(logits[:0].to(PLACE.device), [])
+    assert nothing.read() == [] and nothing.tokens.shape == (0,)
+
+
 def test_ties_go_to_lower_ids() -> None:
     generator = torch.Generator().manual_seed(1)
     few = torch.randint(-2, 3, (3, 300), generator=generator).float()
