@@ -95,12 +95,10 @@ def test_fewer_bits_change_little(options: dict[str, str], expected: Answers) ->
 
 
 def test_a_step_planned_before_the_last_is_known_changes_nothing() -> None:
-    """Greedy and sampled, with nothing that keeps tokens from staying on the device; by graphs too."""
-    for params in ({"max_tokens": 5, "temperature": 0.0}, {"max_tokens": 4, "temperature": 0.8, "seed": 5, "n": 2}):
-        found, again = interpreted([list(QUESTIONS), [QUESTIONS[1]]], params)
-        right = on_cpu(list(QUESTIONS), params)
-        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in right]
-        assert again[0] == found[1]
+    """With nothing that keeps tokens from staying on the device."""
+    params = {"max_tokens": 4, "temperature": 0.8, "seed": 5, "n": 2}
+    (found,) = interpreted([list(QUESTIONS)], params)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in on_cpu(list(QUESTIONS), params)]
 
 
 def test_sampled_tokens_and_drafts_from_text(expected: Answers) -> None:

@@ -45,9 +45,10 @@ def requests_of(llm: LLM, asked: Sequence[Asked]) -> list[Request]:
 
 
 def outcome(llm: LLM, asked: Sequence[Asked], aborts: dict[int, int] | None = None, later: int = 0) -> Outcome:
-    """Tokens and end of each sample; `aborts` says after how many tokens of its first sample a request is left.
+    """Tokens, end and prompt's scores of each sample.
 
-    The last `later` requests come once a step has been computed.
+    `aborts` says after how many tokens of its first sample a request is left. The last `later` requests come once a
+    step has been computed.
     """
     core, requests = llm._core, requests_of(llm, asked)
     place = {request.request_id: index for index, request in enumerate(requests)}
@@ -59,10 +60,11 @@ def outcome(llm: LLM, asked: Sequence[Asked], aborts: dict[int, int] | None = No
     waiting = requests[len(requests) - later :]
     while core.has_work:
         for event in core.step():
-            state = found.setdefault((place[event.request_id], event.sample_index), [[], None, None])
+            state = found.setdefault((place[event.request_id], event.sample_index), [[], None, None, []])
             assert state[1] is None, "nothing comes after the end"
             state[0] += event.tokens
-            state[1:] = event.finish, event.stop_reason
+            state[1:3] = event.finish, event.stop_reason
+            state[3] += event.prompt_logprobs or ()
         for index, tokens in (aborts or {}).items():
             if len(found.get((index, 0), [[]])[0]) >= tokens:
                 core.abort(requests[index].request_id)
@@ -155,8 +157,13 @@ def test_what_the_host_has_to_know_is_waited_for(checkpoint: Path, kind: str) ->
     plain, ahead = engine(checkpoint), engine(checkpoint)
     device = LaggingDevice(ahead)
     special = SamplingParams(max_tokens=6, temperature=0.7, seed=3, **NEEDS_HOST[kind])
-    asked = [([7, 8, 9], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)), ([5] * 20, special)]
-    assert outcome(ahead, asked, later=1) == outcome(plain, asked)
+    asked = [
+        ([7, 8, 9], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)),
+        (list(range(5, 25)), special),
+    ]
+    found = outcome(ahead, asked, later=1)
+    assert found == outcome(plain, asked)
+    assert len(found[1, 0][3]) == (19 if kind == "scored" else 0)
     assert device.launched and device.most_ahead == 2
     before = device.launched
     outcome(ahead, [([9, 8, 7], special)])
@@ -199,6 +206,36 @@ def test_no_state_advances_beyond_the_end(checkpoint: Path) -> None:
         core.step()
     assert row.state.position == stop + 1 and row.tokens == prompt + tokens[: stop + 1]
     assert device.launched == stop + 2, "one step was launched before the end was known"
+
+
+def test_a_row_that_has_ended_is_left_out_of_a_step_that_was_postponed(checkpoint: Path) -> None:
+    plain, ahead = engine(checkpoint), engine(checkpoint)
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    special = ([5] * 20, SamplingParams(max_tokens=6, temperature=0.0, **NEEDS_HOST["penalties"]))
+    tokens = plain.generate([[7, 8, 9]], params)[0].token_ids
+    right = outcome(plain, [special])[0, 0]
+    assert tokens[2] not in tokens[:2]
+    LaggingDevice(ahead)
+    core = ahead._core
+    stopped, other = requests_of(
+        ahead, [([7, 8, 9], msgspec.structs.replace(params, stop_token_ids=(tokens[2],))), special]
+    )
+    core.add(stopped)
+    core.step()
+    core.step()
+    executor = core._executor
+    assert isinstance(executor, ModelExecutor)
+    (row,) = executor._rows.values()
+    core.add(other)
+    # The third token ends the first request, in whose next step the second one comes in.
+    (event,) = core.step()
+    assert (event.tokens, event.finish) == ([tokens[2]], "stop") and len(core._begun[0].plan.rows) == 2
+    events = []
+    while core.has_work:
+        events += core.step()
+    assert row.state.position == 3
+    assert {each.request_id for each in events} == {other.request_id}
+    assert [token for each in events for token in each.tokens] == right[0]
 
 
 def test_what_is_not_finite_ends_its_row_alone(checkpoint: Path) -> None:

@@ -205,7 +205,8 @@ class ModelExecutor:
         except BaseException as error:
             step.error = error
             # Behind a step that failed, nothing can be made of what it should have computed.
-            self._over.update(step.sampled, (row.sequence for row in step.plan.rows))
+            lost = {*step.sampled, *(row.sequence for row in step.plan.rows)}
+            self._over.update(lost.intersection(self._rows))
             if not isinstance(error, Exception):
                 raise
 

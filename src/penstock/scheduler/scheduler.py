@@ -127,6 +127,8 @@ class Scheduler:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
         self._depths.begin(now)
         self.cache.pool.tick(now)
+        # Where nothing could be planned the last time, what was in the way may have gone.
+        self._notes.held = None
         self._yield_to_priority()
         decodes = sum(sequence.pending == 1 for sequence in self._running if not sequence.background)
         budget = self._pace.budget(self.config.max_num_batched_tokens, decodes, shared=self._waiting.shared)
