@@ -69,6 +69,7 @@ def test_explain_config_gives_every_setting_a_reason(checkpoint: Path) -> None:
         "kv cache memory",
         "max model len",
         "background tokens",
+        "steps at a time",
         "data dir",
         "max queued requests",
         "max queued tokens",

@@ -109,7 +109,7 @@ def test_a_context_that_does_not_fit_the_pool_is_shortened_and_said() -> None:
 def test_every_option_has_a_reason(options: dict[str, Any]) -> None:
     _, reasons = resolved(**options)
     names = {field.replace("_", " ") for field in EngineOptions.__struct_fields__}
-    assert names | {"block size", "background tokens"} == set(reasons)
+    assert names | {"block size", "background tokens", "steps at a time"} == set(reasons)
     for name, value in options.items():
         reason = reasons[name.replace("_", " ")]
         assert "as asked" in reason.why, name

@@ -98,6 +98,13 @@ def test_fewer_bits_change_little(options: dict[str, str], expected: Answers) ->
         assert mine == pytest.approx(theirs[:1], abs=0.03)
 
 
+def test_a_step_planned_before_the_last_is_known_changes_nothing() -> None:
+    """With nothing that keeps tokens from staying on the device."""
+    params = {"max_tokens": 4, "temperature": 0.8, "seed": 5, "n": 2}
+    (found,) = on_gpu([list(QUESTIONS)], params)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in on_cpu(list(QUESTIONS), params)]
+
+
 def test_sampled_tokens_and_drafts_from_text(expected: Answers) -> None:
     sampled = PARAMS | {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "seed": 5}
     (found,) = on_gpu([list(QUESTIONS)], sampled)

@@ -1,4 +1,4 @@
-"""The loop when the executor fails: who was in the step ends, everybody else goes on."""
+"""The loop when steps are under way, and when the executor fails: who was in the step ends, everybody else goes on."""
 
 import pytest
 
@@ -7,6 +7,7 @@ from penstock.core.plan import StepPlan
 from penstock.core.sampling import SamplingParams
 from penstock.engine.core import EngineCore, StepHandle
 from penstock.scheduler.scheduler import Scheduler
+from support.elsewhere import Elsewhere, core_beside
 from support.scripted import ScriptedExecutor, expected_output, kv_spec
 from support.simulation import config, make_request, prompt
 
@@ -29,6 +30,8 @@ class Failing:
             raise self._failures[plan.number]
 
         class Done:
+            under_way = False
+
             def result(self) -> object:
                 return answer
 
@@ -79,3 +82,125 @@ def test_an_interrupt_is_raised_and_leaves_a_core_that_works() -> None:
     core.scheduler.check()
     core.add(make_request(1, prompt(9, 50), 3))
     assert run(core) == {1: expected(9, 50)}
+
+
+def test_what_failed_is_not_in_the_prefix_cache() -> None:
+    scheduler = Scheduler(config(max_num_seqs=1, budget=64), KVCache(SPEC, 40))
+    core = EngineCore(scheduler, Failing(ScriptedExecutor(SPEC, 40), {0: RuntimeError("nothing was computed")}))
+    core.add(make_request(0, prompt(20), 3))
+    assert [output.finish for output in core.step()] == ["error"]
+    assert core.snapshot().blocks_cached == 0
+    core.scheduler.check()
+    core.add(make_request(1, prompt(20), 3))
+    assert run(core) == {1: expected(20, 0)}
+
+
+def test_a_step_is_begun_before_the_one_before_is_waited_for() -> None:
+    executor = Elsewhere()
+    core = core_beside(executor)
+    core.add(make_request(0, prompt(9), 3))
+    assert run(core) == {0: expected(9, 0)}
+    assert executor.events == [
+        ("begin", 0),
+        ("begin", 1),
+        ("result", 0),
+        ("begin", 2),
+        ("result", 1),
+        ("result", 2),
+    ]
+
+
+def test_nothing_is_begun_beside_a_step_that_is_computed_here() -> None:
+    executor = Elsewhere()
+    executor.under_way = False
+    core = core_beside(executor)
+    core.add(make_request(0, prompt(9), 3))
+    assert run(core) == {0: expected(9, 0)}
+    assert executor.events == [(what, number) for number in range(3) for what in ("begin", "result")]
+
+
+def test_times_add_up_whatever_is_under_way() -> None:
+    executor = Elsewhere()
+    core = core_beside(executor)
+    core.add(make_request(0, prompt(9), 4))
+    facts = []
+    while core.has_work:
+        core.step()
+        facts.append(core.facts)
+    # Two are begun first, then one while one is waited for, and none in the end.
+    assert [step.execute for step in facts] == [12.0, 11.0, 11.0, 10.0]
+    assert [step.began for step in facts] == [0.0, 12.0, 23.0, 34.0]
+    assert sum(step.seconds for step in facts) == executor.now
+    assert [step.sampled for step in facts] == [1, 1, 1, 1]
+
+
+def test_whoever_is_under_way_is_told_before_anything_is_begun_or_waited_for() -> None:
+    executor = Elsewhere()
+    core = core_beside(executor, max_num_seqs=1)
+    told: list[tuple[set[int], int]] = []
+    core.begin_step = lambda requests: told.append((set(requests), len(executor.events)))
+    core.add(make_request(0, prompt(9), 1))
+    core.add(make_request(1, prompt(9, 50), 1))
+    assert run(core) == {0: expected_output(SPEC, prompt(9), SamplingParams(max_tokens=1, seed=0))[0]} | {
+        1: expected_output(SPEC, prompt(9, 50), SamplingParams(max_tokens=1, seed=0))[0]
+    }
+    assert executor.events == [("begin", 0), ("result", 0), ("begin", 1), ("result", 1)]
+    # Nothing can be planned beside the first, whose row the second waits for.
+    assert told == [({0}, 0), ({1}, 2)]
+
+    told.clear()
+    core.add(make_request(2, prompt(9), 3))
+    run(core)
+    assert [requests for requests, _ in told] == [{2}] * 4, "the last time, nothing is begun and one is waited for"
+
+
+def test_a_result_that_is_lost_ends_its_requests_and_their_rows_in_the_next_step_are_void() -> None:
+    executor = Elsewhere({("result", 1): RuntimeError("lost")})
+    core = core_beside(executor, max_num_seqs=3)
+    core.add(make_request(0, prompt(9), 3))
+    outputs = core.step()
+    assert core.failure is None and [len(output.tokens) for output in outputs] == [1]
+    core.add(make_request(1, prompt(9, 50), 3))
+    (output,) = core.step()
+    assert executor.events[-2:] == [("begin", 2), ("result", 1)], "both have a row in the step that is under way"
+    assert (output.request_id, output.finish) == (0, "error") and core.failure is not None
+    core.scheduler.check()
+    assert run(core) == {1: expected(9, 50)}
+    assert core.snapshot().blocks_used == 0
+
+
+def test_a_step_that_cannot_be_begun_is_told_after_those_before_it() -> None:
+    executor = Elsewhere({("begin", 1): RuntimeError("no memory")})
+    core = core_beside(executor, max_num_seqs=3)
+    core.add(make_request(0, prompt(9), 3))
+    (first,) = core.step()
+    assert first.finish is None and len(first.tokens) == 1 and core.failure is None
+    (second,) = core.step()
+    assert (second.finish, second.tokens) == ("error", []) and core.failure is not None
+    assert executor.events == [("begin", 0), ("begin", 1), ("result", 0)], "nothing is begun behind it"
+    core.add(make_request(1, prompt(9, 50), 3))
+    assert run(core) == {1: expected(9, 50)}
+
+
+@pytest.mark.parametrize("event", [("begin", 1), ("result", 0), ("begin", 2), ("result", 1)])
+def test_an_interrupt_ends_all_that_is_under_way(event: tuple[str, int]) -> None:
+    executor = Elsewhere({event: KeyboardInterrupt()})
+    core = core_beside(executor)
+    core.add(make_request(0, prompt(5), 4))
+    with pytest.raises(KeyboardInterrupt):
+        run(core)
+    assert not core.has_work and not core.is_computing
+    core.scheduler.check()
+    core.add(make_request(1, prompt(9, 50), 3))
+    assert run(core) == {1: expected(9, 50)}
+
+
+def test_what_was_begun_can_be_finished_alone() -> None:
+    executor = Elsewhere()
+    core = core_beside(executor)
+    core.add(make_request(0, prompt(9), 4))
+    core.step()
+    assert core.is_computing
+    assert [len(output.tokens) for output in core.finish_step()] == [1]
+    assert not core.is_computing and core.has_work
+    assert executor.events == [("begin", 0), ("begin", 1), ("result", 0), ("result", 1)]

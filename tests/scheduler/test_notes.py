@@ -128,3 +128,18 @@ def test_nobody_waits_once_all_are_in() -> None:
     simulation = Simulation(100)
     simulation.submit(*(make_request(n, prompt(4, 10 * n), 3) for n in range(4)))
     assert first(simulation).held is None
+
+
+def test_what_was_in_the_way_of_a_plan_that_was_not_made_is_forgotten() -> None:
+    simulation = Simulation(10, config=config(2, 20, max_outstanding=2), prefix_caching=False)
+    lengths = (30, 20, 8)
+    simulation.submit(*(make_request(index, prompt(length, 100 * index), 1) for index, length in enumerate(lengths)))
+    for _ in range(2):
+        simulation.plan()
+    simulation.commit()
+    assert simulation.plan() is None, "the second waits for the first one's blocks"
+    simulation.commit()
+    simulation.plan()
+    simulation.commit()
+    assert [facts.held for facts in simulation.facts] == ["budget", "blocks", "budget"]
+    simulation.run()

@@ -21,6 +21,7 @@ from penstock.kernels.cuda import place as places
 from penstock.kernels.cuda.choosing import chooser
 from penstock.kernels.cuda.multiplying import linear
 from penstock.kernels.cuda.operations import implementations
+from penstock.kernels.cuda.step import carry
 from penstock.kernels.cuda.weights import fp8_linear, int4_linear, int8_linear
 from penstock.kernels.dispatch import Binding
 from penstock.kernels.signature import Attention, HeadLayout, Linear, WeightRef, WriteKV
@@ -116,6 +117,7 @@ def main() -> None:
                     for kind in kept if isinstance(case.operation, Attention | WriteKV) else kept[:1]:
                         Bench(case, dtype, kind).run(implementation)
                 _linears(place, dtype, compiler.capability)
+        carry(torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.float64))
         chooser(place)(torch.zeros(2, 5000), [(0, 1.0, 5, 0.9, -1.0, (1, 2, 3))])
 
 

@@ -93,7 +93,8 @@ def choice_on_device(params: SamplingParams, rows: int, vocabulary: int, steps: 
     for position in range(steps):
         key = position_key(seed, sample, Purpose.TOKEN, position)
         asked.append([(row, temperature, top_k, top_p, log_min_p, key) for row in range(rows)])
-    numbers = [questions(each).to(place.device) for each in asked]
+    staging = Staging(place.device)
+    numbers = [questions(staging, each) for each in asked]
 
     def launch() -> None:
         for each in numbers:

@@ -101,10 +101,12 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
     """What one step did. Rows that only decode are not named: each has a token in the same message.
 
     Attributes:
-        began: when, in seconds on the monotonic clock that all processes of a machine share.
+        began: when, in seconds on the monotonic clock that all processes of a machine share; where it was launched
+            behind another, when that one had been committed and its outputs sent.
         schedule, draft, execute, sample, send: seconds in which it was planned and committed, tokens were drafted, the
             model was run, tokens were chosen, and outputs were sent; the last is of the step before, since it is not
-            known any sooner.
+            known any sooner. What was done for the next one meanwhile, planned and launched, counts as done for it, so
+            that no second counts twice.
         budget: tokens it could have had.
         rows, decodes: sequences in it, and those of them that computed the newest token of their output only.
         chunk_tokens: tokens of all others.

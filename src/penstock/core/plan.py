@@ -175,7 +175,8 @@ class StepResult(msgspec.Struct, frozen=True):
     Attributes:
         number: the plan's.
         samples: what came of it.
-        seconds: how long it was computed; 0 where that is not known.
+        seconds: how long it was computed, since the one before it where it was launched behind that; 0 where that is
+            not known.
         sampling_seconds, drafting_seconds: how long of this it took to choose tokens, and to draft them before.
     """
 

@@ -106,6 +106,7 @@ def resolve(
             max_num_batched_tokens=batched,
             max_chunk=options.long_prefill_token_threshold,
             max_model_len=max_model_len,
+            max_outstanding=_resolve_outstanding(gpu, drafts=speculation is not None, out=out),
             static_batching=options.static_batching,
             target_itl=target_itl,
             bound_batch=options.target_itl is not None,
@@ -374,6 +375,18 @@ def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Res
     why = "seconds of a step with prompts in it, for whose end running streams and whoever comes wait"
     out.note("target itl", f"{DEFAULT_TARGET_ITL:g}", why)
     return DEFAULT_TARGET_ITL
+
+
+def _resolve_outstanding(gpu: Gpu | None, *, drafts: bool, out: _Resolver) -> int:
+    """Steps that may be planned before the oldest of them is known."""
+    if gpu is None:
+        out.note("steps at a time", 1, "the processor that would plan the next computes the one before")
+        return 1
+    if drafts:
+        out.note("steps at a time", 1, "drafts are made of tokens that are known")
+        return 1
+    out.note("steps at a time", 2, f"the next is planned while {gpu.device} computes the one before")
+    return 2
 
 
 def _draft_models(

@@ -2,7 +2,9 @@
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -18,7 +20,11 @@ from penstock.scheduler.scheduler import Scheduler
 
 
 class StepHandle(Protocol):
-    """A step under way."""
+    """A step that was begun."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it is being computed elsewhere meanwhile, so that the next one can be begun before its result."""
 
     def result(self) -> StepResult:
         """Wait for the step and return its answer."""
@@ -28,7 +34,7 @@ class Executor(Protocol):
     """Computes plans, in order."""
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Start computing `plan`."""
+        """Start computing `plan`, behind all before it; their results are asked for in the same order."""
 
     def use_idle_time(self) -> bool:
         """Do a piece of what can wait, and does not keep the next step waiting; whether more is left."""
@@ -59,12 +65,35 @@ def failed_step(plan: StepPlan, cause: BaseException) -> StepResult:
     )
 
 
+@dataclass(slots=True, eq=False)
+class _Begun:
+    """A step that is not committed.
+
+    Attributes:
+        plan, requests: what it computes, and whose; requests are left out where nobody wants to know.
+        handle: None where it could not even be begun.
+        error: what was in the way.
+    """
+
+    plan: StepPlan
+    requests: frozenset[int]
+    handle: StepHandle | None = None
+    error: Exception | None = None
+
+    def result(self) -> StepResult:
+        """Wait for its result; raises why there is none."""
+        if self.handle is None:
+            raise self.error or EngineError("The step was not begun.")
+        return self.handle.result()
+
+
 class EngineCore:
     """Plan → execute → commit, with the executor injected.
 
     Attributes:
         failure: why a step could not be computed, once that has happened. Its requests have ended with an error.
-        begin_step: called with the requests of each step before it is computed.
+        begin_step: called with the requests of all steps that are begun and not committed, before one more is, and
+            before one is waited for.
         clock: seconds that never go back; on one machine, all processes have the same.
         facts: of the newest step.
     """
@@ -78,6 +107,8 @@ class EngineCore:
         self.begin_step: Callable[[frozenset[int]], None] | None = None
         self.clock: Callable[[], float] = time.monotonic
         self.facts = StepFacts()
+        # Steps that are not committed, the oldest first.
+        self._begun: deque[_Begun] = deque()
 
     def needs_preparation(self, request: Request) -> bool:
         """Whether `prepare` would take a while."""
@@ -112,40 +143,101 @@ class EngineCore:
         """Whether a step would do something."""
         return self.scheduler.has_work
 
+    @property
+    def is_computing(self) -> bool:
+        """Whether a step was begun and is not committed."""
+        return bool(self._begun)
+
     def step(self) -> list[SampleOutput]:
-        """One step.
+        """Commit one step, having begun as many as can be under way meanwhile.
 
         Where the executor raises, the requests that have a row in the step end with an error and the engine goes on;
-        an interrupt is raised again once the step is committed like this.
+        an interrupt is raised again once all that was begun is committed like this.
         """
-        began = self.clock()
-        plan = self.scheduler.plan(began)
-        if plan is None:
+        began, planning = self.clock(), 0.0
+        told = False
+        while self._can_begin:
+            started = self.clock()
+            plan = self.scheduler.plan(started)
+            planning += self.clock() - started
+            if plan is None:
+                break
+            self._begin(plan)
+            told = True
+        if not self._begun:
             raise EngineError("Requests are waiting but nothing can be computed: the scheduler is stuck.")
-        if self.begin_step is not None:
-            self.begin_step(self.scheduler.requests_of(plan))
-        planned = self.clock()
+        if not told:
+            self._tell()
+        return self._commit_oldest(began, planning)
+
+    def finish_step(self) -> list[SampleOutput]:
+        """Commit the oldest step that was begun, and begin none."""
+        self._tell()
+        return self._commit_oldest(self.clock(), 0.0)
+
+    @property
+    def _can_begin(self) -> bool:
+        """Whether one more step can be under way: beside one that is computed here, or has failed, none can."""
+        if not self._begun:
+            return True
+        if len(self._begun) >= self.scheduler.config.max_outstanding:
+            return False
+        newest = self._begun[-1].handle
+        return newest is not None and newest.under_way
+
+    def _begin(self, plan: StepPlan) -> None:
+        step = _Begun(plan, self.scheduler.requests_of(plan) if self.begin_step is not None else frozenset())
+        self._begun.append(step)
+        self._tell()
         try:
             fail_point("engine.step")
-            result = self._executor.execute(plan).result()
+            step.handle = self._executor.execute(plan)
         except Exception as error:
-            logger.exception("step %d failed", plan.number)
-            result = failed_step(plan, error)
+            # Told when it is its turn to be committed: those before it may have been computed.
+            step.error = error
+        except BaseException as interrupt:
+            self._end_all(interrupt)
+            raise
+
+    def _tell(self) -> None:
+        """Say which requests are being computed: whatever ends this process now, one of them is the reason."""
+        if self.begin_step is not None:
+            self.begin_step(frozenset().union(*(step.requests for step in self._begun)))
+
+    def _commit_oldest(self, began: float, planning: float) -> list[SampleOutput]:
+        """Wait for the oldest step and commit it.
+
+        What was done since `began` is told as its own, `planning` being what took so long of it: so what steps tell
+        adds up to the time that has passed, however many are under way.
+        """
+        step = self._begun[0]
+        try:
+            result = step.result()
+        except Exception as error:
+            logger.exception("step %d failed", step.plan.number)
+            result = failed_step(step.plan, error)
             self.failure = EngineError(f"A step failed ({type(error).__name__}: {error}).")
         except BaseException as interrupt:
-            self.scheduler.commit(plan, failed_step(plan, interrupt))
+            self._end_all(interrupt)
             raise
+        self._begun.popleft()
         computed = self.clock()
-        outputs = self.scheduler.commit(plan, result)
+        outputs = self.scheduler.commit(step.plan, result)
         self.facts = replace(
             self.scheduler.facts,
             began=began,
-            schedule=planned - began + self.clock() - computed,
+            schedule=planning + self.clock() - computed,
             draft=result.drafting_seconds,
-            execute=computed - planned - result.sampling_seconds - result.drafting_seconds,
+            execute=computed - began - planning - result.sampling_seconds - result.drafting_seconds,
             sample=result.sampling_seconds,
         )
         return outputs
+
+    def _end_all(self, interrupt: BaseException) -> None:
+        """End the requests of all steps that were begun."""
+        while self._begun:
+            plan = self._begun.popleft().plan
+            self.scheduler.commit(plan, failed_step(plan, interrupt))
 
     def check(self) -> str | None:
         """What is wrong with the engine's books; None where all is well."""

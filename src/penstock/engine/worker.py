@@ -219,7 +219,7 @@ class _Loop:
     """Takes messages, computes a step, sends what came of it; sleeps in the socket while there is nothing to do.
 
     Attributes:
-        busy: whether there is anything to do.
+        busy: whether there is anything to do. While it is paused, that is what was begun before.
     """
 
     def __init__(self, connection: Connection, core: EngineCore, record: Record, cpu_wait: CpuWait) -> None:
@@ -235,7 +235,7 @@ class _Loop:
 
     @property
     def busy(self) -> bool:
-        return self._core.has_work and not self._paused
+        return self._core.is_computing or (self._core.has_work and not self._paused)
 
     def run(self) -> NoReturn:
         """Ends with EOFError or a broken pipe when the other end closes, and with the error of a step that fails."""
@@ -253,7 +253,7 @@ class _Loop:
             if self.busy:
                 self._rested = False
                 self._cpu_wait.begin_step(core.clock())
-                outputs += core.step()
+                outputs += core.finish_step() if self._paused else core.step()
                 if core.failure is not None:
                     # What this engine holds cannot be trusted any more; another one computes what was lost.
                     raise core.failure

@@ -15,7 +15,7 @@ class StepBatch:
     Rows with one token come first (`num_decodes` of them), then longer chunks. Tokens of a row are adjacent.
 
     Attributes:
-        token_ids, positions: int64 [tokens].
+        token_ids, positions: int64 [tokens]. A token id of -1 - i is the one at i of `carried`.
         query_lengths, context_lengths: per row; the context includes this step's tokens.
         num_decodes: how many leading rows have exactly one token.
         logit_rows: int64, indices into the tokens whose logits are wanted.
@@ -25,6 +25,8 @@ class StepBatch:
         block_size: tokens in a block.
         shared: int64 [2 · shares], flat pairs of a token and a row besides its own: the token's keys and values belong
             to that row's context too, at the same position. So branches of a tree of drafts begin alike.
+        carried: float64, in the memory of a device: tokens that a step before this one yields there, which need not be
+            known here yet. None where all ids are known.
     """
 
     token_ids: Tensor
@@ -36,3 +38,4 @@ class StepBatch:
     block_tables: tuple[Tensor, ...]
     block_size: int
     shared: Tensor = NOTHING_SHARED
+    carried: Tensor | None = None

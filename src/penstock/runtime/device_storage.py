@@ -48,7 +48,7 @@ class DeviceKVStorage:
     def clear_blocks(self, blocks: list[int]) -> None:
         """Zero blocks of all layers, so that nothing of what another sequence left in them can be read."""
         for memory in self._memories:
-            memory.index_fill_(1, torch.tensor(blocks, device=memory.device), 0)
+            memory.index_fill_(1, _brought(blocks, memory.device), 0)
 
     def use_idle_time(self) -> None:
         """There is nothing that could be done before it is needed."""
@@ -62,5 +62,10 @@ class DeviceKVStorage:
             pairs = [([source], [target]) for source, target in zip(sources, targets, strict=True)]
         for memory in self._memories:
             for some, others in pairs:
-                places = torch.tensor([some, others], device=memory.device)
+                places = _brought([some, others], memory.device)
                 memory.index_copy_(1, places[1], memory.index_select(1, places[0]))
+
+
+def _brought(numbers: list[int] | list[list[int]], device: torch.device) -> Tensor:
+    """The numbers in a device's memory, without waiting for what it computes: torch keeps pinned memory until then."""
+    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)

@@ -1,8 +1,13 @@
-"""The executor that computes plans with a model: `execute(plan)` → tokens."""
+"""The executor that computes plans with a model: `execute(plan)` → tokens.
 
+On a device, a step whose tokens can be chosen there is launched, and the next one behind it with tokens that are not
+known here yet: what the host does for one step is done while the device computes the next.
+"""
+
+import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -14,18 +19,21 @@ from penstock.core.sampling import SamplingParams
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.device_storage import DeviceKVStorage
 from penstock.runtime.gather import gather_batch, order_rows
+from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, Row
 from penstock.runtime.pooling import Pool
 from penstock.runtime.storage import KVStorage
 from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.row import RowState
-from penstock.sampling.sampler import Sampler
+from penstock.sampling.sampler import Place, Sampler, take
 from penstock.speculation.branches import Branches, StepRow, places_of, shares
 from penstock.speculation.proposer import NONE, Blocks, Learner, Proposal, Proposer, Wanted
 from penstock.speculation.verifier import DraftedRow, verify
 from penstock.text.reasoning_limit import ReasoningLimit
 from penstock.text.stops import StopMatcher
 from penstock.text.table import TokenStream, TokenTable
+
+_PROMPT_FAILED = "The computation of this request's prompt failed; the engine's log has the details."
 
 
 class Model(Protocol):
@@ -39,22 +47,6 @@ class Model(Protocol):
 
     def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
         """The same; all that it makes, where that is more: hidden states behind the logits."""
-
-
-@dataclass(slots=True)
-class _Row:
-    """What the executor keeps for a sequence, from the plan that begins it to the plan that ends it.
-
-    Attributes:
-        table: its row of the block tables.
-        tokens: its prompt, and what has come behind it.
-        prompt: how many of them are the prompt.
-    """
-
-    table: int
-    tokens: list[int]
-    prompt: int
-    state: RowState
 
 
 class _StopSearch:
@@ -73,17 +65,6 @@ def _fresh_blocks(row: RowPlan, block_size: int) -> list[int]:
     """Blocks in a row's changes that hold nothing of its context yet: those that begin at or behind `start`."""
     first = -(-row.start // block_size)
     return [block for change in row.blocks for block in change.blocks[max(0, first - change.first) :]]
-
-
-class CompletedStep:
-    """The handle of a step that was computed before `execute` returned."""
-
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
-
-    def result(self) -> StepResult:
-        """The step's answer, at once."""
-        return self._result
 
 
 class ModelExecutor:
@@ -130,16 +111,27 @@ class ModelExecutor:
         self._branches = branches or Branches(storage, tables, len(storage.spec.groups), most=0)
         self._learner: Learner | None = proposer if isinstance(proposer, Learner) else None
         self._tables = tables
-        self._rows: dict[int, _Row] = {}
+        self._rows: dict[int, Row] = {}
         # Of the sequences that become vectors.
         self._pools: dict[int, Pool] = {}
         # Of the step under way.
         self._sampling_seconds = self._drafting_seconds = 0.0
+        # Steps that the device is computing, the oldest first.
+        self._launched: deque[LaunchedStep] = deque()
+        # Sequences that have ended, or lost a step, before the plans were made that say so: what these compute is void.
+        self._over: set[int] = set()
+        # When the newest step that was waited for was over.
+        self._waited = 0.0
 
-    def execute(self, plan: StepPlan) -> CompletedStep:
-        """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
+    def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep:
+        """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
+
+        Effects in order: end rows, begin rows, copy blocks, compute. A step whose tokens cannot be chosen on the device
+        is computed when all before it have been finished.
+        """
         started = time.perf_counter()
         for sequence in plan.end:
+            self._over.discard(sequence)
             self._pools.pop(sequence, None)
             row = self._rows.pop(sequence, None)
             # A row is not there where the plan that should have begun it failed.
@@ -149,12 +141,102 @@ class ModelExecutor:
                     self._proposer.forget(sequence)
         for begin in plan.begin:
             self._begin(begin)
+        # Where an engine was interrupted, nobody has asked for what was launched before.
+        while len(self._launched) > 1:
+            self._finish_oldest()
+        if self._can_launch(plan):
+            return self._launch(plan, started)
+        if self._launched:
+            return PostponedStep(lambda: self._complete(plan, time.perf_counter()))
+        return CompletedStep(self._complete(plan, started))
+
+    def _complete(self, plan: StepPlan, started: float) -> StepResult:
+        """Compute the step from its copies to its tokens."""
+        while self._launched:
+            self._finish_oldest()
         for storage in self._storages:
             storage.copy_blocks(plan.copies)
         self._sampling_seconds = self._drafting_seconds = 0.0
-        samples = tuple(self._compute(plan))
+        void = self._void_forks(plan) if self._over else []
+        rows = [row for row in plan.rows if row.sequence not in self._over] if self._over else plan.rows
+        samples = (*void, *(self._compute(rows) if rows else ()))
         seconds = time.perf_counter() - started
-        return CompletedStep(StepResult(plan.number, samples, seconds, self._sampling_seconds, self._drafting_seconds))
+        return StepResult(plan.number, samples, seconds, self._sampling_seconds, self._drafting_seconds)
+
+    def _can_launch(self, plan: StepPlan) -> bool:
+        """Whether nothing of the step has to be known here before the next one is begun."""
+        if self._proposer is not None or not self._sampler.is_elsewhere:
+            return False
+        return all(
+            row.scored[0] == row.scored[1]
+            and row.sequence not in self._pools
+            and all(self._sampler.can_begin(self._rows[sample].state) for sample in row.samples)
+            for row in plan.rows
+        )
+
+    def _launch(self, plan: StepPlan, started: float) -> LaunchedStep:
+        """Let the device compute the step behind the one that it computes now."""
+        for storage in self._storages:
+            storage.copy_blocks(plan.copies)
+        self._place(plan.rows)
+        rows = order_rows(plan.rows)
+        logits = self._model.run(self._gather([StepRow(row, self._rows[row.sequence].table) for row in rows]))
+        before = self._launched[-1].sampled if self._launched else {}
+        sampled: dict[int, Row] = {}
+        places: list[Place] = []
+        for logits_row, row in enumerate(row for row in rows if row.samples):
+            for sample in row.samples:
+                sampled[sample] = self._rows[sample]
+                places.append(Place(sampled[sample].state, logits_row, ahead=int(sample in before)))
+        step = LaunchedStep(plan, sampled, self._sampler.begin(logits, places), started, self._finish)
+        self._launched.append(step)
+        return step
+
+    def _finish(self, step: LaunchedStep) -> None:
+        """Wait for a step, and for those before it."""
+        while step in self._launched:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        """Wait for the oldest step that was launched; what goes wrong is told by its handle."""
+        step = self._launched.popleft()
+        try:
+            step.answer = self._answer(step)
+        except BaseException as error:
+            step.error = error
+            # Behind a step that failed, nothing can be made of what it should have computed.
+            lost = {*step.sampled, *(row.sequence for row in step.plan.rows)}
+            self._over.update(lost.intersection(self._rows))
+            if not isinstance(error, Exception):
+                raise
+
+    def _answer(self, step: LaunchedStep) -> StepResult:
+        """Give the rows their tokens, but for those that are void."""
+        chosen = step.chosen.read()
+        over = time.perf_counter()
+        # While the device computed the step before, it did not compute this one.
+        seconds, self._waited = over - max(step.started, self._waited), over
+        results = self._void_forks(step.plan)
+        for (sequence, row), one in zip(step.sampled.items(), chosen, strict=True):
+            if self._is_void(sequence):
+                continue
+            result = take(row.state, one)
+            row.tokens += result.tokens
+            if result.finish is not None:
+                self._over.add(sequence)
+            results.append(result)
+        return StepResult(step.plan.number, tuple(results), seconds, time.perf_counter() - over)
+
+    def _is_void(self, sequence: int) -> bool:
+        """Whether it has ended since the step was planned; of one that a plan has ended, there is no row any more."""
+        return sequence in self._over or sequence not in self._rows
+
+    def _void_forks(self, plan: StepPlan) -> list[SampleResult]:
+        """Errors for sequences that were to fork from one whose prompt was not computed."""
+        void = [row for row in plan.rows if len(row.samples) > 1 and self._is_void(row.sequence)]
+        forks = [sample for row in void for sample in row.samples if not self._is_void(sample)]
+        self._over.update(forks)
+        return [SampleResult(fork, [], "error", error=_PROMPT_FAILED) for fork in forks]
 
     def use_idle_time(self) -> bool:
         """Do a piece of what can wait, and does not keep the next step waiting; whether more is left."""
@@ -184,18 +266,18 @@ class ModelExecutor:
             stream = TokenStream(self._table, params.skip_special_tokens, params.kept_special_tokens)
             reasoning = ReasoningLimit(params.reasoning_budget, stream)
         state = RowState(begin, tokens, stops=stops, grammar=grammar, reasoning=reasoning)
-        self._rows[begin.sequence] = _Row(self._tables.open_row(), tokens, len(tokens), state)
+        self._rows[begin.sequence] = Row(self._tables.open_row(), tokens, len(tokens), state)
         if begin.pooling is not None:
             self._pools[begin.sequence] = Pool()
         elif self._proposer is not None:
             self._proposer.begin(begin.sequence, tokens, begin.cache_salt)
 
-    def _compute(self, plan: StepPlan) -> list[SampleResult]:
+    def _compute(self, rows: Sequence[RowPlan]) -> list[SampleResult]:
         if not self._pools:
-            return self._generate(plan.rows)
+            return self._generate(rows)
         # Rows don't use one another's results, so that the two kinds can be computed one after the other.
-        pooled = [planned for planned in plan.rows if planned.sequence in self._pools]
-        others = [planned for planned in plan.rows if planned.sequence not in self._pools]
+        pooled = [planned for planned in rows if planned.sequence in self._pools]
+        others = [planned for planned in rows if planned.sequence not in self._pools]
         return [*(self._generate(others) if others else ()), *(self._pool(pooled) if pooled else ())]
 
     def _generate(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
@@ -250,8 +332,16 @@ class ModelExecutor:
         for planned in plans:
             tokens.extend(planned.tokens)
             if planned.source is not None:
-                tokens.append(self._rows[planned.sequence].tokens[-1])
-        return gather_batch(plans, tokens, [row.table for row in rows], self._tables, self._groups, shared=shares(rows))
+                tokens.append(self._newest_token(planned.sequence, planned.source))
+        tables = [row.table for row in rows]
+        batch = gather_batch(plans, tokens, tables, self._tables, self._groups, shared=shares(rows))
+        return dataclasses.replace(batch, carried=self._launched[-1].tokens) if min(tokens) < 0 else batch
+
+    def _newest_token(self, sequence: int, source: int) -> int:
+        """The token that the plan `source` has yielded, or where it will be, as `StepBatch` says."""
+        if self._launched and self._launched[-1].plan.number == source:
+            return -1 - self._launched[-1].place_of(sequence)
+        return self._rows[sequence].tokens[-1]
 
     def _show(self, learner: Learner, rows: list[StepRow], states: Tensor, paths: Mapping[int, Sequence[int]]) -> None:
         """Show the learner the states of each row, in whose order they are, up to the last draft that was right."""

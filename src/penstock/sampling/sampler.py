@@ -31,8 +31,20 @@ class FillMasks(Protocol):
 Asked = tuple[int, float, int, float, float, PositionKey]
 """Row of the logits, temperature, top_k, top_p, log_min_p, and the key of the output position."""
 
-ChooseOnDevice = Callable[[Tensor, Sequence[Asked]], Sequence[tuple[int, float, float]]]
-"""Takes logits where they are; gives for each that is asked a token, the row's peak, the token's log probability."""
+
+class TokensOnDevice(Protocol):
+    """Tokens that a device chooses beside whoever has asked for them."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens in the device's memory, in the order of what was asked, once it comes to them."""
+
+    def read(self) -> Sequence[tuple[int, float, float]]:
+        """Wait for them: for each that is asked a token, the row's peak, the token's log probability."""
+
+
+ChooseOnDevice = Callable[[Tensor, Sequence[Asked]], TokensOnDevice]
+"""Takes logits where they are, and waits for nothing."""
 
 
 class Place(NamedTuple):
@@ -68,6 +80,28 @@ class Target(NamedTuple):
             return token, self.peak, 0.0, [], []
         found = token_logprobs(self.logits, self.peak, token, row.params.logprobs)
         return token, self.peak, found.logprob, found.top_tokens, found.top_logprobs
+
+
+class ChoiceUnderWay:
+    """What a device chooses meanwhile.
+
+    Attributes:
+        tokens: where they will be in its memory, in the order of the places.
+    """
+
+    def __init__(self, chosen: TokensOnDevice) -> None:
+        self.tokens = chosen.tokens
+        self._chosen = chosen
+
+    def read(self) -> list[ChosenFields | RowFailed]:
+        """Wait for it: the token at each place, or why there is none."""
+        found: list[ChosenFields | RowFailed] = []
+        for token, peak, logprob in self._chosen.read():
+            if math.isfinite(peak):
+                found.append((token, peak, logprob, [], []))
+            else:
+                found.append(RowFailed(_not_finite(peak)))
+        return found
 
 
 class Sampler:
@@ -112,7 +146,7 @@ class Sampler:
         `logits` are as in `sample`.
         """
         if self._on_device is not None and all(_needs_logits_alone(place.row) for place in places):
-            return self._chosen_on_device(self._on_device, logits, places)
+            return self._begun(self._on_device, logits, places).read()
         floats = self._as_floats(logits)
         masks, mask_of = self._masks_of([place.row for place in places])
         asked = list(zip(places, mask_of, strict=True))
@@ -130,23 +164,31 @@ class Sampler:
                 found.append(failure)
         return found
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether tokens can be chosen where logits are."""
+        return self._on_device is not None
+
+    def can_begin(self, row: RowState) -> bool:
+        """Whether the row's tokens can be chosen where logits are before those that come ahead are known here."""
+        return self.is_elsewhere and row.foreseeable and not row.params.logprobs
+
+    def begin(self, logits: Tensor, places: Sequence[Place]) -> ChoiceUnderWay:
+        """Have the next token at each place chosen where the logits are, without waiting; as in `choose` otherwise.
+
+        All rows must be such as `can_begin` says.
+        """
+        assert self._on_device is not None, "tokens are chosen here"
+        return self._begun(self._on_device, logits, places)
+
     @staticmethod
-    def _chosen_on_device(
-        choose: ChooseOnDevice, logits: Tensor, places: Sequence[Place]
-    ) -> list[ChosenFields | RowFailed]:
-        """The same for places that need their logits and nothing else."""
+    def _begun(choose: ChooseOnDevice, logits: Tensor, places: Sequence[Place]) -> ChoiceUnderWay:
         asked: list[Asked] = []
         for row, logits_row, ahead in places:
             choice = row.choice(logits_row, -1, ahead)
             key = position_key(choice.seed, choice.sample_index, Purpose(choice.purpose), choice.position)
             asked.append((logits_row, choice.temperature, choice.top_k, choice.top_p, choice.log_min_p, key))
-        found: list[ChosenFields | RowFailed] = []
-        for token, peak, logprob in choose(logits, asked) if asked else ():
-            if math.isfinite(peak):
-                found.append((token, peak, logprob, [], []))
-            else:
-                found.append(RowFailed(_not_finite(peak)))
-        return found
+        return ChoiceUnderWay(choose(logits, asked))
 
     def target(self, logits: Tensor, row: RowState, index: int) -> Target:
         """What the row's next token is drawn from, where row `index` of the logits is its own.

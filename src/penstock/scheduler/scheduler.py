@@ -127,6 +127,8 @@ class Scheduler:
             raise RuntimeError(f"{len(self._outstanding)} plans are outstanding; commit one first")
         self._depths.begin(now)
         self.cache.pool.tick(now)
+        # Where nothing could be planned the last time, what was in the way may have gone.
+        self._notes.held = None
         self._yield_to_priority()
         decodes = sum(sequence.pending == 1 for sequence in self._running if not sequence.background)
         budget = self._pace.budget(self.config.max_num_batched_tokens, decodes, shared=self._waiting.shared)
@@ -451,13 +453,16 @@ class Scheduler:
     def _advance(self, row: PlannedRow, answer: SampleResult | None) -> None:
         """The KV of the row, and of its drafts that were right, is valid now.
 
-        It is not where its sequence ended or lost its blocks since it was planned.
+        It is not where its sequence ended or lost its blocks since it was planned, or where the row failed.
         """
         sequence, end = row.sequence, row.end
         if row.depth:
             sequence.drafting = 0
             end += self._depths.judged(sequence, answer, text_only=row.text_only)
         if sequence.finished or sequence.epoch != row.epoch:
+            return
+        # Nobody may find in the prefix cache what was perhaps not computed.
+        if answer is not None and answer.finish == "error":
             return
         fresh = max(0, end - sequence.computed_once)
         self._totals.recomputed_tokens += end - sequence.computed - fresh

@@ -48,7 +48,7 @@ def both(logits: torch.Tensor, narrowed: Sequence[tuple[float, int, float, float
     right = host_chooser(logits.shape[1])(
         logits.numpy(), choices, np.empty((0, (logits.shape[1] + 31) // 32), np.uint32)
     )
-    return chooser(PLACE)(logits.to(PLACE.device), asked), [tuple(found[:3]) for found in right]
+    return chooser(PLACE)(logits.to(PLACE.device), asked).read(), [tuple(found[:3]) for found in right]
 
 
 def agree(mine: list, right: list) -> None:
@@ -62,6 +62,16 @@ def agree(mine: list, right: list) -> None:
 def test_the_same_tokens(width: int) -> None:
     generator = torch.Generator().manual_seed(width)
     agree(*both(torch.randn(2, width, generator=generator) * 3, NARROWED))
+
+
+def test_tokens_are_there_for_the_next_step_before_they_are_read() -> None:
+    logits = torch.randn(3, 200, generator=torch.Generator().manual_seed(3))
+    asked = [(row, 0.0, 0, 1.0, -math.inf, (1, 2, 3)) for row in (2, 0, 1)]
+    chosen = chooser(PLACE)(logits.to(PLACE.device), asked)
+    assert chosen.tokens.tolist() == [float(logits[row].argmax()) for row in (2, 0, 1)]
+    assert [token for token, *_ in chosen.read()] == chosen.tokens.tolist()
+    nothing = chooser(PLACE)(logits[:0].to(PLACE.device), [])
+    assert nothing.read() == [] and nothing.tokens.shape == (0,)
 
 
 def test_ties_go_to_lower_ids() -> None:

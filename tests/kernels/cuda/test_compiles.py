@@ -21,6 +21,7 @@ KERNELS = {
     "linear_kernel",
     "round_rows_kernel",
     "integer_linear_kernel",
+    "carry_kernel",
     "choose_kernel",
 }
 # Where the GPU has instructions for it.

@@ -3,6 +3,7 @@
 On a GPU they are captured; where Triton is interpreted, their numbers are put in the same places and launched.
 """
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
@@ -23,6 +24,7 @@ from penstock.kernels.cuda.graphs import LADDER
 from penstock.kernels.cuda.operations import implementations
 from penstock.kernels.cuda.place import place_on
 from penstock.kernels.cuda.program import DeviceProgram
+from penstock.kernels.cuda.step import carry
 
 pytestmark = pytest.mark.cuda
 
@@ -84,6 +86,38 @@ def test_a_graph_gives_what_a_launch_gives(deterministic: bool) -> None:
             same(mine[row], right[row], deterministic)
     for mine, right in zip(graphed.storage.planes(0), plain.storage.planes(0), strict=True):
         same(mine, right, deterministic)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_tokens_of_the_step_before_are_taken_where_they_are(graphs: bool) -> None:
+    """By a graph and by a launch; those that are known stand among them."""
+    known, carrying = stepper(), stepper()
+    prompts = {row: [(7 * row + at) % VOCABULARY for at in range(5 + 11 * row)] for row in range(3)}
+    for each in (known, carrying):
+        each.step(prompts)
+    while graphs and carrying.program.use_idle_time():
+        pass
+    for tokens in ([4, 0, 39], [17, 5, 5]):
+        added = {row: [token] for row, token in enumerate(tokens)}
+        right = known.step(added)
+        batch, counts = carrying.batch(added, [0, 1, 2], "all")
+        carried = torch.tensor([float(tokens[2]), 11.0, float(tokens[0])], dtype=torch.float64, device=PLACE.device)
+        ids = torch.tensor([-1 - 2, tokens[1], -1 - 0])
+        mine = carrying.program.run(dataclasses.replace(batch, token_ids=ids, carried=carried)).split(counts)
+        assert all(torch.equal(mine[row], right[row]) for row in range(3))
+        for row in range(3):
+            carrying.lengths[row] += 1
+
+
+def test_many_tokens_are_taken_from_the_step_before() -> None:
+    """More than one program's, in a step with a chunk behind the decodes."""
+    ids = torch.arange(700, dtype=torch.int32)
+    ids[::3] = -1 - torch.arange(len(ids[::3]), dtype=torch.int32).flip(0)
+    carried = torch.arange(1000, 1000 + len(ids[::3]), dtype=torch.float64)
+    expected = ids.clone()
+    expected[::3] = carried.flip(0).to(torch.int32)
+    carry(ids, carried)
+    assert torch.equal(ids, expected)
 
 
 def test_what_a_graph_cannot_do_is_launched() -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cuda.place import Place
-from penstock.kernels.cuda.step import BEFORE_TABLES, DeviceStep, Staging, arrays_of, int32s_for, step_of
+from penstock.kernels.cuda.step import BEFORE_TABLES, DeviceStep, Staging, arrays_of, carry, int32s_for, step_of
 
 # Batch sizes that there are graphs of: steps of a batch between two take as long as those of the larger.
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -70,10 +70,11 @@ class DecodeGraphs:
         return min((size for size in self._captured if size >= rows), default=None) if whole else None
 
     def replay(self, batch: StepBatch, size: int) -> tuple[Tensor, ...]:
-        """The batch's outputs, to be read before the next replay."""
+        """The batch's outputs; what reads them is to be launched before the next replay."""
         captured = self._captured[size]
         arrays = arrays_of(batch, (), size)
-        self._staging.send(arrays[:BEFORE_TABLES], captured.memory)
+        token_ids, *_ = self._staging.send(arrays[:BEFORE_TABLES], captured.memory)
+        carry(token_ids, batch.carried)
         # Blocks behind the batch's contexts are not read, so that what was there may stay.
         for table, found in zip(captured.tables, self._staging.send(arrays[BEFORE_TABLES:]), strict=True):
             table[:, : found.shape[1]].copy_(found)

@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cuda.graphs import DecodeGraphs
 from penstock.kernels.cuda.place import Place
-from penstock.kernels.cuda.step import DeviceStep, Staging, arrays_of, step_of
+from penstock.kernels.cuda.step import DeviceStep, Staging, arrays_of, carry, step_of
 from penstock.kernels.dispatch import FusedStep, Kernel, StepState
 from penstock.kernels.progress import pass_operation
 from penstock.kernels.registers import last_uses
@@ -96,6 +96,7 @@ class DeviceProgram:
 
     def _launched(self, batch: StepBatch, *values: Tensor) -> tuple[Tensor, ...]:
         views = self._staging.send(arrays_of(batch, self._queries))
+        carry(views[0], batch.carried)
         step = step_of(views, len(batch.block_tables), self._queries, max(batch.context_lengths))
         outputs = self.launch(step, *values)
         if self._graphs is not None:

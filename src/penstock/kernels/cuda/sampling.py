@@ -75,6 +75,17 @@ def _above(
     return count, mass
 
 
+# The count varies from step to step, and one kernel is for all.
+@triton.jit(do_not_specialize=["count"])
+def carry_kernel(token_ids, carried, count, BLOCK: tl.constexpr):
+    """Programs: (block of tokens). Of token_ids int32 [count], each -1 - i becomes the one at i of carried float64."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    token = tl.load(token_ids + place, mask=place < count, other=0)
+    unknown = token < 0
+    known = tl.load(carried + (-1 - token), mask=unknown, other=0.0)
+    tl.store(token_ids + place, known.to(tl.int32), mask=unknown)
+
+
 @triton.jit
 def choose_kernel(
     logits,

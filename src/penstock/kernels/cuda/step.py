@@ -10,11 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
+from penstock.kernels.cuda.sampling import carry_kernel
 
 # Arrays begin at multiples of so many int32: 64 bytes.
 _ALIGNMENT = 16
 # Arrays of a step before its tables.
 BEFORE_TABLES = 9
+# Tokens that a program of `carry` takes.
+_CARRIED = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +126,16 @@ def step_of(views: Sequence[Tensor], groups: int, queries: Sequence[int], longes
 def int32s_for(arrays: Sequence[Int32s]) -> int:
     """How many int32 the arrays take together."""
     return sum(-(-array.size // _ALIGNMENT) * _ALIGNMENT for array in arrays)
+
+
+def carry(token_ids: Tensor, carried: Tensor | None) -> None:
+    """Put the tokens of the step before in their places among `token_ids`, int32 [tokens], as `StepBatch` says.
+
+    They never leave the device's memory, and nobody waits for them.
+    """
+    if carried is not None:
+        count = len(token_ids)
+        carry_kernel[(-(-count // _CARRIED),)](token_ids, carried, count, BLOCK=_CARRIED)
 
 
 class Staging:

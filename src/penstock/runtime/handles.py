@@ -1,0 +1,100 @@
+"""Handles of steps: of one that is computed, one that a device is computing, and one that has to wait for another."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from penstock.core.plan import StepPlan, StepResult
+from penstock.sampling.row import RowState
+from penstock.sampling.sampler import ChoiceUnderWay
+
+
+@dataclass(slots=True)
+class Row:
+    """What the executor keeps for a sequence, from the plan that begins it to the plan that ends it.
+
+    Attributes:
+        table: its row of the block tables.
+        tokens: its prompt, and what has come behind it.
+        prompt: how many of them are the prompt.
+    """
+
+    table: int
+    tokens: list[int]
+    prompt: int
+    state: RowState
+
+
+class CompletedStep:
+    """A step that was computed before `execute` returned."""
+
+    under_way: ClassVar[bool] = False
+
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def result(self) -> StepResult:
+        """The step's answer, at once."""
+        return self._result
+
+
+class PostponedStep:
+    """A step whose tokens cannot be chosen before those of the step under way are known: it is computed when asked."""
+
+    under_way: ClassVar[bool] = False
+
+    def __init__(self, compute: Callable[[], StepResult]) -> None:
+        self._compute = compute
+
+    def result(self) -> StepResult:
+        """Compute the step; to be asked once."""
+        return self._compute()
+
+
+class LaunchedStep:
+    """A step that a device is computing, down to its tokens.
+
+    Attributes:
+        plan: what it computes.
+        sampled: the rows that get a token, by sequence, in the order in which they are chosen.
+        chosen: those tokens.
+        started: when it was launched, by the clock that is for short times.
+        answer, error: what came of it; None before it is finished.
+    """
+
+    under_way: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        sampled: dict[int, Row],
+        chosen: ChoiceUnderWay,
+        started: float,
+        finish: Callable[["LaunchedStep"], None],
+    ) -> None:
+        """`finish` waits for it, and sets `answer` or `error`."""
+        self.plan, self.sampled, self.chosen, self.started = plan, sampled, chosen, started
+        self.answer: StepResult | None = None
+        self.error: BaseException | None = None
+        self._places = {sequence: place for place, sequence in enumerate(sampled)}
+        self._finish = finish
+
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens in the device's memory."""
+        return self.chosen.tokens
+
+    def place_of(self, sequence: int) -> int:
+        """Which of the tokens is a sequence's."""
+        return self._places[sequence]
+
+    def result(self) -> StepResult:
+        """Wait for the step; raises what the device, or the choice of a token, has raised."""
+        if self.answer is None and self.error is None:
+            self._finish(self)
+        if self.error is not None:
+            raise self.error
+        assert self.answer is not None, "it was finished"
+        return self.answer

@@ -1,0 +1,88 @@
+"""The worker's loop, turn by turn, with a step under way while messages come."""
+
+import pytest
+
+from penstock.core.sampling import SamplingParams
+from penstock.engine.contention import CpuWait
+from penstock.engine.messages import FromEngine, Pause, StepOutputs, Submit, ToEngine, unpack_outputs
+from penstock.engine.record import RECORD_BYTES, Record
+from penstock.engine.worker import _Loop
+from support.elsewhere import SPEC, Elsewhere, core_beside
+from support.scripted import expected_output
+from support.simulation import make_request, prompt
+
+
+class Script:
+    """The loop's connection: `turns` are the messages that each look for some finds; when it waits in vain, it ends.
+
+    Attributes:
+        tokens: what was told, by turn.
+        waits: the turns in which it waited.
+    """
+
+    def __init__(self, turns: list[list[ToEngine]]) -> None:
+        self._turns = turns
+        self.tokens: list[list[int]] = []
+        self.waits: list[int] = []
+        self._turn = 0
+
+    def receive(self, *, wait: bool, seconds: float | None = None) -> list[ToEngine]:
+        if wait:
+            self.waits.append(self._turn)
+            if self._turn >= len(self._turns):
+                raise EOFError
+        self._turn += 1
+        return self._turns[self._turn - 1] if self._turn <= len(self._turns) else []
+
+    def wake(self) -> None:
+        """Nothing is prepared beside the loop here."""
+
+    def send(self, message: FromEngine) -> None:
+        if isinstance(message, StepOutputs):
+            self.tokens.append([token for output in unpack_outputs(message) for token in output.tokens])
+
+
+def served(turns: list[list[ToEngine]], executor: Elsewhere) -> Script:
+    record = Record(bytearray(RECORD_BYTES))
+    script = Script(turns)
+    with pytest.raises(EOFError):
+        _Loop(script, core_beside(executor), record, CpuWait()).run()  # type: ignore[arg-type]
+    return script
+
+
+def output(max_tokens: int) -> list[int]:
+    return expected_output(SPEC, prompt(9), SamplingParams(max_tokens=max_tokens, seed=0))[0]
+
+
+def test_a_pause_lets_what_was_begun_end_and_begins_nothing() -> None:
+    executor = Elsewhere()
+    request = Submit(make_request(0, prompt(9), 4))
+    script = served([[request], [Pause(True)], [], [Pause(False)]], executor)
+    first, second, third, fourth = output(4)
+    # The load at the start; then a turn with each token, and between them one that only waits.
+    assert script.tokens == [[], [first], [second], [], [third], [fourth]]
+    assert script.waits == [0, 2, 3, 5]
+    assert executor.events[:4] == [("begin", 0), ("begin", 1), ("result", 0), ("result", 1)]
+
+
+def test_the_record_has_all_whose_steps_are_under_way() -> None:
+    class Looking(Elsewhere):
+        def pass_event(self, what: str, number: int, seconds: float) -> None:
+            super().pass_event(what, number, seconds)
+            seen.append(record.suspects())
+
+    seen: list[frozenset[int] | None] = []
+    executor, record = Looking(), Record(bytearray(RECORD_BYTES))
+    turns: list[list[ToEngine]] = [[Submit(make_request(0, prompt(9), 2))], [Submit(make_request(1, prompt(7), 1))]]
+    with pytest.raises(EOFError):
+        _Loop(Script(turns), core_beside(executor), record, CpuWait()).run()  # type: ignore[arg-type]
+    assert executor.events == [
+        ("begin", 0),
+        ("begin", 1),
+        ("result", 0),
+        ("begin", 2),
+        ("result", 1),
+        ("result", 2),
+    ]
+    both = frozenset({0, 1})
+    assert seen == [{0}, {0}, {0}, both, both, {1}]
