@@ -54,9 +54,8 @@ def failed_step(plan: StepPlan, cause: BaseException) -> StepResult:
     """The answer to a plan that could not be computed: every sequence with a row in it fails."""
     message = f"The computation of this step failed ({type(cause).__name__}); the engine's log has the details."
     sequences = {sequence for row in plan.rows for sequence in (row.sequence, *row.samples)}
-    return StepResult(
-        plan.number, tuple(SampleResult(sequence, [], "error", error=message) for sequence in sorted(sequences))
-    )
+    samples = tuple(SampleResult(sequence, [], "error", error=message) for sequence in sorted(sequences))
+    return StepResult(plan.number, samples, failed=True)
 
 
 class EngineCore:

@@ -137,7 +137,7 @@ class ModelExecutor:
         self._sampling_seconds = self._drafting_seconds = 0.0
 
     def execute(self, plan: StepPlan) -> CompletedStep:
-        """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
+        """Compute `plan` and return its handle. Effects in order: end rows, begin rows, swap, copy blocks, compute."""
         started = time.perf_counter()
         for sequence in plan.end:
             self._pools.pop(sequence, None)
@@ -149,6 +149,8 @@ class ModelExecutor:
                     self._proposer.forget(sequence)
         for begin in plan.begin:
             self._begin(begin)
+        if plan.swap_out or plan.swap_in:
+            self._storage.swap_blocks(plan.swap_out, plan.swap_in)
         for storage in self._storages:
             storage.copy_blocks(plan.copies)
         self._sampling_seconds = self._drafting_seconds = 0.0
