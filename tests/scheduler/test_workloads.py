@@ -5,6 +5,7 @@
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -219,3 +220,15 @@ def test_some_workloads_bound_the_chunk() -> None:
 
 def test_different_seeds_make_different_plans() -> None:
     assert len({run_workload(seed).trace() for seed in range(8)}) == 8
+
+
+def test_some_workloads_swap() -> None:
+    """Blocks go out and come back, with one plan under way and with several; and there is not always room."""
+    facts = {1: Counter[str](), 2: Counter[str]()}
+    for seed in range(60):
+        simulation = run_workload(seed)
+        done = facts[min(simulation.config.max_outstanding, 2)]
+        for step in simulation.facts:
+            done += Counter(out=step.swapped_out, back=step.swapped_in, refused=step.not_swapped)
+    assert all(done[name] > 0 for done in facts.values() for name in ("out", "back")), facts
+    assert facts[1]["refused"] + facts[2]["refused"] > 0

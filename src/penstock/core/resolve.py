@@ -89,6 +89,7 @@ def resolve(
     num_blocks, max_model_len = _resolve_memory(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out
     )
+    _positive("swap_space", options.swap_space or None)
     swap_blocks = resolve_swap_space(options.swap_space, block_bytes, host_memory, out.note)
     sharing = "as asked: every prompt is computed"
     if options.enable_prefix_caching:

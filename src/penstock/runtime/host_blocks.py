@@ -16,10 +16,10 @@ _WORD = torch.int64
 class HostBlocks:
     """`num_blocks` blocks, each in one piece, with everything that the pool has of it: keys, values and their scales.
 
-    In the pool, a block is a piece of each plane of each layer. A kernel for each plane gathers the pieces of many
-    blocks in a staging area of the device, or puts them in their places; between it and this memory, neighbours go in
-    one copy. Only the device touches this memory, in the order of its stream: a copy reads what was computed before it,
-    and what comes after sees it.
+    In the pool, a block is a piece of each plane of each layer. One or two kernels for each plane gather the pieces of
+    many blocks in a staging area of the device, or put them in their places; between it and this memory, neighbours go
+    in one copy. Only the device touches this memory, in the order of its stream: a copy reads what was computed before
+    it, and what comes after sees it.
 
     Args:
         memories: the planes of the pool, each as bytes [layers, blocks, bytes of a block in a layer].
