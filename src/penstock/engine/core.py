@@ -77,6 +77,7 @@ class EngineCore:
         self.begin_step: Callable[[frozenset[int]], None] | None = None
         self.clock: Callable[[], float] = time.monotonic
         self.facts = StepFacts()
+        self._said_full = False
 
     def needs_preparation(self, request: Request) -> bool:
         """Whether `prepare` would take a while."""
@@ -144,6 +145,12 @@ class EngineCore:
             execute=computed - planned - result.sampling_seconds - result.drafting_seconds,
             sample=result.sampling_seconds,
         )
+        if self.facts.not_swapped and not self._said_full:
+            self._said_full = True
+            logger.warning(
+                "--swap-space had no room for a preempted request, which is computed again; "
+                "penstock_preemptions_not_swapped_total counts how often that happens."
+            )
         return outputs
 
     def check(self) -> str | None:
