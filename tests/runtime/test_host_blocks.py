@@ -67,10 +67,10 @@ def test_a_plan_swaps_out_before_it_swaps_in_and_copies() -> None:
     pool = DeviceKVStorage(build_kv_spec(LAYERS, "bfloat16", 16, "int8"), BLOCKS, CPU, swap_blocks=2)
     fill(pool)
     first, second, third = (content(pool, block) for block in range(3))
-    pool.swap_blocks([BlockSwap(0, 1), BlockSwap(1, 0)], [BlockSwap(5, 1)])
+    pool.swap([BlockSwap(0, 1), BlockSwap(1, 0)], [BlockSwap(5, 1)])
     pool.copy_blocks((BlockCopy(2, 0),))
     assert [content(pool, block) for block in (5, 0, 1)] == [first, third, second]
-    pool.swap_blocks([], [BlockSwap(0, 0)])
+    pool.swap([], [BlockSwap(0, 0)])
     assert content(pool, 0) == second
 
 
@@ -78,7 +78,7 @@ def test_nothing_is_swapped_where_nothing_was_asked_for() -> None:
     spec = build_kv_spec(LAYERS, "bfloat16", 16)
     for pool in (KVStorage(spec, 2), DeviceKVStorage(spec, 2, CPU)):
         with pytest.raises(RuntimeError, match="blocks are swapped"):
-            pool.swap_blocks([BlockSwap(0, 0)], [])
+            pool.swap([BlockSwap(0, 0)], [])
 
 
 def test_memory_that_is_not_there_is_refused() -> None:

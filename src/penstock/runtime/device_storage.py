@@ -60,7 +60,7 @@ class DeviceKVStorage:
     def use_idle_time(self) -> None:
         """There is nothing that could be done before it is needed."""
 
-    def swap_blocks(self, out: Sequence[BlockSwap], back: Sequence[BlockSwap]) -> None:
+    def swap(self, out: Sequence[BlockSwap], back: Sequence[BlockSwap]) -> None:
         """Copy blocks to the processor's memory, then others, or the same, from there."""
         if self._host is None:
             raise RuntimeError("blocks are swapped, and none were asked for in the processor's memory")

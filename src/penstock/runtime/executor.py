@@ -150,7 +150,7 @@ class ModelExecutor:
         for begin in plan.begin:
             self._begin(begin)
         if plan.swap_out or plan.swap_in:
-            self._storage.swap_blocks(plan.swap_out, plan.swap_in)
+            self._storage.swap(plan.swap_out, plan.swap_in)
         for storage in self._storages:
             storage.copy_blocks(plan.copies)
         self._sampling_seconds = self._drafting_seconds = 0.0

@@ -93,7 +93,7 @@ class KVStorage:
         """Have more memory made ready, beside whatever comes."""
         self._ahead.use_idle_time()
 
-    def swap_blocks(self, out: Sequence[BlockSwap], back: Sequence[BlockSwap]) -> None:
+    def swap(self, out: Sequence[BlockSwap], back: Sequence[BlockSwap]) -> None:
         """There is no other memory to swap to."""
         raise RuntimeError("blocks are swapped, and the pool is in the processor's memory already")
 

@@ -47,12 +47,12 @@ class Holding:
         None, holding nothing, where all known tokens don't fit beside so many `running` sequences.
         """
         known, size = len(sequence.tokens), self._cache.spec.block_size
-        swapped, cached = sequence.swapped_tokens, min(hit * size, known - 1)
-        if sequence.swapped is not None and 0 < swapped >= cached:
-            fits = self._swap.swap_in(
-                sequence.blocks, sequence.swapped, lambda shared: self._fits(sequence, running, shared)
-            )
-            return Held(swapped, cached, swapped) if fits else None
+        copy, swapped, cached = sequence.swapped, sequence.swapped_tokens, min(hit * size, known - 1)
+        if copy is not None and 0 < swapped >= cached:
+            if not self._swap.swap_in(sequence.blocks, copy, lambda shared: self._fits(sequence, running, shared)):
+                return None
+            sequence.swapped = None
+            return Held(swapped, cached, swapped)
         # A block that is hit but for its last token costs a copy; in a full pool it is computed again instead.
         whole_blocks = (known - 1) // size
         for length in dict.fromkeys((hit, min(hit, whole_blocks))):
