@@ -15,6 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from penstock.cache.chain import PrefixNode
 from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.cache.swap import SwappedBlocks, SwapSpace
 from support.scripted import RELEASED, History, first_visible, kv_spec
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
@@ -36,6 +37,7 @@ class Modelled:
     last_plan: int | None = None
     epoch: int = 0
     alive: bool = True
+    swapped: SwappedBlocks | None = None
     tables: list[list[int]] = field(default_factory=list)
 
 
@@ -48,10 +50,11 @@ class Outstanding:
     epoch: int
     end: int
     touched: set[int]
+    fails: bool = False
 
 
 class CacheMachine(RuleBasedStateMachine):
-    """Allocate, append, fork, free, evict, abort, preempt and publish."""
+    """Allocate, append, fork, free, evict, abort, preempt, swap and publish."""
 
     sequences = Bundle("sequences")
 
@@ -62,6 +65,7 @@ class CacheMachine(RuleBasedStateMachine):
         collide=st.booleans(),
         caching=st.sampled_from([True, True, True, False]),
         kept_share=st.sampled_from([0.0, 0.3, 1.0]),
+        swap_blocks=st.integers(1, 20),
     )
     def start(
         self,
@@ -71,6 +75,7 @@ class CacheMachine(RuleBasedStateMachine):
         collide: bool,
         caching: bool,
         kept_share: float,
+        swap_blocks: int,
     ) -> None:
         self.spec = kv_spec(block_size, windows)
         self.cache = KVCache(
@@ -80,6 +85,8 @@ class CacheMachine(RuleBasedStateMachine):
             prefix_caching=caching,
             kept_share=kept_share,
         )
+        self.swap = SwapSpace(self.cache, swap_blocks)
+        self.host: list[list[int | None]] = [[None] * block_size for _ in range(swap_blocks)]
         self.now = 0.0
         self.memory: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.alive: list[Modelled] = []
@@ -109,6 +116,7 @@ class CacheMachine(RuleBasedStateMachine):
         if shorter:
             hit = self.cache.shorten_hit(sequence.blocks, max(0, hit - 1))
         free = self.cache.pool.num_free
+        self.forget_copy(sequence)
         cached = self.cache.attach_prefix(sequence.blocks, hit, len(known))
         assert cached == min(hit * self.spec.block_size, len(known) - 1)
         assert self.cache.pool.num_free == free, "a hit takes no new blocks"
@@ -146,6 +154,7 @@ class CacheMachine(RuleBasedStateMachine):
             assert taken > spare, "what is kept goes last"
         self.next_plan += 1
         self.assert_untouched(self.new_blocks(sequence, before))
+        self.deliver_swaps(number)
         copies = self.cache.take_copies()
         for copy in copies:
             self.memory[copy.target] = self.memory[copy.source].copy()
@@ -165,7 +174,7 @@ class CacheMachine(RuleBasedStateMachine):
             return
         plan = self.outstanding.popleft()
         sequence = plan.sequence
-        if sequence.alive and sequence.epoch == plan.epoch:
+        if sequence.alive and sequence.epoch == plan.epoch and not plan.fails:
             self.cache.settle(sequence.blocks)
             self.cache.publish(sequence.blocks, sequence.history.tokens, plan.end)
         for other in self.alive:
@@ -173,6 +182,7 @@ class CacheMachine(RuleBasedStateMachine):
             if other.last_plan == plan.number:
                 other.last_plan = None
         self.cache.pool.retire(plan.number)
+        self.swap.settle(plan.number, failed=plan.fails)
 
     @rule(target=sequences, parent=sequences)
     def fork(self, parent: Modelled) -> object:
@@ -232,9 +242,50 @@ class CacheMachine(RuleBasedStateMachine):
         sequence.epoch += 1
         self.forget_table(sequence)
 
+    @rule(sequence=sequences)
+    def swap_out(self, sequence: Modelled) -> None:
+        """Preempt it; if there is room, the next plan copies what it has computed."""
+        if not sequence.alive or not sequence.computed or not any(sequence.blocks.tables):
+            return
+        self.forget_copy(sequence)
+        free, computed = self.swap.num_free, sequence.computed
+        sequence.swapped = self.swap.swap_out(sequence.blocks, computed)
+        taken = sum(map(len, sequence.swapped.hosts)) if sequence.swapped else 0
+        assert self.swap.num_free == free - taken
+        self.done["not swapped"] += sequence.swapped is None
+        self.preempt(sequence)
+
+    @rule(sequence=sequences, fits=st.sampled_from([True, True, True, False]), fails=st.sampled_from([False, True]))
+    def swap_in(self, sequence: Modelled, fits: bool, fails: bool) -> None:
+        """A plan of its own brings a sequence's blocks back, and with it what else was to be copied."""
+        swapped = sequence.swapped
+        if swapped is None or not sequence.alive or sequence.last_plan is not None or any(sequence.blocks.tables):
+            return
+        if not swapped.tokens or swapped.under_way:
+            return
+        self.cache.longest_hit(sequence.blocks, sequence.history.tokens)
+        tokens, free, references = swapped.tokens, self.swap.num_free, self.references()
+        wanted = sum(map(len, swapped.hosts))
+        room = self.cache.pool.num_available
+        if not self.swap.swap_in(sequence.blocks, swapped, lambda shared: fits and wanted - shared <= room):
+            assert (swapped.tokens, self.swap.num_free, self.references()) == (tokens, free, references)
+            return
+        sequence.swapped, sequence.computed, number = None, tokens, self.next_plan
+        self.next_plan += 1
+        self.assert_untouched(self.deliver_swaps(number))
+        self.update_table(sequence)
+        sequence.last_plan = number
+        touched = {block for table in sequence.blocks.tables for block in table if block != RELEASED}
+        # Where it fails, its sequence does not go on.
+        self.outstanding.append(Outstanding(number, sequence, sequence.epoch, tokens, touched, fails))
+        self.done["swapped in"] += 1
+        if fails:
+            self.abort(sequence)
+
     @rule(sequence=consumes(sequences))
     def abort(self, sequence: Modelled) -> None:
         self.preempt(sequence)
+        self.forget_copy(sequence)
         sequence.alive = False
         if sequence in self.alive:
             self.alive.remove(sequence)
@@ -251,6 +302,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_accounted_for(self) -> None:
         pool = self.cache.pool
+        self.swap.check(sequence.swapped for sequence in self.alive if sequence.swapped)
         self.cache.check([sequence.blocks for sequence in self.alive])
         references = self.references()
         assert pool.num_used == len(references)
@@ -278,7 +330,35 @@ class CacheMachine(RuleBasedStateMachine):
                 history = self.history_of(entry.node)
                 assert self.memory[entry.block] == history.slots[group][-size:]
 
+    @invariant()
+    def copies_hold_what_their_sequences_need(self) -> None:
+        size, making = self.spec.block_size, {swap.host: swap.block for swap in self.swap._out}
+        for sequence in self.alive:
+            swapped = sequence.swapped
+            if swapped is None:
+                continue
+            for group, (first, hosts) in enumerate(zip(swapped.firsts, swapped.hosts, strict=True)):
+                for position in range(first * size, swapped.tokens):
+                    host = hosts[position // size - first]
+                    # What is not copied yet is still where it was, whoever it was given to.
+                    content = self.memory[making[host]] if host in making else self.host[host]
+                    assert content[position % size] == sequence.history.slots[group][position]
+
     # The model.
+
+    def deliver_swaps(self, number: int) -> set[int]:
+        """Do what the plan of this number is to swap; the blocks that it writes."""
+        out, back = self.swap.take(number)
+        for swap in out:
+            self.host[swap.host] = self.memory[swap.block].copy()
+        for swap in back:
+            self.memory[swap.block] = self.host[swap.host].copy()
+        return {swap.block for swap in back}
+
+    def forget_copy(self, sequence: Modelled) -> None:
+        if sequence.swapped is not None:
+            self.swap.discard(sequence.swapped)
+            sequence.swapped = None
 
     def history_of(self, node: PrefixNode) -> History:
         contents: list[bytes] = []
@@ -368,7 +448,8 @@ def test_long_random_runs() -> None:
         except AssertionError as error:
             error.add_note(f"run of seed {seed}")
             raise
-    assert min(done[name] for name in ("hit", "refused", "copied", "forked", "rolled back")) >= 50, done
+    often = ("hit", "refused", "copied", "forked", "rolled back", "swapped in", "not swapped")
+    assert min(done[name] for name in often) >= 50, done
 
 
 def long_run(rng: random.Random) -> Counter[str]:
@@ -376,15 +457,18 @@ def long_run(rng: random.Random) -> Counter[str]:
     machine = CacheMachine()
     windows = rng.choice([(None,), (3,), (None, 5), (2, None, 7)])
     size, blocks, kept_share = rng.choice([1, 2, 4]), rng.choice([12, 30, 80]), rng.choice([0.0, 0.3, 1.0])
-    machine.start(size, windows, blocks, rng.random() < 0.3, rng.random() < 0.8, kept_share)
+    collide, caching = rng.random() < 0.3, rng.random() < 0.8
+    machine.start(size, windows, blocks, collide, caching, kept_share, rng.choice([3, 12, 40]))
     for _ in range(400):
         if len(machine.alive) < 5:
             sequence = machine.open([rng.randrange(2) for _ in range(rng.randint(1, 12))], rng.choice(["", "salt"]))
         else:
             sequence = rng.choice(machine.alive)
-        kinds = ["append", "commit", "fork", "roll back", "preempt", "abort", "keep", "pass"]
-        match rng.choices(kinds, [8, 8, 1, 2, 1, 1, 1, 1])[0]:
+        kinds = ["append", "commit", "fork", "roll back", "preempt", "swap", "abort", "keep", "pass"]
+        match rng.choices(kinds, [8, 8, 1, 2, 1, 2, 1, 1, 1])[0]:
             case "append":
+                if rng.random() < 0.7:
+                    machine.swap_in(sequence, rng.random() < 0.8, rng.random() < 0.1)
                 machine.attach(sequence, rng.random() < 0.2)
                 machine.append(sequence, [rng.randrange(2) for _ in range(rng.randint(0, 3))], rng.randint(1, 9))
             case "commit":
@@ -395,6 +479,8 @@ def long_run(rng: random.Random) -> Counter[str]:
                 machine.roll_back(sequence, rng.randint(1, 5))
             case "preempt":
                 machine.preempt(sequence)
+            case "swap":
+                machine.swap_out(sequence)
             case "abort":
                 machine.abort(sequence)
             case "keep":
@@ -403,5 +489,6 @@ def long_run(rng: random.Random) -> Counter[str]:
                 machine.time_passes(rng.choice([0.5, 2.0, 20.0]))
         machine.blocks_are_accounted_for()
         machine.sequences_read_their_own_kv()
+        machine.copies_hold_what_their_sequences_need()
         machine.published_blocks_hold_what_they_say()
     return machine.done

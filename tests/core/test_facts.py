@@ -23,6 +23,9 @@ STEPS = st.builds(
     context=COUNT,
     held=st.sampled_from([None, *WAITS]),
     preempted=st.lists(COUNT, max_size=3),
+    swapped_out=COUNT,
+    swapped_in=COUNT,
+    not_swapped=COUNT,
 )
 FIELDS = [name for name in StepTotals.__struct_fields__ if name != "held"]
 
@@ -51,6 +54,8 @@ def test_totals_are_sums(steps: list[StepFacts]) -> None:
     assert totals.rows == sum(step.rows for step in steps)
     assert (totals.bytes, totals.operations) == (7 * len(steps), 9 * len(steps))
     assert totals.preemptions == sum(len(step.preempted) for step in steps)
+    for name in ("swapped_out", "swapped_in", "not_swapped"):
+        assert getattr(totals, name) == sum(getattr(step, name) for step in steps)
     assert totals.chunk_steps == sum(step.chunk_tokens > 0 for step in steps)
     assert abs(totals.seconds - sum(step.seconds + step.send for step in steps)) < 1e-6
     for wait, seconds in totals.waited_for().items():

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -15,6 +15,8 @@ pytestmark = pytest.mark.cuda
 
 QUESTIONS = ("Write a haiku about rain.", "12 + 30?")
 SIZES = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4, "speculative": "off"}
+# Keys and values of 2 layers with a head of 64 numbers, of 16 tokens.
+BLOCK_BYTES = 16 * 2 * 2 * 64 * 4
 # Interpreted, a step takes seconds.
 PARAMS = {"max_tokens": 3 if INTERPRETED else 24, "temperature": 0.0, "logprobs": 2}
 
@@ -28,13 +30,30 @@ for batch in asked["batches"]:
     chats = [[{"role": "user", "content": question}] for question in batch]
     found = llm.chat(chats, SamplingParams(**asked["params"]))
     print(json.dumps([[each.token_ids, [token.logprob for token in each.logprobs or []]] for each in found]))
+load, steps = llm.load, llm.totals
+print(json.dumps([load.preemptions, load.recomputed_tokens, steps.swapped_out, steps.swapped_in, steps.not_swapped]))
 """
 
 Answers = list[list[Any]]
 
 
+class Counts(NamedTuple):
+    """What an engine has counted: sequences, positions, blocks, blocks, sequences."""
+
+    preemptions: int
+    recomputed: int
+    swapped_out: int
+    swapped_in: int
+    not_swapped: int
+
+
 def on_gpu(batches: list[list[str]], params: dict[str, Any] = PARAMS, **options: Any) -> list[Answers]:
     """Of each batch the tokens, and their log probabilities, of each answer."""
+    return counted(batches, params, **options)[0]
+
+
+def counted(batches: list[list[str]], params: dict[str, Any] = PARAMS, **options: Any) -> tuple[list[Answers], Counts]:
+    """The same, and what the engine has counted."""
     device = "cuda" if INTERPRETED else str(DEVICE)
     asked = {
         "model": "haiku-draft",
@@ -50,7 +69,8 @@ def on_gpu(batches: list[list[str]], params: dict[str, Any] = PARAMS, **options:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    *answers, counts = [json.loads(line) for line in done.stdout.splitlines()]
+    return answers, Counts(*counts)
 
 
 def on_cpu(batch: list[str], params: dict[str, Any] = PARAMS, **options: Any) -> Answers:
@@ -85,9 +105,22 @@ def test_deterministic_is_the_same_bits_in_any_batch(expected: Answers) -> None:
     assert [tokens for tokens, _ in first] == [tokens for tokens, _ in expected]
 
 
-def test_preempted_requests_go_on_alike(expected: Answers) -> None:
-    (found,) = on_gpu([list(QUESTIONS)], kv_cache_memory=13 * 16 * 8 * 4 * 256 * 2 // 4, max_model_len=64)
-    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+def test_preempted_requests_go_on_where_they_were() -> None:
+    """Both answers need two blocks and there are three: what is swapped out is not computed again."""
+    params = PARAMS | {"max_tokens": 9, "ignore_eos": True}
+    small = {"kv_cache_memory": 3 * BLOCK_BYTES, "max_model_len": 32, "enable_prefix_caching": False}
+    undisturbed = on_cpu(list(QUESTIONS), params)
+    (found,), counts = counted([list(QUESTIONS)], params, **small, swap_space=2 * BLOCK_BYTES)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in undisturbed]
+    for (_, mine), (_, right) in zip(found, undisturbed, strict=True):
+        assert mine == pytest.approx(right, abs=1e-4)
+    assert counts == Counts(preemptions=1, recomputed=0, swapped_out=2, swapped_in=2, not_swapped=0)
+    # The same without: its context is computed again.
+    llm = LLM("haiku-draft", threads=1, **(SIZES | small))
+    chats = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    again = llm.chat(chats, SamplingParams(**params))
+    assert [each.token_ids for each in again] == [tokens for tokens, _ in undisturbed]
+    assert (llm.load.preemptions, llm.totals.swapped_out) == (1, 0) and llm.load.recomputed_tokens > 16
 
 
 @pytest.mark.parametrize("options", [{"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}, {"quantization": "int8"}])

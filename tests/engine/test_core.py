@@ -204,3 +204,18 @@ def test_what_was_begun_can_be_finished_alone() -> None:
     assert [len(output.tokens) for output in core.finish_step()] == [1]
     assert not core.is_computing and core.has_work
     assert executor.events == [("begin", 0), ("begin", 1), ("result", 0), ("result", 1)]
+
+
+def test_that_there_was_no_room_to_swap_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler = Scheduler(config(3, 32), KVCache(SPEC, 10, prefix_caching=False), swap_blocks=2)
+    core = EngineCore(scheduler, Failing(ScriptedExecutor(SPEC, 10, swap_blocks=2), {}))
+    for number in range(3):
+        core.add(make_request(number, prompt(4, 50 * number), 24))
+    refused = 0
+    while core.has_work:
+        core.step()
+        refused += core.facts.not_swapped
+    assert refused > 1
+    assert [record.message.split(",")[0] for record in caplog.records] == [
+        "--swap-space had no room for a preempted request"
+    ]

@@ -33,8 +33,22 @@ LOAD = LoadSnapshot(
     prefix_hit_tokens=12,
     preemptions=13,
     recomputed_tokens=14,
+    swap_blocks_total=15,
+    swap_blocks_used=16,
 )
-STEP = StepFacts(schedule=0.5, execute=2.0, sample=0.25, send=0.125, budget=64, rows=3, decodes=2, held="blocks")
+STEP = StepFacts(
+    schedule=0.5,
+    execute=2.0,
+    sample=0.25,
+    send=0.125,
+    budget=64,
+    rows=3,
+    decodes=2,
+    held="blocks",
+    swapped_out=17,
+    swapped_in=18,
+    not_swapped=19,
+)
 SETTINGS = Settings(
     slo={"ttft": 0.5, "itl": 0.05}, cost_per_hour=3.5, memory_bytes_per_second=4e10, operations_per_second=2e12
 )
@@ -77,6 +91,11 @@ def test_the_engines_figures_are_those_of_its_newest_snapshot_and_sums() -> None
         "penstock_prefix_cache_hit_tokens_total": 12,
         "penstock_preemptions_total": 13,
         "penstock_recomputed_tokens_total": 14,
+        "penstock_kv_swap_blocks": 15,
+        "penstock_kv_swap_blocks_used": 16,
+        "penstock_kv_blocks_swapped_out_total": 17,
+        "penstock_kv_blocks_swapped_in_total": 18,
+        "penstock_preemptions_not_swapped_total": 19,
         "penstock_step_bytes_total": 1000,
         "penstock_step_operations_total": 2000,
         "penstock_machine_bytes_per_second": 4e10,

@@ -5,9 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from penstock import LLM, SamplingParams
-from penstock.core.plan import StepPlan
+from penstock.core.plan import BeginRow, BlockCopy, BlockSwap, BlockUpdate, RowPlan, StepPlan
+from penstock.runtime.device_storage import DeviceKVStorage
 from penstock.runtime.executor import CompletedStep
 from support.checkpoints import FAMILIES, make
 
@@ -44,3 +46,32 @@ def test_a_step_says_how_long_it_took(tmp_path: Path) -> None:
     llm.generate([[7, 8, 9] * 30], SamplingParams(max_tokens=4, ignore_eos=True))
     assert len(seconds) == 4
     assert all(0 < told <= whole for told, whole in seconds)
+
+
+def test_blocks_are_swapped_before_they_are_copied_and_written(tmp_path: Path) -> None:
+    """In one plan a block goes out and comes back elsewhere, is copied from there, and is given to another row."""
+    llm = LLM(str(make("llama", tmp_path)), threads=1, max_model_len=64, max_num_seqs=2)
+    executor = llm._core._executor
+    spec = executor._storage.spec
+    pool = DeviceKVStorage(spec, 8, torch.device("cpu"), swap_blocks=2)
+    executor._storage, executor._storages = pool, [pool]
+    layers = range(spec.layers_per_block)
+    blocks = [plane.view(torch.uint8).view(8, -1) for layer in layers for plane in pool.planes(layer)]
+    for memory in blocks:
+        memory.copy_(torch.randint(1, 256, memory.shape, dtype=torch.uint8))
+    before = [memory[3].clone() for memory in blocks]
+    params = SamplingParams(max_tokens=1, temperature=0.0)
+    result = executor.execute(
+        StepPlan(
+            number=0,
+            rows=(RowPlan(0, 0, 2, [7, 8], None, (0,), (BlockUpdate(0, 0, [3]),)),),
+            begin=(BeginRow(0, 0, [7, 8], params, ()),),
+            copies=(BlockCopy(5, 6),),
+            swap_out=(BlockSwap(3, 1),),
+            swap_in=(BlockSwap(5, 1),),
+        )
+    ).result()
+    assert len(result.samples[0].tokens) == 1 and not result.failed
+    for memory, expected in zip(blocks, before, strict=True):
+        assert torch.equal(memory[5], expected) and torch.equal(memory[6], expected)
+        assert not memory[3].any(), "what the next holder finds is cleared"

@@ -64,6 +64,28 @@ class TestOutstanding:
         simulation.run()
         assert len(simulation.finishes) == 2
 
+    def test_samples_of_a_prompt_that_failed_fail_with_it(self) -> None:
+        """The plan in which they fork is outstanding by then, and computes behind what is not there."""
+        simulation = Simulation(40, config=config(4, 8, max_outstanding=2))
+        simulation.submit(make_request(0, prompt(12), 9, n=3))
+        simulation.plan()
+        simulation.plan()
+        assert simulation.plans[1].rows[0].samples == (0, 1, 2)
+        simulation.commit(fails=True)
+        simulation.run()
+        assert simulation.finishes == {(0, index): "error" for index in range(3)}
+        assert not any(simulation.outputs.values())
+
+    def test_what_a_failed_step_computed_is_not_published(self) -> None:
+        simulation = Simulation(40, config=config(4, 32))
+        simulation.submit(make_request(0, prompt(20), 4))
+        simulation.plan()
+        simulation.commit(fails=True)
+        simulation.submit(make_request(1, prompt(20), 4))
+        simulation.run()
+        assert simulation.cached_tokens[1] == 0
+        assert simulation.finishes == {(0, 0): "error", (1, 0): "length"}
+
     @pytest.mark.parametrize(("max_waits", "admitted_in"), [(1, 1), (2, 2), (64, 3)])
     def test_waiting_for_outstanding_plans_is_bounded(self, max_waits: int, admitted_in: int) -> None:
         simulation = Simulation(400, config=config(4, 64, max_outstanding=3, max_prefix_waits=max_waits))

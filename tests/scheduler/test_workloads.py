@@ -5,6 +5,7 @@
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Workload:
     arrival_rate: float
     abort_rate: float
     failure_rate: float
+    failed_steps: float
 
 
 def random_prompt(rng: random.Random, prefixes: list[list[int]]) -> list[int]:
@@ -89,6 +91,9 @@ def random_workload(seed: int) -> Workload:
         requests = [random_tenant(luck, request) for request in requests]
     target_itl, slowness = luck.choice([None, 0.1]), luck.choice([0.0, 0.0005, 0.01])
     draft_depth = luck.choice([0, 0, 1, 3, 8])
+    width = luck.choice([0, 1, 6]) if draft_depth else 0
+    fixed_depth = luck.random() < 0.5
+    swap_share, failed_steps = luck.choice([0.0, 0.0, 0.2, 1.0, 3.0]), luck.choice([0.0, 0.0, 0.0, 0.05])
     max_num_seqs = rng.choice([1, 2, 4, 8])
     config = SchedulerConfig(
         max_num_seqs=max_num_seqs,
@@ -101,8 +106,8 @@ def random_workload(seed: int) -> Workload:
         max_scored_positions=rng.choice([1, 3, 17, 128]),
         target_itl=target_itl,
         draft_depth=draft_depth,
-        draft_width=luck.choice([0, 1, 6]) if draft_depth else 0,
-        fixed_depth=luck.random() < 0.5,
+        draft_width=width,
+        fixed_depth=fixed_depth,
     )
     block_size = rng.choice([1, 2, 4, 16])
     windows = rng.choice([(None,), (None,), (None, 5), (3,), (9, None, 9)])
@@ -122,6 +127,7 @@ def random_workload(seed: int) -> Workload:
         prefix_caching=rng.random() < 0.8,
         key_of=colliding_hash if rng.random() < 0.2 else None,
         kept_share=kept_share,
+        swap_blocks=int(swap_share * num_blocks),
         seconds=lambda plan: plan.num_tokens * slowness * luck.random(),
     )
     return Workload(
@@ -130,6 +136,7 @@ def random_workload(seed: int) -> Workload:
         arrival_rate=rng.choice([0.05, 0.5, 1.0]),
         abort_rate=rng.choice([0.0, 0.0, 0.02, 0.2]),
         failure_rate=rng.choice([0.0, 0.0, 0.0, 0.05]),
+        failed_steps=failed_steps,
     )
 
 
@@ -167,7 +174,8 @@ def run_workload(seed: int) -> Simulation:
             simulation.plan()
             if rng.random() < workload.abort_rate and simulation.requests:
                 simulation.abort(rng.choice(list(simulation.requests)))
-        if not simulation.step() and batch is None:
+        fails = workload.failed_steps > 0 and rng.random() < workload.failed_steps
+        if not simulation.step(fails=fails) and batch is None:
             break
         assert steps < 10_000, "no end"
     simulation.check_idle()
@@ -212,3 +220,15 @@ def test_some_workloads_bound_the_chunk() -> None:
 
 def test_different_seeds_make_different_plans() -> None:
     assert len({run_workload(seed).trace() for seed in range(8)}) == 8
+
+
+def test_some_workloads_swap() -> None:
+    """Blocks go out and come back, with one plan under way and with several; and there is not always room."""
+    facts = {1: Counter[str](), 2: Counter[str]()}
+    for seed in range(60):
+        simulation = run_workload(seed)
+        done = facts[min(simulation.config.max_outstanding, 2)]
+        for step in simulation.facts:
+            done += Counter(out=step.swapped_out, back=step.swapped_in, refused=step.not_swapped)
+    assert all(done[name] > 0 for done in facts.values() for name in ("out", "back")), facts
+    assert facts[1]["refused"] + facts[2]["refused"] > 0

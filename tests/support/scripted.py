@@ -14,7 +14,16 @@ from dataclasses import dataclass, field
 import msgspec
 
 from penstock.core.kv import GroupSpec, KVSpec, Plane
-from penstock.core.plan import BeginRow, FinishReason, RowPlan, SampleResult, StepPlan, StepResult, TokenLogprobs
+from penstock.core.plan import (
+    BeginRow,
+    BlockCopy,
+    FinishReason,
+    RowPlan,
+    SampleResult,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+)
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 
@@ -169,7 +178,7 @@ class Row:
 
 @dataclass
 class ScriptedExecutor:
-    """Executes plans on simulated KV memory of `num_blocks` blocks.
+    """Executes plans on simulated KV memory of `num_blocks` blocks, and of `swap_blocks` beside them.
 
     Rows of the sequences in `failing` yield an error instead of their next token. Where drafts are wanted, `luck` says
     how many there are and which are wrong.
@@ -179,11 +188,13 @@ class ScriptedExecutor:
     num_blocks: int
     failing: set[int] = field(default_factory=set)
     luck: random.Random = field(default_factory=lambda: random.Random(0))
+    swap_blocks: int = 0
 
     def __post_init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.computed_tokens = 0
         self._memory: list[list[int | None]] = [[None] * self.spec.block_size for _ in range(self.num_blocks)]
+        self._host: list[list[int | None]] = [[None] * self.spec.block_size for _ in range(self.swap_blocks)]
         self._seen: set[int] = set()
         self._next_number = 0
         self._guesses: dict[int, History] = {}
@@ -197,6 +208,7 @@ class ScriptedExecutor:
             del self.rows[sequence]
         for begin in plan.begin:
             self._begin(begin)
+        self._swap_blocks(plan)
         for row_plan in plan.rows:
             self._update_tables(row_plan)
         self._copy_blocks(plan)
@@ -235,6 +247,31 @@ class ScriptedExecutor:
             assert update.blocks, "an update is empty"
             assert all(RELEASED <= block < self.num_blocks for block in update.blocks)
             table[update.first :] = update.blocks
+
+    def fail(self, plan: StepPlan) -> None:
+        """The plan fails: its rows are void, and what it was to write, nobody knows."""
+        self.failing |= {sequence for row_plan in plan.rows for sequence in (row_plan.sequence, *row_plan.samples)}
+        self.execute(plan)
+        size = self.spec.block_size
+        garbage = [-1] * size
+        for row_plan in plan.rows:
+            for position in range(row_plan.start, row_plan.start + row_plan.count):
+                for table in self.rows[row_plan.sequence].tables:
+                    self._memory[table[position // size]][position % size] = -1
+        for written in [*plan.copies, *plan.swap_in]:
+            self._memory[written.target if isinstance(written, BlockCopy) else written.block] = garbage.copy()
+        for swap in plan.swap_out:
+            self._host[swap.host] = garbage.copy()
+
+    def _swap_blocks(self, plan: StepPlan) -> None:
+        """A copy is gone once it has come back: what is read twice would be an error."""
+        assert len({swap.host for swap in plan.swap_out}) == len(plan.swap_out), "two blocks have the same host block"
+        assert len({swap.block for swap in plan.swap_in}) == len(plan.swap_in), "two host blocks have the same block"
+        for swap in plan.swap_out:
+            self._host[swap.host] = self._memory[swap.block].copy()
+        for swap in plan.swap_in:
+            self._memory[swap.block] = self._host[swap.host]
+            self._host[swap.host] = [None] * self.spec.block_size
 
     def _copy_blocks(self, plan: StepPlan) -> None:
         targets = [copy.target for copy in plan.copies]
@@ -313,6 +350,8 @@ class ScriptedExecutor:
 
     def _check_context(self, row_plan: RowPlan) -> None:
         row = self.rows[row_plan.sequence]
+        if row_plan.sequence in self.failing:
+            return
         for index, group in enumerate(self.spec.groups):
             first = first_visible(row_plan.start, group.window)
             content = self._read(row, index, first, row_plan.start)

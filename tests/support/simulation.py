@@ -14,6 +14,7 @@ from penstock.core.facts import StepFacts
 from penstock.core.plan import FinishReason, Pooling, StepPlan, TokenLogprobs
 from penstock.core.request import KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.engine.core import failed_step
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.sequence import Sequence
 from support.scripted import ScriptedExecutor, expected_output, expected_scores, expected_vector, kv_spec
@@ -82,6 +83,7 @@ class Simulation:
         prefix_caching: bool = True,
         key_of: KeyFunction | None = None,
         kept_share: float = 0.0,
+        swap_blocks: int = 0,
         seconds: Callable[[StepPlan], float] = lambda plan: 0.0,
     ) -> None:
         self.seconds = seconds
@@ -90,8 +92,8 @@ class Simulation:
         self.cache = KVCache(self.spec, num_blocks, prefix_caching=prefix_caching, key_of=key_of, kept_share=kept_share)
         self.now = 0.0
         self.kept: dict[int, KeptTokens] = {}
-        self.scheduler = Scheduler(self.config, self.cache)
-        self.executor = ScriptedExecutor(self.spec, num_blocks)
+        self.scheduler = Scheduler(self.config, self.cache, swap_blocks)
+        self.executor = ScriptedExecutor(self.spec, num_blocks, swap_blocks=swap_blocks)
         self.requests: dict[int, Request] = {}
         self.outputs: dict[Sample, list[int]] = {}
         self.scores: dict[int, list[TokenLogprobs]] = {}
@@ -133,10 +135,14 @@ class Simulation:
         self.check()
         return plan
 
-    def commit(self) -> list[SampleOutput]:
-        """Execute and commit the oldest outstanding plan."""
+    def commit(self, *, fails: bool = False) -> list[SampleOutput]:
+        """Execute and commit the oldest outstanding plan; or it fails."""
         plan = self._outstanding.popleft()
-        answer = msgspec.structs.replace(self.executor.execute(plan), seconds=self.seconds(plan))
+        if fails:
+            self.executor.fail(plan)
+            answer = failed_step(plan, RuntimeError("the step failed"))
+        else:
+            answer = msgspec.structs.replace(self.executor.execute(plan), seconds=self.seconds(plan))
         events = self.scheduler.commit(plan, answer)
         self._check_facts(plan, self.scheduler.facts)
         self.facts.append(self.scheduler.facts)
@@ -151,17 +157,19 @@ class Simulation:
         assert facts.chunk_tokens == sum(chunk.count for chunk in facts.chunks)
         assert facts.sampled == sum(len(row.samples) for row in plan.rows)
         assert facts.context >= facts.decodes
+        assert (facts.swapped_out, facts.swapped_in) == (len(plan.swap_out), len(plan.swap_in))
+        assert facts.not_swapped <= len(facts.preempted)
         assert facts.accepted <= facts.drafted <= sum(row.draft_depth for row in plan.rows)
 
-    def step(self) -> bool:
-        """Plan as far ahead as allowed and commit one plan. False: there is nothing to do."""
+    def step(self, *, fails: bool = False) -> bool:
+        """Plan as far ahead as allowed and commit one plan, which may fail. False: there is nothing to do."""
         while len(self._outstanding) < self.config.max_outstanding:
             if self.plan() is None:
                 break
         if not self._outstanding:
             assert not self.unfinished(), "idle with work that could be done"
             return False
-        self.commit()
+        self.commit(fails=fails)
         return True
 
     def run(self, max_steps: int = 5000) -> None:
@@ -248,7 +256,7 @@ class Simulation:
         assert pool.num_free + pool.num_cached == pool.num_blocks
         assert len(self.cache.index) == pool.num_cached
         load = self.scheduler.snapshot()
-        assert load.running == load.waiting == load.waiting_tokens == load.blocks_used == 0
+        assert load.running == load.waiting == load.waiting_tokens == load.blocks_used == load.swap_blocks_used == 0
 
     def check_outputs(self) -> None:
         """Every token is what the request alone determines."""

@@ -123,7 +123,7 @@ def _gpu(config: EngineConfig) -> Backend:
     return Backend(
         implementations(place),
         loaded,
-        lambda spec, blocks: DeviceKVStorage(spec, blocks, place.device),
+        lambda spec, blocks: DeviceKVStorage(spec, blocks, place.device, config.cache.swap_blocks),
         chooser(place),
         _WARM_UP,
         notes,

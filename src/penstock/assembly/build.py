@@ -122,7 +122,7 @@ def build_engine(
         prefix_caching=config.cache.prefix_caching,
         kept_share=config.cache.kept_share,
     )
-    core = EngineCore(Scheduler(config.scheduler, cache), executor, grammars)
+    core = EngineCore(Scheduler(config.scheduler, cache, config.cache.swap_blocks), executor, grammars)
     gain = describe_gain(model, declaration, loaded.weights, ceilings)
     notes = [*declaration.notes, *backend.notes, *loaded.notes, *([gain] if gain else []), _promise(program, rejects)]
     work = model_work(declaration, loaded.weights, spec)

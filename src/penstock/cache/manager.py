@@ -287,6 +287,15 @@ class KVCache:
         blocks.published = 0
         blocks.shares = False
 
+    def needed_from(self, blocks: SequenceBlocks, tokens: int) -> list[tuple[int, list[int]]]:
+        """Per group, the blocks with the first `tokens` positions that later ones attend to, and the first's index."""
+        end = -(-tokens // self.spec.block_size)
+        needed = []
+        for policy, table in zip(self._policies, blocks.tables, strict=True):
+            first = min(policy.first_needed(tokens), end)
+            needed.append((first, table[first:end]))
+        return needed
+
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """The block copies that reservations since the last call ask for, in order."""
         copies, self._copies = tuple(self._copies), []

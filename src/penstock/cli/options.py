@@ -48,6 +48,14 @@ KvCacheDtype = Annotated[
         help="What keys and values are kept as: auto (as computed), int8 or fp8 (half the memory), or int4 (a third)."
     ),
 ]
+SwapSpace = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="On a GPU, so much of the processor's memory takes the KV of preempted requests, which are else computed "
+        "again.",
+    ),
+]
 PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of equal prefixes.")
 ]
@@ -253,6 +261,7 @@ class ModelOptions:
     target_itl: TargetItl = None
     kv_cache_memory: KvCacheMemory = None
     kv_cache_dtype: KvCacheDtype = "auto"
+    swap_space: SwapSpace = None
     load_format: LoadFormat = "auto"
     device: Device = "cpu"
     deterministic: Deterministic = False
@@ -272,7 +281,9 @@ class ModelOptions:
     def engine(self, model: str | None, **others: Any) -> dict[str, Any]:
         """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""
         memory = parse_size(self.kv_cache_memory, "--kv-cache-memory")
-        return {**vars(self), "model": model_or_default(model), "kv_cache_memory": memory, **others}
+        swap = parse_size(self.swap_space, "--swap-space")
+        sizes = {"kv_cache_memory": memory, "swap_space": swap}
+        return {**vars(self), "model": model_or_default(model), **sizes, **others}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         kv_cache_memory: bytes of the KV pool.
         kv_cache_dtype: what keys and values are kept as: "auto" (numbers, as the model computes in), "int8" or "fp8"
             (bytes with a scale for each head of each token), or "int4" (half bytes, see `kernels.kv_bytes`).
+        swap_space: bytes of the processor's memory to which a GPU's KV blocks are swapped when a sequence is preempted;
+            None or 0: it is computed again.
         enable_prefix_caching: share the KV of equal prefixes between requests.
         static_batching: the baseline that continuous batching is compared with.
         load_format: "dummy" makes random weights from the configuration alone.
@@ -77,6 +79,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     target_itl: float | None = None
     kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"
+    swap_space: int | None = None
     enable_prefix_caching: bool = True
     static_batching: bool = False
     load_format: LoadFormat = "auto"
@@ -156,12 +159,20 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
 
 
 class CacheConfig(msgspec.Struct, frozen=True):
-    """The KV pool: its geometry, its size in blocks, whether prefixes are shared, what share may be kept on request."""
+    """The KV pool.
+
+    Attributes:
+        spec, num_blocks: its geometry, and its size.
+        prefix_caching: whether prefixes are shared.
+        kept_share: what share of it may be kept on request.
+        swap_blocks: how many more there are in the processor's memory, for preempted sequences.
+    """
 
     spec: KVSpec
     num_blocks: int
     prefix_caching: bool = True
     kept_share: float = KEPT_SHARE
+    swap_blocks: int = 0
 
 
 class ModelConfig(msgspec.Struct, frozen=True):

@@ -79,6 +79,8 @@ class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
     recomputed_tokens: int = 0
     restarts: int = 0
+    swap_blocks_total: int = 0
+    swap_blocks_used: int = 0
 
     def after(self, earlier: "LoadSnapshot") -> "LoadSnapshot":
         """The same with the totals of earlier runs added."""

@@ -52,12 +52,18 @@ class PrefixFound(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Admission(msgspec.Struct, frozen=True, array_like=True):
-    """A sequence came into the batch: for the first time, or, where `again`, after it was preempted."""
+    """A sequence came into the batch: for the first time, or, where `again`, after it was preempted.
+
+    Attributes:
+        prefix: what the prefix cache had of it.
+        swapped: positions that it did not have to compute again, since their blocks had been swapped out.
+    """
 
     request_id: int
     sample_index: int
     again: bool
     prefix: PrefixFound
+    swapped: int = 0
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -116,6 +122,8 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
             every tenth of a second, for all steps since.
         held: what keeps the first of those who still wait; None where nobody does.
         admissions, chunks, preempted, drafts: what happened to which request; `preempted` has ids.
+        swapped_out, swapped_in: KV blocks that were copied to the processor's memory, and from there.
+        not_swapped: sequences of those that were preempted for which that memory had no room.
     """
 
     began: float = 0.0
@@ -136,6 +144,9 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
     chunks: list[Chunk] = []
     preempted: list[int] = []
     drafts: list[Drafted] = []
+    swapped_out: int = 0
+    swapped_in: int = 0
+    not_swapped: int = 0
 
     @property
     def drafted(self) -> int:
@@ -176,6 +187,7 @@ class StepTotals(msgspec.Struct, frozen=True):
         drafted, accepted, beside: tokens that were drafted, those of them that were right, and those that were in other
             branches of a tree than the likeliest.
         preemptions: sequences that lost their blocks.
+        swapped_out, swapped_in, not_swapped: as steps say.
         held: seconds in which somebody waited, by what for, in the order of `WAITS`.
     """
 
@@ -201,6 +213,9 @@ class StepTotals(msgspec.Struct, frozen=True):
     chunk_seconds: float = 0.0
     chunk_gained: int = 0
     preemptions: int = 0
+    swapped_out: int = 0
+    swapped_in: int = 0
+    not_swapped: int = 0
     held: tuple[float, ...] = (0.0,) * len(WAITS)
 
     @property
@@ -243,6 +258,9 @@ class StepTotals(msgspec.Struct, frozen=True):
             self.chunk_seconds + (seconds if step.chunk_tokens else 0.0),
             self.chunk_gained + (step.sampled + step.accepted if step.chunk_tokens else 0),
             self.preemptions + len(step.preempted),
+            self.swapped_out + step.swapped_out,
+            self.swapped_in + step.swapped_in,
+            self.not_swapped + step.not_swapped,
             held,
         )
 

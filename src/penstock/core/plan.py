@@ -47,6 +47,13 @@ class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
     target: int
 
 
+class BlockSwap(msgspec.Struct, frozen=True, array_like=True):
+    """Copy a whole KV block of every layer between the pool (`block`) and the processor's memory (`host`)."""
+
+    block: int
+    host: int
+
+
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
     """Entries of one row's block table in one KV group: `blocks` replace those from index `first` on.
 
@@ -100,13 +107,19 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Everything an executor needs for one step. Order of effects: end rows, begin rows, copy blocks, compute rows."""
+    """Everything an executor needs for one step.
+
+    Order of effects: end rows, begin rows, swap out, swap in, copy blocks, compute rows. What is swapped out is thus
+    read before anybody who was given its blocks writes into them, and may come back within the same plan.
+    """
 
     number: int
     rows: tuple[RowPlan, ...]
     begin: tuple[BeginRow, ...] = ()
     end: tuple[int, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
+    swap_out: tuple[BlockSwap, ...] = ()
+    swap_in: tuple[BlockSwap, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -178,6 +191,7 @@ class StepResult(msgspec.Struct, frozen=True):
         seconds: how long it was computed, since the one before it where it was launched behind that; 0 where that is
             not known.
         sampling_seconds, drafting_seconds: how long of this it took to choose tokens, and to draft them before.
+        failed: the plan was not carried out, or not to its end: nothing that it was to write may be read.
     """
 
     number: int
@@ -185,3 +199,4 @@ class StepResult(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     sampling_seconds: float = 0.0
     drafting_seconds: float = 0.0
+    failed: bool = False

@@ -29,6 +29,7 @@ from penstock.core.devices import FP8_CAPABILITY, Gpu, dotted, resolve_device
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
 from penstock.core.speculation import HEADS, DraftModelConfig, blocks_of_branches, resolve_speculation
+from penstock.core.swapping import resolve_swap_space
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
@@ -62,6 +63,7 @@ def resolve(
     """
     out = _Resolver()
     gpu = resolve_device(options.device, machine.gpus, out.note)
+    host_memory = None if gpu is None else machine.available_memory
     if gpu is not None:
         options, machine = _on_gpu(gpu, options, machine)
     _note_order_of_sums(options, gpu, machine, out)
@@ -87,6 +89,8 @@ def resolve(
     num_blocks, max_model_len = _resolve_memory(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out
     )
+    _positive("swap_space", options.swap_space or None)
+    swap_blocks = resolve_swap_space(options.swap_space, block_bytes, host_memory, out.note)
     sharing = "as asked: every prompt is computed"
     if options.enable_prefix_caching:
         sharing = f"equal prefixes share their KV; up to {KEPT_SHARE:.0%} of the pool is kept where clients ask for it"
@@ -100,7 +104,7 @@ def resolve(
             *quantization,
             _resolve_packed_cache(options, machine, out),
         ),
-        cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching),
+        cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching, swap_blocks=swap_blocks),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,

@@ -60,9 +60,8 @@ def failed_step(plan: StepPlan, cause: BaseException) -> StepResult:
     """The answer to a plan that could not be computed: every sequence with a row in it fails."""
     message = f"The computation of this step failed ({type(cause).__name__}); the engine's log has the details."
     sequences = {sequence for row in plan.rows for sequence in (row.sequence, *row.samples)}
-    return StepResult(
-        plan.number, tuple(SampleResult(sequence, [], "error", error=message) for sequence in sorted(sequences))
-    )
+    samples = tuple(SampleResult(sequence, [], "error", error=message) for sequence in sorted(sequences))
+    return StepResult(plan.number, samples, failed=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -109,6 +108,7 @@ class EngineCore:
         self.facts = StepFacts()
         # Steps that are not committed, the oldest first.
         self._begun: deque[_Begun] = deque()
+        self._said_full = False
 
     def needs_preparation(self, request: Request) -> bool:
         """Whether `prepare` would take a while."""
@@ -231,6 +231,12 @@ class EngineCore:
             execute=computed - began - planning - result.sampling_seconds - result.drafting_seconds,
             sample=result.sampling_seconds,
         )
+        if self.facts.not_swapped and not self._said_full:
+            self._said_full = True
+            logger.warning(
+                "--swap-space had no room for a preempted request, which is computed again; "
+                "penstock_preemptions_not_swapped_total counts how often that happens."
+            )
         return outputs
 
     def _end_all(self, interrupt: BaseException) -> None:

@@ -136,7 +136,15 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "penstock_kv_blocks_free",
             stacked=True,
         ),
-        _gauges("Pool", "short", "penstock_kv_blocks", "penstock_kv_blocks_kept", width=4),
+        _gauges(
+            "Pool",
+            "short",
+            "penstock_kv_blocks",
+            "penstock_kv_blocks_kept",
+            "penstock_kv_swap_blocks",
+            "penstock_kv_swap_blocks_used",
+            width=4,
+        ),
         Panel(
             "Prefix hits",
             "percentunit",
@@ -157,6 +165,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (
                 ("preemptions/s", _query.rate("penstock_preemptions_total")),
                 ("tokens/s computed again", _query.rate("penstock_recomputed_tokens_total")),
+                ("blocks/s swapped out", _query.rate("penstock_kv_blocks_swapped_out_total")),
+                ("blocks/s swapped in", _query.rate("penstock_kv_blocks_swapped_in_total")),
+                ("not swapped/s, for want of room", _query.rate("penstock_preemptions_not_swapped_total")),
             ),
             DEFINITIONS["penstock_preemptions_total"].help,
             width=6,

@@ -124,6 +124,11 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         ),
         _counter("preemptions", "sequences", "Sequences that had to give up their KV blocks."),
         _counter("recomputed_tokens", "tokens", "Tokens computed again after preemption."),
+        _counter(
+            "preemptions_not_swapped",
+            "sequences",
+            "Preempted sequences for whose KV blocks --swap-space had no room, so that they are computed again.",
+        ),
     ),
     "KV cache": (
         _gauge("kv_blocks", "blocks", "KV blocks of the pool."),
@@ -131,6 +136,10 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         _gauge("kv_blocks_cached", "blocks", "KV blocks kept for prefix hits only."),
         _gauge("kv_blocks_kept", "blocks", "KV blocks that clients want kept for a time, used or cached."),
         _gauge("kv_blocks_free", "blocks", "KV blocks that hold nothing."),
+        _gauge("kv_swap_blocks", "blocks", "KV blocks in the processor's memory, beside a GPU's pool (--swap-space)."),
+        _gauge("kv_swap_blocks_used", "blocks", "Those of them that preempted sequences hold."),
+        _counter("kv_blocks_swapped_out", "blocks", "KV blocks that were copied to the processor's memory."),
+        _counter("kv_blocks_swapped_in", "blocks", "KV blocks that were copied back from there."),
         _counter("prefix_cache_queried_tokens", "tokens", "Prompt tokens looked up in the prefix cache."),
         _counter("prefix_cache_hit_tokens", "tokens", "Prompt tokens found there."),
     ),

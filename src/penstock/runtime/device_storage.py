@@ -1,21 +1,27 @@
 """The KV pool in a GPU's memory."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import KVSpec
-from penstock.core.plan import BlockCopy
+from penstock.core.plan import BlockCopy, BlockSwap
 from penstock.kernels.dispatch import KVLayout
+from penstock.runtime.host_blocks import HostBlocks
 from penstock.runtime.storage import TORCH_DTYPES, place_in_groups
 
 
 class DeviceKVStorage:
-    """Planes of all blocks as `KVStorage` has them, in slots, on a device."""
+    """Planes of all blocks as `KVStorage` has them, in slots, on a device.
+
+    `swap_blocks` more are in the processor's memory.
+    """
 
     layout: KVLayout = "slots"
 
-    def __init__(self, spec: KVSpec, num_blocks: int, device: torch.device) -> None:
+    def __init__(self, spec: KVSpec, num_blocks: int, device: torch.device, swap_blocks: int = 0) -> None:
         self.spec, self.block_size = spec, spec.block_size
         self._group_of = place_in_groups(spec)
         slots = num_blocks * spec.block_size
@@ -36,6 +42,7 @@ class DeviceKVStorage:
         self._memories = [
             array.view(torch.uint8).view(spec.layers_per_block, num_blocks, -1) for array in arrays
         ]  # fmt: skip
+        self._host = HostBlocks(self._memories, swap_blocks) if swap_blocks else None
 
     def planes(self, layer: int) -> tuple[Tensor, ...]:
         """Key and value slots of one layer of the model, and their scales where they are bytes."""
@@ -52,6 +59,13 @@ class DeviceKVStorage:
 
     def use_idle_time(self) -> None:
         """There is nothing that could be done before it is needed."""
+
+    def swap(self, out: Sequence[BlockSwap], back: Sequence[BlockSwap]) -> None:
+        """Copy blocks to the processor's memory, then others, or the same, from there."""
+        if self._host is None:
+            raise RuntimeError("blocks are swapped, and none were asked for in the processor's memory")
+        self._host.swap_out(out)
+        self._host.swap_in(back)
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copy whole blocks of all layers, in order."""

@@ -126,8 +126,8 @@ class ModelExecutor:
     def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep:
         """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
 
-        Effects in order: end rows, begin rows, copy blocks, compute. A step whose tokens cannot be chosen on the device
-        is computed when all before it have been finished.
+        Effects in order: end rows, begin rows, swap, copy blocks, compute. A step whose tokens cannot be chosen on the
+        device is computed when all before it have been finished.
         """
         started = time.perf_counter()
         for sequence in plan.end:
@@ -154,14 +154,19 @@ class ModelExecutor:
         """Compute the step from its copies to its tokens."""
         while self._launched:
             self._finish_oldest()
-        for storage in self._storages:
-            storage.copy_blocks(plan.copies)
+        self._move_blocks(plan)
         self._sampling_seconds = self._drafting_seconds = 0.0
         void = self._void_forks(plan) if self._over else []
         rows = [row for row in plan.rows if row.sequence not in self._over] if self._over else plan.rows
         samples = (*void, *(self._compute(rows) if rows else ()))
         seconds = time.perf_counter() - started
         return StepResult(plan.number, samples, seconds, self._sampling_seconds, self._drafting_seconds)
+
+    def _move_blocks(self, plan: StepPlan) -> None:
+        if plan.swap_out or plan.swap_in:
+            self._storage.swap(plan.swap_out, plan.swap_in)
+        for storage in self._storages:
+            storage.copy_blocks(plan.copies)
 
     def _can_launch(self, plan: StepPlan) -> bool:
         """Whether nothing of the step has to be known here before the next one is begun."""
@@ -176,8 +181,7 @@ class ModelExecutor:
 
     def _launch(self, plan: StepPlan, started: float) -> LaunchedStep:
         """Let the device compute the step behind the one that it computes now."""
-        for storage in self._storages:
-            storage.copy_blocks(plan.copies)
+        self._move_blocks(plan)
         self._place(plan.rows)
         rows = order_rows(plan.rows)
         logits = self._model.run(self._gather([StepRow(row, self._rows[row.sequence].table) for row in rows]))

@@ -1,6 +1,7 @@
 """KV storage: the tensors behind the blocks."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import KVSpec
-from penstock.core.plan import BlockCopy
+from penstock.core.plan import BlockCopy, BlockSwap
 from penstock.kernels.dispatch import KVLayout
 from penstock.runtime.ahead import Ahead
 
@@ -91,6 +92,10 @@ class KVStorage:
     def use_idle_time(self) -> None:
         """Have more memory made ready, beside whatever comes."""
         self._ahead.use_idle_time()
+
+    def swap(self, out: Sequence[BlockSwap], back: Sequence[BlockSwap]) -> None:
+        """There is no other memory to swap to."""
+        raise RuntimeError("blocks are swapped, and the pool is in the processor's memory already")
 
     def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
         """Copy whole blocks of all layers, in order."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.core.plan import BeginRow, BlockCopy, BlockUpdate, RowPlan, StepPlan
+from penstock.core.plan import BeginRow, BlockCopy, BlockSwap, BlockUpdate, RowPlan, StepPlan
 from penstock.scheduler.depth import NO_DRAFTS, Tree
 from penstock.scheduler.sequence import Sequence
 
@@ -108,6 +108,12 @@ class Draft:
         for sample in samples:
             sample.in_flight += 1
 
-    def plan(self, ended: tuple[int, ...], copies: tuple[BlockCopy, ...]) -> StepPlan:
+    def plan(
+        self,
+        ended: tuple[int, ...],
+        copies: tuple[BlockCopy, ...],
+        swap_out: tuple[BlockSwap, ...],
+        swap_in: tuple[BlockSwap, ...],
+    ) -> StepPlan:
         """The finished plan."""
-        return StepPlan(number=self.number, rows=tuple(self.rows), begin=tuple(self.begin), end=ended, copies=copies)
+        return StepPlan(self.number, tuple(self.rows), tuple(self.begin), ended, copies, swap_out, swap_in)

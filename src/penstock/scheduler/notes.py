@@ -17,21 +17,23 @@ class Notes:
         self._admissions: list[Admission] = []
         self._chunks: list[Chunk] = []
         self._preempted: list[int] = []
+        self._not_swapped = 0
         self._rows = 0
         self._decodes = 0
         self._chunk_tokens = 0
         self._sampled = 0
         self._context = 0
 
-    def admission(self, sequence: Sequence, cache: KVCache, cached: int) -> None:
-        """It comes into the batch with so many tokens from the cache."""
+    def admission(self, sequence: Sequence, cache: KVCache, cached: int, swapped: int = 0) -> None:
+        """It comes into the batch with so many tokens from the cache, or so many whose blocks were swapped out."""
         found = cache.explain_hit(sequence.blocks, sequence.tokens, sequence.cacheable, cached)
         request_id, again = sequence.request.request_id, sequence.cached_tokens is not None
-        self._admissions.append(Admission(request_id, sequence.sample_index, again, found))
+        self._admissions.append(Admission(request_id, sequence.sample_index, again, found, swapped))
 
-    def preemption(self, sequence: Sequence) -> None:
-        """It loses its blocks."""
+    def preemption(self, sequence: Sequence, *, refused: bool) -> None:
+        """It loses its blocks; `refused`: they could not be swapped out, since there was no room."""
         self._preempted.append(sequence.request.request_id)
+        self._not_swapped += refused
 
     def row(self, sequence: Sequence, count: int, sampled: int) -> None:
         """Its next `count` positions are computed, and so many sequences get a token from the last."""
@@ -44,8 +46,11 @@ class Notes:
             self._chunk_tokens += count
             self._chunks.append(Chunk(sequence.request.request_id, sequence.sample_index, sequence.reserved, count))
 
-    def facts(self, budget: int, *, waiting: bool) -> StepFacts:
-        """The facts of a step that had `budget` tokens; `waiting`: whether somebody still waits."""
+    def facts(self, budget: int, swapped: tuple[int, int], *, waiting: bool) -> StepFacts:
+        """The facts of a step that had `budget` tokens, and so many blocks swapped out and in.
+
+        `waiting`: whether somebody still waits.
+        """
         return StepFacts(
             budget=budget,
             rows=self._rows,
@@ -57,4 +62,7 @@ class Notes:
             admissions=self._admissions,
             chunks=self._chunks,
             preempted=self._preempted,
+            swapped_out=swapped[0],
+            swapped_in=swapped[1],
+            not_swapped=self._not_swapped,
         )

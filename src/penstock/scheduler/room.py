@@ -97,8 +97,9 @@ class Room:
 
     def would_stand_back(self, sequence: Sequence, hit: int) -> bool:
         """Whether to wait for a block behind a hit of so many, since another sequence is computing it."""
-        # It must be one that the sequence may then take.
-        if (hit + 1) * self._cache.spec.block_size > sequence.cacheable:
+        # It must be one that the sequence may then take, and has not in the processor's memory.
+        size = self._cache.spec.block_size
+        if (hit + 1) * size > sequence.cacheable or hit * size < sequence.swapped_tokens:
             return False
         return sequence.waits < self._config.max_prefix_waits and self._cache.next_is_pending(sequence.blocks, hit)
 
@@ -144,9 +145,10 @@ class Room:
             if blocks < 0:
                 return
             hit = self._cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
-            if sequence.last_plan is None and not self.would_stand_back(sequence, hit):
+            if not sequence.under_way and not self.would_stand_back(sequence, hit):
                 rows -= 1
                 blocks -= len(self._cache.spec.groups)
-                count = max(1, len(sequence.tokens) - hit * self._cache.spec.block_size)
+                found = max(hit * self._cache.spec.block_size, sequence.swapped_tokens)
+                count = max(1, len(sequence.tokens) - found)
                 tokens -= count
                 yield sequence, count

@@ -10,6 +10,7 @@ from collections import deque
 from msgspec.structs import replace
 
 from penstock.cache.manager import KVCache
+from penstock.cache.swap import SwapSpace
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts, Wait
@@ -19,12 +20,15 @@ from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
 from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
 from penstock.scheduler.draft import Draft, PlannedRow
+from penstock.scheduler.holding import Held, Holding
 from penstock.scheduler.notes import Notes
 from penstock.scheduler.pace import Pace, Rows
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
 from penstock.scheduler.room import Room
 from penstock.scheduler.sequence import NO_STAMP, Sequence
 from penstock.scheduler.totals import Totals
+
+_ORPHANED = "The computation of the prompt that this sample shares failed."
 
 
 class Scheduler:
@@ -35,11 +39,14 @@ class Scheduler:
     and the next is first. Whoever was preempted comes before all who are new, and of these tenants take turns, so that
     each request is reached.
 
+    Args:
+        swap_blocks: how many blocks of preempted sequences can be swapped to the processor's memory.
+
     Attributes:
         facts: of the step that was committed last, but for its times.
     """
 
-    def __init__(self, config: SchedulerConfig, cache: KVCache) -> None:
+    def __init__(self, config: SchedulerConfig, cache: KVCache, swap_blocks: int = 0) -> None:
         if config.max_num_batched_tokens < config.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs, so that every sequence can decode")
         self.config = config
@@ -65,6 +72,8 @@ class Scheduler:
             model=config.model_drafts,
         )
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
+        self._swap = SwapSpace(cache, swap_blocks)
+        self._holding = Holding(cache, self._swap, self._room)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
         # Of the plan in the making; who was preempted for none is told with the next.
         self._notes = Notes()
@@ -140,11 +149,12 @@ class Scheduler:
         if not draft.rows:
             return None
         self._next_plan += 1
-        facts = self._notes.facts(budget, waiting=bool(self._waiting))
+        swap_out, swap_in = self._swap.take(draft.number)
+        facts = self._notes.facts(budget, (len(swap_out), len(swap_in)), waiting=bool(self._waiting))
         self._outstanding.append((draft.number, draft.committed_by, facts))
         self._notes = Notes()
         ended, self._ended = tuple(self._ended), []
-        return draft.plan(ended, self.cache.take_copies())
+        return draft.plan(ended, self.cache.take_copies(), swap_out, swap_in)
 
     def _plan_class(self, draft: Draft, *, background: bool) -> None:
         """Rows for requests that somebody waits for, or else for the others.
@@ -233,16 +243,19 @@ class Scheduler:
         return self.cache.reserve(sequence.blocks, start, start + count, plan=draft.number, until=sequence.last_plan)
 
     def _preempt(self, victim: Sequence) -> None:
-        """Take all blocks from a running sequence; it goes back to its old place and recomputes its KV later."""
+        """Take all blocks from a running sequence; it goes back to its old place.
+
+        Its KV is swapped out, or else computed again later.
+        """
         self._running.remove(victim)
         victim.running = False
-        self.cache.free(victim.blocks, until=victim.last_plan)
+        kept = self._holding.take_away(victim)
         victim.computed = victim.reserved = 0
         victim.epoch += 1
         victim.waits = 0
         self._waiting.add(victim)
         self._totals.preemptions += 1
-        self._notes.preemption(victim)
+        self._notes.preemption(victim, refused=not kept)
 
     def _add_row(self, sequence: Sequence, count: int, draft: Draft, tree: Tree = NO_DRAFTS) -> None:
         end = sequence.reserved + count
@@ -321,8 +334,7 @@ class Scheduler:
                 return held or self._full
             if draft.budget <= 0:
                 return held or "budget"
-            # One that was preempted while a plan was outstanding still has to receive its token.
-            if sequence.last_plan is not None:
+            if sequence.under_way:
                 held = held or "blocks"
                 continue
             # Those of the running that score come first, and end.
@@ -342,10 +354,10 @@ class Scheduler:
                 if not any(allowances.of(other, 1) > 0 for other in self._waiting.firsts(sequence.order[0])):
                     return held or "share"
                 allowed = 1
-            cached = self._attach_if_it_fits(sequence, hit)
-            if cached is None:
+            found = self._holding.attach_if_it_fits(sequence, hit, len(self._running))
+            if found is None:
                 return held or "blocks"
-            allowances.take(sequence, self._start(sequence, cached, allowed, draft))
+            allowances.take(sequence, self._start(sequence, found, allowed, draft))
         return held or "place"
 
     @property
@@ -369,29 +381,16 @@ class Scheduler:
         sequence.waits += 1
         return True
 
-    def _attach_if_it_fits(self, sequence: Sequence, hit: int) -> int | None:
-        """Hold the cached prefix and return its tokens; None, holding nothing, where all known tokens don't fit."""
-        known = len(sequence.tokens)
-        # A block that is hit but for its last token costs a copy; in a full pool it is computed again instead.
-        whole_blocks = (known - 1) // self.cache.spec.block_size
-        for length in dict.fromkeys((hit, min(hit, whole_blocks))):
-            if length != hit:
-                length = self.cache.shorten_hit(sequence.blocks, length)
-            cached = self.cache.attach_prefix(sequence.blocks, length, known)
-            if self._room.blocks_to_admit(sequence, len(self._running)) <= self._room.blocks(len(self._running)):
-                return cached
-            self.cache.free(sequence.blocks, until=None)
-        return None
-
-    def _start(self, sequence: Sequence, cached: int, most: int, draft: Draft) -> int:
+    def _start(self, sequence: Sequence, held: Held, most: int, draft: Draft) -> int:
         """Move a waiting sequence into the batch with its first chunk, of up to `most` positions; returns its size."""
-        sequence.computed = sequence.reserved = cached
+        cached = held.cached
+        sequence.computed = sequence.reserved = held.tokens
         charged = sequence.prompt_left if sequence.admitted else 0
-        sequence.computed_once = max(sequence.computed_once, cached)
+        sequence.computed_once = max(sequence.computed_once, held.tokens)
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
         count = sequence.within_scores(min(sequence.pending, most), draft.scores)
         # Before its own blocks take the place of those that tell why it found no more.
-        self._notes.admission(sequence, self.cache, cached)
+        self._notes.admission(sequence, self.cache, cached, held.swapped)
         if self._reserve(sequence, count, draft):
             raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
         self._waiting.admit(sequence)
@@ -399,11 +398,7 @@ class Scheduler:
         sequence.running = True
         if sequence.cached_tokens is None:
             sequence.cached_tokens = cached
-            if sequence.request.keep:
-                size = self.cache.spec.block_size
-                # The block of the last token is hit although that token is computed again.
-                hit = min(-(-cached // size), sequence.request.keep[-1].tokens // size)
-                sequence.kept_before = self.cache.kept_tokens(sequence.blocks, hit)
+            self._holding.look_for_kept(sequence)
             # A prompt whose first output is wanted is not looked up.
             if sequence.cacheable:
                 self._totals.prefix_queried_tokens += len(sequence.tokens)
@@ -424,12 +419,16 @@ class Scheduler:
         answers = {answer.sequence: answer for answer in result.samples}
         outputs: list[SampleOutput] = []
         for row in rows:
+            if row.sequence.finished:
+                # Where it failed before it forked, its forks have nothing to go on from.
+                answers |= {fork.id: SampleResult(fork.id, [], "error", error=_ORPHANED) for fork in row.samples[1:]}
             for sequence in row.samples:
                 sequence.in_flight -= 1
                 answer = answers.get(sequence.id)
                 if answer is not None and not sequence.finished:
                     sequence.tokens.extend(answer.tokens)
-            self._advance(row, answers.get(row.sequence.id))
+            if not result.failed:
+                self._advance(row, answers.get(row.sequence.id))
             if len(row.samples) > 1:
                 self._place_forks(row)
             for sequence in row.samples or (row.sequence,):
@@ -440,6 +439,7 @@ class Scheduler:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
+        self._swap.settle(plan.number, failed=result.failed)
         self._measured(plan, result)
         self._totals.steps += 1
         return outputs
@@ -453,31 +453,29 @@ class Scheduler:
     def _advance(self, row: PlannedRow, answer: SampleResult | None) -> None:
         """The KV of the row, and of its drafts that were right, is valid now.
 
-        It is not where its sequence ended or lost its blocks since it was planned, or where the row failed.
+        It is not where its sequence ended, or lost its blocks since it was planned, unless they were swapped out, or
+        where the row failed.
         """
         sequence, end = row.sequence, row.end
         if row.depth:
             sequence.drafting = 0
             end += self._depths.judged(sequence, answer, text_only=row.text_only)
-        if sequence.finished or sequence.epoch != row.epoch:
+        if sequence.finished:
             return
         # Nobody may find in the prefix cache what was perhaps not computed.
         if answer is not None and answer.finish == "error":
             return
-        fresh = max(0, end - sequence.computed_once)
-        self._totals.recomputed_tokens += end - sequence.computed - fresh
-        self._totals.prefill_tokens += max(0, min(end, sequence.prompt_length) - (end - fresh))
+        if sequence.epoch != row.epoch:
+            self._totals.computed(sequence, row.end, min(row.end, sequence.swapped_tokens))
+            return
+        self._totals.computed(sequence, sequence.computed, end)
         sequence.computed = end
-        sequence.computed_once += fresh
         if row.depth:
             sequence.reserved = end
             self.cache.roll_back(sequence.blocks, end + 1, until=None)
         self.cache.settle(sequence.blocks)
         self.cache.publish(sequence.blocks, sequence.tokens, end)
-        keep = sequence.request.keep
-        while len(sequence.kept_now) < len(keep) and keep[len(sequence.kept_now)].tokens <= end:
-            prefix = keep[len(sequence.kept_now)]
-            sequence.kept_now.append(self.cache.keep(sequence.blocks, prefix.tokens, prefix.seconds))
+        self._holding.keep(sequence)
 
     def _place_forks(self, row: PlannedRow) -> None:
         """Let forks share the prompt's blocks; where the batch is full, they queue and hit them in the prefix cache."""
@@ -529,6 +527,7 @@ class Scheduler:
         sequence.running = False
         sequence.finished = True
         self.cache.free(sequence.blocks, until=sequence.last_plan)
+        self._holding.forget(sequence)
         if sequence.begun:
             self._ended.append(sequence.id)
         del self._sequences[sequence.id]
@@ -547,16 +546,16 @@ class Scheduler:
 
     def snapshot(self) -> LoadSnapshot:
         """State and totals after the newest commit."""
-        waiting_tokens = sum(len(sequence.tokens) for sequence in self._waiting)
-        return self._totals.snapshot(self.cache.pool, len(self._running), len(self._waiting), waiting_tokens)
+        return self._totals.snapshot(self.cache.pool, self._swap, self._running, self._waiting)
 
     def check(self) -> None:
         """Raise RuntimeError where an invariant is broken; for tests and for the idle engine."""
         self.cache.check(sequence.blocks for sequence in self._sequences.values())
+        self._swap.check(each.swapped for each in self._sequences.values() if each.swapped is not None)
         for sequence in self._sequences.values():
             if not sequence.computed <= sequence.reserved <= len(sequence.tokens) + sequence.in_flight:
                 raise RuntimeError(f"sequence {sequence.id}: computed, reserved and known tokens are out of order")
             if not sequence.running and any(sequence.blocks.tables):
                 raise RuntimeError(f"sequence {sequence.id} waits but holds blocks")
-        if not self.has_work and self.cache.pool.num_used:
+        if not self.has_work and (self.cache.pool.num_used or self._swap.num_used):
             raise RuntimeError("blocks are in use although nothing runs")

@@ -8,6 +8,7 @@ be if every outstanding plan succeeds.
 from dataclasses import dataclass, field
 
 from penstock.cache.manager import SequenceBlocks
+from penstock.cache.swap import SwappedBlocks
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import FinishReason, SampleResult
 from penstock.core.request import BACKGROUND_PRIORITY, Request
@@ -32,6 +33,7 @@ class Sequence:
         in_flight: samples that outstanding plans will yield.
         last_plan: newest outstanding plan with a row of this sequence, None if there is none.
         blocks: its block tables.
+        swapped: what of its blocks is in the processor's memory, if anything was put there when it was preempted.
         running: whether it holds a row of the batch (and may hold blocks).
         begun: whether the executor has a row for it.
         admitted: whether it was ever let into the batch, or forked from one that was.
@@ -63,6 +65,7 @@ class Sequence:
     computed_once: int = 0
     in_flight: int = 0
     last_plan: int | None = None
+    swapped: SwappedBlocks | None = None
     running: bool = False
     begun: bool = False
     admitted: bool = False
@@ -118,6 +121,16 @@ class Sequence:
         if self.max_tokens and expected - self.prompt_length >= self.max_tokens:
             return 0
         return expected - self.reserved
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it has to wait for an outstanding plan: for the token that this yields, or to be swapped out."""
+        return self.last_plan is not None or (self.swapped is not None and self.swapped.under_way)
+
+    @property
+    def swapped_tokens(self) -> int:
+        """Positions whose keys and values are in the processor's memory."""
+        return 0 if self.swapped is None else self.swapped.tokens
 
     @property
     def prompt_left(self) -> int:

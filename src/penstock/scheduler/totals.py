@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 from penstock.cache.pool import BlockPool
+from penstock.cache.swap import SwapSpace
 from penstock.core.events import LoadSnapshot
+from penstock.scheduler.queue import OrderedQueue, WaitingQueue
+from penstock.scheduler.sequence import Sequence
 
 
 @dataclass(slots=True)
@@ -18,13 +21,20 @@ class Totals:
     preemptions: int = 0
     recomputed_tokens: int = 0
 
-    def snapshot(self, pool: BlockPool, running: int, waiting: int, waiting_tokens: int) -> LoadSnapshot:
+    def computed(self, sequence: Sequence, start: int, end: int) -> None:
+        """A sequence has its positions up to `end`; those that it had before are computed again, from `start` on."""
+        fresh = max(0, end - sequence.computed_once)
+        self.recomputed_tokens += max(0, end - start - fresh)
+        self.prefill_tokens += max(0, min(end, sequence.prompt_length) - (end - fresh))
+        sequence.computed_once += fresh
+
+    def snapshot(self, pool: BlockPool, swap: SwapSpace, running: OrderedQueue, waiting: WaitingQueue) -> LoadSnapshot:
         """The totals beside the state of the pool and the queues."""
         return LoadSnapshot(
             step=self.steps,
-            running=running,
-            waiting=waiting,
-            waiting_tokens=waiting_tokens,
+            running=len(running),
+            waiting=len(waiting),
+            waiting_tokens=sum(len(sequence.tokens) for sequence in waiting),
             blocks_total=pool.num_blocks,
             blocks_used=pool.num_used + pool.num_retiring,
             blocks_cached=pool.num_cached,
@@ -36,4 +46,6 @@ class Totals:
             prefix_hit_tokens=self.prefix_hit_tokens,
             preemptions=self.preemptions,
             recomputed_tokens=self.recomputed_tokens,
+            swap_blocks_total=swap.num_blocks,
+            swap_blocks_used=swap.num_used,
         )

@@ -1,0 +1,91 @@
+"""What a sequence holds of its context when it comes into the batch, and what becomes of it at a preemption."""
+
+from typing import NamedTuple
+
+from penstock.cache.manager import KVCache
+from penstock.cache.swap import SwapSpace
+from penstock.scheduler.room import Room
+from penstock.scheduler.sequence import Sequence
+
+
+class Held(NamedTuple):
+    """With what a sequence comes in.
+
+    Attributes:
+        tokens: positions that need no work.
+        cached: those that the prefix cache has.
+        swapped: those that were swapped out, where it goes on with these.
+    """
+
+    tokens: int
+    cached: int
+    swapped: int = 0
+
+
+class Holding:
+    """Attaches sequences to the prefix cache, or to what was swapped out of them, and takes their blocks away."""
+
+    def __init__(self, cache: KVCache, swap: SwapSpace, room: Room) -> None:
+        self._cache = cache
+        self._swap = swap
+        self._room = room
+
+    def take_away(self, victim: Sequence) -> bool:
+        """Take all its blocks from a sequence. False: they were to be swapped out, and there was no room.
+
+        What is computed in outstanding plans is swapped out too: they come before the plan that copies it, and where
+        one fails, the sequence does.
+        """
+        if self._swap.num_blocks:
+            victim.swapped = self._swap.swap_out(victim.blocks, victim.reserved)
+        self._cache.free(victim.blocks, until=victim.last_plan)
+        return not self._swap.num_blocks or victim.swapped is not None
+
+    def attach_if_it_fits(self, sequence: Sequence, hit: int, running: int) -> Held | None:
+        """Hold the cached prefix of `hit` blocks, or what was swapped out where that is as much.
+
+        None, holding nothing, where all known tokens don't fit beside so many `running` sequences.
+        """
+        known, size = len(sequence.tokens), self._cache.spec.block_size
+        copy, swapped, cached = sequence.swapped, sequence.swapped_tokens, min(hit * size, known - 1)
+        if copy is not None and 0 < swapped >= cached:
+            if not self._swap.swap_in(sequence.blocks, copy, lambda shared: self._fits(sequence, running, shared)):
+                return None
+            sequence.swapped = None
+            return Held(swapped, cached, swapped)
+        # A block that is hit but for its last token costs a copy; in a full pool it is computed again instead.
+        whole_blocks = (known - 1) // size
+        for length in dict.fromkeys((hit, min(hit, whole_blocks))):
+            if length != hit:
+                length = self._cache.shorten_hit(sequence.blocks, length)
+            cached = self._cache.attach_prefix(sequence.blocks, length, known)
+            if self._fits(sequence, running):
+                self.forget(sequence)
+                return Held(cached, cached)
+            self._cache.free(sequence.blocks, until=None)
+        return None
+
+    def _fits(self, sequence: Sequence, running: int, shared: int = 0) -> bool:
+        """Whether there is room for all its known tokens, of which `shared` blocks are held and not in its tables."""
+        return self._room.blocks_to_admit(sequence, running) - shared <= self._room.blocks(running)
+
+    def look_for_kept(self, sequence: Sequence) -> None:
+        """How much of what it has from the cache, and wants kept, is kept already."""
+        size, keep = self._cache.spec.block_size, sequence.request.keep
+        if keep:
+            # The block of the last token is hit although that token is computed again.
+            hit = min(-(-(sequence.cached_tokens or 0) // size), keep[-1].tokens // size)
+            sequence.kept_before = self._cache.kept_tokens(sequence.blocks, hit)
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep the prefixes that its request wants kept, as far as they are computed."""
+        keep = sequence.request.keep
+        while len(sequence.kept_now) < len(keep) and keep[len(sequence.kept_now)].tokens <= sequence.computed:
+            prefix = keep[len(sequence.kept_now)]
+            sequence.kept_now.append(self._cache.keep(sequence.blocks, prefix.tokens, prefix.seconds))
+
+    def forget(self, sequence: Sequence) -> None:
+        """What was swapped out of a sequence is of no more use."""
+        if sequence.swapped is not None:
+            self._swap.discard(sequence.swapped)
+            sequence.swapped = None

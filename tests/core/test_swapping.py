@@ -1,0 +1,53 @@
+"""How much of the processor's memory preempted sequences get."""
+
+from typing import Any
+
+import pytest
+
+from penstock.core.config import EngineConfig, EngineOptions, MachineFacts, ModelFacts, Reason
+from penstock.core.devices import Gpu, GpuFacts
+from penstock.core.errors import ConfigurationError, InsufficientMemory
+from penstock.core.kv import LayerKV
+from penstock.core.resolve import resolve
+
+GIB = 2**30
+MODEL = ModelFacts("/model", "bfloat16", 10**8, 10**8, 10**8, 0, 4096, (LayerKV(8, 64),) * 16)
+BLOCK_BYTES = 16 * 16 * 2 * 8 * 64 * 2
+
+
+def resolved(swap_space: int | None, **options: Any) -> tuple[EngineConfig, Reason]:
+    """On a GPU with more memory than the processor has."""
+    gpus = GpuFacts((Gpu(0, "Made-up 100", (9, 0), 80 * GIB, 79 * GIB),))
+    config, reasons = resolve(
+        EngineOptions(model="/model", swap_space=swap_space, **{"device": "cuda"} | options),
+        MODEL,
+        MachineFacts(8 * GIB, 2, gpus=gpus),
+    )
+    return config, next(reason for reason in reasons if reason.setting == "swap space")
+
+
+@pytest.mark.parametrize("nothing", [None, 0])
+def test_nothing_is_taken_that_was_not_asked_for(nothing: int | None) -> None:
+    for device in ("cuda", "cpu"):
+        config, reason = resolved(nothing, device=device)
+        assert config.cache.swap_blocks == 0
+        assert (reason.value, "computed again" in reason.why) == ("none", True)
+
+
+def test_the_size_is_in_whole_blocks() -> None:
+    config, reason = resolved(5 * BLOCK_BYTES + 1)
+    assert config.cache.swap_blocks == 5
+    assert "5 blocks" in reason.value and "as asked" in reason.why
+    assert resolved(5 * BLOCK_BYTES, kv_cache_dtype="int8")[0].cache.swap_blocks == 9, "with their scales"
+
+
+@pytest.mark.parametrize(
+    ("size", "error", "says"),
+    [
+        (BLOCK_BYTES - 1, ConfigurationError, f"holds no KV block of this model; it must be at least {BLOCK_BYTES}"),
+        (9 * GIB, InsufficientMemory, "--swap-space 9.00 GiB does not fit: of the processor's memory 8.00 GiB"),
+    ],
+)
+def test_what_cannot_work_is_refused(size: int, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        resolved(size)
