@@ -12,6 +12,7 @@ from penstock.core.errors import RowFailed
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.batch import StepBatch
+from penstock.runtime.device_memory import memory_may_end
 from penstock.runtime.device_storage import DeviceKVStorage
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.pooling import Pool
@@ -136,8 +137,12 @@ class ModelExecutor:
         # Of the step under way.
         self._sampling_seconds = self._drafting_seconds = 0.0
 
+    @memory_may_end()
     def execute(self, plan: StepPlan) -> CompletedStep:
-        """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute."""
+        """Compute `plan` and return its handle. Effects in order: end rows, begin rows, copy blocks, compute.
+
+        Raises StepOutOfMemory where a GPU's memory ended; then all of the plan's rows are to end, and others may go on.
+        """
         started = time.perf_counter()
         for sequence in plan.end:
             self._pools.pop(sequence, None)
@@ -161,10 +166,10 @@ class ModelExecutor:
         self._storage.use_idle_time()
         return self._model.use_idle_time()
 
-    def warm_up(self, tokens: int = 1) -> None:
-        """Compute so many tokens into blocks that nobody holds yet, so that the first request need not pay for it."""
-        row = RowPlan(0, 0, tokens, [0] * tokens, None, (0,), ())
-        batch = gather_batch([row], [0] * tokens, [0], self._tables, self._groups)
+    def warm_up(self) -> None:
+        """Compute a token into a block that nobody holds yet, so that the first request need not pay for it."""
+        row = RowPlan(0, 0, 1, [0], None, (0,), ())
+        batch = gather_batch([row], [0], [0], self._tables, self._groups)
         self._model.run(batch)
 
     def _begin(self, begin: BeginRow) -> None:

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.choosing import Asked, Found
 from penstock.core.errors import RowFailed
 from penstock.core.plan import SampleResult, TokenLogprobs
 from penstock.sampling.choice import Choice, Choose, ChosenFields, Masks, bits_of
 from penstock.sampling.distribution import Distribution, certain, distribution
 from penstock.sampling.logprobs import scored_token, token_logprobs
 from penstock.sampling.native import chooser
-from penstock.sampling.noise import PositionKey, Purpose, position_key
+from penstock.sampling.noise import Purpose, position_key
 from penstock.sampling.pipeline import Candidates, Floats
 from penstock.sampling.row import GrammarState, RowState
 
@@ -28,10 +29,7 @@ class FillMasks(Protocol):
         """Write one mask for each matcher."""
 
 
-Asked = tuple[int, float, int, float, float, PositionKey]
-"""Row of the logits, temperature, top_k, top_p, log_min_p, and the key of the output position."""
-
-ChooseOnDevice = Callable[[Tensor, Sequence[Asked]], Sequence[tuple[int, float, float]]]
+ChooseOnDevice = Callable[[Tensor, Sequence[Asked]], Sequence[Found]]
 """Takes logits where they are; gives for each that is asked a token, the row's peak, the token's log probability."""
 
 

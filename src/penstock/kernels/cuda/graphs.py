@@ -24,6 +24,12 @@ _STEPS_BETWEEN = 64
 
 _log = logging.getLogger(__name__)
 
+
+def sizes_for(most_rows: int) -> tuple[int, ...]:
+    """The batch sizes that there will be graphs of, where a step has so many rows at most."""
+    return tuple(sorted({size for size in (*LADDER, most_rows) if size <= min(most_rows, LADDER[-1])}))
+
+
 Launch = Callable[[DeviceStep], tuple[Tensor, ...]]
 
 
@@ -59,7 +65,7 @@ class DecodeGraphs:
         self._groups, self._block_size = groups, block_size
         self._staging = Staging(place.device)
         self._captured: dict[int, _Captured] = {}
-        self._left = sorted({size for size in (*LADDER, place.most_rows) if size <= min(place.most_rows, LADDER[-1])})
+        self._left = list(sizes_for(place.most_rows))
         self._steps = 0
         self._pool: Any = None
 
