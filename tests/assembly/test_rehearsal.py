@@ -16,9 +16,8 @@ from penstock.core.pool_size import MemoryReading
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cuda import memory
 from support.checkpoints import make
+from support.launches import launched
 
-# What padding of a graph computes is nobody's, and may be anything.
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 MIB = 2**20
 
 
@@ -48,7 +47,7 @@ def config(tmp_path: Path) -> EngineConfig:
         device="cuda",
         max_model_len=64,
         max_num_seqs=2,
-        max_num_batched_tokens=4,
+        max_num_batched_tokens=20,
         load_format="dummy",
         threads=1,
     )
@@ -59,7 +58,8 @@ def config(tmp_path: Path) -> EngineConfig:
 
 
 def built(given: EngineConfig) -> BuiltEngine:
-    return build.build_engine(given, lambda done, total: None)
+    with launched():
+        return build.build_engine(given, lambda done, total: None)
 
 
 def test_the_pool_is_what_a_measured_step_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,5 +74,5 @@ def test_the_pool_is_what_a_measured_step_leaves(tmp_path: Path, monkeypatch: py
 
 def test_where_a_step_does_not_fit_the_start_says_what_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "DeviceMemory", Full)
-    with pytest.raises(InsufficientMemory, match="step of 4 positions and 2 sequences does not fit.*--max-num-seqs"):
+    with pytest.raises(InsufficientMemory, match="step of 20 positions and 2 sequences does not fit.*--max-num-seqs"):
         built(config(tmp_path))

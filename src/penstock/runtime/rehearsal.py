@@ -18,11 +18,9 @@ def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: i
     """
     yield rehearsal([(0, 1)], 1, groups, block_size)
     yield rehearsal([(longest - 1, 1)], 1, groups, block_size)
-    decodes = 1
-    while decodes < limits.max_num_seqs:
+    most = limits.max_num_seqs - 1
+    for decodes in sorted({most, *(1 << power for power in range(most.bit_length()))}):
         yield largest(limits, longest, decodes, groups, block_size)
-        decodes *= 2
-    yield largest(limits, longest, limits.max_num_seqs - 1, groups, block_size)
 
 
 def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, block_size: int) -> StepBatch:
