@@ -80,7 +80,7 @@ class Sampler:
     ) -> None:
         """`choose` is the implementation, by default the fastest there is; rows with grammars need `fill_masks`.
 
-        With `on_device` logits stay where they are while nothing is to be edited, masked or listed beside a token.
+        With `on_device` a row's logits stay where they are if nothing is to be edited, masked or listed beside a token.
         """
         self._on_device = on_device
         self._choose = chooser(vocab_size) if choose is None else choose
@@ -109,9 +109,23 @@ class Sampler:
 
         `logits` are as in `sample`.
         """
-        if self._on_device is not None and all(_needs_logits_alone(place.row) for place in places):
-            return self._chosen_on_device(self._on_device, logits, places)
-        floats = self._as_floats(logits)
+        if self._on_device is None:
+            return self._chosen_here(self._as_floats(logits), places)
+        there = [place for place in places if _needs_logits_alone(place.row)]
+        here = [place for place in places if not _needs_logits_alone(place.row)]
+        found = iter(self._chosen_on_device(self._on_device, logits, there))
+        if not here:
+            return list(found)
+        # Of the logits, what is not chosen from where they are is brought here, and nothing else.
+        wanted = sorted({place.logits_row for place in here})
+        if len(wanted) < len(logits):
+            logits = logits.index_select(0, torch.tensor(wanted, device=logits.device))
+            here = [place._replace(logits_row=wanted.index(place.logits_row)) for place in here]
+        others = iter(self._chosen_here(self._as_floats(logits), here))
+        return [next(found if _needs_logits_alone(place.row) else others) for place in places]
+
+    def _chosen_here(self, floats: Floats, places: Sequence[Place]) -> list[ChosenFields | RowFailed]:
+        """The same of logits in this process's memory."""
         masks, mask_of = self._masks_of([place.row for place in places])
         asked = list(zip(places, mask_of, strict=True))
         choices = [row.choice(logits_row, mask, ahead) for (row, logits_row, ahead), mask in asked if not row.editing]
@@ -151,7 +165,7 @@ class Sampler:
 
         Raises RowFailed where a token cannot be drawn.
         """
-        edited = self._edit(self._as_floats(logits)[index], row).copy()
+        edited = self._edit(self._as_floats(logits[index : index + 1])[0], row).copy()
         masks, (mask,) = self._masks_of([row])
         if mask >= 0:
             edited[~bits_of(masks[mask], edited.size)] = -np.inf
