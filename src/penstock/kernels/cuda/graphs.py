@@ -68,6 +68,8 @@ class DecodeGraphs:
         self._left = list(sizes_for(place.most_rows))
         self._steps = 0
         self._pool: Any = None
+        # Where all graphs leave what they compute, as large as the largest needs it: a vocabulary wide for each row.
+        self._outputs: tuple[Tensor, ...] = ()
 
     def fits(self, batch: StepBatch) -> int | None:
         """The size of the smallest graph that can carry the batch out; None where there is none."""
@@ -118,18 +120,29 @@ class DecodeGraphs:
 
     def _capture(self, step: DeviceStep) -> Callable[[], tuple[Tensor, ...]]:
         # Once as it is, so that all kernels are compiled and all memory is found before anything is recorded.
-        self._launch(step)
-        if self._place.device.type != "cuda":
-            return lambda: self._launch(step)
-        torch.cuda.synchronize(self._place.device)
-        graph = torch.cuda.CUDAGraph()
-        # Graphs are replayed one at a time, so that they may share the memory of what they compute.
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = self._launch(step)
-        self._pool = graph.pool()
+        made = self._launch(step)
+        if not self._outputs:
+            most = max(sizes_for(self._place.most_rows))
+            self._outputs = tuple(each.new_empty((most, *each.shape[1:])) for each in made)
+        outputs = tuple(whole[: len(each)] for whole, each in zip(self._outputs, made, strict=True))
+        del made
+
+        def launch() -> None:
+            for target, each in zip(outputs, self._launch(step), strict=True):
+                target.copy_(each)
+
+        record: Callable[[], None] = launch
+        if self._place.device.type == "cuda":
+            torch.cuda.synchronize(self._place.device)
+            graph = torch.cuda.CUDAGraph()
+            # Graphs are replayed one at a time, so that they may share the memory of what they compute.
+            with torch.cuda.graph(graph, pool=self._pool):
+                launch()
+            self._pool = graph.pool()
+            record = graph.replay
 
         def replay() -> tuple[Tensor, ...]:
-            graph.replay()
+            record()
             return outputs
 
         return replay
