@@ -96,6 +96,50 @@ def _segment(
 
 
 @triton.jit
+def _whole(
+    query,
+    position,
+    base,
+    stop,
+    length,
+    low,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    head,
+    scale,
+    softcap,
+    window,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KEPT: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    TYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Total and mix of positions [base, stop), part by part of so many, merged in ascending order."""
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
+    for at in range(base, stop, length):
+        begin = tl.maximum(at, low // BLOCK_N * BLOCK_N)
+        own_peak, own_total, own_mixed = _segment(
+            query, position, begin, tl.minimum(at + length, stop), low,
+            keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+        )  # fmt: skip
+        peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
+    return total, mixed
+
+
+@triton.jit
 def _cut(low, stop, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr):
     """Where the first part of the positions [low, stop) begins, and how long each is: a SEGMENT, or an equal part."""
     if SEGMENT > 0:
@@ -188,17 +232,11 @@ def attend_kernel(
         slot = (split.to(tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + query_head
         _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one, begin < end, PADDED)
     else:
-        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
-        for at in range(base, stop, length):
-            begin = tl.maximum(at, low // BLOCK_N * BLOCK_N)
-            own_peak, own_total, own_mixed = _segment(
-                query, position, begin, tl.minimum(at + length, stop), low,
-                keys, values, key_scales, value_scales, table, head, scale, softcap, window,
-                KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
-            )  # fmt: skip
-            peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
+        total, mixed = _whole(
+            query, position, base, stop, length, low,
+            keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+        )  # fmt: skip
         result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
         offset = token[:, None] * (QUERY_HEADS * SIZE) + query_head[:, None] * SIZE + column[None, :]
         tl.store(output + offset, result.to(TYPE), mask=inside)
