@@ -12,7 +12,11 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from penstock.cli.serve import address_markup
+from penstock.cli.serve import _settled, address_markup
+from penstock.core.config import Reason
+from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.engine.messages import Ready
+from penstock.scheduler.admission import Limits
 from support.checkpoints import make
 
 
@@ -292,3 +296,10 @@ def test_a_tokenizer_beyond_the_vocabulary(copy: Path, penstock_here) -> None:
 )
 def test_options_that_cannot_work(checkpoint: Path, penstock_here, arguments: tuple[str, ...], says: str) -> None:
     assert_refused(penstock_here("serve", str(checkpoint), "--port", "0", *arguments), says)
+
+
+def test_what_the_engine_measured_takes_the_place_of_estimates() -> None:
+    told = [Reason("dtype", "bfloat16", "own"), Reason("max model len", "900", "estimated")]
+    found = Reason("max model len", "1000", "what the KV pool holds")
+    ready = Ready(1, Limits(build_kv_spec((LayerKV(1, 8),), "float32"), 9, 1000, 8), 9, [], [], settled=[found])
+    assert _settled(told, ready) == [told[0], found]

@@ -7,7 +7,8 @@ import pytest
 from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, MachineFacts, ModelFacts, Reason
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
-from penstock.core.resolve import WORKSPACE_BYTES, resolve
+from penstock.core.pool_size import WORKSPACE_BYTES
+from penstock.core.resolve import resolve
 from penstock.core.speculation import DRAFT_DEPTH, blocks_of_branches
 
 GIB = 2**30

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.cache.manager import KVCache
+from penstock.core.errors import StepOutOfMemory
 from penstock.core.plan import StepPlan
 from penstock.core.sampling import SamplingParams
 from penstock.engine.core import EngineCore, StepHandle
@@ -71,6 +72,20 @@ def test_an_error_ends_the_requests_of_the_step_and_the_next_are_served() -> Non
     core.scheduler.check()
     assert core.snapshot().blocks_used == 0
     assert run(core) == {1: expected(9, 50)}
+
+
+def test_where_memory_ends_the_step_ends_and_the_engine_goes_on() -> None:
+    core = core_with({0: StepOutOfMemory("The GPU is full."), 2: RuntimeError("broken")})
+    core.add(make_request(0, prompt(20), 3))
+    core.add(make_request(1, prompt(9, 50), 3))
+    (output,) = core.step()
+    assert (output.request_id, output.finish, output.error) == (0, "error", "The GPU is full.")
+    core.scheduler.check()
+    # Only what could have spoiled more than the step is a failure of the engine.
+    core.step()
+    assert core.failure is None
+    core.step()
+    assert core.failure is not None
 
 
 def test_an_interrupt_is_raised_and_leaves_a_core_that_works() -> None:

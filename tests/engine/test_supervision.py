@@ -286,3 +286,20 @@ def test_an_idle_engine_counts_as_ready_and_a_closed_one_says_so(checkpoint: Pat
                 pass
 
     with_engine(checkpoint, use, Patience(unready_seconds=1.5, hang_seconds=2.0))
+
+
+async def _longest_served(checkpoint: Path) -> int:
+    """Of an engine whose model was told to be for longer contexts than the engine has room for."""
+    command = engine_command(sys.executable)
+    engine = await Engine.start(lambda: EngineProcess.start(command, lambda done, total: None))
+    try:
+        prepared = prepare(EngineOptions(model=str(checkpoint), threads=1, max_model_len=128), api_beside=True)
+        engine.configure(prepared.config)
+        await engine.ready(msgspec.structs.replace(prepared.model_info(None), max_model_len=512), None)
+        return engine.model.max_model_len
+    finally:
+        await engine.close()
+
+
+def test_the_engine_says_how_long_a_context_may_be(checkpoint: Path) -> None:
+    assert asyncio.run(_longest_served(checkpoint)) == 128

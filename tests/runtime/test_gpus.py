@@ -22,9 +22,11 @@ class Library:
     NVMLError = NVMLError
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
     NVML_VOLATILE_ECC = 0
+    NVML_DEVICE_MIG_ENABLE = 1
 
     def __init__(self, cuda: int = 13000, broken: bool = False) -> None:
         self.cuda, self.broken, self.open = cuda, broken, 0
+        self.cut = False
 
     def nvmlInit(self) -> None:  # noqa: N802
         if self.broken:
@@ -45,9 +47,15 @@ class Library:
             "nvmlDeviceGetName": lambda handle: f"Made-up {handle}",
             "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}abc",
             "nvmlDeviceGetEccMode": self._ecc,
+            "nvmlDeviceGetMigMode": self._mig,
             "nvmlDeviceGetTotalEccErrors": lambda handle, kind, counter: 7,
         }
         return answers[name]
+
+    def _mig(self, handle: int) -> tuple[int, int]:
+        if handle == 0:
+            raise NVMLError("Not Supported")
+        return int(self.cut), 0
 
     @staticmethod
     def _ecc(handle: int) -> tuple[int, int]:
@@ -91,6 +99,23 @@ def test_all_that_the_driver_names_are_found(library: Library) -> None:
 def test_those_are_shown_that_cuda_shows(asked: str, names: list[str]) -> None:
     found = find_gpus({"CUDA_VISIBLE_DEVICES": asked})
     assert [(gpu.index, gpu.name) for gpu in found.gpus] == list(enumerate(names))
+
+
+@pytest.mark.parametrize(
+    "cut, asked, refused",
+    [
+        (True, None, True),
+        (True, "1", True),
+        (True, "0", False),
+        (False, None, False),
+        (False, "MIG-1abc", True),
+    ],
+)
+def test_a_part_of_a_gpu_is_refused(library: Library, cut: bool, asked: str | None, refused: bool) -> None:
+    """Its memory is not that of the whole, which the driver names."""
+    library.cut = cut
+    found = find_gpus({} if asked is None else {"CUDA_VISIBLE_DEVICES": asked})
+    assert ("MIG" in str(found.obstacle)) == refused
 
 
 def test_a_driver_that_does_not_work_is_told(library: Library) -> None:

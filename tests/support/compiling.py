@@ -53,7 +53,8 @@ class Compiler:
         given = dict(zip(names, args, strict=False)) | constants
         kinds = [_kind(given[name], name in constants) for name in names]
         fixed = {(at,): given[name] for at, name in enumerate(names) if name in constants}
-        key = (kernel.__name__, tuple(kinds), tuple(map(str, fixed.items())))
+        options = {name: value for name, value in constants.items() if name not in names}
+        key = (kernel.__name__, tuple(kinds), tuple(map(str, fixed.items())), str(options))
         if key in self._done:
             return
         self._done.add(key)
@@ -62,8 +63,9 @@ class Compiler:
         source = ASTSource(kernel, dict(zip(names, kinds, strict=True)), fixed, aligned)
         line: dict[str, object] = {"kernel": kernel.__name__}
         try:
-            made = triton.compile(source, target=self._target)
+            made = triton.compile(source, target=self._target, options=options)
             line |= {"shared": made.metadata.shared, "bytes": len(made.asm["cubin"])}
+            line |= {"fuses": made.metadata.enable_fp_fusion, "fused": made.asm["ptx"].count("fma.rn")}
         except Exception as error:
             line |= {"error": f"{type(error).__name__}: {error}"[-2000:], "constants": str(constants)}
         print(json.dumps(line), flush=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from penstock.assembly.load import DUMMY_SEED, load
+from penstock.assembly.rehearsal import Memory
 from penstock.assembly.storage import layout_for
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError, InsufficientMemory
@@ -23,8 +24,6 @@ from penstock.runtime.storage import TORCH_DTYPES, KVStorage
 from penstock.sampling.sampler import ChooseOnDevice
 
 Storage = KVStorage | DeviceKVStorage
-# A decode, a chunk of few rows, and one of many: kernels are compiled for each.
-_WARM_UP = (1, 12, 40)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +35,8 @@ class Backend:
         load: (checkpoint, declaration, progress) → the model's weights. Raises StartupError.
         storage: (geometry, blocks) → the KV pool. Raises InsufficientMemory.
         choose: chooses tokens where logits are; None where that is this process's memory.
-        warm_up: tokens of the rows that are computed before the first request, so that nothing is compiled for it.
+        memory: of the device, by which the pool is sized; None where the configuration says its size.
+        graph_sizes: numbers of rows whose decode steps become graphs.
         notes: what users should know of it.
     """
 
@@ -44,7 +44,8 @@ class Backend:
     load: Callable[[Checkpoint, ModelDeclaration, Progress], LoadedWeights]
     storage: Callable[[KVSpec, int], Storage]
     choose: ChooseOnDevice | None = None
-    warm_up: tuple[int, ...] = (1,)
+    memory: Memory | None = None
+    graph_sizes: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -90,6 +91,8 @@ def _use_instruction_set(name: str) -> None:
 def _gpu(config: EngineConfig) -> Backend:
     # Triton takes a second to import, which nobody waits for who computes on the CPU.
     from penstock.kernels.cuda.choosing import chooser
+    from penstock.kernels.cuda.graphs import sizes_for
+    from penstock.kernels.cuda.memory import DeviceMemory
     from penstock.kernels.cuda.operations import implementations
     from penstock.kernels.cuda.place import INTERPRETED, place_on
 
@@ -98,7 +101,7 @@ def _gpu(config: EngineConfig) -> Backend:
     limits = config.scheduler
     place = place_on(
         torch.device(config.device),
-        limits.max_model_len,
+        config.longest,
         most_rows=limits.max_num_seqs,
         deterministic=config.deterministic,
     )
@@ -125,6 +128,7 @@ def _gpu(config: EngineConfig) -> Backend:
         loaded,
         lambda spec, blocks: DeviceKVStorage(spec, blocks, place.device, config.cache.swap_blocks),
         chooser(place),
-        _WARM_UP,
+        None if config.cache.wish is None else DeviceMemory(place.device),
+        sizes_for(limits.max_num_seqs),
         notes,
     )

@@ -6,15 +6,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.assembly.backend import backend_of
+from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.prepare import eos_token_ids
+from penstock.assembly.rehearsal import measure
 from penstock.assembly.speculation import STATES, make_proposer
 from penstock.assembly.tokenizers import tokenizer_in
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
-from penstock.core.config import EngineConfig
+from penstock.core.config import EngineConfig, Reason
+from penstock.core.pool_size import fit_pool
 from penstock.core.speculation import blocks_of_branches
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
@@ -76,21 +78,23 @@ def build_engine(
     table = tokenizer.table if tokenizer else None
     budget.done("load tokenizer")
     spec = config.cache.spec
-    limits, scratch = config.scheduler, 0
-    if limits.draft_width:
-        scratch = blocks_of_branches(limits.draft_depth, spec.block_size, len(spec.groups))
-    storage = backend.storage(spec, config.cache.num_blocks + scratch)
-
     states: States = "none"
     if config.speculation is not None:
         states = STATES.get(config.speculation.proposer, "none")
 
-    def compiled(*, head: bool) -> Program:
+    def compiled(storage: Storage, *, head: bool) -> Program:
         tape = declaration.record(head=head, states=states if head else "none")
         return compile_program(tape, loaded.weights, storage, dtype, Dispatcher(backend.implementations))
 
-    program = compiled(head=True)
-    encoder = functools.partial(compiled, head=False)
+    config, settled = _measured(config, backend, compiled)
+    if settled:
+        budget.done("compile kernels, measure a step")
+    limits, scratch = config.scheduler, 0
+    if limits.draft_width:
+        scratch = blocks_of_branches(limits.draft_depth, spec.block_size, len(spec.groups))
+    storage = backend.storage(spec, config.cache.num_blocks + scratch)
+    program = compiled(storage, head=True)
+    encoder = functools.partial(compiled, storage, head=False)
     grammars = None
     if table is not None:
         eos = eos_token_ids(checkpoint, tokenizer)
@@ -106,8 +110,7 @@ def build_engine(
     executor = ModelExecutor(
         program, storage, tables, sampler, table, grammars, encoder, proposer, branches, rejects=rejects
     )
-    for tokens in backend.warm_up:
-        executor.warm_up(tokens)
+    executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     ceilings = measure_machine(loaded.weights) if config.device == "cpu" else None
     budget.done("measure the machine")
@@ -126,7 +129,27 @@ def build_engine(
     gain = describe_gain(model, declaration, loaded.weights, ceilings)
     notes = [*declaration.notes, *backend.notes, *loaded.notes, *([gain] if gain else []), _promise(program, rejects)]
     work = model_work(declaration, loaded.weights, spec)
-    return BuiltEngine(core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings)
+    return BuiltEngine(
+        core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings, settled
+    )
+
+
+def _measured(
+    config: EngineConfig, backend: Backend, compiled: Callable[..., Program]
+) -> tuple[EngineConfig, list[Reason]]:
+    """The configuration with a pool of the size that a measured step leaves room for, where there is one to measure.
+
+    Raises InsufficientMemory.
+    """
+    if config.cache.wish is None or backend.memory is None or backend.choose is None:
+        return config, []
+    scratch = backend.storage(config.cache.spec, 1)
+    programs = compiled(scratch, head=True), compiled(scratch, head=False)
+    found = measure(*programs, backend.choose, config, backend.memory, backend.graph_sizes)
+    # All of it goes before the pool comes.
+    del programs, scratch
+    backend.memory.settle()
+    return fit_pool(config, found)
 
 
 def _promise(program: Program, rejects: bool) -> str:

@@ -180,14 +180,15 @@ async def _serve(
         gc.freeze()
         gc.set_threshold(*GARBAGE)
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
-        _print_notes(prepared, tokenizer, reading, message)
+        reasons = _settled([*prepared.reasons, *reading.reasons], message)
+        _print_notes(prepared, tokenizer, reading, reasons, message)
         encrypted = [] if tls is None else [_note(tls.reason)]
         for note in (storage.note, _note(files), _note(access.reason), *access.warnings, *encrypted):
             console.print(escape(note), soft_wrap=True)
         host, port = listener.getsockname()[:2]
         address = address_markup(host, port, tls is not None)
         console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address}, with a page at /")
-        async with _admin(engine, serve_options, [*prepared.reasons, *reading.reasons], accounts):
+        async with _admin(engine, serve_options, reasons, accounts):
             await serving
         return 0
     finally:
@@ -348,7 +349,15 @@ def _print_budget(ready: Ready, tokenizer_seconds: float, total: float) -> None:
     console.print(f"  {'ready after':<{width}}  {total:6.2f} s")
 
 
-def _print_notes(prepared: Prepared, tokenizer: Tokenizer | None, reading: "_Reading", ready: Ready) -> None:
+def _settled(reasons: list[Reason], ready: Ready) -> list[Reason]:
+    """The reasons, with what the engine has found out in the place of what was estimated."""
+    found = {reason.setting: reason for reason in ready.settled}
+    return [found.get(reason.setting, reason) for reason in reasons]
+
+
+def _print_notes(
+    prepared: Prepared, tokenizer: Tokenizer | None, reading: "_Reading", reasons: list[Reason], ready: Ready
+) -> None:
     notes = list(ready.notes)
     if reading.template is not None:
         notes += reading.template.notes
@@ -358,7 +367,7 @@ def _print_notes(prepared: Prepared, tokenizer: Tokenizer | None, reading: "_Rea
         notes += tokenizer.check_against(prepared.declaration.vocab_size)
     for note in notes:
         console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
-    for reason in (*prepared.reasons, *reading.reasons):
+    for reason in reasons:
         if reason.setting in SHOWN_AT_START:
             console.print(escape(_note(reason)), soft_wrap=True)
     console.print("--explain-config shows every setting with its reason.")

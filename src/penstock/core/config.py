@@ -158,14 +158,32 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
     model_drafts: bool = True
 
 
+class PoolWish(msgspec.Struct, frozen=True):
+    """What a KV pool is to be whose size follows from a measured step (`core.pool_size`).
+
+    Attributes:
+        memory: bytes that were asked for; None: a share of what is left.
+        longest: tokens of the longest sequence that it should hold.
+        bound: tokens of the longest sequence that all memory behind the weights could hold, at most `longest`.
+        strict: whether `longest` was asked for; else less will do.
+    """
+
+    memory: int | None
+    longest: int
+    bound: int
+    strict: bool = False
+
+
 class CacheConfig(msgspec.Struct, frozen=True):
     """The KV pool.
 
     Attributes:
-        spec, num_blocks: its geometry, and its size.
+        spec: its geometry.
+        num_blocks: its size; where there is a `wish`, an estimate of it.
         prefix_caching: whether prefixes are shared.
         kept_share: what share of it may be kept on request.
         swap_blocks: how many more there are in the processor's memory, for preempted sequences.
+        wish: on a GPU, what the engine sizes it by once it has measured a step; so is the longest context.
     """
 
     spec: KVSpec
@@ -173,6 +191,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
     prefix_caching: bool = True
     kept_share: float = KEPT_SHARE
     swap_blocks: int = 0
+    wish: PoolWish | None = None
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
@@ -213,6 +232,12 @@ class EngineConfig(msgspec.Struct, frozen=True):
     speculation: SpeculationConfig | None = None
     device: str = "cpu"
     deterministic: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence that there may be, once the pool has its size."""
+        wish = self.cache.wish
+        return self.scheduler.max_model_len if wish is None else wish.bound
 
 
 class KeptIntegers(msgspec.Struct, frozen=True):
@@ -274,6 +299,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
         exact: a row of a step is computed to the same bits whatever else is in the step, as native kernels do.
         gpus: those that this process sees.
         memory_name: whose memory `available_memory` is, where that has to be said.
+        measures_steps: the engine measures the memory of a step before it sizes the pool.
     """
 
     available_memory: int
@@ -283,6 +309,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     exact: bool = True
     gpus: GpuFacts = GpuFacts()
     memory_name: str = ""
+    measures_steps: bool = False
 
 
 class Reason(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@
     ├── DeadlineExceeded        the time for the request ran out (HTTP 504)
     └── EngineError             the engine is at fault (HTTP 5xx)
         ├── EngineUnavailable   it is starting, stopping or has died
+        ├── StepOutOfMemory     a GPU's memory ended in the request's step
         └── RowFailed           the computation of one request failed; the others go on
 
 Every class has a stable `code`, an HTTP status, an exit status and says whether the same request may
@@ -175,6 +176,14 @@ class EngineUnavailable(EngineError):
     http_status = 503
     retryable = True
     retry_after = 1
+
+
+class StepOutOfMemory(EngineError):
+    """A GPU's memory ended in a step; its requests end, and the engine goes on with the others."""
+
+    code = "out_of_memory"
+    http_status = 503
+    retryable = True
 
 
 class RowFailed(EngineError):

@@ -26,18 +26,15 @@ from penstock.core.config import (
     SchedulerConfig,
 )
 from penstock.core.devices import FP8_CAPABILITY, Gpu, dotted, resolve_device
-from penstock.core.errors import ConfigurationError, InsufficientMemory
+from penstock.core.errors import ConfigurationError
 from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
+from penstock.core.pool_size import estimate_pool, gib
 from penstock.core.speculation import HEADS, DraftModelConfig, blocks_of_branches, resolve_speculation
 from penstock.core.swapping import resolve_swap_space
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
 INSTRUCTION_SETS = ("auto", "avx512", "avx512_vnni", "avx2", "portable")
-WORKSPACE_BYTES = 512 << 20
-# With what CUDA and its libraries take for themselves.
-GPU_WORKSPACE_BYTES = 1536 << 20
-KV_SHARE_OF_FREE_MEMORY = 0.8
 LARGEST_VALUE = 2**63 - 1
 
 
@@ -86,8 +83,10 @@ def resolve(
             block_bytes += 0 if each.spec is None else each.spec.block_bytes
     if width:
         weights += blocks_of_branches(depth, BLOCK_SIZE, len(spec.groups)) * spec.block_bytes
-    num_blocks, max_model_len = _resolve_memory(
-        options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out
+    _positive("max_model_len", options.max_model_len)
+    _positive("kv_cache_memory", options.kv_cache_memory)
+    num_blocks, max_model_len, wish = estimate_pool(
+        options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.note
     )
     _positive("swap_space", options.swap_space or None)
     swap_blocks = resolve_swap_space(options.swap_space, block_bytes, host_memory, out.note)
@@ -104,7 +103,7 @@ def resolve(
             *quantization,
             _resolve_packed_cache(options, machine, out),
         ),
-        cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching, swap_blocks=swap_blocks),
+        cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching, swap_blocks=swap_blocks, wish=wish),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,
@@ -152,6 +151,8 @@ def _on_gpu(gpu: Gpu, options: EngineOptions, machine: MachineFacts) -> tuple[En
         exact=options.deterministic,
         cache_folder=None,
         memory_name=f" on {gpu.device} ({gpu.name})",
+        # Of an interpreter in this process there is nothing to measure.
+        measures_steps=not gpu.interpreted,
     )
     return options, facts
 
@@ -270,11 +271,11 @@ def _resolve_quantization(
         if model.integers.fp8:
             kinds, meeting = "own integers or FP8", f"{meeting}; FP8 meets activations rounded to it token by token"
         out.note(
-            "quantization", body, f"the checkpoint's {kinds}, {_gib(own)}, {meeting}{_fp8_becomes_numbers(model, gpu)}"
+            "quantization", body, f"the checkpoint's {kinds}, {gib(own)}, {meeting}{_fp8_becomes_numbers(model, gpu)}"
         )
     elif body == "none":
-        whole = _gib(model.num_parameters * DTYPE_BYTES[dtype])
-        smaller = [f"{_gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
+        whole = gib(model.num_parameters * DTYPE_BYTES[dtype])
+        smaller = [f"{gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
         out.note(
             "quantization",
             body,
@@ -426,83 +427,3 @@ def _draft_quantization(options: EngineOptions, draft: ModelFacts, machine: Mach
         return "own"
     # A draft may be wrong, and of half the bytes it is made sooner.
     return "int8" if machine.exact and options.speculative not in HEADS else "none"
-
-
-def _resolve_memory(
-    options: EngineOptions,
-    model: ModelFacts,
-    machine: MachineFacts,
-    blocks: tuple[KVSpec, int],
-    weights: int,
-    batch: tuple[int, int],
-    out: _Resolver,
-) -> tuple[int, int]:
-    """Blocks of the pool and the longest context, which must fit into the pool.
-
-    `blocks` are their geometry, and the bytes of one with what a draft model keeps in it.
-    """
-    spec, block_bytes = blocks
-    _positive("max_model_len", options.max_model_len)
-    _positive("kv_cache_memory", options.kv_cache_memory)
-    longest = options.max_model_len or model.max_position_embeddings
-    if longest > model.max_position_embeddings:
-        raise ConfigurationError(
-            f"--max-model-len {longest} is beyond the {model.max_position_embeddings} positions that the model was "
-            "made for (max_position_embeddings)."
-        )
-    max_num_seqs, chunk = batch
-    workspace, where = (GPU_WORKSPACE_BYTES if machine.memory_name else WORKSPACE_BYTES), machine.memory_name
-    free = machine.available_memory - weights - workspace
-    smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * block_bytes
-    if free < smallest:
-        raise InsufficientMemory(
-            f"The weights take {_gib(weights)} and {_gib(workspace)} are kept for the computation, but only "
-            f"{_gib(machine.available_memory)} of memory are available{where}: free some, or use a smaller model or "
-            "dtype, or --quantization int8 or int4."
-        )
-    # Blocks that a window has passed are still worth keeping: the prefix cache can hit them.
-    largest_use = max_num_seqs * len(spec.groups) * -(-longest // spec.block_size) * block_bytes
-    if options.kv_cache_memory is not None:
-        memory, why = options.kv_cache_memory, "as asked"
-        if memory > free:
-            raise InsufficientMemory(
-                f"--kv-cache-memory {_gib(memory)} does not fit: of {_gib(machine.available_memory)} available{where}, "
-                f"the weights take {_gib(weights)} and {_gib(workspace)} are kept free; at most {_gib(max(free, 0))} "
-                "are left."
-            )
-    elif largest_use <= KV_SHARE_OF_FREE_MEMORY * free:
-        memory, why = largest_use, f"all that {max_num_seqs} sequences of {longest} tokens can fill"
-    else:
-        memory = int(KV_SHARE_OF_FREE_MEMORY * free)
-        why = (
-            f"{KV_SHARE_OF_FREE_MEMORY:.0%} of what is left of {_gib(machine.available_memory)} available{where} "
-            f"after {_gib(weights)} of weights and {_gib(workspace)} of working space"
-        )
-    num_blocks = memory // block_bytes
-    out.note("kv cache memory", f"{_gib(memory)} ({num_blocks} blocks of {spec.block_size} tokens)", why)
-    return num_blocks, _fit_context(options, longest, spec, num_blocks, chunk, out)
-
-
-def _fit_context(
-    options: EngineOptions, longest: int, spec: KVSpec, num_blocks: int, chunk: int, out: _Resolver
-) -> int:
-    """The longest context of which at least one sequence fits into the pool."""
-    if spec.blocks_for(longest, chunk) <= num_blocks:
-        out.note("max model len", longest, "as asked" if options.max_model_len else "max_position_embeddings")
-        return longest
-    low, high = 0, longest
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if spec.blocks_for(middle, chunk) <= num_blocks else (low, middle - 1)
-    if low < 2 or options.max_model_len is not None:
-        raise InsufficientMemory(
-            f"The KV pool has {num_blocks} blocks and one sequence of {longest} tokens needs "
-            f"{spec.blocks_for(longest, chunk)}: raise --kv-cache-memory"
-            + (f" or lower --max-model-len to at most {low}." if low >= 2 else ".")
-        )
-    out.note("max model len", low, f"what the KV pool holds; the model was made for {longest}")
-    return low
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

@@ -260,6 +260,8 @@ class Engine:
 
     def _serve(self, ready: Ready) -> None:
         assert self._model is not None
+        # What is left of a GPU's memory says how long a context may be.
+        self._model = replace(self._model, max_model_len=ready.limits.max_model_len)
         self._intake = Intake(
             ready.limits,
             ready.vocab_size,

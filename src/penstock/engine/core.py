@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from penstock.core.errors import EngineError, InvalidParameter
+from penstock.core.errors import EngineError, InvalidParameter, StepOutOfMemory
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.failpoints import fail_point
@@ -59,6 +59,8 @@ logger = logging.getLogger("penstock.engine")
 def failed_step(plan: StepPlan, cause: BaseException) -> StepResult:
     """The answer to a plan that could not be computed: every sequence with a row in it fails."""
     message = f"The computation of this step failed ({type(cause).__name__}); the engine's log has the details."
+    if isinstance(cause, StepOutOfMemory):
+        message = cause.message
     sequences = {sequence for row in plan.rows for sequence in (row.sequence, *row.samples)}
     samples = tuple(SampleResult(sequence, [], "error", error=message) for sequence in sorted(sequences))
     return StepResult(plan.number, samples, failed=True)
@@ -213,6 +215,10 @@ class EngineCore:
         step = self._begun[0]
         try:
             result = step.result()
+        except StepOutOfMemory as error:
+            # What was computed before stands, and a smaller step may fit.
+            logger.exception("step %d ran out of memory", step.plan.number)
+            result = failed_step(step.plan, error)
         except Exception as error:
             logger.exception("step %d failed", step.plan.number)
             result = failed_step(step.plan, error)

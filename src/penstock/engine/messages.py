@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from penstock.core.ceilings import Ceilings
-from penstock.core.config import EngineConfig
+from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import EngineError
 from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
@@ -19,7 +19,7 @@ from penstock.core.request import Request
 from penstock.core.work import ModelWork
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -94,6 +94,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         work: what steps must do at least.
         ceilings: what the machine was measured to do; None where it was not.
         notes: what users should know of how the model runs.
+        settled: settings that were estimates until something was measured, and why they are what they are.
     """
 
     version: int
@@ -103,6 +104,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     notes: list[str]
     work: ModelWork = ModelWork()
     ceilings: Ceilings | None = None
+    settled: list[Reason] = []
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):

@@ -9,13 +9,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from msgspec.structs import replace
 
 from penstock.core.ceilings import Ceilings
-from penstock.core.config import EngineConfig
+from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import EngineError, PenstockError
 from penstock.core.events import SampleOutput
 from penstock.core.failpoints import arm, fail_point
@@ -65,6 +65,7 @@ class BuiltEngine:
         work: what steps must do at least.
         ceilings: what the machine was measured to do; None where it was not.
         tokenizer: None where requests are token ids.
+        settled: settings that were estimates until something was measured, and why they are what they are.
     """
 
     core: EngineCore
@@ -75,6 +76,7 @@ class BuiltEngine:
     notes: list[str]
     work: ModelWork = ModelWork()
     ceilings: Ceilings | None = None
+    settled: list[Reason] = field(default_factory=list)
 
 
 EngineBuilder = Callable[[EngineConfig, Callable[[int, int], None]], BuiltEngine]
@@ -210,6 +212,7 @@ def _start(connection: Connection, build: EngineBuilder) -> BuiltEngine:
             built.notes,
             built.work,
             built.ceilings,
+            built.settled,
         )
     )
     return built

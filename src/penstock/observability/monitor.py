@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -86,6 +87,9 @@ class Monitor:
     def _known(self) -> Settings:
         """The settings, with what the engine has measured of its machine."""
         settings, ceilings = self._settings, self._engine.ceilings
+        if settings.max_model_len is not None:
+            with suppress(EngineUnavailable):
+                settings = msgspec.structs.replace(settings, max_model_len=self._engine.model.max_model_len)
         if ceilings is None:
             return settings
         rounded = settings.quantization not in (None, "none")

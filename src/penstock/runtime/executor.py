@@ -17,6 +17,7 @@ from penstock.core.errors import RowFailed
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.core.sampling import SamplingParams
 from penstock.kernels.batch import StepBatch
+from penstock.runtime.device_memory import memory_may_end
 from penstock.runtime.device_storage import DeviceKVStorage
 from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, Row
@@ -123,11 +124,14 @@ class ModelExecutor:
         # When the newest step that was waited for was over.
         self._waited = 0.0
 
+    @memory_may_end()
     def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep:
         """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
 
         Effects in order: end rows, begin rows, swap, copy blocks, compute. A step whose tokens cannot be chosen on the
         device is computed when all before it have been finished.
+
+        Raises StepOutOfMemory where a GPU's memory ended; then all of the plan's rows are to end, and others may go on.
         """
         started = time.perf_counter()
         for sequence in plan.end:
@@ -150,6 +154,7 @@ class ModelExecutor:
             return PostponedStep(lambda: self._complete(plan, time.perf_counter()))
         return CompletedStep(self._complete(plan, started))
 
+    @memory_may_end()
     def _complete(self, plan: StepPlan, started: float) -> StepResult:
         """Compute the step from its copies to its tokens."""
         while self._launched:
@@ -247,10 +252,10 @@ class ModelExecutor:
         self._storage.use_idle_time()
         return self._model.use_idle_time()
 
-    def warm_up(self, tokens: int = 1) -> None:
-        """Compute so many tokens into blocks that nobody holds yet, so that the first request need not pay for it."""
-        row = RowPlan(0, 0, tokens, [0] * tokens, None, (0,), ())
-        batch = gather_batch([row], [0] * tokens, [0], self._tables, self._groups)
+    def warm_up(self) -> None:
+        """Compute a token into a block that nobody holds yet, so that the first request need not pay for it."""
+        row = RowPlan(0, 0, 1, [0], None, (0,), ())
+        batch = gather_batch([row], [0], [0], self._tables, self._groups)
         self._model.run(batch)
 
     def _begin(self, begin: BeginRow) -> None:

@@ -47,6 +47,11 @@ def find_gpus(environment: Mapping[str, str] = os.environ) -> GpuFacts:
         obstacle = software_obstacle((newest // 1000, newest % 1000 // 10), environment)
         if len(found) > 1 and environment.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID") != "PCI_BUS_ID":
             obstacle = "CUDA_DEVICE_ORDER has to be PCI_BUS_ID, so that it is clear which GPU has which number"
+        if _is_cut(found, environment):
+            obstacle = (
+                "the GPU is cut into MIG instances, whose own memory is not read here; switch MIG off (nvidia-smi -mig "
+                "0), or let this process see a whole GPU (CUDA_VISIBLE_DEVICES)"
+            )
         return GpuFacts(tuple(_visible(found, environment)), obstacle)
     except pynvml.NVMLError as error:
         return GpuFacts((), f"the NVIDIA driver does not answer ({error})")
@@ -83,18 +88,39 @@ def _described(index: int, driver: str) -> tuple[str, Gpu]:
     return str(pynvml.nvmlDeviceGetUUID(handle)), gpu
 
 
+def _is_cut(found: Sequence[tuple[str, Gpu]], environment: Mapping[str, str]) -> bool:
+    """Whether what this process sees is a part of a GPU, of which the driver's library tells as if it were all."""
+    import pynvml
+
+    if "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", ""):
+        return True
+    shown = _shown(found, environment)
+    for _, gpu in shown:
+        # Most GPUs cannot be cut, which is no failure.
+        with suppress(pynvml.NVMLError):
+            current, _pending = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(gpu.index))
+            if current == pynvml.NVML_DEVICE_MIG_ENABLE:
+                return True
+    return False
+
+
 def _visible(found: Sequence[tuple[str, Gpu]], environment: Mapping[str, str]) -> list[Gpu]:
-    """Those that CUDA shows this process, numbered as there. An entry that names none ends the list, as in CUDA."""
+    """Those that CUDA shows this process, numbered as there."""
+    return [replace(gpu, index=index) for index, (_, gpu) in enumerate(_shown(found, environment))]
+
+
+def _shown(found: Sequence[tuple[str, Gpu]], environment: Mapping[str, str]) -> list[tuple[str, Gpu]]:
+    """The same, numbered as the driver does. An entry that names none ends the list, as in CUDA."""
     asked = environment.get("CUDA_VISIBLE_DEVICES")
     if asked is None:
-        return [gpu for _, gpu in found]
-    shown: list[Gpu] = []
+        return list(found)
+    shown: list[tuple[str, Gpu]] = []
     for entry in asked.split(","):
         name = entry.strip()
-        gpu = next((gpu for unique, gpu in found if name and (name == str(gpu.index) or unique.startswith(name))), None)
-        if gpu is None:
+        one = next((each for each in found if name and (name == str(each[1].index) or each[0].startswith(name))), None)
+        if one is None:
             break
-        shown.append(replace(gpu, index=len(shown)))
+        shown.append(one)
     return shown
 
 

@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.choosing import Asked, Found
 from penstock.core.errors import RowFailed
 from penstock.core.plan import SampleResult, TokenLogprobs
 from penstock.sampling.choice import Choice, Choose, ChosenFields, Masks, bits_of
 from penstock.sampling.distribution import Distribution, certain, distribution
 from penstock.sampling.logprobs import scored_token, token_logprobs
 from penstock.sampling.native import chooser
-from penstock.sampling.noise import PositionKey, Purpose, position_key
+from penstock.sampling.noise import Purpose, position_key
 from penstock.sampling.pipeline import Candidates, Floats
 from penstock.sampling.row import GrammarState, RowState
 
@@ -28,10 +29,6 @@ class FillMasks(Protocol):
         """Write one mask for each matcher."""
 
 
-Asked = tuple[int, float, int, float, float, PositionKey]
-"""Row of the logits, temperature, top_k, top_p, log_min_p, and the key of the output position."""
-
-
 class TokensOnDevice(Protocol):
     """Tokens that a device chooses beside whoever has asked for them."""
 
@@ -39,7 +36,7 @@ class TokensOnDevice(Protocol):
     def tokens(self) -> Tensor:
         """The tokens in the device's memory, in the order of what was asked, once it comes to them."""
 
-    def read(self) -> Sequence[tuple[int, float, float]]:
+    def read(self) -> Sequence[Found]:
         """Wait for them: for each that is asked a token, the row's peak, the token's log probability."""
 
 
@@ -116,7 +113,7 @@ class Sampler:
     ) -> None:
         """`choose` is the implementation, by default the fastest there is; rows with grammars need `fill_masks`.
 
-        With `on_device` logits stay where they are while nothing is to be edited, masked or listed beside a token.
+        With `on_device` a row's logits stay where they are if nothing is to be edited, masked or listed beside a token.
         """
         self._on_device = on_device
         self._choose = chooser(vocab_size) if choose is None else choose
@@ -145,9 +142,23 @@ class Sampler:
 
         `logits` are as in `sample`.
         """
-        if self._on_device is not None and all(_needs_logits_alone(place.row) for place in places):
-            return self._begun(self._on_device, logits, places).read()
-        floats = self._as_floats(logits)
+        if self._on_device is None:
+            return self._chosen_here(self._as_floats(logits), places)
+        there = [place for place in places if _needs_logits_alone(place.row)]
+        here = [place for place in places if not _needs_logits_alone(place.row)]
+        begun = self._begun(self._on_device, logits, there) if there else None
+        if not here:
+            return begun.read() if begun else []
+        # Of the logits, what is not chosen from where they are is brought here, and nothing else.
+        wanted = sorted({place.logits_row for place in here})
+        if len(wanted) < len(logits):
+            logits = logits.index_select(0, torch.tensor(wanted, device=logits.device))
+            here = [place._replace(logits_row=wanted.index(place.logits_row)) for place in here]
+        others, found = iter(self._chosen_here(self._as_floats(logits), here)), iter(begun.read() if begun else ())
+        return [next(found if _needs_logits_alone(place.row) else others) for place in places]
+
+    def _chosen_here(self, floats: Floats, places: Sequence[Place]) -> list[ChosenFields | RowFailed]:
+        """The same of logits in this process's memory."""
         masks, mask_of = self._masks_of([place.row for place in places])
         asked = list(zip(places, mask_of, strict=True))
         choices = [row.choice(logits_row, mask, ahead) for (row, logits_row, ahead), mask in asked if not row.editing]
@@ -195,7 +206,7 @@ class Sampler:
 
         Raises RowFailed where a token cannot be drawn.
         """
-        edited = self._edit(self._as_floats(logits)[index], row).copy()
+        edited = self._edit(self._as_floats(logits[index : index + 1])[0], row).copy()
         masks, (mask,) = self._masks_of([row])
         if mask >= 0:
             edited[~bits_of(masks[mask], edited.size)] = -np.inf

@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.sampling.choice import Choice
+from penstock.core.choosing import Asked, Found
+from penstock.sampling.choice import Choice, Masks
 from penstock.sampling.native import chooser as host_chooser
 from penstock.sampling.noise import Purpose, position_key
+from penstock.sampling.pipeline import Floats
+from penstock.sampling.row import GrammarState, RowState
+from penstock.sampling.sampler import Sampler
 from support.device import DEVICE
+from support.sampling_rows import make_row
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -91,3 +96,71 @@ def test_what_is_not_finite_is_seen() -> None:
     peaks = [peak for _, peak, _ in mine[:4]]
     assert math.isnan(peaks[0]) and peaks[1] == -math.inf and math.isfinite(peaks[2])
     agree(*both(logits[2:], NARROWED[3:5]))
+
+
+# Rows of every kind in one step; a third and a fifth share one row of logits, as samples of one prompt do.
+MIXED = [
+    ({"temperature": 0.0}, 4),
+    ({"temperature": 0.0, "repetition_penalty": 1.5}, 1),
+    ({"temperature": 0.8, "top_k": 9}, 3),
+    ({"temperature": 0.7, "logprobs": 3}, 0),
+    ({"temperature": 0.9, "logit_bias": {5: 2.0}}, 3),
+    ({"temperature": 1.1, "min_p": 0.1}, 5),
+    ({"temperature": 0.0, "logprobs": 0}, 2),
+    ({"temperature": 0.6}, 1),
+]
+NEED_MORE = {1, 3, 4, 7}
+
+
+class Even:
+    """The last row's grammar."""
+
+    def advance(self, token: int) -> bool:
+        assert token % 2 == 0
+        return False
+
+
+def fill_masks(_matchers: Sequence[GrammarState], masks: Masks) -> None:
+    masks[:] = 0x55555555
+
+
+@pytest.mark.parametrize("order", [range(8), [5, 7, 3, 1, 6, 4, 2, 0], [1, 3, 7], [0, 2]])
+def test_rows_that_need_more_than_a_choice_bring_only_their_own_logits(
+    order: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    width, brought, asked = 300, [], []
+    logits = torch.randn(6, width, generator=torch.Generator().manual_seed(3)) * 3
+    chooses, as_floats = chooser(PLACE), Sampler._as_floats
+
+    def choose(found: torch.Tensor, wanted: Sequence[Asked]) -> Sequence[Found]:
+        asked.extend(row for row, *_ in wanted)
+        return chooses(found, wanted)
+
+    def seen(sampler: Sampler, found: torch.Tensor) -> Floats:
+        brought.append(len(found))
+        return as_floats(sampler, found)
+
+    def rows() -> list[RowState]:
+        return [make_row(at, seed=at, grammar=Even() if at == 7 else None, **MIXED[at][0]) for at in order]
+
+    places = [MIXED[at][1] for at in order]
+    expected = Sampler(width, fill_masks=fill_masks).sample(logits, rows(), places)
+    monkeypatch.setattr(Sampler, "_as_floats", seen)
+    mine = Sampler(width, fill_masks=fill_masks, on_device=choose).sample(logits.to(PLACE.device), rows(), places)
+    assert [result.tokens for result in mine] == [result.tokens for result in expected]
+    for result, right in zip(mine, expected, strict=True):
+        assert (result.logprobs is None) == (right.logprobs is None)
+        for one, other in zip(result.logprobs or (), right.logprobs or (), strict=True):
+            assert one.top_tokens == other.top_tokens and one.logprob == pytest.approx(other.logprob, abs=1e-5)
+    on_host = {MIXED[at][1] for at in order if at in NEED_MORE}
+    assert brought == ([len(on_host)] if on_host else [])
+    assert asked == [MIXED[at][1] for at in order if at not in NEED_MORE]
+
+
+def test_what_breaks_a_row_is_told_on_either_side() -> None:
+    logits = torch.randn(4, 100, generator=torch.Generator().manual_seed(4))
+    logits[1, 3] = logits[2, 7] = torch.nan
+    rows = [make_row(0), make_row(1), make_row(2, logprobs=2), make_row(3, presence_penalty=1.0)]
+    found = Sampler(100, on_device=chooser(PLACE)).sample(logits.to(PLACE.device), rows, range(4))
+    assert [result.finish for result in found] == [None, "error", "error", None]
+    assert all("NaN" in str(result.error) for result in found[1:3])

@@ -118,6 +118,7 @@ class _Launch:
             PADDED=self._size,
             HEADS=padded(heads.query_heads),
             TYPE=self._constants["TYPE"],
+            enable_fp_fusion=not self._place.deterministic,
         )
 
     def __call__(
@@ -155,5 +156,8 @@ class _Launch:
             BLOCK_M=rows,
             SPLIT=partial is not None,
             SEGMENT=SEGMENT if self._place.deterministic else 0,
+            # Pieces are merged by either kernel: of products and sums, neither may make one rounding where the other
+            # makes two.
+            enable_fp_fusion=not self._place.deterministic,
             **self._constants,
         )

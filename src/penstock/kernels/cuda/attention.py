@@ -95,6 +95,71 @@ def _segment(
     return peak, total, mixed
 
 
+@triton.jit
+def _whole(
+    query,
+    position,
+    base,
+    stop,
+    length,
+    low,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    table,
+    head,
+    scale,
+    softcap,
+    window,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KEPT: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    TYPE: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Total and mix of positions [base, stop), part by part of so many, merged in ascending order."""
+    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
+    for at in range(base, stop, length):
+        begin = tl.maximum(at, low // BLOCK_N * BLOCK_N)
+        own_peak, own_total, own_mixed = _segment(
+            query, position, begin, tl.minimum(at + length, stop), low,
+            keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+        )  # fmt: skip
+        peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
+    return total, mixed
+
+
+@triton.jit
+def _cut(low, stop, BLOCK_N: tl.constexpr, SEGMENT: tl.constexpr):
+    """Where the first part of the positions [low, stop) begins, and how long each is: a SEGMENT, or an equal part."""
+    if SEGMENT > 0:
+        return low // SEGMENT * SEGMENT, low * 0 + SEGMENT
+    else:
+        base = low // BLOCK_N * BLOCK_N
+        length = (stop - base + tl.num_programs(2) - 1) // tl.num_programs(2)
+        return base, tl.maximum((length + BLOCK_N - 1) // BLOCK_N * BLOCK_N, BLOCK_N)
+
+
+@triton.jit
+def _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one, any_seen, PADDED: tl.constexpr):
+    """Store what one part of a context came to, for the lanes of `one`, in their slots."""
+    tl.store(partial_states + slot * 2, peak, mask=one)
+    tl.store(partial_states + slot * 2 + 1, total, mask=one)
+    # Behind the context there is nothing, and nobody reads it.
+    if any_seen:
+        tl.store(partial_mixed + slot[:, None] * PADDED + column[None, :], mixed, mask=one[:, None])
+
+
 @triton.jit(do_not_specialize=["table_stride", "window"])
 def attend_kernel(
     qkv,
@@ -153,13 +218,7 @@ def attend_kernel(
     low = first * 0
     if WINDOWED:
         low = tl.maximum(context - count + first - window + 1, 0)
-    if SEGMENT > 0:
-        length = low * 0 + SEGMENT
-        base = low // SEGMENT * SEGMENT
-    else:
-        base = low // BLOCK_N * BLOCK_N
-        length = (stop - base + tl.num_programs(2) - 1) // tl.num_programs(2)
-        length = tl.maximum((length + BLOCK_N - 1) // BLOCK_N * BLOCK_N, BLOCK_N)
+    base, length = _cut(low, stop, BLOCK_N, SEGMENT)
     table = tables + row.to(tl.int64) * table_stride
     if SPLIT:
         begin = tl.maximum(base + split * length, low // BLOCK_N * BLOCK_N)
@@ -171,23 +230,13 @@ def attend_kernel(
         )  # fmt: skip
         one = there & (lane < SHARE)
         slot = (split.to(tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + query_head
-        tl.store(partial_states + slot * 2, peak, mask=one)
-        tl.store(partial_states + slot * 2 + 1, total, mask=one)
-        # Behind the context there is nothing, and nobody reads it.
-        if begin < end:
-            tl.store(partial_mixed + slot[:, None] * PADDED + column[None, :], mixed, mask=one[:, None])
+        _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one, begin < end, PADDED)
     else:
-        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
-        for at in range(base, stop, length):
-            begin = tl.maximum(at, low // BLOCK_N * BLOCK_N)
-            own_peak, own_total, own_mixed = _segment(
-                query, position, begin, tl.minimum(at + length, stop), low,
-                keys, values, key_scales, value_scales, table, head, scale, softcap, window,
-                KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
-            )  # fmt: skip
-            peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
+        total, mixed = _whole(
+            query, position, base, stop, length, low,
+            keys, values, key_scales, value_scales, table, head, scale, softcap, window,
+            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+        )  # fmt: skip
         result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
         offset = token[:, None] * (QUERY_HEADS * SIZE) + query_head[:, None] * SIZE + column[None, :]
         tl.store(output + offset, result.to(TYPE), mask=inside)

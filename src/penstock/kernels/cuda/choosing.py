@@ -6,14 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from penstock.core.choosing import Asked, Found
 from penstock.kernels.cuda.place import Place, padded
 from penstock.kernels.cuda.sampling import choose_kernel
 from penstock.kernels.cuda.step import Staging
-
-Asked = tuple[int, float, int, float, float, tuple[int, int, int]]
-"""Row of the logits, temperature, top_k, top_p, log_min_p, and the key of the output position."""
-Found = tuple[int, float, float]
-"""Token, the row's peak, the token's log probability."""
 
 # Columns that a program reads at a time.
 _BLOCK = 4096

@@ -24,6 +24,12 @@ _STEPS_BETWEEN = 64
 
 _log = logging.getLogger(__name__)
 
+
+def sizes_for(most_rows: int) -> tuple[int, ...]:
+    """The batch sizes that there will be graphs of, where a step has so many rows at most."""
+    return tuple(sorted({size for size in (*LADDER, most_rows) if size <= min(most_rows, LADDER[-1])}))
+
+
 Launch = Callable[[DeviceStep], tuple[Tensor, ...]]
 
 
@@ -59,9 +65,11 @@ class DecodeGraphs:
         self._groups, self._block_size = groups, block_size
         self._staging = Staging(place.device)
         self._captured: dict[int, _Captured] = {}
-        self._left = sorted({size for size in (*LADDER, place.most_rows) if size <= min(place.most_rows, LADDER[-1])})
+        self._left = list(sizes_for(place.most_rows))
         self._steps = 0
         self._pool: Any = None
+        # Where all graphs leave what they compute, as large as the largest needs it: a vocabulary wide for each row.
+        self._outputs: tuple[Tensor, ...] = ()
 
     def fits(self, batch: StepBatch) -> int | None:
         """The size of the smallest graph that can carry the batch out; None where there is none."""
@@ -113,18 +121,29 @@ class DecodeGraphs:
 
     def _capture(self, step: DeviceStep) -> Callable[[], tuple[Tensor, ...]]:
         # Once as it is, so that all kernels are compiled and all memory is found before anything is recorded.
-        self._launch(step)
-        if self._place.device.type != "cuda":
-            return lambda: self._launch(step)
-        torch.cuda.synchronize(self._place.device)
-        graph = torch.cuda.CUDAGraph()
-        # Graphs are replayed one at a time, so that they may share the memory of what they compute.
-        with torch.cuda.graph(graph, pool=self._pool):
-            outputs = self._launch(step)
-        self._pool = graph.pool()
+        made = self._launch(step)
+        if not self._outputs:
+            most = max(sizes_for(self._place.most_rows))
+            self._outputs = tuple(each.new_empty((most, *each.shape[1:])) for each in made)
+        outputs = tuple(whole[: len(each)] for whole, each in zip(self._outputs, made, strict=True))
+        del made
+
+        def launch() -> None:
+            for target, each in zip(outputs, self._launch(step), strict=True):
+                target.copy_(each)
+
+        record: Callable[[], None] = launch
+        if self._place.device.type == "cuda":
+            torch.cuda.synchronize(self._place.device)
+            graph = torch.cuda.CUDAGraph()
+            # Graphs are replayed one at a time, so that they may share the memory of what they compute.
+            with torch.cuda.graph(graph, pool=self._pool):
+                launch()
+            self._pool = graph.pool()
+            record = graph.replay
 
         def replay() -> tuple[Tensor, ...]:
-            graph.replay()
+            record()
             return outputs
 
         return replay

@@ -101,6 +101,8 @@ def _integers(x: Tensor, weight: DeviceLinear, bias: Tensor | None) -> Tensor:
         BLOCK_K=_BLOCK_K,
         EXACT=INTERPRETED,
         OUT=TYPES[x.dtype],
+        # Behind the integers, a scale and a bias are two roundings, whichever the size of the tile is.
+        enable_fp_fusion=False,
     )
     return y
 

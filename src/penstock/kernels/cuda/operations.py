@@ -124,7 +124,7 @@ def _rotate_and_store(
     def run(step: DeviceStep, qkv: Tensor) -> Tensor | None:
         result = qkv if angles is None else torch.empty_like(qkv)
         # Without a cache, of a token's entries the first alone is of use; the others are behind them.
-        entries = step.entries.shape[1] if cache is not None else qkv.shape[0]
+        entries = len(step.entry_tokens) if cache is not None else qkv.shape[0]
         table = step.tables[0 if cache is None else cache.group]
         planes = (qkv,) * 4 if cache is None else (cache.keys, cache.values, cache.key_scales, cache.value_scales)
         rotate_and_store_kernel[(entries, width)](
@@ -132,8 +132,8 @@ def _rotate_and_store(
             result,
             qkv if angles is None else angles,
             step.positions,
-            step.entries[1],
-            step.entries[0],
+            step.entry_rows,
+            step.entry_tokens,
             *planes,
             table,
             table.stride(0),

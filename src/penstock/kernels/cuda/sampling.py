@@ -87,6 +87,89 @@ def carry_kernel(token_ids, carried, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _largest(row, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest logit, the first token that has it, and how many logits are not numbers."""
+    peak = tl.full([], float("-inf"), tl.float32)
+    best = tl.zeros([], tl.int32)
+    broken = tl.zeros([], tl.int32)
+    for at in range(0, WIDTH, BLOCK):
+        token = at + tl.arange(0, BLOCK)
+        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
+        broken += tl.sum((logit != logit).to(tl.int32), 0)
+        logit = tl.where(logit != logit, float("-inf"), logit)
+        most = tl.max(logit, 0)
+        lowest = tl.min(tl.where(logit == most, token, WIDTH), 0)
+        best = tl.where(most > peak, lowest, best)
+        peak = tl.maximum(most, peak)
+    return peak, best, broken
+
+
+@triton.jit
+def _total(row, peak, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """The sum of exp(logit - peak), float64."""
+    total = tl.zeros([], tl.float64)
+    for at in range(0, WIDTH, BLOCK):
+        token = at + tl.arange(0, BLOCK)
+        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
+        total += tl.sum(tl.exp(logit.to(tl.float64) - peak), 0)
+    return total
+
+
+@triton.jit
+def _top_k(row, top_k, peak, temperature, kept, ties, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """`kept` and `ties` of the `top_k` likeliest tokens."""
+    low, high = tl.full([], LEAST, tl.int64), tl.full([], 2147483647, tl.int64)
+    for _ in range(32):
+        middle = (low + high + 1) >> 1
+        count, _mass = _above(row, middle, peak, temperature, kept, ties, WIDTH, BLOCK, False)
+        low = tl.where(count >= top_k, middle, low)
+        high = tl.where(count >= top_k, high, middle - 1)
+    more, _mass = _above(row, low + 1, peak, temperature, kept, ties, WIDTH, BLOCK, False)
+    return low, top_k - more
+
+
+@triton.jit
+def _top_p(row, top_p, peak, temperature, kept, ties, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """`kept` and `ties` of the fewest of the likeliest tokens whose weight is `top_p` of that of all that are left."""
+    _count, whole = _above(row, kept, peak, temperature, kept, ties, WIDTH, BLOCK, True)
+    wanted = top_p * whole
+    low, high = kept, tl.full([], 2147483647, tl.int64)
+    for _ in range(33):
+        middle = (low + high + 1) >> 1
+        _count, mass = _above(row, middle, peak, temperature, kept, ties, WIDTH, BLOCK, True)
+        low = tl.where(mass >= wanted, middle, low)
+        high = tl.where(mass >= wanted, high, middle - 1)
+    more, mass_above = _above(row, low + 1, peak, temperature, kept, ties, WIDTH, BLOCK, True)
+    count, mass = _above(row, low, peak, temperature, kept, ties, WIDTH, BLOCK, True)
+    each = (mass - mass_above) / tl.maximum(count - more, 1).to(tl.float64)
+    needed = tl.ceil((wanted - mass_above) / tl.where(each > 0, each, 1.0)).to(tl.int32)
+    needed = tl.minimum(tl.maximum(needed, 1), tl.maximum(count - more, 1))
+    return low, tl.where(low == kept, tl.minimum(ties, needed), needed)
+
+
+@triton.jit
+def _drawn(row, words, peak, temperature, log_min_p, kept, ties, best, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Of the tokens that stay, the one whose scaled logit with noise is the largest; `best` where none does."""
+    first, second = tl.load(words).to(tl.uint32), tl.load(words + 1).to(tl.uint32)
+    third = tl.load(words + 2).to(tl.uint32)
+    largest = tl.full([], float("-inf"), tl.float64)
+    seen = tl.zeros([], tl.int32)
+    for at in range(0, WIDTH, BLOCK):
+        token = at + tl.arange(0, BLOCK)
+        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
+        order = _ordered(logit).to(tl.int64)
+        there, seen = _staying(order, token < WIDTH, kept, ties, seen)
+        scaled = (logit.to(tl.float64) - peak) / temperature
+        there = there & (scaled >= log_min_p)
+        value = tl.where(there, scaled + _noise(_words(token, first, second, third)), float("-inf"))
+        most = tl.max(value, 0)
+        lowest = tl.min(tl.where(value == most, token, WIDTH), 0)
+        best = tl.where(most > largest, lowest, best)
+        largest = tl.maximum(most, largest)
+    return best
+
+
+@triton.jit
 def choose_kernel(
     logits,
     rows,
@@ -106,25 +189,10 @@ def choose_kernel(
     """
     place = tl.program_id(0)
     row = logits + tl.load(rows + place).to(tl.int64) * WIDTH
-    peak = tl.full([], float("-inf"), tl.float32)
-    best = tl.zeros([], tl.int32)
-    broken = tl.zeros([], tl.int32)
-    for at in range(0, WIDTH, BLOCK):
-        token = at + tl.arange(0, BLOCK)
-        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
-        broken += tl.sum((logit != logit).to(tl.int32), 0)
-        logit = tl.where(logit != logit, float("-inf"), logit)
-        most = tl.max(logit, 0)
-        lowest = tl.min(tl.where(logit == most, token, WIDTH), 0)
-        best = tl.where(most > peak, lowest, best)
-        peak = tl.maximum(most, peak)
+    peak, best, broken = _largest(row, WIDTH, BLOCK)
     # Where nothing can be chosen the caller sees it by the peak.
     wide_peak = tl.where(peak == float("-inf"), 0.0, peak).to(tl.float64)
-    total = tl.zeros([], tl.float64)
-    for at in range(0, WIDTH, BLOCK):
-        token = at + tl.arange(0, BLOCK)
-        logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
-        total += tl.sum(tl.exp(logit.to(tl.float64) - wide_peak), 0)
+    total = _total(row, wide_peak, WIDTH, BLOCK)
     temperature = tl.load(numbers + place * 3)
     if temperature > 0:
         top_p, log_min_p = tl.load(numbers + place * 3 + 1), tl.load(numbers + place * 3 + 2)
@@ -133,47 +201,10 @@ def choose_kernel(
         kept = tl.full([], LEAST, tl.int64)
         ties = tl.full([], WIDTH, tl.int32)
         if (top_k > 0) & (top_k < WIDTH):
-            low, high = tl.full([], LEAST, tl.int64), tl.full([], 2147483647, tl.int64)
-            for _ in range(32):
-                middle = (low + high + 1) >> 1
-                count, _mass = _above(row, middle, wide_peak, temperature, kept, ties, WIDTH, BLOCK, False)
-                low = tl.where(count >= top_k, middle, low)
-                high = tl.where(count >= top_k, high, middle - 1)
-            more, _mass = _above(row, low + 1, wide_peak, temperature, kept, ties, WIDTH, BLOCK, False)
-            kept, ties = low, top_k - more
+            kept, ties = _top_k(row, top_k, wide_peak, temperature, kept, ties, WIDTH, BLOCK)
         if top_p < 1.0:
-            _count, whole = _above(row, kept, wide_peak, temperature, kept, ties, WIDTH, BLOCK, True)
-            wanted = top_p * whole
-            low, high = kept, tl.full([], 2147483647, tl.int64)
-            for _ in range(33):
-                middle = (low + high + 1) >> 1
-                _count, mass = _above(row, middle, wide_peak, temperature, kept, ties, WIDTH, BLOCK, True)
-                low = tl.where(mass >= wanted, middle, low)
-                high = tl.where(mass >= wanted, high, middle - 1)
-            more, mass_above = _above(row, low + 1, wide_peak, temperature, kept, ties, WIDTH, BLOCK, True)
-            count, mass = _above(row, low, wide_peak, temperature, kept, ties, WIDTH, BLOCK, True)
-            each = (mass - mass_above) / tl.maximum(count - more, 1).to(tl.float64)
-            needed = tl.ceil((wanted - mass_above) / tl.where(each > 0, each, 1.0)).to(tl.int32)
-            needed = tl.minimum(tl.maximum(needed, 1), tl.maximum(count - more, 1))
-            ties = tl.where(low == kept, tl.minimum(ties, needed), needed)
-            kept = low
-        first = tl.load(words + place * 3).to(tl.uint32)
-        second = tl.load(words + place * 3 + 1).to(tl.uint32)
-        third = tl.load(words + place * 3 + 2).to(tl.uint32)
-        largest = tl.full([], float("-inf"), tl.float64)
-        seen = tl.zeros([], tl.int32)
-        for at in range(0, WIDTH, BLOCK):
-            token = at + tl.arange(0, BLOCK)
-            logit = tl.load(row + token, mask=token < WIDTH, other=float("-inf"))
-            order = _ordered(logit).to(tl.int64)
-            there, seen = _staying(order, token < WIDTH, kept, ties, seen)
-            scaled = (logit.to(tl.float64) - wide_peak) / temperature
-            there = there & (scaled >= log_min_p)
-            value = tl.where(there, scaled + _noise(_words(token, first, second, third)), float("-inf"))
-            most = tl.max(value, 0)
-            lowest = tl.min(tl.where(value == most, token, WIDTH), 0)
-            best = tl.where(most > largest, lowest, best)
-            largest = tl.maximum(most, largest)
+            kept, ties = _top_p(row, top_p, wide_peak, temperature, kept, ties, WIDTH, BLOCK)
+        best = _drawn(row, words + place * 3, wide_peak, temperature, log_min_p, kept, ties, best, WIDTH, BLOCK)
     chosen = tl.load(row + best).to(tl.float64)
     tl.store(tokens + place, best)
     tl.store(peaks + place, tl.where(broken > 0, float("nan"), peak))

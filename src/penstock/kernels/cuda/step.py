@@ -12,10 +12,11 @@ from torch import Tensor
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cuda.sampling import carry_kernel
 
-# Arrays begin at multiples of so many int32: 64 bytes.
+# Arrays begin at multiples of so many int32: 64 bytes. For memory that begins at multiples of 16 bytes kernels are
+# compiled apart, so that nothing that begins elsewhere may be cut out of an array for one.
 _ALIGNMENT = 16
 # Arrays of a step before its tables.
-BEFORE_TABLES = 9
+BEFORE_TABLES = 10
 # Tokens that a program of `carry` takes.
 _CARRIED = 256
 
@@ -40,7 +41,8 @@ class DeviceStep:
         rows, contexts, starts, added: [rows] each: the row itself, its context with this step, its first token in the
             step, and how many it has.
         wanted: [logit rows], tokens.
-        entries: [2, tokens + shares], a token and a row of the block tables each; a row of -1 is nobody's.
+        entry_tokens, entry_rows: [tokens + shares], a token and a row of the block tables that its keys and values
+            belong to; a row of -1 is nobody's.
         tables: for each KV group [rows, blocks].
         decodes: tiles of the rows with one token.
         chunks: tiles of the others, by how many queries a tile takes.
@@ -53,7 +55,8 @@ class DeviceStep:
     starts: Tensor
     added: Tensor
     wanted: Tensor
-    entries: Tensor
+    entry_tokens: Tensor
+    entry_rows: Tensor
     tables: tuple[Tensor, ...]
     decodes: Tiles
     chunks: dict[int, Tiles]
@@ -85,10 +88,6 @@ def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[I
     starts = np.concatenate(([0], np.cumsum(lengths)[:-1])) if count else lengths
     shared = batch.shared.numpy().reshape(-1, 2)
     row_of = np.repeat(np.arange(count), lengths)
-    entries = np.stack((
-        np.concatenate((np.arange(tokens + more), shared[:, 0])),
-        np.concatenate((row_of, np.full(more, -1), shared[:, 1])),
-    ))  # fmt: skip
     tables = []
     for table in batch.block_tables:
         found = table.numpy()
@@ -104,7 +103,8 @@ def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[I
             np.concatenate((starts, np.arange(tokens, tokens + more))),
             np.pad(lengths, (0, more)),
             np.concatenate((batch.logit_rows.numpy(), np.arange(tokens, tokens + more))),
-            entries,
+            np.concatenate((np.arange(tokens + more), shared[:, 0])),
+            np.concatenate((row_of, np.full(more, -1), shared[:, 1])),
             decodes,
             np.zeros_like(decodes),
             *tables,
@@ -115,12 +115,12 @@ def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[I
 
 def step_of(views: Sequence[Tensor], groups: int, queries: Sequence[int], longest: int) -> DeviceStep:
     """What `arrays_of` made, once it is in the device's memory."""
-    token_ids, positions, contexts, starts, added, wanted, entries, rows, firsts, *rest = views
+    ids, positions, contexts, starts, added, wanted, tokens, owners, rows, firsts = views[:BEFORE_TABLES]
+    rest = views[BEFORE_TABLES:]
     tables, chunks = tuple(rest[:groups]), rest[groups:]
     found = {each: Tiles(chunks[2 * i], chunks[2 * i + 1]) for i, each in enumerate(queries)}
-    return DeviceStep(
-        token_ids, positions, contexts, starts, added, wanted, entries, tables, Tiles(rows, firsts), found, longest
-    )
+    decodes = Tiles(rows, firsts)
+    return DeviceStep(ids, positions, contexts, starts, added, wanted, tokens, owners, tables, decodes, found, longest)
 
 
 def int32s_for(arrays: Sequence[Int32s]) -> int:

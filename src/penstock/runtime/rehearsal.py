@@ -1,0 +1,57 @@
+"""Steps that nobody asked for: one of every kind that there may be, and the largest, before there is a KV pool."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from penstock.core.config import SchedulerConfig
+from penstock.kernels.batch import StepBatch
+
+
+def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: int) -> Iterator[StepBatch]:
+    """Batches whose kernels, and whose memory, are those of all that a scheduler of such `limits` plans.
+
+    A single token in the shortest context and in the longest, then the largest steps: so many positions as a step has,
+    in decodes and behind them prompts, all of contexts of up to `longest` tokens, with as many logits as are ever
+    wanted. What attention keeps beside the result depends on how many decodes there are, so that they are doubled.
+    Everything is read from, and written to, block 0 of a pool.
+    """
+    yield rehearsal([(0, 1)], 1, groups, block_size)
+    yield rehearsal([(longest - 1, 1)], 1, groups, block_size)
+    most = limits.max_num_seqs - 1
+    for decodes in sorted({most, *(1 << power for power in range(most.bit_length()))}):
+        yield largest(limits, longest, decodes, groups, block_size)
+
+
+def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, block_size: int) -> StepBatch:
+    """The largest step that has so many decodes."""
+    rows = [(longest - 1, 1)] * decodes
+    left = limits.max_num_batched_tokens - decodes
+    while left > 0 and len(rows) < limits.max_num_seqs:
+        count = min(left, longest)
+        rows.append((longest - count, count))
+        left -= count
+    # Of one token are decodes, which come first.
+    rows.sort(key=lambda row: row[1] > 1)
+    wanted = limits.max_num_seqs * (1 + limits.draft_depth + limits.draft_width) + limits.max_scored_positions
+    return rehearsal(rows, min(wanted, sum(count for _, count in rows)), groups, block_size)
+
+
+def rehearsal(rows: Sequence[tuple[int, int]], wanted: int, groups: int, block_size: int) -> StepBatch:
+    """A batch of `rows`, each with its first position and how many it has; so many logits are `wanted`.
+
+    Rows of one position come first.
+    """
+    counts = [count for _, count in rows]
+    contexts = [start + count for start, count in rows]
+    table = torch.zeros((len(rows), -(-max(contexts) // block_size)), dtype=torch.int32)
+    return StepBatch(
+        token_ids=torch.zeros(sum(counts), dtype=torch.int64),
+        positions=torch.cat([torch.arange(start, start + count) for start, count in rows]),
+        query_lengths=counts,
+        context_lengths=contexts,
+        num_decodes=counts.count(1),
+        logit_rows=torch.arange(wanted),
+        block_tables=(table,) * groups,
+        block_size=block_size,
+    )

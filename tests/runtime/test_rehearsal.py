@@ -1,0 +1,32 @@
+"""Rehearsed steps are as large as any that a scheduler plans."""
+
+import pytest
+
+from penstock.core.config import SchedulerConfig
+from penstock.runtime.rehearsal import largest, rehearsals
+
+
+@pytest.mark.parametrize(
+    "rows, tokens, longest", [(64, 2048, 131_072), (4, 48, 64), (3, 3, 9), (1, 8, 5), (300, 512, 40)]
+)
+def test_batches_are_well_formed_and_within_the_limits(rows: int, tokens: int, longest: int) -> None:
+    limits = SchedulerConfig(max_num_seqs=rows, max_num_batched_tokens=tokens, draft_depth=2)
+    batches = list(rehearsals(limits, longest, 2, 16))
+    for batch in batches:
+        counts, contexts = batch.query_lengths, batch.context_lengths
+        assert len(counts) <= rows and sum(counts) == len(batch.token_ids) == len(batch.positions) <= tokens
+        assert counts == sorted(counts, key=lambda count: count > 1) and batch.num_decodes == counts.count(1)
+        assert all(0 < count <= context <= longest for count, context in zip(counts, contexts, strict=True))
+        assert int(batch.positions.max()) < longest
+        assert len(batch.logit_rows) <= sum(counts) and int(batch.logit_rows.max()) < sum(counts)
+        assert all(table.shape == (len(counts), -(-max(contexts) // 16)) for table in batch.block_tables)
+    assert len(batches[0].block_tables) == 2
+    assert max(len(batch.token_ids) for batch in batches) == min(tokens, rows * longest)
+    assert max(len(batch.query_lengths) for batch in batches) == rows
+    assert max(len(batch.logit_rows) for batch in batches) == min(tokens, rows * longest, 3 * rows + 128)
+
+
+def test_a_prompt_is_at_the_end_of_the_longest_context() -> None:
+    batch = largest(SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=100), 1000, 3, 1, 16)
+    assert batch.query_lengths == [1, 1, 1, 97] and batch.context_lengths == [1000] * 4
+    assert batch.positions.tolist() == [999] * 3 + list(range(903, 1000))
