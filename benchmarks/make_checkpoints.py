@@ -2,9 +2,9 @@
 
 Speed does not depend on what weights say, so random ones measure it; quality needs trained ones.
 
-`bf16` has 1.24 billion parameters in the shape of Llama 3.2 1B, `small` 100 million, `toy` 6 layers of width 256,
-which shows what an engine costs by itself. The quantized kinds are made from `bf16` by rounding to nearest, so they
-need it in the same folder.
+`bf16` has 1.24 billion parameters in the shape of Llama 3.2 1B, `8b` those of Llama 3.1 8B, `small` 100 million, `toy`
+6 layers of width 256, which shows what an engine costs by itself. The quantized kinds are made from `bf16` by rounding
+to nearest, so they need it in the same folder.
 Needs torch, transformers, tokenizers and safetensors; the GGUF kinds need the gguf package.
 """
 
@@ -21,6 +21,19 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+# Of Llama 3.1 8B: 16 GB.
+EIGHT_BILLION = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+}
 LARGE = {
     "vocab_size": 128256,
     "hidden_size": 2048,
@@ -61,6 +74,7 @@ GPTQ_GROUP = 128
 def main() -> None:
     makers: dict[str, Callable[[Path], None]] = {
         "bf16": lambda out: write_random(out / "bf16", LARGE),
+        "8b": lambda out: write_random(out / "8b", EIGHT_BILLION),
         "toy": lambda out: write_random(out / "toy", TOY),
         "small": lambda out: write_random(out / "small", SMALL),
         "w8a8": write_w8a8,

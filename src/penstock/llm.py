@@ -166,7 +166,7 @@ class LLM:
         self._prepared: Prepared = prepare(EngineOptions(model=model, **options), api_beside=False)
         self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
         built = build_engine(self._prepared.config, lambda done, total: None)
-        self._core = built.core
+        self._core, self._work = built.core, built.work
         self._totals = StepTotals()
         self.tokenizer = built.tokenizer
         self._intake = Intake(
@@ -250,7 +250,7 @@ class LLM:
                 self._core.add(request)
             while self._core.has_work:
                 events = self._core.step()
-                self._totals = self._totals.add(self._core.facts)
+                self._totals = self._totals.add(self._core.facts, self._work.of(self._core.facts))
                 for event in events:
                     states[event.request_id].push(event)
         except BaseException:

@@ -5,23 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.assembly.backend import use_processor
+from penstock.assembly.backend import backend_of
 from penstock.assembly.prepare import prepare
-from penstock.assembly.storage import storage_for
 from penstock.assembly.tokenizers import tokenizer_in
 from penstock.bundled.corpus.generator import calibration
 from penstock.core.config import BLOCK_SIZE, EngineOptions
 from penstock.core.errors import ConfigurationError, RequestError, TokenizerError
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight, tensors_of
 from penstock.kernels.program import compile_program
-from penstock.loading.packing import packing_of
-from penstock.loading.weights import load_weights
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.text.chat_template import ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer
@@ -52,9 +49,10 @@ class Scorer:
 
     def __init__(self, options: EngineOptions, longest: int) -> None:
         """For texts of at most so many tokens. Raises StartupError where the model cannot be loaded."""
-        prepared = prepare(options, api_beside=False)
+        # Candidates are many, and each is loaded once.
+        prepared = prepare(replace(options, packed_cache="off"), api_beside=False)
         config, declaration = prepared.config, prepared.declaration
-        use_processor(config)
+        backend = backend_of(config)
         self.name = options.model
         self.path = Path(config.model.path)
         self.dtype, self.quantization = config.model.dtype, config.model.quantization
@@ -65,15 +63,18 @@ class Scorer:
                 "was made for; give a smaller --context."
             )
         dtype = TORCH_DTYPES[self.dtype]
-        weights = load_weights(prepared.checkpoint, declaration, dtype, packing=packing_of(config.model, declaration))
+        weights = backend.load(prepared.checkpoint, declaration, lambda _done, _total: None).weights
+        # An engine leaves torch one thread; here it compares distributions over whole vocabularies.
+        torch.set_num_threads(config.threads)
         self.weight_bytes = _bytes_of(weights.values())
         spec = build_kv_spec(declaration.kv_layers, self.dtype, BLOCK_SIZE, options.kv_cache_dtype)
-        storage = storage_for(spec, -(-longest // BLOCK_SIZE) + 1, dtype)
+        storage = backend.storage(spec, -(-longest // BLOCK_SIZE) + 1)
         self._groups = len(spec.groups)
-        self._program = compile_program(declaration.record(), weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
+        dispatcher = Dispatcher(backend.implementations)
+        self._program = compile_program(declaration.record(), weights, storage, dtype, dispatcher)
 
     def logits(self, ids: list[int]) -> Tensor:
-        """[positions, vocabulary] in float32."""
+        """[positions, vocabulary] in float32, in this process's memory."""
         count = len(ids)
         places = torch.arange(count)
         table = torch.arange(-(-count // BLOCK_SIZE), dtype=torch.int32)[None]
@@ -87,7 +88,7 @@ class Scorer:
             block_tables=(table,) * self._groups,
             block_size=BLOCK_SIZE,
         )
-        return self._program.run(batch).float()
+        return self._program.run(batch).float().cpu()
 
 
 def _bytes_of(weights: Iterable[Weight]) -> int:

@@ -1,0 +1,76 @@
+"""Whether a GPU computes what the processor does, on trained weights.
+
+Conversations that nothing was trained or calibrated on are computed by both, each at once: in float32 on the processor,
+in the dtype on the GPU. Of the model's own turns, the most likely token has to be the same at 99% of the positions, and
+the KL divergence to be 1e-3 nats at the most. Then both answer greedily in float32, token by token, which has to give
+the same tokens. Ends with status 1 where a bound is not met.
+
+    python benchmarks/gpu/parity.py haiku
+"""
+
+import argparse
+import sys
+
+import torch
+
+from penstock import LLM, SamplingParams
+from penstock.assembly.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations
+from penstock.core.config import EngineOptions
+
+SAME_TOP, KL = 0.99, 1e-3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="haiku", help="a checkpoint with its tokenizer (default haiku)")
+    parser.add_argument("--device", default="cuda", help="default cuda")
+    parser.add_argument("--dtype", default="bfloat16", help="on the GPU, of the first part (default bfloat16)")
+    parser.add_argument("--texts", type=int, default=128, help="conversations (default 128)")
+    parser.add_argument("--context", type=int, default=512, help="tokens of each at most (default 512)")
+    parser.add_argument("--answers", type=int, default=32, help="prompts that are answered greedily (default 32)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer (default 64)")
+    arguments = parser.parse_args()
+    here = Scorer(EngineOptions(model=arguments.model, dtype="float32", speculative="off"), arguments.context)
+    count = max(arguments.texts, arguments.answers)
+    texts = conversations(here.path, here.vocab_size, arguments.context, count, seed=COMPARISON_SEED)
+    met = [
+        *logits_agree(arguments, here, texts[: arguments.texts]),
+        tokens_agree(arguments, texts[: arguments.answers]),
+    ]
+    sys.exit(not all(met))
+
+
+def logits_agree(arguments: argparse.Namespace, here: Scorer, texts: list[ScoredText]) -> tuple[bool, bool]:
+    """Whether the most likely tokens, and the distributions, are the same within the bounds."""
+    there = Scorer(
+        EngineOptions(model=arguments.model, dtype=arguments.dtype, device=arguments.device, speculative="off"),
+        arguments.context,
+    )
+    same, divergences = [], []
+    for text in texts:
+        # What a token is compared by is computed at the one before it.
+        at = text.compared.nonzero()[:, 0] - 1
+        ours, theirs = (scorer.logits(text.ids)[at].double().log_softmax(-1) for scorer in (here, there))
+        same.append(ours.argmax(1) == theirs.argmax(1))
+        divergences.append((ours.exp() * (ours - theirs)).sum(1))
+    top, kl = torch.cat(same).double().mean().item(), torch.cat(divergences).mean().item()
+    print(f"{sum(map(len, same)):,} positions in {arguments.dtype}: same most likely token {top:.3%}, KL {kl:.2e}")
+    return top >= SAME_TOP, kl <= KL
+
+
+def tokens_agree(arguments: argparse.Namespace, texts: list[ScoredText]) -> bool:
+    """Whether greedy answers in float32 have the same tokens."""
+    found = []
+    # To be answered from the middle on.
+    prompts = [text.ids[: len(text.ids) // 2] for text in texts]
+    params = SamplingParams(temperature=0.0, max_tokens=arguments.tokens, ignore_eos=True)
+    for device in ("cpu", arguments.device):
+        llm = LLM(arguments.model, dtype="float32", device=device, max_model_len=1024, speculative="off")
+        found.append([each.token_ids for each in llm.generate(prompts, params)])
+    equal = sum(ours == theirs for ours, theirs in zip(*found, strict=True))
+    print(f"greedy answers in float32 with the same {arguments.tokens} tokens: {equal} of {len(found[0])}")
+    return equal == len(found[0])
+
+
+if __name__ == "__main__":
+    main()
