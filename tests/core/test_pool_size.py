@@ -10,6 +10,7 @@ from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import LayerKV
 from penstock.core.pool_size import MemoryReading, StepMemory, fit_pool, graphs_bytes, longest_context
 from penstock.core.resolve import resolve
+from penstock.core.swapping import STAGING_BYTES
 
 GIB = 2**30
 # 16 GiB of weights in bfloat16, and 2 MiB to a block.
@@ -49,6 +50,22 @@ def test_the_measured_pool_takes_most_of_the_rest() -> None:
     told = reasons["kv cache memory"].why
     assert "90%" in told and "6.00 GiB" in told and "1.00 GiB" in told and "256 MiB" in told
     assert "made for 131072" in reasons["max model len"].why
+
+
+def test_what_swaps_keeps_its_blocks_and_has_room_on_their_way() -> None:
+    config, _ = fitted(MEASURED, swap_space=GIB)
+    assert config.cache.swap_blocks == GIB // BLOCK_BYTES
+    assert config.cache.num_blocks == int(0.9 * (4.75 * GIB - STAGING_BYTES)) // BLOCK_BYTES
+
+
+def test_no_context_is_longer_than_what_was_prepared_for() -> None:
+    """Where others have left the GPU since, there is room for more than tables were made for."""
+    before, _ = resolved(memory=17 * GIB)
+    config, reasons = fit_pool(before, MEASURED)
+    assert config.scheduler.max_model_len == before.longest < config.cache.num_blocks * 16
+    assert before.longest < LARGE.max_position_embeddings
+    told = {reason.setting: reason for reason in reasons}["max model len"]
+    assert told.value == str(before.longest) and "was free before" in told.why
 
 
 def test_a_pool_is_no_larger_than_what_can_be_filled() -> None:
@@ -105,8 +122,8 @@ def test_what_a_step_takes_is_the_allocators_peak_and_what_came_beside_it() -> N
 
 
 def test_graphs_take_what_each_keeps_and_what_they_compute() -> None:
-    assert graphs_bytes((1, 2, 4, 8), decode=800, each=10) == 40 + 1500
-    assert graphs_bytes((), 800, 10) == 0
+    assert graphs_bytes([100, 200, 400, 800], each=10) == 40 + 1500
+    assert graphs_bytes([], each=10) == 0
 
 
 def test_the_longest_context_is_the_last_that_fits() -> None:

@@ -26,7 +26,7 @@ def test_batches_are_well_formed_and_within_the_limits(rows: int, tokens: int, l
     assert max(len(batch.logit_rows) for batch in batches) == min(tokens, rows * longest, 3 * rows + 128)
 
 
-def test_a_prompt_is_at_the_end_of_the_longest_context() -> None:
+def test_one_context_is_the_longest_and_the_others_take_no_time() -> None:
     batch = largest(SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=100), 1000, 3, 1, 16)
-    assert batch.query_lengths == [1, 1, 1, 97] and batch.context_lengths == [1000] * 4
-    assert batch.positions.tolist() == [999] * 3 + list(range(903, 1000))
+    assert batch.query_lengths == [1, 1, 1, 97] and batch.context_lengths == [1000, 1, 1, 97]
+    assert batch.positions.tolist() == [999, 0, 0, *range(97)]

@@ -9,6 +9,7 @@ from penstock.assembly.load import DUMMY_SEED, load
 from penstock.assembly.rehearsal import Memory
 from penstock.assembly.storage import layout_for
 from penstock.core.config import EngineConfig
+from penstock.core.devices import memory_ended
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.kernels.cpu.native import OBSTACLE, native
@@ -33,7 +34,8 @@ class Backend:
     Attributes:
         implementations: of operations, the fastest first.
         load: (checkpoint, declaration, progress) → the model's weights. Raises StartupError.
-        storage: (geometry, blocks) → the KV pool. Raises InsufficientMemory.
+        storage: (geometry, blocks, blocks in the processor's memory to swap with) → the KV pool. Raises
+            InsufficientMemory.
         choose: chooses tokens where logits are; None where that is this process's memory.
         memory: of the device, by which the pool is sized; None where the configuration says its size.
         graph_sizes: numbers of rows whose decode steps become graphs.
@@ -42,7 +44,7 @@ class Backend:
 
     implementations: Sequence[Implementation]
     load: Callable[[Checkpoint, ModelDeclaration, Progress], LoadedWeights]
-    storage: Callable[[KVSpec, int], Storage]
+    storage: Callable[[KVSpec, int, int], Storage]
     choose: ChooseOnDevice | None = None
     memory: Memory | None = None
     graph_sizes: tuple[int, ...] = ()
@@ -78,7 +80,7 @@ def _cpu(config: EngineConfig) -> Backend:
         return found
 
     slow = () if OBSTACLE is None else (f"This is the slow path: {OBSTACLE}.",)
-    return Backend(IMPLEMENTATIONS, loaded, lambda spec, blocks: KVStorage(spec, blocks, layout), notes=slow)
+    return Backend(IMPLEMENTATIONS, loaded, lambda spec, blocks, _swapped: KVStorage(spec, blocks, layout), notes=slow)
 
 
 def _use_instruction_set(name: str) -> None:
@@ -116,7 +118,9 @@ def _gpu(config: EngineConfig) -> Backend:
                     dummy_weights(declaration, dtype, DUMMY_SEED, packing=packing, device=place.device)
                 )
             return LoadedWeights(load_weights(checkpoint, declaration, dtype, progress, packing=packing))
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not memory_ended(error):
+                raise
             raise InsufficientMemory(
                 f"The weights do not fit into the memory of {place.device}, of which others may have taken some; free "
                 "it, or use a smaller model, or --quantization int8 or int4."
@@ -126,7 +130,7 @@ def _gpu(config: EngineConfig) -> Backend:
     return Backend(
         implementations(place),
         loaded,
-        lambda spec, blocks: DeviceKVStorage(spec, blocks, place.device, config.cache.swap_blocks),
+        lambda spec, blocks, swapped: DeviceKVStorage(spec, blocks, place.device, swapped),
         chooser(place),
         None if config.cache.wish is None else DeviceMemory(place.device),
         sizes_for(limits.max_num_seqs),

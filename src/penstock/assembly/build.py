@@ -92,7 +92,7 @@ def build_engine(
     limits, scratch = config.scheduler, 0
     if limits.draft_width:
         scratch = blocks_of_branches(limits.draft_depth, spec.block_size, len(spec.groups))
-    storage = backend.storage(spec, config.cache.num_blocks + scratch)
+    storage = backend.storage(spec, config.cache.num_blocks + scratch, config.cache.swap_blocks)
     program = compiled(storage, head=True)
     encoder = functools.partial(compiled, storage, head=False)
     grammars = None
@@ -143,7 +143,7 @@ def _measured(
     """
     if config.cache.wish is None or backend.memory is None or backend.choose is None:
         return config, []
-    scratch = backend.storage(config.cache.spec, 1)
+    scratch = backend.storage(config.cache.spec, 1, 0)
     programs = compiled(scratch, head=True), compiled(scratch, head=False)
     found = measure(*programs, backend.choose, config, backend.memory, backend.graph_sizes)
     # All of it goes before the pool comes.

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from penstock.core.config import EngineConfig
+from penstock.core.devices import memory_ended
 from penstock.core.errors import InsufficientMemory
 from penstock.core.pool_size import MemoryReading, StepMemory, graphs_bytes
 from penstock.kernels.program import Program
@@ -59,19 +60,23 @@ def measure(
         rehearse(program, encoder, choose, config)
         step = memory.read().taken_since(before)
         # All code of kernels is there now, so that what follows is what is computed, and what a graph takes.
-        start = memory.settle()
         spec = config.cache.spec
-        rows = [(config.longest - 1, 1)] * max(graph_sizes)
-        program.run(rehearsal(rows, len(rows), len(spec.groups), spec.block_size))
-        decode = memory.read().taken_since(start)
+        decodes = []
+        for size in graph_sizes:
+            start = memory.settle()
+            rows = [(config.longest - 1, 1)] + [(0, 1)] * (size - 1)
+            program.run(rehearsal(rows, size, len(spec.groups), spec.block_size))
+            decodes.append(memory.read().taken_since(start))
         start = memory.settle()
         program.use_idle_time()
         graph = memory.read().beside_since(start)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not memory_ended(error):
+            raise
         limits = config.scheduler
         raise InsufficientMemory(
             f"A step of {limits.max_num_batched_tokens} positions and {limits.max_num_seqs} sequences does not fit "
             f"into what is free on {config.device} behind the weights, {before.free / 2**30:.2f} GiB: lower "
             "--max-num-batched-tokens or --max-num-seqs, or use a smaller model, or --quantization int8 or int4."
         ) from error
-    return StepMemory(before.free, step, graphs_bytes(tuple(graph_sizes), decode, graph))
+    return StepMemory(before.free, step, graphs_bytes(decodes, graph))

@@ -68,7 +68,7 @@ class Scorer:
         torch.set_num_threads(config.threads)
         self.weight_bytes = _bytes_of(weights.values())
         spec = build_kv_spec(declaration.kv_layers, self.dtype, BLOCK_SIZE, options.kv_cache_dtype)
-        storage = backend.storage(spec, -(-longest // BLOCK_SIZE) + 1)
+        storage = backend.storage(spec, -(-longest // BLOCK_SIZE) + 1, 0)
         self._groups = len(spec.groups)
         dispatcher = Dispatcher(backend.implementations)
         self._program = compile_program(declaration.record(), weights, storage, dtype, dispatcher)

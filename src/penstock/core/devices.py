@@ -58,6 +58,12 @@ class GpuFacts(msgspec.Struct, frozen=True):
     obstacle: str | None = None
 
 
+def memory_ended(error: BaseException) -> bool:
+    """Whether an error of torch says that a GPU's memory has ended: its allocator's, CUDA's or a library's."""
+    told = str(error)
+    return type(error).__name__ == "OutOfMemoryError" or "out of memory" in told or "ALLOC_FAILED" in told
+
+
 def resolve_device(asked: str, facts: GpuFacts, note: Note) -> Gpu | None:
     """The GPU that computes, None where the CPU does. Raises ConfigurationError where it is not there."""
     match = _DEVICE.fullmatch(asked)

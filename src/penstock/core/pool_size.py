@@ -1,12 +1,11 @@
 """How large the KV pool is: estimated before anything is loaded, and on a GPU fitted to a step that was measured."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from penstock.core.config import (
     BLOCK_SIZE,
-    CacheConfig,
     EngineConfig,
     EngineOptions,
     MachineFacts,
@@ -17,6 +16,7 @@ from penstock.core.config import (
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.core.speculation import blocks_of_branches
+from penstock.core.swapping import STAGING_BYTES
 
 WORKSPACE_BYTES = 512 << 20
 # With what CUDA and its libraries take for themselves; of a GPU it is an estimate, until a step is measured.
@@ -69,13 +69,13 @@ class StepMemory(msgspec.Struct, frozen=True):
         return self.free - self.step - self.graphs
 
 
-def graphs_bytes(sizes: tuple[int, ...], decode: int, each: int) -> int:
-    """What graphs of batches of `sizes` take at most.
+def graphs_bytes(decodes: Sequence[int], each: int) -> int:
+    """What graphs of some sizes take at most.
 
-    `decode` are the bytes that the largest of these takes to compute, `each` what CUDA keeps for a graph. Graphs share
-    the memory of what they compute, but a larger one that comes later may find none of it large enough.
+    `decodes` are the bytes that a step of each size takes to compute, `each` what CUDA keeps for a graph. Graphs share
+    the memory of what they compute, but one that comes later may find none of it large enough.
     """
-    return each * len(sizes) + (decode * sum(sizes) // max(sizes) if sizes else 0)
+    return each * len(decodes) + sum(decodes)
 
 
 def estimate_pool(
@@ -109,8 +109,12 @@ def estimate_pool(
     pool = _pool(num_blocks, spec, memory)
     if not machine.measures_steps:
         note("kv cache memory", pool, why)
-        return num_blocks, _fit_context(longest, asked is not None, spec, num_blocks, chunk, note), None
-    told = "as asked; first" if options.kv_cache_memory is not None else f"estimated ({why}) until"
+        return (
+            num_blocks,
+            _fit_context(longest, asked is not None, spec, num_blocks, chunk, note, made_for=longest),
+            None,
+        )
+    told = "as asked, until" if options.kv_cache_memory is not None else f"estimated ({why}) until"
     note("kv cache memory", pool, f"{told} the engine has measured its largest step")
     if asked is not None:
         note("max model len", longest, "as asked")
@@ -173,10 +177,11 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
         f"of {gib(measured.free)} that are free on {config.device} behind the weights, the largest step takes "
         f"{gib(measured.step)} and graphs of decode steps {gib(measured.graphs)}"
     )
-    chunk = limits.max_num_batched_tokens
-    largest_use = _largest_use(spec, limits.max_num_seqs, wish.longest) * spec.block_bytes
+    # What the program has been made for, whatever has become free since.
+    longest, chunk = min(wish.longest, wish.bound), limits.max_num_batched_tokens
+    largest_use = _largest_use(spec, limits.max_num_seqs, longest) * spec.block_bytes
     branches = blocks_of_branches(limits.draft_depth, spec.block_size, len(spec.groups)) if limits.draft_width else 0
-    left = measured.left - branches * spec.block_bytes
+    left = measured.left - branches * spec.block_bytes - (STAGING_BYTES if cache.swap_blocks else 0)
     if wish.memory is not None:
         memory, why = wish.memory, f"as asked; {told}"
         if memory > left:
@@ -185,21 +190,24 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
                 "it, or --max-num-batched-tokens or --max-num-seqs, which make steps smaller."
             )
     elif largest_use <= KV_SHARE_OF_MEASURED_MEMORY * left:
-        memory, why = largest_use, f"all that {limits.max_num_seqs} sequences of {wish.longest} tokens can fill; {told}"
+        memory, why = largest_use, f"all that {limits.max_num_seqs} sequences of {longest} tokens can fill; {told}"
     else:
         memory, why = int(KV_SHARE_OF_MEASURED_MEMORY * left), f"{KV_SHARE_OF_MEASURED_MEMORY:.0%} of the rest: {told}"
     num_blocks = max(0, memory) // spec.block_bytes
-    if spec.blocks_for(min(wish.longest, spec.block_size), chunk) > num_blocks:
+    if spec.blocks_for(min(longest, spec.block_size), chunk) > num_blocks:
         raise InsufficientMemory(
             f"There is no room for a KV pool: {told}. Lower --max-num-batched-tokens or --max-num-seqs, which make "
             "steps smaller, or use a smaller model, or --quantization int8 or int4."
         )
     note("kv cache memory", _pool(num_blocks, spec, memory), why)
-    longest = _fit_context(wish.longest, wish.strict, spec, num_blocks, chunk, note)
+    if longest < wish.longest and longest_context(spec, num_blocks, longest, chunk) == longest:
+        note("max model len", longest, f"what was free before the weights came; the model was made for {wish.longest}")
+    else:
+        longest = _fit_context(longest, wish.strict, spec, num_blocks, chunk, note, made_for=wish.longest)
     return (
         msgspec.structs.replace(
             config,
-            cache=CacheConfig(spec, num_blocks, cache.prefix_caching, cache.kept_share),
+            cache=msgspec.structs.replace(cache, num_blocks=num_blocks, wish=None),
             scheduler=msgspec.structs.replace(limits, max_model_len=longest),
         ),
         reasons,
@@ -215,8 +223,10 @@ def longest_context(spec: KVSpec, num_blocks: int, longest: int, chunk: int) -> 
     return low
 
 
-def _fit_context(longest: int, asked: bool, spec: KVSpec, num_blocks: int, chunk: int, note: Note) -> int:
-    """The longest context of which at least one sequence fits into the pool."""
+def _fit_context(
+    longest: int, asked: bool, spec: KVSpec, num_blocks: int, chunk: int, note: Note, *, made_for: int
+) -> int:
+    """The longest context, up to `longest`, of which at least one sequence fits into the pool."""
     fits = longest_context(spec, num_blocks, longest, chunk)
     if fits == longest:
         note("max model len", longest, "as asked" if asked else "max_position_embeddings")
@@ -227,7 +237,7 @@ def _fit_context(longest: int, asked: bool, spec: KVSpec, num_blocks: int, chunk
             f"{spec.blocks_for(longest, chunk)}: raise --kv-cache-memory"
             + (f" or lower --max-model-len to at most {fits}." if fits >= 2 else ".")
         )
-    note("max model len", fits, f"what the KV pool holds; the model was made for {longest}")
+    note("max model len", fits, f"what the KV pool holds; the model was made for {made_for}")
     return fits
 
 

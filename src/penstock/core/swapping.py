@@ -4,6 +4,10 @@ from collections.abc import Callable
 
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 
+# Of the GPU's memory, for blocks on their way at a time, and with what is gathered for them.
+STAGED_BYTES = 64 << 20
+STAGING_BYTES = 2 * STAGED_BYTES
+
 
 def resolve_swap_space(
     asked: int | None, block_bytes: int, free: int | None, note: Callable[[str, object, str], None]

@@ -1,19 +1,31 @@
-"""What it means for a step that a GPU's memory ends."""
+"""A GPU's memory: what is brought there without waiting, and what it means for a step that it ends."""
 
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
+from penstock.core.devices import memory_ended
 from penstock.core.errors import StepOutOfMemory
+
+
+def brought(numbers: list[int] | list[list[int]], device: torch.device) -> Tensor:
+    """The numbers in a device's memory, without waiting for what it computes: torch keeps pinned memory until then."""
+    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 @contextmanager
 def memory_may_end() -> Iterator[None]:
-    """Around a step: raises StepOutOfMemory where torch finds no more memory on its device."""
+    """Around a step: raises StepOutOfMemory where no more memory is found on its device."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not memory_ended(error):
+            raise
+        # What the step has made so far is held by its frames, and the next step needs that memory.
+        traceback.clear_frames(error.__traceback__)
         raise StepOutOfMemory(
             "The GPU's memory ended while this step was computed, which others may have taken; send the request again, "
             "or start the server with a smaller --kv-cache-memory, --max-num-seqs or --max-num-batched-tokens."

@@ -9,6 +9,7 @@ from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.core.plan import BlockCopy, BlockSwap
 from penstock.kernels.dispatch import KVLayout
+from penstock.runtime.device_memory import brought
 from penstock.runtime.host_blocks import HostBlocks
 from penstock.runtime.storage import TORCH_DTYPES, place_in_groups
 
@@ -55,7 +56,7 @@ class DeviceKVStorage:
     def clear_blocks(self, blocks: list[int]) -> None:
         """Zero blocks of all layers, so that nothing of what another sequence left in them can be read."""
         for memory in self._memories:
-            memory.index_fill_(1, _brought(blocks, memory.device), 0)
+            memory.index_fill_(1, brought(blocks, memory.device), 0)
 
     def use_idle_time(self) -> None:
         """There is nothing that could be done before it is needed."""
@@ -76,10 +77,5 @@ class DeviceKVStorage:
             pairs = [([source], [target]) for source, target in zip(sources, targets, strict=True)]
         for memory in self._memories:
             for some, others in pairs:
-                places = _brought([some, others], memory.device)
+                places = brought([some, others], memory.device)
                 memory.index_copy_(1, places[1], memory.index_select(1, places[0]))
-
-
-def _brought(numbers: list[int] | list[list[int]], device: torch.device) -> Tensor:
-    """The numbers in a device's memory, without waiting for what it computes: torch keeps pinned memory until then."""
-    return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)

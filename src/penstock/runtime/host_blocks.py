@@ -1,5 +1,6 @@
 """KV blocks of a GPU's pool in the processor's memory, where those of preempted sequences wait."""
 
+import weakref
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -7,9 +8,9 @@ from torch import Tensor
 
 from penstock.core.errors import InsufficientMemory
 from penstock.core.plan import BlockSwap
+from penstock.core.swapping import STAGED_BYTES
+from penstock.runtime.device_memory import brought
 
-# Of the device's memory, for blocks on their way.
-_STAGED_BYTES = 64 << 20
 _WORD = torch.int64
 
 
@@ -26,11 +27,15 @@ class HostBlocks:
         staged_bytes: how much is on its way at a time.
     """
 
-    def __init__(self, memories: Sequence[Tensor], num_blocks: int, staged_bytes: int = _STAGED_BYTES) -> None:
+    def __init__(self, memories: Sequence[Tensor], num_blocks: int, staged_bytes: int = STAGED_BYTES) -> None:
         self._planes = [memory.view(_WORD) for memory in memories]
         self._widths = [plane.shape[0] * plane.shape[2] for plane in self._planes]
         self._device = memories[0].device
-        self._host = _pinned(num_blocks, sum(self._widths), self._device)
+        self._host = _memory(num_blocks, sum(self._widths))
+        if self._device.type == "cuda":
+            _pin(self._host)
+            # The driver keeps pages that it was told of until it is told otherwise.
+            weakref.finalize(self, _unpin, self._host.data_ptr())
         self._staged = max(1, staged_bytes // (sum(self._widths) * _WORD.itemsize))
 
     def swap_out(self, swaps: Sequence[BlockSwap]) -> None:
@@ -55,8 +60,7 @@ class HostBlocks:
 
     def _batches(self, swaps: Sequence[BlockSwap]) -> Iterator[tuple[Sequence[BlockSwap], Tensor]]:
         """As many swaps as are staged at a time, and their places in the pool."""
-        # All at once: bringing a list to the device waits for what it does.
-        places = torch.tensor([swap.block for swap in swaps], device=self._device)
+        places = brought([swap.block for swap in swaps], self._device)
         for first in range(0, len(swaps), self._staged):
             yield swaps[first : first + self._staged], places[first : first + self._staged]
 
@@ -76,18 +80,26 @@ def _runs(swaps: Sequence[BlockSwap]) -> Iterator[tuple[int, int]]:
             first = place
 
 
-def _pinned(rows: int, words: int, device: torch.device) -> Tensor:
-    """Memory that the device reads and writes by itself; raises InsufficientMemory where there is not so much."""
-    size = rows * words * _WORD.itemsize
-    refusal = (
+def _memory(rows: int, words: int) -> Tensor:
+    """Memory of this process; raises InsufficientMemory where there is not so much."""
+    try:
+        return torch.empty((rows, words), dtype=_WORD)
+    except RuntimeError as error:
+        raise _refusal(rows * words * _WORD.itemsize) from error
+
+
+def _pin(memory: Tensor) -> None:
+    """Let the device read and write it by itself. Torch's own pinned memory comes in powers of two."""
+    if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) != 0:
+        raise _refusal(memory.nbytes)
+
+
+def _unpin(place: int) -> None:
+    torch.cuda.cudart().cudaHostUnregister(place)
+
+
+def _refusal(size: int) -> InsufficientMemory:
+    return InsufficientMemory(
         f"--swap-space of {size / 2**30:.2f} GiB could not be had of the processor's memory, which has to stay in "
         "place; lower it, or free some."
     )
-    try:
-        memory = torch.empty((rows, words), dtype=_WORD)
-    except RuntimeError as error:
-        raise InsufficientMemory(refusal) from error
-    # Torch's own pinned memory comes in powers of two, which may be nearly twice as much.
-    if device.type == "cuda" and int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0)) != 0:
-        raise InsufficientMemory(refusal)
-    return memory

@@ -12,24 +12,29 @@ def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: i
     """Batches whose kernels, and whose memory, are those of all that a scheduler of such `limits` plans.
 
     A single token in the shortest context and in the longest, then the largest steps: so many positions as a step has,
-    in decodes and behind them prompts, all of contexts of up to `longest` tokens, with as many logits as are ever
-    wanted. What attention keeps beside the result depends on how many decodes there are, so that they are doubled.
-    Everything is read from, and written to, block 0 of a pool.
+    in decodes and behind them prompts, with as many logits as are ever wanted. One of the contexts has `longest`
+    tokens, by which what attention keeps is sized, and the others are short, so that it takes no time. What it keeps
+    depends on how many decodes there are, too: their numbers grow by a quarter. All read and write block 0
+    of a pool.
     """
     yield rehearsal([(0, 1)], 1, groups, block_size)
     yield rehearsal([(longest - 1, 1)], 1, groups, block_size)
     most = limits.max_num_seqs - 1
-    for decodes in sorted({most, *(1 << power for power in range(most.bit_length()))}):
+    decodes = min(1, most)
+    while True:
         yield largest(limits, longest, decodes, groups, block_size)
+        if decodes == most:
+            return
+        decodes = min(most, max(decodes + 1, decodes * 5 // 4))
 
 
 def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, block_size: int) -> StepBatch:
     """The largest step that has so many decodes."""
-    rows = [(longest - 1, 1)] * decodes
+    rows = [(longest - 1, 1)] + [(0, 1)] * (decodes - 1) if decodes else []
     left = limits.max_num_batched_tokens - decodes
     while left > 0 and len(rows) < limits.max_num_seqs:
         count = min(left, longest)
-        rows.append((longest - count, count))
+        rows.append((0, count))
         left -= count
     # Of one token are decodes, which come first.
     rows.sort(key=lambda row: row[1] > 1)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from penstock.core.devices import memory_ended
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cuda.place import Place
 from penstock.kernels.cuda.step import BEFORE_TABLES, DeviceStep, Staging, arrays_of, carry, int32s_for, step_of
@@ -103,11 +104,17 @@ class DecodeGraphs:
         if size is None:
             return False
         self._left.remove(size)
+        ended = False
         try:
             self._capture_size(size)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not memory_ended(error):
+                raise
+            ended = True
+        if ended:
             _log.warning("No memory is left for a graph of %d rows: steps of so many are launched one by one.", size)
             self._left.clear()
+            # Only now does no frame hold what the attempt has made.
             torch.cuda.empty_cache()
         return bool(self._left)
 
