@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.core.config import EngineOptions
-from penstock.core.errors import EngineError, InvalidParameter, RowFailed
+from penstock.core.errors import EngineError, InvalidParameter, RowFailed, rebuild_error
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.facts import StepTotals
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
@@ -144,9 +144,11 @@ def _sample(delta: SampleDelta) -> Sample:
 
 
 def _vector(output: RequestOutput) -> list[float]:
-    """The numbers of a finished request for a vector. Raises RowFailed where it has none."""
+    """The numbers of a finished request for a vector. Raises RowFailed or StepOutOfMemory where it has none."""
     if output.embedding is None:
-        raise RowFailed(output.deltas[0].error or "The engine stopped before this vector was computed.")
+        delta = output.deltas[0]
+        cause = delta.error or "The engine stopped before this vector was computed."
+        raise rebuild_error(delta.code or RowFailed.code, cause)
     return array("f", output.embedding).tolist()
 
 
@@ -221,7 +223,7 @@ class LLM:
 
         It is the model's final hidden state (behind the last norm, before the head) at the prompt's last token, or with
         `pooling` "mean" the mean of all its tokens'. Raises RequestError, and computes nothing, where a prompt is too
-        long, and RowFailed where the model computed no number.
+        long, RowFailed where the model computed no number, and StepOutOfMemory where a GPU's memory ended.
         """
         requests = [
             self._intake.embedding(prompt_tokens(prompt, self.tokenizer), pooling, Standing(priority=priority))

@@ -261,7 +261,7 @@ class CacheMachine(RuleBasedStateMachine):
         swapped = sequence.swapped
         if swapped is None or not sequence.alive or sequence.last_plan is not None or any(sequence.blocks.tables):
             return
-        if not swapped.tokens or swapped.under_way:
+        if not swapped.tokens or swapped.unconfirmed:
             return
         self.cache.longest_hit(sequence.blocks, sequence.history.tokens)
         tokens, free, references = swapped.tokens, self.swap.num_free, self.references()

@@ -68,9 +68,9 @@ def test_a_failed_plan_leaves_no_copy() -> None:
     swap = SwapSpace(cache, 4)
     _, swapped = out(cache, swap, 0, 8)
     swap.take(7)
-    assert swapped.under_way
+    assert swapped.unconfirmed
     swap.settle(7, failed=True)
-    assert (swapped.under_way, swapped.tokens, swap.num_free) == (False, 0, 4)
+    assert (swapped.unconfirmed, swapped.tokens, swap.num_free) == (False, 0, 4)
     swap.discard(swapped)
     assert swap.num_free == 4
 

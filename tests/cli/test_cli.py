@@ -12,11 +12,12 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from penstock.cli.serve import _settled, address_markup
-from penstock.core.config import Reason
+from penstock.cli.serve import _measured_limits, _note, _settled, address_markup
+from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWish, Reason, SchedulerConfig
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.engine.messages import Ready
 from penstock.scheduler.admission import Limits
+from penstock.server.limits import LimitOptions
 from support.checkpoints import make
 
 
@@ -296,6 +297,21 @@ def test_a_tokenizer_beyond_the_vocabulary(copy: Path, penstock_here) -> None:
 )
 def test_options_that_cannot_work(checkpoint: Path, penstock_here, arguments: tuple[str, ...], says: str) -> None:
     assert_refused(penstock_here("serve", str(checkpoint), "--port", "0", *arguments), says)
+
+
+def test_the_queue_follows_the_pool_that_was_measured() -> None:
+    spec = build_kv_spec((LayerKV(1, 8),), "float32")
+    config = EngineConfig(
+        model=ModelConfig("m", "m", "float32"),
+        cache=CacheConfig(spec, 1000, wish=PoolWish(None, 4096, 4096)),
+        scheduler=SchedulerConfig(),
+        threads=1,
+    )
+    ready = Ready(1, Limits(spec, 50, 1000, 8), 9, [], [])
+    limits, reasons = _measured_limits(LimitOptions(), config, ready)
+    assert limits.bounds.tokens == 4 * 50 * spec.block_size
+    assert f"max queued tokens: {4 * 50 * spec.block_size} (4 times what the KV pool holds" in _note(reasons[1])
+    assert _measured_limits(LimitOptions(max_queued_tokens=9), config, ready)[0].bounds.tokens == 9
 
 
 def test_what_the_engine_measured_takes_the_place_of_estimates() -> None:

@@ -97,6 +97,14 @@ def test_a_model_is_told_what_it_reaches_here(run: Run, tmp_path: Path) -> None:
     assert any("at most 4 run at a time" in finding.meaning for finding in report.model_findings)
 
 
+def test_of_a_gpu_the_processors_speed_is_not_told(run: Run, tmp_path: Path) -> None:
+    model = make("llama", tmp_path / "tiny")
+    status, out, _ = run(str(model), "--json", "--device", "cuda", "--dtype", "float32")
+    found = {each.subject for each in msgspec.json.decode(out, type=doctor.MachineReport).model_findings}
+    assert status == 0 and {"speed at best", "room for sequences"} <= found
+    assert not {"decoding at best", "prompts at best"} & found
+
+
 def test_a_model_that_does_not_fit_is_a_problem(run: Run, tmp_path: Path) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256,
               "hidden_size": 16384, "intermediate_size": 53248, "num_hidden_layers": 126, "num_attention_heads": 128,

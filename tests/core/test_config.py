@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, MachineFacts, ModelFacts, Reason
+from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
 from penstock.core.pool_size import WORKSPACE_BYTES
@@ -198,6 +199,14 @@ def test_quantized_weights_leave_more_memory() -> None:
 def test_quantizations_that_cannot_be(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         resolved(**options)
+
+
+def test_a_head_is_not_rounded_beside_fp8_that_an_older_gpu_makes_numbers_of() -> None:
+    old = Gpu(0, "Made-up 10", (8, 0), 80 * GIB, 79 * GIB)
+    options = EngineOptions(model="/model", quantize_head="int8", device="cuda")
+    machine = MachineFacts(16 * GIB, 2, gpus=GpuFacts((old,)))
+    with pytest.raises(ConfigurationError, match=r"whose integers the kernels keep.*7 weights in FP8 become numbers"):
+        resolve(options, ModelFacts(**FACTS, fp8_numbers=7), machine)
 
 
 @pytest.mark.parametrize("head", [None, "int8"])

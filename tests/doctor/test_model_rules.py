@@ -46,6 +46,14 @@ def test_a_sequence_alone_is_bound_by_reads() -> None:
     assert judged(INT4)["decoding at best"].advice is None or "int8" not in str(judged(INT4)["decoding at best"].advice)
 
 
+def test_of_a_gpu_the_processors_arithmetic_says_nothing() -> None:
+    on_gpu = msgspec.structs.replace(SIZE, config=msgspec.structs.replace(CONFIG, device="cuda:0"))
+    findings = judged(on_gpu)
+    assert not {"decoding at best", "prompts at best"} & set(findings)
+    assert findings["speed at best"].figure == "not told of cuda:0" and "room for sequences" in findings
+    assert "speed at best" not in judged(SIZE)
+
+
 def test_a_large_batch_is_bound_by_arithmetic() -> None:
     assert step_seconds(SIZE, CEILINGS, 64, 16) == pytest.approx(64 * 2 * 1e9 / 200e9), (
         "the head is computed for each of them"

@@ -44,6 +44,8 @@ def test_nothing_applies_to_a_server_that_does_well() -> None:
         (4, seen(steps=waits("blocks", 4.0)), "--kv-cache-memory"),
         (4, seen(steps=steps(preemptions=3), recomputed_tokens=900), "--kv-cache-memory"),
         (4, seen(refused={"memory_pressure": 2}), "--kv-cache-memory"),
+        (4, seen(refused={"memory_pressure": 2}), "--kv-cache-dtype int8"),
+        (4, seen(steps=steps(preemptions=3)), "--swap-space"),
         (5, seen(latency=latencies(SPIKES), steps=steps(cpu_wait=3.0)), "--threads"),
         (5, seen(latency=latencies(SPIKES), steps=steps(preemptions=3)), "row 4"),
         (5, seen(latency=latencies(SPIKES), steps=prompts()), "row 2"),
@@ -61,6 +63,13 @@ def test_a_row_applies_where_its_problem_is(number: int, observation: Observatio
     found = row(number, observation)
     assert found.verdict == "applies", found.why
     assert found.advice is not None and advice in found.advice
+
+
+def test_what_was_swapped_was_not_computed_again() -> None:
+    swapped = seen(latency=latencies(SPIKES), steps=steps(preemptions=3))
+    assert row(5, swapped).why.endswith("; 3 sequences were preempted.")
+    again = msgspec.structs.replace(swapped, recomputed_tokens=900)
+    assert row(5, again).why.endswith("; 3 sequences were preempted, and 900 tokens were computed again.")
 
 
 @pytest.mark.parametrize(

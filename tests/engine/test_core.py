@@ -80,12 +80,19 @@ def test_where_memory_ends_the_step_ends_and_the_engine_goes_on() -> None:
     core.add(make_request(1, prompt(9, 50), 3))
     (output,) = core.step()
     assert (output.request_id, output.finish, output.error) == (0, "error", "The GPU is full.")
+    assert output.code == StepOutOfMemory.code
     core.scheduler.check()
     # Only what could have spoiled more than the step is a failure of the engine.
     core.step()
     assert core.failure is None
-    core.step()
-    assert core.failure is not None
+    (output,) = core.step()
+    assert core.failure is not None and output.code is None
+
+
+def test_samples_that_never_forked_fail_as_their_prompt_did() -> None:
+    core = core_with({0: StepOutOfMemory("The GPU is full.")})
+    core.add(make_request(0, prompt(20), 3, n=2))
+    assert [(each.sample_index, each.code) for each in core.step()] == [(0, "out_of_memory"), (1, "out_of_memory")]
 
 
 def test_an_interrupt_is_raised_and_leaves_a_core_that_works() -> None:

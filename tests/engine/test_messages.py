@@ -51,6 +51,7 @@ def test_stop_reason_and_error_cross_the_boundary() -> None:
         SampleOutput(1, 0, [5], "stop", "END"),
         SampleOutput(2, 0, [6], "stop", 17),
         SampleOutput(3, 0, [], "error", error="it broke"),
+        SampleOutput(4, 0, [], "error", error="it is full", code="out_of_memory"),
     ]
     (body,) = FrameBuffer().feed(encode_frame(pack_outputs(events, LoadSnapshot())))
     assert unpack_outputs(from_engine_decoder.decode(body)) == events

@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.core.errors import PenstockError, RowFailed, StepOutOfMemory
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.outputs import OutputChanged, RequestState
@@ -73,6 +74,15 @@ def test_a_row_that_fails_in_the_next_engine_fails_however_far_it_was() -> None:
     state.push(SampleOutput(1, 0, [], "error", error="It broke."))
     (delta,) = state.take().deltas
     assert (delta.token_ids, delta.finish_reason, delta.error) == ([], "error", "It broke.")
+
+
+@pytest.mark.parametrize(("code", "kind"), [(None, RowFailed), (StepOutOfMemory.code, StepOutOfMemory)])
+def test_what_failed_is_raised_as_what_it_was(code: str | None, kind: type[PenstockError]) -> None:
+    state = RequestState(make_request(0, [5], 4), None)
+    state.push(SampleOutput(0, 0, [], "error", error="It broke.", code=code))
+    (delta,) = state.take().deltas
+    with pytest.raises(kind, match="It broke"):
+        delta.check()
 
 
 def test_a_sample_that_has_failed_stays_so_whatever_the_next_engine_makes_of_it() -> None:

@@ -73,5 +73,5 @@ def served(_server: Served) -> Served:
     engine = _server.engine
     engine.calls.clear()
     engine.finish, engine.error, engine.unavailable, engine.before = "stop", None, None, None
-    engine.stop_reason = engine.kept = None
+    engine.stop_reason = engine.kept = engine.code = None
     return _server

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWish, SchedulerConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import GroupSpec, KVSpec, Plane
 from penstock.server.admission import Bounds
@@ -35,6 +36,15 @@ def test_what_is_chosen_follows_from_what_can_run() -> None:
     assert all(reason.why for reason in reasons)
     few, _ = resolve_limits(LimitOptions(), config(max_num_seqs=2, groups=2))
     assert few.bounds == Bounds(requests=128, tokens=32_000)
+
+
+def test_a_pool_that_is_estimated_is_told_to_be() -> None:
+    measured = config()
+    cache = replace(measured.cache, wish=PoolWish(None, 4096, 4096))
+    limits, reasons = resolve_limits(LimitOptions(), replace(measured, cache=cache))
+    assert limits.bounds.tokens == 64_000
+    assert "is estimated to hold, until" in reasons[1].why
+    assert "the KV pool holds" in resolve_limits(LimitOptions(), measured)[1][1].why
 
 
 def test_what_is_asked_for_is_taken() -> None:

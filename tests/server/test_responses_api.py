@@ -303,6 +303,11 @@ def test_a_running_response_is_found_and_cancelled(served: Any) -> None:
     assert "ended" in refusal(served.http.post(f"{path}/cancel"))["message"]
 
 
+def test_a_response_for_which_memory_did_not_suffice_may_be_asked_for_again(served: Any) -> None:
+    served.engine.finish, served.engine.error, served.engine.code = "error", "The GPU is full.", "out_of_memory"
+    assert refusal(post(served), 503)["code"] == "out_of_memory"
+
+
 def test_a_response_that_fails(served: Any) -> None:
     served.engine.finish, served.engine.error = "error", "The logits are not numbers."
     assert refusal(post(served), 500)["code"] == "row_failed"

@@ -57,6 +57,7 @@ class ScriptedEngine:
         self.finish: FinishReason = "stop"
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.code: str | None = None
         self.unavailable: str | None = None
         self.kept: KeptTokens | None = None
         self.before: Callable[[Call], object] | None = None
@@ -125,6 +126,7 @@ class ScriptedEngine:
                     deltas.append(SampleDelta(index, shown, [token], self._logprobs(token, params), reason))
                     if last:
                         deltas[-1].error, deltas[-1].stop_reason = self.error, self.stop_reason
+                        deltas[-1].code = self.code
                 call.outputs += 1
                 journal.tokens(len(deltas), self.totals)
                 told = None if position else scores

@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.assembly.tokenizers import has_tokenizer, tokenizer_in
 from penstock.bundled.registry import DRAFTS, find_bundled
-from penstock.core.config import EngineConfig, EngineOptions, ModelFacts, Reason
+from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, ModelFacts, Reason
 from penstock.core.devices import Gpu, resolve_device
 from penstock.core.errors import ModelFileError, TokenizerError
 from penstock.core.resolve import resolve
@@ -37,6 +37,7 @@ class Prepared:
         options: as the user gave them.
         config: what they resolved to, and `reasons` why.
         checkpoint, declaration: the model's files and its meaning.
+        integers: what the files have as integers that the kernels of the device that computes take.
     """
 
     options: EngineOptions
@@ -44,6 +45,7 @@ class Prepared:
     reasons: list[Reason]
     checkpoint: Checkpoint
     declaration: ModelDeclaration
+    integers: KeptIntegers
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, checked against the model; None where the model's directory has none.
@@ -128,8 +130,9 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     machine = machine_facts(api_beside=api_beside, cache_folder=folder, exact=native)
     machine = msgspec.structs.replace(machine, gpus=find_gpus())
     gpu = resolve_device(options.device, machine.gpus, lambda *_note: None)
-    config, reasons = resolve(options, _facts(path, checkpoint, declaration, gpu=gpu), machine, drafts)
-    return Prepared(options, config, reasons, checkpoint, declaration)
+    facts = _facts(path, checkpoint, declaration, gpu=gpu)
+    config, reasons = resolve(options, facts, machine, drafts)
+    return Prepared(options, config, reasons, checkpoint, declaration, facts.integers)
 
 
 def draft_model_of(options: EngineOptions) -> str | None:

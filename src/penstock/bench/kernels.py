@@ -150,7 +150,7 @@ def _measure_matrix(case: Case, format: NativeFormat, rows: Sequence[int], ceili
             copies.append(random_weight(format, *shape))
     for count in rows:
         batch = with_rows(case, count)
-        steps = bounded(len(copies), arithmetic(batch)) if isinstance(case.operation, Linear) else _STEPS
+        steps = _bounded(len(copies), arithmetic(batch)) if isinstance(case.operation, Linear) else _STEPS
         seconds = median_seconds(compile_case(batch, copies, steps)) / steps
         size = weight_bytes(batch, len(copies[0].memory)) + activation_bytes(batch)
         peak = ceilings.peak(format)
@@ -160,14 +160,14 @@ def _measure_matrix(case: Case, format: NativeFormat, rows: Sequence[int], ceili
 def _measure_attention(case: Case, ceilings: Ceilings) -> Figures:
     """Decodes take turns with as many layers' keys and values as caches cannot hold; chunks compute for longer."""
     format, size, work = str(KV_TYPE).removeprefix("torch."), kv_bytes(case, KV_TYPE.itemsize), arithmetic(case)
-    steps = bounded(-(-_ROTATED_BYTES // size), work)
+    steps = _bounded(-(-_ROTATED_BYTES // size), work)
     seconds = median_seconds(compile_case(case, [None], steps)) / steps
     size += activation_bytes(case)
     peak = ceilings.peak(format)
     return figures_of(case.op, case.name, format, case.tokens, seconds, size, peak, ceilings, work)
 
 
-def bounded(steps: int, work: int) -> int:
+def _bounded(steps: int, work: int) -> int:
     """As many of the steps as one call should do; where fewer fit caches, it is arithmetic that takes the time."""
     return max(1, min(steps, _MOST_WORK // work))
 

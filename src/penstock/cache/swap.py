@@ -21,13 +21,13 @@ class SwappedBlocks:
         tokens: leading positions with which it can go on; 0 once the copy is gone, or has come back.
         firsts: per group, the index of the first block that the position behind them attends to.
         hosts: per group, where the blocks from there on are.
-        under_way: whether the plan that makes the copy is outstanding: should it fail, there is none.
+        unconfirmed: whether the plan that makes the copy is outstanding: should it fail, there is none.
     """
 
     tokens: int
     firsts: list[int]
     hosts: list[list[int]]
-    under_way: bool = False
+    unconfirmed: bool = False
 
 
 class SwapSpace:
@@ -46,7 +46,7 @@ class SwapSpace:
         self._vacated: list[int] = []
         # Copies that it makes, and those that outstanding plans make.
         self._copied: list[SwappedBlocks] = []
-        self._under_way: dict[int, list[SwappedBlocks]] = {}
+        self._unconfirmed: dict[int, list[SwappedBlocks]] = {}
 
     @property
     def num_free(self) -> int:
@@ -134,17 +134,17 @@ class SwapSpace:
         """What is swapped out and in by the plan in the making, which gets this number and is outstanding now."""
         swaps = tuple(self._out), tuple(self._in)
         for swapped in self._copied:
-            swapped.under_way = True
+            swapped.unconfirmed = True
         if self._copied:
-            self._under_way[plan] = self._copied
+            self._unconfirmed[plan] = self._copied
         self._free += self._vacated
         self._out, self._in, self._vacated, self._copied = [], [], [], []
         return swaps
 
     def settle(self, plan: int, *, failed: bool) -> None:
         """A plan has committed. Where it has `failed`, nobody knows what its copies hold, and they are given up."""
-        for swapped in self._under_way.pop(plan, ()):
-            swapped.under_way = False
+        for swapped in self._unconfirmed.pop(plan, ()):
+            swapped.unconfirmed = False
             if failed:
                 self.discard(swapped)
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.core.errors import ConfigurationError, PenstockError, RowFailed
+from penstock.core.errors import ConfigurationError, PenstockError
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.llm import AsyncEngine, chat_encoder
 from penstock.loading.checkpoint import open_checkpoint
@@ -40,8 +40,7 @@ class _Session:
                         parts.append(delta.text)
                         sys.stdout.write(delta.text)
                         sys.stdout.flush()
-                        if delta.error is not None:
-                            raise RowFailed(delta.error)
+                        delta.check()
         finally:
             sys.stdout.write("\n")
             sys.stdout.flush()

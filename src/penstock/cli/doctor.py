@@ -29,7 +29,6 @@ from penstock.doctor.probe import read_machine
 from penstock.doctor.server import look
 from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.loading.cache_folder import default_folder
-from penstock.loading.integers import kept_integers
 from penstock.observability.stats import Quantiles
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ def _size(options: EngineOptions) -> ModelSize:
     prepared = prepare(options, api_beside=True)
     declaration = prepared.declaration
     return ModelSize(
-        integers=kept_integers(prepared.checkpoint, declaration),
+        integers=prepared.integers,
         body=declaration.parameters_in("linear"),
         head=declaration.decoder.output.weight.size,
         config=prepared.config,

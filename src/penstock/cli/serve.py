@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -20,7 +21,7 @@ from starlette.applications import Starlette
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.cli.keys import Access
-from penstock.core.config import EngineOptions, Reason
+from penstock.core.config import EngineConfig, EngineOptions, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.client import Engine
@@ -34,6 +35,7 @@ from penstock.observability.settings import FigureOptions
 from penstock.server import descriptors
 from penstock.server.accounts import Accounts
 from penstock.server.admin import admin_socket, create_admin_app
+from penstock.server.admission import Admission
 from penstock.server.app import create_app
 from penstock.server.errors import StorageUnavailable
 from penstock.server.limits import LimitOptions, Limits, make_admission, resolve_limits
@@ -141,6 +143,7 @@ async def _serve(
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
         limits, _ = resolve_limits(serve_options.limits, prepared.config, descriptors.limit())
+        admission = make_admission(limits.bounds, prepared.config)
         name = prepared.served_names(serve_options.names)[0]
         await asyncio.to_thread(storage.open, serve_options.data_dir, name, access.keys.tenants)
         engine.configure(prepared.config)
@@ -150,15 +153,12 @@ async def _serve(
             reading = _read_output(tokenizer, serve_options.parsers)
             tokenizer_seconds = time.monotonic() - before
             text = None if tokenizer is None else partial(tokenizer.decode, skip_special=False)
-            if serve_options.otlp_endpoint is not None:
-                scheme = "http" if tls is None else "https"
-                traces = await asyncio.to_thread(tracing.Tracing, serve_options.otlp_endpoint, scheme)
+            traces = await asyncio.to_thread(_make_traces, serve_options)
             accounts = Accounts(engine, Recent(keep_prompts=serve_options.explain_prompts), text, traces)
+            app = _make_app(engine, prepared, reading, storage, access, limits, admission, serve_options, accounts)
             serving = asyncio.ensure_future(
                 serve(
-                    _make_app(
-                        engine, prepared, tokenizer, reading, storage, access, limits, serve_options.figures, accounts
-                    ),
+                    app,
                     listener,
                     drain_seconds=serve_options.drain_timeout,
                     stall_timeout=limits.stall_timeout,
@@ -176,18 +176,16 @@ async def _serve(
                 return 0
             message = ready.result()
             accounts.figures = Figures(message.work, message.ceilings)
-        # What is there now stays; to look through it for garbage held up every stream for 50 to 80 ms.
-        gc.freeze()
-        gc.set_threshold(*GARBAGE)
+        _spare_what_stays()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
-        reasons = _settled([*prepared.reasons, *reading.reasons], message)
-        _print_notes(prepared, tokenizer, reading, reasons, message)
+        limits, bounds = _measured_limits(serve_options.limits, prepared.config, message)
+        admission.bounds = limits.bounds
+        reasons = _settled([*prepared.reasons, *reading.reasons, *bounds], message)
+        _print_notes(prepared, reading, reasons, message)
         encrypted = [] if tls is None else [_note(tls.reason)]
         for note in (storage.note, _note(files), _note(access.reason), *access.warnings, *encrypted):
             console.print(escape(note), soft_wrap=True)
-        host, port = listener.getsockname()[:2]
-        address = address_markup(host, port, tls is not None)
-        console.print(f"Serving [bold]{escape(engine.model.name)}[/bold] on {address}, with a page at /")
+        _print_address(engine.model.name, listener, encrypted=tls is not None)
         async with _admin(engine, serve_options, reasons, accounts):
             await serving
         return 0
@@ -200,30 +198,43 @@ async def _serve(
             traces.close()
 
 
+def _make_traces(options: ServeOptions) -> tracing.Tracing | None:
+    """What sends traces, where they are wanted."""
+    if options.otlp_endpoint is None:
+        return None
+    return tracing.Tracing(options.otlp_endpoint, "http" if options.tls is None else "https")
+
+
+def _spare_what_stays() -> None:
+    """What is there now stays; to look through it for garbage held up every stream for 50 to 80 ms."""
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
+
+
 def _make_app(
     engine: Engine,
     prepared: Prepared,
-    tokenizer: Tokenizer | None,
     reading: "_Reading",
     storage: "_Storage",
     access: Access,
     limits: Limits,
-    figures: FigureOptions,
+    admission: Admission,
+    options: ServeOptions,
     accounts: Accounts,
 ) -> Starlette:
     return create_app(
         engine,
-        tokenizer,
+        reading.tokenizer,
         template=reading.template,
         output_format=reading.output_format,
         defaults=SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config),
         store=storage.store,
         why_no_store=storage.why_none,
         keys=access.keys,
-        admission=make_admission(limits.bounds, prepared.config),
+        admission=admission,
         request_timeout=limits.request_timeout,
         local=not access.no_auth,
-        settings=figures.settings(prepared.config, limits.bounds.requests),
+        settings=options.figures.settings(prepared.config, limits.bounds.requests),
         accounts=accounts,
     )
 
@@ -245,6 +256,7 @@ async def _admin(
 class _Reading:
     """How conversations become prompts and outputs become answers, and why; empty without a tokenizer."""
 
+    tokenizer: Tokenizer | None = None
     template: ChatTemplate | None = None
     output_format: OutputFormat | None = None
     reasons: Sequence[Reason] = ()
@@ -254,7 +266,7 @@ def _read_output(tokenizer: Tokenizer | None, parsers: tuple[str, str]) -> _Read
     if tokenizer is None:
         return _Reading()
     template = load_chat_template(tokenizer)
-    return _Reading(template, *choose_format(template, tokenizer, *parsers))
+    return _Reading(tokenizer, template, *choose_format(template, tokenizer, *parsers))
 
 
 def address_markup(host: str, port: int, encrypted: bool = False) -> str:
@@ -349,22 +361,32 @@ def _print_budget(ready: Ready, tokenizer_seconds: float, total: float) -> None:
     console.print(f"  {'ready after':<{width}}  {total:6.2f} s")
 
 
+def _measured_limits(options: LimitOptions, config: EngineConfig, ready: Ready) -> tuple[Limits, list[Reason]]:
+    """The limits, and why, with the pool that the engine has; on a GPU it was estimated before."""
+    cache = replace(config.cache, num_blocks=ready.limits.num_blocks, wish=None)
+    return resolve_limits(options, replace(config, cache=cache), descriptors.limit())
+
+
 def _settled(reasons: list[Reason], ready: Ready) -> list[Reason]:
     """The reasons, with what the engine has found out in the place of what was estimated."""
     found = {reason.setting: reason for reason in ready.settled}
     return [found.get(reason.setting, reason) for reason in reasons]
 
 
-def _print_notes(
-    prepared: Prepared, tokenizer: Tokenizer | None, reading: "_Reading", reasons: list[Reason], ready: Ready
-) -> None:
+def _print_address(model: str, listener: socket.socket, *, encrypted: bool) -> None:
+    host, port = listener.getsockname()[:2]
+    address = address_markup(host, port, encrypted)
+    console.print(f"Serving [bold]{escape(model)}[/bold] on {address}, with a page at /")
+
+
+def _print_notes(prepared: Prepared, reading: "_Reading", reasons: list[Reason], ready: Ready) -> None:
     notes = list(ready.notes)
     if reading.template is not None:
         notes += reading.template.notes
-    if tokenizer is None:
+    if reading.tokenizer is None:
         notes.append("The model has no tokenizer.json: prompts must be token ids, and outputs are ids without text.")
     else:
-        notes += tokenizer.check_against(prepared.declaration.vocab_size)
+        notes += reading.tokenizer.check_against(prepared.declaration.vocab_size)
     for note in notes:
         console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
     for reason in reasons:

@@ -34,6 +34,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
             up to the one with its first token.
         embedding: the vector of a request that asks for one, as in `SampleResult`; on its last event.
         kept: with the first token of a request that wants prefixes of its prompt kept.
+        code: the class of the cause, as in `SampleResult`.
     """
 
     request_id: int
@@ -47,6 +48,7 @@ class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
     kept: KeptTokens | None = None
+    code: str | None = None
 
 
 class RequestTimings(msgspec.Struct, frozen=True):

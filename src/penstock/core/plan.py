@@ -164,6 +164,7 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
             their positions are computed.
         beside: how many of the drafted ones were in other branches of a tree than the likeliest.
         strayed: how many of those that were right were.
+        code: the class of what went wrong, as `error_classes` has it; None for RowFailed.
     """
 
     sequence: int
@@ -177,13 +178,14 @@ class SampleResult(msgspec.Struct, frozen=True, array_like=True):
     drafted: int = 0
     beside: int = 0
     strayed: int = 0
+    code: str | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):
     """The executor's answer to the plan of the same number.
 
     It has one entry for every sequence in a row's `samples`, and one for the sequence of every row that scores or
-    completes a vector.
+    completes a vector. What had ended by then, and what was to fork from that, has none.
 
     Attributes:
         number: the plan's.

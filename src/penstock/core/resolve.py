@@ -76,11 +76,8 @@ def resolve(
     speculation, depth, width = resolve_speculation(
         options.speculation, drafting, len(model.kv_layers), out.note, exact=machine.exact
     )
-    weights, block_bytes = _weight_bytes(model, dtype, *quantization), spec.block_bytes
-    if speculation is not None and speculation.draft is not None:
-        for facts, each in zip(drafts, drafting, strict=True):
-            weights += _weight_bytes(facts, dtype, each.quantization, each.quantization)
-            block_bytes += 0 if each.spec is None else each.spec.block_bytes
+    loaded = () if speculation is None or speculation.draft is None else tuple(zip(drafts, drafting, strict=True))
+    weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)
     if width:
         weights += blocks_of_branches(depth, BLOCK_SIZE, len(spec.groups)) * spec.block_bytes
     _positive("max_model_len", options.max_model_len)
@@ -94,15 +91,9 @@ def resolve(
     if options.enable_prefix_caching:
         sharing = f"equal prefixes share their KV; up to {KEPT_SHARE:.0%} of the pool is kept where clients ask for it"
     out.note("enable prefix caching", options.enable_prefix_caching, sharing)
+    packed_cache = _resolve_packed_cache(options, machine, out)
     config = EngineConfig(
-        model=ModelConfig(
-            model.path,
-            tokenizer,
-            dtype,
-            options.load_format,
-            *quantization,
-            _resolve_packed_cache(options, machine, out),
-        ),
+        model=ModelConfig(model.path, tokenizer, dtype, options.load_format, *quantization, packed_cache),
         cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching, swap_blocks=swap_blocks, wish=wish),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
@@ -260,7 +251,8 @@ def _resolve_quantization(
         raise ConfigurationError(f"--quantize-head {head} is neither int8 nor what --quantization says ({body}).")
     if body == "none" and head not in (None, body):
         raise ConfigurationError(
-            f"--quantize-head {head} needs --quantization, or a quantized checkpoint: the head is not rounded alone."
+            f"--quantize-head {head} needs --quantization, or a checkpoint whose integers the kernels keep: the head "
+            f"is not rounded alone{_fp8_becomes_numbers(model, gpu)}."
         )
     if body == "own":
         own = model.integers.body_bytes + (model.integers.head_bytes if head in (None, "own") else 0)
@@ -329,6 +321,21 @@ def _weight_bytes(model: ModelFacts, dtype: str, body: str, head: str) -> int:
     else:
         projections = model.body_parameters * QUANTIZED_BYTES[body]
     return int(projections + model.head_parameters * QUANTIZED_BYTES[head]) + rest * size
+
+
+def _bytes_of(
+    model: ModelFacts,
+    dtype: str,
+    quantization: tuple[str, str],
+    spec: KVSpec,
+    drafts: Sequence[tuple[ModelFacts, DraftModelConfig]],
+) -> tuple[int, int]:
+    """Bytes of all weights that are loaded, and of a KV block, with those of what drafts."""
+    weights, block = _weight_bytes(model, dtype, *quantization), spec.block_bytes
+    for facts, draft in drafts:
+        weights += _weight_bytes(facts, dtype, draft.quantization, draft.quantization)
+        block += 0 if draft.spec is None else draft.spec.block_bytes
+    return weights, block
 
 
 def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:

@@ -73,9 +73,25 @@ def prompt_seconds(size: ModelSize, ceilings: Ceilings, tokens: int) -> float:
 
 
 def judge_model(size: ModelSize, ceilings: Ceilings | None, disk: Disk | None) -> tuple[Finding, ...]:
-    """What the model reaches at best, and what it has room for."""
-    measured = () if ceilings is None else (_decode(size, ceilings), _prompts(size, ceilings))
+    """What the model reaches at best, and what it has room for. `ceilings` are the processor's."""
+    measured: tuple[Finding, ...] = ()
+    if size.config.device != "cpu":
+        measured = (_elsewhere(size.config.device),)
+    elif ceilings is not None:
+        measured = (_decode(size, ceilings), _prompts(size, ceilings))
     return (*measured, _room(size), *_start(size, disk))
+
+
+def _elsewhere(device: str) -> Finding:
+    return Finding(
+        subject="speed at best",
+        layer="L3",
+        level="note",
+        figure=f"not told of {device}",
+        meaning=f"The arithmetic that was measured here is the processor's, and {device} computes this model.",
+        advice="`penstock bench kernels --device cuda` measures what the GPU and its kernels reach.",
+        evidence=(Evidence(device, "--device"),),
+    )
 
 
 def _decode(size: ModelSize, ceilings: Ceilings) -> Finding:

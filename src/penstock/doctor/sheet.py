@@ -169,8 +169,9 @@ def _kv(seen: Observation) -> Answer:
     if pressure:
         parts.append(f"{pressure} requests were refused for want of memory")
     advice = (
-        "Raise --kv-cache-memory; where there is no more memory, --quantization int4 makes the weights smaller, and a "
-        "lower --max-model-len keeps out the longest prompts. Neither smaller KV types nor offload are in this release."
+        "Raise --kv-cache-memory; where there is no more memory, --kv-cache-dtype int8 makes the KV of tokens smaller, "
+        "--quantization int4 the weights, and a lower --max-model-len keeps out the longest prompts. On a GPU, "
+        "--swap-space keeps what preempted sequences have computed."
     )
     return Answer("applies", f"The pool is too small: {', and '.join(parts)}.", advice, evidence)
 
@@ -195,7 +196,9 @@ def _spikes(seen: Observation) -> Answer:
         cause = f"threads wait for processors in {seen.contention:.0%} of the steps' time"
         advice = "Leave processors to others with --threads, or move them elsewhere; `penstock doctor` looks for them."
     elif preempted:
-        cause = f"{preempted} sequences were preempted, and computed again"
+        cause = f"{preempted} sequences were preempted"
+        if seen.recomputed_tokens:
+            cause += f", and {seen.recomputed_tokens:,} tokens were computed again"
         advice = "Raise --kv-cache-memory, or lower --max-num-seqs, so that those who run can stay (row 4)."
     elif seen.chunks >= _PROMPTS_WEIGH:
         cause = f"prompts take {seen.chunks:.0%} of the steps' time"
@@ -322,7 +325,13 @@ _ROWS = (
         _prefill,
     ),
     _Row("TTFT high, repeated prefixes", "prefix caching", "L4b", "--enable-prefix-caching", _prefixes),
-    _Row("memory short on long or many sequences", "paged KV", "L4b", "--kv-cache-memory, --max-model-len", _kv),
+    _Row(
+        "memory short on long or many sequences",
+        "paged KV",
+        "L4b",
+        "--kv-cache-memory, --kv-cache-dtype, --swap-space, --max-model-len",
+        _kv,
+    ),
     _Row("random latency spikes", "preemption, iteration-level scheduling", "L4b", "priority, --target-itl", _spikes),
     _Row("slow decode", "speculative decoding", "L3", "--speculative, --quantization", _decode),
     _Row("model too large for one device", "tensor parallelism", "L0 + L3", "–", _one_device, "tensor parallelism"),

@@ -59,10 +59,11 @@ logger = logging.getLogger("penstock.engine")
 def failed_step(plan: StepPlan, cause: BaseException) -> StepResult:
     """The answer to a plan that could not be computed: every sequence with a row in it fails."""
     message = f"The computation of this step failed ({type(cause).__name__}); the engine's log has the details."
+    code = None
     if isinstance(cause, StepOutOfMemory):
-        message = cause.message
+        message, code = cause.message, cause.code
     sequences = {sequence for row in plan.rows for sequence in (row.sequence, *row.samples)}
-    samples = tuple(SampleResult(sequence, [], "error", error=message) for sequence in sorted(sequences))
+    samples = tuple(SampleResult(sequence, [], "error", error=message, code=code) for sequence in sorted(sequences))
     return StepResult(plan.number, samples, failed=True)
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 import msgspec
 
 from penstock.core.ceilings import Ceilings
-from penstock.core.errors import EngineUnavailable, RowFailed
+from penstock.core.errors import EngineUnavailable, RowFailed, rebuild_error
 from penstock.core.events import KeptTokens, LoadSnapshot, RequestTimings
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
@@ -40,7 +40,8 @@ class SampleDelta(msgspec.Struct):
     """What one sample gained since the last output: text that may be shown now, and the ids behind it.
 
     Text lags behind ids where a character or a possible stop string is not complete. `finish_reason` is set on the
-    sample's last delta, and only there.
+    sample's last delta, and only there; where it is "error", `error` says why, and `code` names the class of that where
+    it is another than RowFailed.
     """
 
     index: int
@@ -50,11 +51,12 @@ class SampleDelta(msgspec.Struct):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    code: str | None = None
 
     def check(self) -> None:
-        """Raise RowFailed or EngineUnavailable where the sample has failed."""
+        """Raise RowFailed, StepOutOfMemory or EngineUnavailable where the sample has failed."""
         if self.finish_reason == "error":
-            raise RowFailed(self.error or "The computation of this request failed.")
+            raise rebuild_error(self.code or RowFailed.code, self.error or "The computation of this request failed.")
         if self.finish_reason == "abort":
             raise EngineUnavailable("The engine stopped before this request was finished; send it again.")
 

@@ -19,7 +19,7 @@ from penstock.core.request import Request
 from penstock.core.work import ModelWork
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -147,6 +147,7 @@ class SampleTail(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None
     embedding: bytes | None
     kept: KeptTokens | None
+    code: str | None
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
@@ -230,6 +231,7 @@ def pack_outputs(
             item.prompt_logprobs,
             item.embedding,
             item.kept,
+            item.code,
         )
         for index, item in enumerate(outputs)
         if item.finish is not None
@@ -277,6 +279,7 @@ def unpack_outputs(message: StepOutputs) -> list[SampleOutput]:
                     tail.prompt_logprobs,
                     tail.embedding,
                     tail.kept,
+                    tail.code,
                 )
             )
     return outputs

@@ -92,6 +92,7 @@ class _SampleState:
             delta.finish_reason = event.finish
             delta.stop_reason = event.stop_reason
             delta.error = event.error
+            delta.code = event.code
 
 
 class RequestState:

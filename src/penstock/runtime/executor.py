@@ -34,8 +34,6 @@ from penstock.text.reasoning_limit import ReasoningLimit
 from penstock.text.stops import StopMatcher
 from penstock.text.table import TokenStream, TokenTable
 
-_PROMPT_FAILED = "The computation of this request's prompt failed; the engine's log has the details."
-
 
 class Model(Protocol):
     """A compiled model: a ragged batch in, logits [logit rows, vocabulary] or hidden states [logit rows, width] out."""
@@ -161,9 +159,10 @@ class ModelExecutor:
             self._finish_oldest()
         self._move_blocks(plan)
         self._sampling_seconds = self._drafting_seconds = 0.0
-        void = self._void_forks(plan) if self._over else []
+        if self._over:
+            self._end_forks(plan)
         rows = [row for row in plan.rows if row.sequence not in self._over] if self._over else plan.rows
-        samples = (*void, *(self._compute(rows) if rows else ()))
+        samples = tuple(self._compute(rows)) if rows else ()
         seconds = time.perf_counter() - started
         return StepResult(plan.number, samples, seconds, self._sampling_seconds, self._drafting_seconds)
 
@@ -225,7 +224,8 @@ class ModelExecutor:
         over = time.perf_counter()
         # While the device computed the step before, it did not compute this one.
         seconds, self._waited = over - max(step.started, self._waited), over
-        results = self._void_forks(step.plan)
+        self._end_forks(step.plan)
+        results: list[SampleResult] = []
         for (sequence, row), one in zip(step.sampled.items(), chosen, strict=True):
             if self._is_void(sequence):
                 continue
@@ -240,12 +240,10 @@ class ModelExecutor:
         """Whether it has ended since the step was planned; of one that a plan has ended, there is no row any more."""
         return sequence in self._over or sequence not in self._rows
 
-    def _void_forks(self, plan: StepPlan) -> list[SampleResult]:
-        """Errors for sequences that were to fork from one whose prompt was not computed."""
+    def _end_forks(self, plan: StepPlan) -> None:
+        """What was to fork from a sequence whose prompt was not computed is void too; whoever planned it ends it."""
         void = [row for row in plan.rows if len(row.samples) > 1 and self._is_void(row.sequence)]
-        forks = [sample for row in void for sample in row.samples if not self._is_void(sample)]
-        self._over.update(forks)
-        return [SampleResult(fork, [], "error", error=_PROMPT_FAILED) for fork in forks]
+        self._over.update(sample for row in void for sample in row.samples if sample in self._rows)
 
     def use_idle_time(self) -> bool:
         """Do a piece of what can wait, and does not keep the next step waiting; whether more is left."""

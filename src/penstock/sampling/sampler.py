@@ -144,8 +144,8 @@ class Sampler:
         """
         if self._on_device is None:
             return self._chosen_here(self._as_floats(logits), places)
-        there = [place for place in places if _needs_logits_alone(place.row)]
-        here = [place for place in places if not _needs_logits_alone(place.row)]
+        there = [place for place in places if _is_chosen_there(place.row)]
+        here = [place for place in places if not _is_chosen_there(place.row)]
         begun = self._begun(self._on_device, logits, there) if there else None
         if not here:
             return begun.read() if begun else []
@@ -155,7 +155,7 @@ class Sampler:
             logits = logits.index_select(0, torch.tensor(wanted, device=logits.device))
             here = [place._replace(logits_row=wanted.index(place.logits_row)) for place in here]
         others, found = iter(self._chosen_here(self._as_floats(logits), here)), iter(begun.read() if begun else ())
-        return [next(found if _needs_logits_alone(place.row) else others) for place in places]
+        return [next(found if _is_chosen_there(place.row) else others) for place in places]
 
     def _chosen_here(self, floats: Floats, places: Sequence[Place]) -> list[ChosenFields | RowFailed]:
         """The same of logits in this process's memory."""
@@ -182,7 +182,7 @@ class Sampler:
 
     def can_begin(self, row: RowState) -> bool:
         """Whether the row's tokens can be chosen where logits are before those that come ahead are known here."""
-        return self.is_elsewhere and row.foreseeable and not row.params.logprobs
+        return self.is_elsewhere and row.foreseeable and _is_chosen_there(row)
 
     def begin(self, logits: Tensor, places: Sequence[Place]) -> ChoiceUnderWay:
         """Have the next token at each place chosen where the logits are, without waiting; as in `choose` otherwise.
@@ -318,7 +318,8 @@ class Sampler:
         return edited
 
 
-def _needs_logits_alone(row: RowState) -> bool:
+def _is_chosen_there(row: RowState) -> bool:
+    """Whether its token can be chosen where logits are: whatever it needs beside them is here."""
     return not row.editing and row.grammar is None and not row.params.logprobs
 
 

@@ -145,7 +145,7 @@ class Room:
             if blocks < 0:
                 return
             hit = self._cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
-            if not sequence.under_way and not self.would_stand_back(sequence, hit):
+            if not sequence.must_wait and not self.would_stand_back(sequence, hit):
                 rows -= 1
                 blocks -= len(self._cache.spec.groups)
                 found = max(hit * self._cache.spec.block_size, sequence.swapped_tokens)

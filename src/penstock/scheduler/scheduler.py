@@ -334,7 +334,7 @@ class Scheduler:
                 return held or self._full
             if draft.budget <= 0:
                 return held or "budget"
-            if sequence.under_way:
+            if sequence.must_wait:
                 held = held or "blocks"
                 continue
             # Those of the running that score come first, and end.
@@ -531,13 +531,14 @@ class Scheduler:
         if sequence.begun:
             self._ended.append(sequence.id)
         del self._sequences[sequence.id]
-        request, error = sequence.request, answer.error if answer else None
+        request = sequence.request
+        error, code = (None, None) if answer is None else (answer.error, answer.code)
         members = self._requests[request.request_id]
         outputs = [sequence.output(reason, answer)]
         if all(member.finished for member in members):
             del self._requests[request.request_id]
             outputs += [
-                SampleOutput(request.request_id, index, [], reason, error=error)
+                SampleOutput(request.request_id, index, [], reason, error=error, code=code)
                 for index in range(len(members), request.sampling.n)
             ]
         return outputs

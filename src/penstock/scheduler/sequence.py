@@ -123,9 +123,9 @@ class Sequence:
         return expected - self.reserved
 
     @property
-    def under_way(self) -> bool:
+    def must_wait(self) -> bool:
         """Whether it has to wait for an outstanding plan: for the token that this yields, or to be swapped out."""
-        return self.last_plan is not None or (self.swapped is not None and self.swapped.under_way)
+        return self.last_plan is not None or (self.swapped is not None and self.swapped.unconfirmed)
 
     @property
     def swapped_tokens(self) -> int:
@@ -172,6 +172,7 @@ class Sequence:
             logprobs=answer.logprobs if answer else None,
             cached_tokens=cached,
             error=answer.error if answer else None,
+            code=answer.code if answer else None,
             prompt_logprobs=answer.prompt_logprobs if answer else None,
             embedding=answer.embedding if answer else None,
             kept=kept,

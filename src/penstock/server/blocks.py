@@ -68,7 +68,10 @@ class Answer:
         self._parser = self._parsing.parser()
 
     def take(self, output: RequestOutput) -> list[Gain]:
-        """Take an output; what the blocks gained by it. Raises RowFailed or EngineUnavailable where it has failed."""
+        """Take an output; what the blocks gained by it.
+
+        Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed.
+        """
         self.cached_tokens, self.kept, self.seed = output.cached_tokens, output.kept, output.seed
         gains: list[Gain] = []
         for delta in output.deltas:

@@ -36,7 +36,7 @@ class EmbeddingWriter:
         self._cached = 0
 
     def add(self, output: RequestOutput) -> None:
-        """Collect an output. Raises RowFailed or EngineUnavailable where it has failed."""
+        """Collect an output. Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed."""
         (delta,) = output.deltas
         delta.check()
         if output.embedding is not None:

@@ -72,7 +72,8 @@ def resolve_limits(
     if tokens is None:
         pool = config.cache.num_blocks * config.cache.spec.block_size // len(config.cache.spec.groups)
         tokens = max(QUEUED_TIMES * pool, SHORTEST_QUEUE)
-        why = f"{QUEUED_TIMES} times what the KV pool holds; more are refused with 503"
+        holds = "holds" if config.cache.wish is None else "is estimated to hold, until the engine has measured a step"
+        why = f"{QUEUED_TIMES} times what the KV pool {holds}; more are refused with 503"
     reasons.append(Reason("max queued tokens", str(tokens), why))
     reasons.append(
         _seconds("max ttft", options.max_ttft, "requests are refused only where the queue is full or memory is short")

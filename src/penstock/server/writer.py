@@ -106,7 +106,7 @@ class ResponseWriter:
     def chunk(self, output: RequestOutput) -> bytes:
         """The events of one output; empty where it holds nothing to show.
 
-        Raises RowFailed or EngineUnavailable where a sample has failed.
+        Raises RowFailed, StepOutOfMemory or EngineUnavailable where a sample has failed.
         """
         if not self._head:
             self._begin(output)
@@ -136,7 +136,10 @@ class ResponseWriter:
         return b"data: " + error_body(error) + b"\n\n" + DONE
 
     def add(self, output: RequestOutput) -> None:
-        """Collect an output for `body`. Raises RowFailed or EngineUnavailable where a sample has failed."""
+        """Collect an output for `body`.
+
+        Raises RowFailed, StepOutOfMemory or EngineUnavailable where a sample has failed.
+        """
         self._count(output)
         for delta in output.deltas:
             choice = self._choices[delta.index]

@@ -157,7 +157,8 @@ def _preempted(course: Course) -> str:
     assert course.journal is not None
     times = len(course.journal.preempted)
     often = "once" if times == 1 else f"{number(times)} times"
-    return f"it had lost its KV blocks to older requests, {often}; --kv-cache-memory gives room for more at a time"
+    advice = "--kv-cache-memory gives room for more at a time, and on a GPU --swap-space keeps what was computed"
+    return f"it had lost its KV blocks to older requests, {often}; {advice}"
 
 
 def _restarted(course: Course) -> str:
