@@ -60,8 +60,8 @@ def test_a_request_is_followed_from_its_queue_to_its_end(checkpoint: Path) -> No
             assert again.prefix is not None
             assert (again.prefix.found, again.prefix.missing, again.prefix.position) == (32, "different", 35)
             assert again.prefix.cached_token == 45
-            # Of three, one waits for a row.
-            three = await asyncio.gather(*(run(engine, list(range(n, n + 20)), 8) for n in (100, 150, 200)))
+            # Of three, one waits for a row, long enough that all have come before the first two end.
+            three = await asyncio.gather(*(run(engine, list(range(n, n + 20)), 100) for n in (100, 150, 200)))
             for journal in three:
                 check(journal)
             waits = [journal.admitted.totals.since(journal.submitted.totals) for journal in three if journal.admitted]

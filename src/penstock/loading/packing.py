@@ -105,7 +105,8 @@ class PackedWeights:
 
     def __call__(self, spec: WeightSpec, weight: Tensor | Kept) -> Weight:
         """The weight in its form. Raises ModelFileError where its values cannot be rounded."""
-        assert not isinstance(weight, Fp8Blocks), "GPUs alone keep E4M3"
+        if isinstance(weight, Fp8Blocks):
+            raise TypeError(f"{spec.name} stays E4M3, which GPUs alone keep")
         if not isinstance(weight, Tensor):
             return _packed_integers(*(weight.parts if isinstance(weight, Stack) else (weight,)))
         form = self.native_form(spec, weight.dtype)
