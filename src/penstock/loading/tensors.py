@@ -86,7 +86,8 @@ def read_stacked(entries: Sequence[Entry]) -> Kept:
 
 def _read_fp8(entry: Entry) -> Fp8Blocks:
     form = fp8_form([entry])
-    assert form is not None and isinstance(entry, QuantizedEntry), "entries of one form are of it alone, too"
+    assert form is not None, "entries of one form are of it alone, too"
+    assert isinstance(entry, QuantizedEntry), "plain tensors have no form"
     scales = read_tensor(entry.parts["scales"]).float().view(-1, -(-entry.shape[1] // form.group))
     return Fp8Blocks(read_tensor(entry.parts["values"]), scales, form.rows, form.group)
 
