@@ -41,7 +41,7 @@ soak: $(VENV)/.test
 		--workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)
 	$(BIN)/python -m pytest tests/simulation --worlds $(WORLDS) --first-seed $(FIRST_SEED) $(ARGS)
-	$(BIN)/python -m pytest tests/loading/test_file_fuzz.py --files $(FILES) $(ARGS)
+	$(BIN)/python -m pytest tests/loading/test_file_fuzz.py tests/loading/test_quantized_fuzz.py --files $(FILES) $(ARGS)
 	$(BIN)/python -m pytest tests/engine/test_aborts.py -s --aborts $(ABORTS) $(ARGS)
 	$(BIN)/python -m pytest tests/server/test_names.py -s --names $(NAMES) $(ARGS)
 	$(BIN)/python -m pytest tests/end_to_end/test_structured.py -k random_schemas -s --schemas $(SCHEMAS)

@@ -33,6 +33,7 @@ EIGHT_BILLION = {
     "max_position_embeddings": 8192,
     "rope_theta": 500000.0,
     "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
 }
 LARGE = {
     "vocab_size": 128256,
@@ -100,7 +101,7 @@ def write_random(directory: Path, shape: dict[str, Any]) -> None:
 
     torch.manual_seed(0)
     with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(**shape, **COMMON))
+        model = LlamaForCausalLM(LlamaConfig(**(COMMON | shape)))
     model = model.to(torch.bfloat16).to_empty(device="cpu")
     for parameter in model.parameters():
         if parameter.dim() == 1:

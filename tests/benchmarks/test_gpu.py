@@ -12,12 +12,12 @@ from support.device import DEVICE
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.cuda
 
-SCRIPTS = Path(__file__).resolve().parent.parent.parent / "benchmarks" / "gpu"
+SCRIPTS = Path(__file__).resolve().parent.parent.parent / "benchmarks"
 GPU = "cuda" if DEVICE.type == "cpu" else str(DEVICE)
 
 
 def run(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, str(SCRIPTS / script), *arguments, "--device", GPU]
+    command = [sys.executable, str(SCRIPTS / f"gpu_{script}"), *arguments, "--device", GPU]
     return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 

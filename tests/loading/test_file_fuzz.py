@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
 from penstock.core.config import EngineOptions
@@ -20,15 +18,12 @@ from penstock.core.errors import TokenizerError
 from penstock.core.sampling import SamplingDefaults
 from penstock.loading.checkpoint import open_checkpoint, read_json
 from penstock.loading.gguf import read_gguf
-from penstock.loading.packing import plain as plain_weights
 from penstock.loading.safetensors import read_header
-from penstock.loading.weights import load_weights
 from penstock.models.registry import declare
 from penstock.text.chat_template import LONGEST_TEMPLATE, ChatTemplate, load_chat_template
 from support import checkpoints
 from support.file_mutations import bounded, mutated_bytes, mutated_json, nested, safetensors_file
 from support.gguf_files import write_gguf
-from support.quantized import LAYOUTS, quantize
 
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json")
 HEADER = {
@@ -188,49 +183,6 @@ def test_a_token_of_any_id_is_no_reason_for_a_table_of_that_size(folder: Path) -
     content["model"]["vocab"]["the"] = 2**32 - 1
     (folder / "tokenizer.json").write_text(json.dumps(content))
     assert not attempt(lambda: start(folder), 20_000, "a high id")
-
-
-def mutated_tensors(rng: random.Random, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """One to three of them gone, of another name, type or shape, or with other bytes."""
-    found = dict(tensors)
-    for _ in range(rng.randint(1, 3)):
-        name = rng.choice(sorted(found))
-        tensor = found.pop(name)
-        kind = rng.choice(["gone", "renamed", "dtype", "shape", "cut", "bytes"])
-        if kind == "renamed":
-            found[name.rpartition(".")[0] + rng.choice([".qweight", ".weight", ".g_idx", ".weight_scale"])] = tensor
-        elif kind == "dtype":
-            found[name] = tensor.to(rng.choice([torch.int32, torch.float16, torch.uint8, torch.int64]))
-        elif kind == "shape":
-            found[name] = rng.choice([tensor.flatten(), tensor[None], tensor.T if tensor.ndim == 2 else tensor])
-        elif kind == "cut":
-            found[name] = tensor.flatten()[: rng.randrange(tensor.numel() + 1)]
-        elif kind == "bytes":
-            raw = bytearray(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-            for _ in range(rng.randint(1, 4) if raw else 0):
-                raw[rng.randrange(len(raw))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
-            found[name] = torch.frombuffer(raw, dtype=tensor.dtype).view(tensor.shape) if raw else tensor
-    return {name: tensor.contiguous().clone() for name, tensor in found.items()}
-
-
-def load(folder: Path) -> None:
-    checkpoint = open_checkpoint(folder)
-    load_weights(checkpoint, declare(checkpoint.config), torch.float32, packing=plain_weights)
-
-
-@pytest.mark.parametrize("layout", ["gptq act-order", "awq", "packed 3", "fp8 blocks", "nf4 nested", "LLM.int8"])
-def test_quantized_checkpoints_with_wrong_parts(tmp_path: Path, layout: str, pytestconfig: pytest.Config) -> None:
-    plain = checkpoints.make("llama", tmp_path / "plain", num_hidden_layers=1)
-    folder = quantize(plain, *LAYOUTS[layout], tmp_path / "model")
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-
-    assert attempt(lambda: load(folder), file.stat().st_size, "as it is")
-    sound, count = 0, max(20, pytestconfig.getoption("files") // 10)
-    for seed in range(count):
-        save_file(mutated_tensors(random.Random(seed), tensors), file, metadata={"format": "pt"})
-        sound += attempt(lambda: load(folder), file.stat().st_size, f"seed {seed}")
-    assert sound < count
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])

@@ -178,6 +178,45 @@ def test_quantized_checkpoints_with_wrong_parts(tmp_path: Path, layout: str, pyt
     assert refused > SAMPLES // 3
 
 
+def mutated_tensors(rng: random.Random, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One to three of them gone, of another name, type or shape, or with other bytes."""
+    found = dict(tensors)
+    for _ in range(rng.randint(1, 3)):
+        name = rng.choice(sorted(found))
+        tensor = found.pop(name)
+        kind = rng.choice(["gone", "renamed", "dtype", "shape", "cut", "bytes"])
+        if kind == "renamed":
+            found[name.rpartition(".")[0] + rng.choice([".qweight", ".weight", ".g_idx", ".weight_scale"])] = tensor
+        elif kind == "dtype":
+            found[name] = tensor.to(rng.choice([torch.int32, torch.float16, torch.uint8, torch.int64]))
+        elif kind == "shape":
+            found[name] = rng.choice([tensor.flatten(), tensor[None], tensor.T if tensor.ndim == 2 else tensor])
+        elif kind == "cut":
+            found[name] = tensor.flatten()[: rng.randrange(tensor.numel() + 1)]
+        elif kind == "bytes":
+            raw = bytearray(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            for _ in range(rng.randint(1, 4) if raw else 0):
+                raw[rng.randrange(len(raw))] = rng.choice([0, 1, 127, 128, 255, rng.randrange(256)])
+            found[name] = torch.frombuffer(raw, dtype=tensor.dtype).view(tensor.shape) if raw else tensor
+    return {name: tensor.contiguous().clone() for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("layout", WRONG_LAYOUTS)
+def test_quantized_checkpoints_with_parts_changed_by_chance(
+    tmp_path: Path, layout: str, pytestconfig: pytest.Config
+) -> None:
+    plain_model = checkpoints.make("llama", tmp_path / "plain", num_hidden_layers=1)
+    folder = quantize(plain_model, *LAYOUTS[layout], tmp_path / "model")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    assert refusal(lambda: load(folder), file.stat().st_size, "as it is") is None
+    sound, count = 0, max(20, pytestconfig.getoption("files") // 10)
+    for seed in range(count):
+        save_file(mutated_tensors(random.Random(seed), tensors), file, metadata={"format": "pt"})
+        sound += refusal(lambda: load(folder), file.stat().st_size, f"seed {seed}") is None
+    assert sound < count
+
+
 def test_a_config_that_does_not_say_what_the_tensors_are(tmp_path: Path) -> None:
     folder = tiny("gptq act-order", tmp_path)
     config = json.loads((folder / "config.json").read_text())

@@ -12,7 +12,7 @@ from penstock.core.devices import memory_ended
 from penstock.core.errors import InsufficientMemory
 from penstock.core.pool_size import MemoryReading, StepMemory, graphs_bytes
 from penstock.kernels.program import Program
-from penstock.runtime.rehearsal import largest, rehearsal, rehearsals
+from penstock.runtime.rehearsal import decode_rows, largest, rehearsal, rehearsals
 from penstock.sampling.sampler import ChooseOnDevice
 
 
@@ -64,7 +64,7 @@ def measure(
         decodes = []
         for size in graph_sizes:
             start = memory.settle()
-            rows = [(config.longest - 1, 1)] + [(0, 1)] * (size - 1)
+            rows = decode_rows(config.longest, size)
             program.run(rehearsal(rows, size, len(spec.groups), spec.block_size))
             decodes.append(memory.read().taken_since(start))
         start = memory.settle()

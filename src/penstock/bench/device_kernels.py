@@ -18,6 +18,7 @@ from penstock.kernels.cases import Case, llama
 from penstock.kernels.cpu.weights import INT4_GROUP
 from penstock.kernels.cuda.place import Place
 from penstock.kernels.cuda.weights import DeviceLinear, fp8_linear, int4_linear, int8_linear
+from penstock.kernels.packing import tensors_of
 from penstock.kernels.signature import Attention, Embedding, Linear
 from penstock.runtime.gpu_clock import seconds_of
 
@@ -87,14 +88,6 @@ def random_weight(format: DeviceFormat, shape: tuple[int, int], place: Place) ->
     return random_on(place, shape, torch.float32).div_(math.sqrt(inputs)).to(getattr(torch, format))
 
 
-def _size(weight: Tensor | DeviceLinear) -> int:
-    return (
-        weight.nbytes
-        if isinstance(weight, Tensor)
-        else weight.data.nbytes + weight.scales.nbytes + (0 if weight.zeros is None else weight.zeros.nbytes)
-    )
-
-
 def _measure_matrix(
     case: Case, format: DeviceFormat, rows: Sequence[int], ceilings: Ceilings, place: Place
 ) -> Iterator[Figures]:
@@ -102,7 +95,7 @@ def _measure_matrix(
     ((outputs, inputs),) = case.weights.values()
     dtype = torch.float32 if format == "float32" else _TYPE
     copies = [random_weight(format, (outputs, inputs), place)]
-    size, steps = _size(copies[0]), _STEPS
+    size, steps = sum(tensor.nbytes for tensor in tensors_of(copies[0])), _STEPS
     if isinstance(case.operation, Linear):
         steps = min(_MOST_STEPS, -(-_ROTATED_BYTES // size))
         copies += [random_weight(format, (outputs, inputs), place) for _ in range(steps - 1)]

@@ -30,7 +30,7 @@ def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: i
 
 def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, block_size: int) -> StepBatch:
     """The largest step that has so many decodes."""
-    rows = [(longest - 1, 1)] + [(0, 1)] * (decodes - 1) if decodes else []
+    rows = decode_rows(longest, decodes)
     left = limits.max_num_batched_tokens - decodes
     while left > 0 and len(rows) < limits.max_num_seqs:
         count = min(left, longest)
@@ -40,6 +40,11 @@ def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, bl
     rows.sort(key=lambda row: row[1] > 1)
     wanted = limits.max_num_seqs * (1 + limits.draft_depth + limits.draft_width) + limits.max_scored_positions
     return rehearsal(rows, min(wanted, sum(count for _, count in rows)), groups, block_size)
+
+
+def decode_rows(longest: int, count: int) -> list[tuple[int, int]]:
+    """So many decodes, as `rehearsal` takes them: one behind the longest context, and the others in short ones."""
+    return [(longest - 1, 1), *[(0, 1)] * (count - 1)] if count else []
 
 
 def rehearsal(rows: Sequence[tuple[int, int]], wanted: int, groups: int, block_size: int) -> StepBatch:

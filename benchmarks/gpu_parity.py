@@ -5,12 +5,13 @@ in the dtype on the GPU. Of the model's own turns, the most likely token has to 
 the KL divergence to be 1e-3 nats at the most. Then both answer greedily in float32, token by token, which has to give
 the same tokens. Ends with status 1 where a bound is not met.
 
-    python benchmarks/gpu/parity.py haiku
+    python benchmarks/gpu_parity.py haiku
 """
 
 import argparse
 import sys
 
+import reporting
 import torch
 
 from penstock import LLM, SamplingParams
@@ -21,7 +22,7 @@ SAME_TOP, KL = 0.99, 1e-3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.parser(__doc__)
     parser.add_argument("model", nargs="?", default="haiku", help="a checkpoint with its tokenizer (default haiku)")
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--dtype", default="bfloat16", help="on the GPU, of the first part (default bfloat16)")

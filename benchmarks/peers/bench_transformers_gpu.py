@@ -1,6 +1,6 @@
 """Transformers' continuous batching on a GPU: seconds of a batch of fresh prompts, one line of JSON for each run.
 
-    python peer_transformers.py CONFIG_FOLDER BATCH CONTEXT TOKENS
+    python bench_transformers_gpu.py CONFIG_FOLDER BATCH CONTEXT TOKENS
 
 Weights are random and made on the GPU. Each line of its input asks for one more run; the first warms up.
 """

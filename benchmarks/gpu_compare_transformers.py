@@ -4,10 +4,9 @@ Both have the same shape with random weights in bfloat16, made on the GPU, and s
 KV pool is given its size for that. A round is the time of so many further tokens of fresh prompts, the time to the
 first being subtracted. 2 times as many tokens per second are wanted at batch 64.
 
-    python benchmarks/gpu/compare_transformers.py 8b --batch-size 64
+    python benchmarks/gpu_compare_transformers.py 8b --batch-size 64
 """
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -15,8 +14,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from rooflines import WARM_UP, device_name, run
-from shapes import SHAPES, write_config
+import reporting
+from gpu_rooflines import WARM_UP, device_name, run
+from gpu_shapes import SHAPES, write_config
 
 from penstock import LLM
 
@@ -24,7 +24,7 @@ WANTED = 2.0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.parser(__doc__)
     parser.add_argument("shape", choices=SHAPES, help="of the model")
     parser.add_argument("--device", default="cuda", help="of Penstock's (default cuda)")
     parser.add_argument("--batch-size", type=int, default=64, help="sequences (default 64)")
@@ -46,7 +46,7 @@ def main() -> None:
             enable_prefix_caching=False,
             speculative="off",
         )
-        command = [sys.executable, str(Path(__file__).parent / "peer_transformers.py"), model]
+        command = [sys.executable, str(Path(__file__).parent / "peers" / "bench_transformers_gpu.py"), model]
         peer = subprocess.Popen(
             [*command, str(batch), str(context), str(tokens)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -6,8 +6,8 @@ run, a large copy within the memory and a large product of bfloat16 matrices; th
 time, and the share what of it is reached. Medians of some runs behind one that warms up, long enough that a graph of
 the batch's decode steps is captured.
 
-    python benchmarks/gpu/rooflines.py 8b --batch-sizes 1,8,32,64,128 --prompts 2048,8192
-    python benchmarks/gpu/rooflines.py 70b --quantization int8 --batch-sizes 1 --prompts 8192
+    python benchmarks/gpu_rooflines.py 8b --batch-sizes 1,8,32,64,128 --prompts 2048,8192
+    python benchmarks/gpu_rooflines.py 70b --quantization int8 --batch-sizes 1 --prompts 8192
 """
 
 import argparse
@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import reporting
 import torch
-from shapes import SHAPES, write_config
+from gpu_shapes import SHAPES, write_config
 
 from penstock import LLM, SamplingParams
 from penstock.core.ceilings import Ceilings
@@ -48,7 +49,7 @@ class Figure(NamedTuple):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.parser(__doc__)
     parser.add_argument("shape", choices=SHAPES, help="of the model")
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--quantization", default="none", help="of the weights (default none)")
@@ -84,17 +85,18 @@ def main() -> None:
         f"{device_name()}, torch {torch.__version__}; copies {ceilings.read:,.0f} GB/s, bfloat16 products "
         f"{ceilings.peak('bfloat16'):,.0f} GOP/s\n"
     )
-    print("| | tokens/s | ms | least by memory, ms | by arithmetic, ms | share |\n|---|---|---|---|---|---|")
-    rows = []
+    rows, cells = [], []
     for figure in figures:
         memory, arithmetic = figure.bounds(ceilings)
         share = max(memory, arithmetic) / figure.seconds
-        speed, milliseconds = figure.tokens / figure.seconds, figure.seconds * 1e3
-        print(
-            f"| {figure.what} | {speed:,.1f} | {milliseconds:.2f} | {memory * 1e3:.2f} | {arithmetic * 1e3:.2f} "
-            f"| {share:.0%} |"
+        speed, milliseconds = (
+            figure.tokens / figure.seconds,
+            (1e3 * each for each in (figure.seconds, memory, arithmetic)),
         )
+        cells.append([figure.what, f"{speed:,.1f}", *(f"{each:.2f}" for each in milliseconds), f"{share:.0%}"])
         rows.append(figure._asdict() | {"memory_seconds": memory, "arithmetic_seconds": arithmetic, "share": share})
+    columns = ["", "tokens/s", "ms", "least by memory, ms", "by arithmetic, ms", "share"]
+    print(reporting.table(columns, cells))
     if arguments.json is not None:
         told = {key: str(value) for key, value in vars(arguments).items()}
         found = {"device": device_name(), "options": told, "ceilings": msgspec.to_builtins(ceilings), "figures": rows}

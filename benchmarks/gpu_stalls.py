@@ -4,7 +4,7 @@ An engine in a process of its own, as a server has it, and rounds of streams fro
 graphs are captured and longer: while the streams run, after every 64 steps, and in the pauses between rounds. The
 longest time between two tokens of a stream is told for each round; 100 ms is wanted at the most.
 
-    python benchmarks/gpu/stalls.py 8b --streams 8
+    python benchmarks/gpu_stalls.py 8b --streams 8
 """
 
 import argparse
@@ -15,7 +15,8 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from shapes import SHAPES, write_config
+import reporting
+from gpu_shapes import SHAPES, write_config
 
 from penstock import AsyncEngine, SamplingParams
 
@@ -23,7 +24,7 @@ WANTED = 0.1
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.parser(__doc__)
     parser.add_argument("shape", choices=SHAPES, help="of the model, whose weights are random")
     parser.add_argument("--device", default="cuda", help="default cuda")
     parser.add_argument("--streams", type=int, default=8, help="at a time (default 8)")
@@ -33,9 +34,8 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rounds = asyncio.run(measure(str(write_config(Path(folder), arguments.shape)), arguments))
-    print("| round | begun, seconds after it was ready | longest between two tokens, ms |\n|---|---|---|")
-    for number, (begun, longest) in enumerate(rounds, 1):
-        print(f"| {number} | {begun:.1f} | {longest * 1e3:.1f} |")
+    cells = [[number, f"{begun:.1f}", f"{longest * 1e3:.1f}"] for number, (begun, longest) in enumerate(rounds, 1)]
+    print(reporting.table(["round", "begun, seconds after it was ready", "longest between two tokens, ms"], cells))
     worst = max(longest for _, longest in rounds)
     print(f"\nAt the most {worst * 1e3:.1f} ms; {WANTED * 1e3:.0f} are wanted.")
     sys.exit(worst > WANTED)
