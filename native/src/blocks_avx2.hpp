@@ -5,11 +5,10 @@ namespace {
 // Eight values of two bytes as floats.
 inline __m256 halves(const void *eight) { return _mm256_cvtph_ps(_mm_load_si128(static_cast<const __m128i *>(eight))); }
 
-// A block's integers times its scales (eight in float16) and those of the rows.
-template <int R> void end_block(const Tile &tile, int64_t block, const __m256i (&counts)[R], const void *scales,
+// A block's integers times its scales (eight in float16) and those of the rows, of which each has `blocks`.
+template <int R> void end_block(const Tile &tile, int64_t block, int64_t blocks, const __m256i (&counts)[R], const void *scales,
                                 __m256 (&sums)[R]) {
     const __m256 scale = halves(scales);
-    const int64_t blocks = tile.shape->scale_groups();
     for (int r = 0; r < R; ++r) {
         const __m256 found = _mm256_mul_ps(_mm256_cvtepi32_ps(counts[r]), scale);
         sums[r] = _mm256_fmadd_ps(found, _mm256_set1_ps(tile.scales[r * blocks + block]), sums[r]);
@@ -42,7 +41,7 @@ template <int R> void q8_0_part(const Tile &tile, int part) {
             counts[r] = _mm256_add_epi32(start, _mm256_slli_epi32(widened(high[r]), 4));
             counts[r] = _mm256_add_epi32(counts[r], widened(low[r]));
         }
-        end_block<R>(tile, group, counts, weights + part * 16, sums);
+        end_block<R>(tile, group, groups, counts, weights + part * 16, sums);
         weights += kLine;
     }
     for (int r = 0; r < R; ++r) store(tile, r, part * kVector, sums[r]);
@@ -84,8 +83,8 @@ template <int R> void q4_k_part(const Tile &tile, int part) {
                 offsets[r] = _mm256_add_epi32(offsets[r], _mm256_madd_epi16(offset, sum));
             }
         }
-        end_block<R>(tile, block, totals, scales, sums);
-        end_block<R>(tile, block, offsets, scales + kLine, sums);
+        end_block<R>(tile, block, blocks, totals, scales, sums);
+        end_block<R>(tile, block, blocks, offsets, scales + kLine, sums);
     }
     for (int r = 0; r < R; ++r) store(tile, r, part * kVector, sums[r]);
 }
@@ -135,7 +134,7 @@ template <int R> void q6_k_part(const Tile &tile, int part) {
             if (half % 2 == 1) weights += 13 * kLine;
         }
         for (int r = 0; r < R; ++r) totals[r] = _mm256_add_epi32(totals[r], _mm256_slli_epi32(offsets[r], 5));
-        end_block<R>(tile, block, totals, scales, sums);
+        end_block<R>(tile, block, blocks, totals, scales, sums);
     }
     for (int r = 0; r < R; ++r) store(tile, r, part * kVector, sums[r]);
 }

@@ -119,18 +119,21 @@ int bits_at(int64_t bits, const uint8_t *lines, int64_t column, int64_t within) 
 
 } // namespace
 
-void pack_grouped(
-    const Shape &shape, const uint8_t *weight, const uint16_t *scales, const int16_t *zeros, uint8_t *packed) {
+void pack_grouped(const Shape &shape, const uint8_t *weight, const uint16_t *scales, const int16_t *zeros,
+                  const int32_t *order, uint8_t *packed) {
     const int64_t groups = shape.groups(), lines = shape.group_lines();
+    if (order) std::memcpy(packed + shape.panels() * shape.panel_bytes(), order, static_cast<size_t>(shape.inputs) * 4);
     for_panels(shape, packed, [&](int64_t first, int64_t count, uint8_t *stream) {
         for (int64_t group = 0; group < groups; ++group, stream += shape.group_bytes()) {
             const int64_t begin = group * shape.group, end = std::min(begin + shape.group, shape.inputs);
             auto *tail = reinterpret_cast<uint16_t *>(stream + lines * kLine);
             for (int64_t column = 0; column < count; ++column) {
                 const uint8_t *row = weight + (first + column) * shape.inputs;
-                for (int64_t input = begin; input < end; ++input)
-                    if (shape.bits() == 4) put_nibble(stream, column, input - begin, row[input]);
-                    else put_bits(shape.bits(), stream, column, input - begin, row[input]);
+                for (int64_t input = begin; input < end; ++input) {
+                    const uint8_t q = row[order ? order[input] : input];
+                    if (shape.bits() == 4) put_nibble(stream, column, input - begin, q);
+                    else put_bits(shape.bits(), stream, column, input - begin, q);
+                }
                 tail[column] = scales[(first + column) * groups + group];
                 if (shape.zero_points)
                     reinterpret_cast<int16_t *>(tail)[kPanel + column] = zeros[(first + column) * groups + group];
@@ -240,13 +243,13 @@ void unpack_int4(const Shape &shape, const uint8_t *stream, int64_t column, floa
     }
 }
 
-void unpack_grouped(const Shape &shape, const uint8_t *group, int64_t column, float *row) {
+void unpack_grouped(const Shape &shape, const uint8_t *group, int64_t column, const int32_t *order, float *row) {
     const int64_t lines = shape.group_lines();
     for (int64_t first = 0; first < shape.inputs; first += shape.group, group += shape.group_bytes()) {
         const auto *tail = reinterpret_cast<const uint16_t *>(group + lines * kLine);
         const float scale = shape.half_scales() ? half_to_float(tail[column]) : bf16_to_float(tail[column]);
         const int zero = shape.zero_points ? reinterpret_cast<const int16_t *>(tail)[kPanel + column] : shape.middle();
-        const auto put = [=](int64_t i, int q) { row[i] = scale * static_cast<float>(q - zero); };
+        const auto put = [=](int64_t i, int q) { row[order ? order[i] : i] = scale * static_cast<float>(q - zero); };
         if (shape.bits() == 4) for_nibbles(shape, group, lines, column, first, put);
         else
             for (int64_t i = first; i < std::min(first + shape.group, shape.inputs); ++i)
@@ -314,7 +317,7 @@ void unpack_row(const Shape &shape, const uint8_t *packed, int64_t output, float
     case Format::int3_float16:
     case Format::int3_bfloat16:
     case Format::int2_float16:
-    case Format::int2_bfloat16: unpack_grouped(shape, stream, column, row); break;
+    case Format::int2_bfloat16: unpack_grouped(shape, stream, column, shape.order(packed), row); break;
     case Format::q8_0: unpack_q8_0(shape, stream, column, row); break;
     case Format::q4_k: unpack_q4_k(shape, stream, column, row); break;
     case Format::q6_k: unpack_q6_k(shape, stream, column, row); break;

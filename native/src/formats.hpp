@@ -12,7 +12,8 @@
 //   int4_float16, int4_bfloat16  groups of inputs, with scales of this type, as other programs' checkpoints have them; in
 //             each one line for each four inputs, of nibbles as above; then 32 scales, then, with zero points, 32 int16
 //             zeros. A weight is scale · (q − 8), with zero points scale · (q − zero). Activations have a scale for each
-//             group, too.
+//             group, too. Where they are ordered, int32 [inputs] behind all panels say which input stands where: those that
+//             share a scale need not be neighbours in the model (GPTQ with act-order), but are here.
 //   int2_…, int3_…  the same of q in 0..3 and 0..7, around 2 and 4. Of two bits a line [16][4] for each eight inputs: a byte's
 //             lowest bits are of outputs 0-15, then come those of 16-31, then both for the next four inputs. Of three bits three
 //             lines for each 16 inputs, of which each has one of the first three fours in its bits 0-2 and 3-5; of the last four
@@ -64,6 +65,7 @@ struct Shape {
     int64_t inputs;
     int64_t group = 0;        // of grouped formats and blocks only: inputs that share a scale, or a multiple of one
     bool zero_points = false; // of grouped formats only
+    bool ordered = false;     // of grouped formats only
 
     // Whether groups of inputs have scales of their own.
     PENSTOCK_INLINE bool grouped() const { return format >= Format::int4_float16 && format <= Format::int2_bfloat16; }
@@ -139,7 +141,14 @@ struct Shape {
         return scales_at() + (scales ? 2 * kLine : 0);
     }
 
-    PENSTOCK_INLINE int64_t bytes() const { return panels() * panel_bytes(); }
+    PENSTOCK_INLINE int64_t order_bytes() const { return ordered ? (inputs * 4 + kLine - 1) / kLine * kLine : 0; }
+
+    PENSTOCK_INLINE int64_t bytes() const { return panels() * panel_bytes() + order_bytes(); }
+
+    // Which input stands where; null where each is in its place.
+    PENSTOCK_INLINE const int32_t *order(const uint8_t *packed) const {
+        return ordered ? reinterpret_cast<const int32_t *>(packed + panels() * panel_bytes()) : nullptr;
+    }
 };
 
 // Packs a dense weight [outputs, inputs] of float32 or bfloat16 values into `packed`.
@@ -150,9 +159,9 @@ void pack_int8(const Shape &shape, const int8_t *weight, const float *scales, ui
 // Packs integers in 0..15 [outputs, inputs] with multiples [outputs, groups of 32] and a scale for each output.
 void pack_int4(const Shape &shape, const uint8_t *weight, const uint8_t *multiples, const float *scales, uint8_t *packed);
 // Packs integers of the format's bits [outputs, inputs] with scales of the format's type [outputs, groups], and zeros of the
-// same shape where the shape has zero points.
-void pack_grouped(
-    const Shape &shape, const uint8_t *weight, const uint16_t *scales, const int16_t *zeros, uint8_t *packed);
+// same shape where the shape has zero points. Where it is ordered, group g is of the inputs order[g · group] and so on.
+void pack_grouped(const Shape &shape, const uint8_t *weight, const uint16_t *scales, const int16_t *zeros,
+                  const int32_t *order, uint8_t *packed);
 
 // Bytes of a row of ggml's blocks, and packs rows of them.
 int64_t block_row_bytes(const Shape &shape);

@@ -9,6 +9,10 @@
 #include <atomic>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace penstock {
 
 namespace {
@@ -18,14 +22,24 @@ constexpr int64_t kChunkRows = 192;
 // How far ahead of its use a line of weights is asked for: a page, since hardware prefetchers stop at the end of one.
 constexpr int64_t kAhead = 4096;
 
-// Zen 4 follows a stream within a page with more requests at a time than a thread's instructions can have; Intel's processors
-// read a third more where each line is asked for.
-Ahead own_ahead() {
 #if defined(__x86_64__)
-    static const bool every = __builtin_cpu_is("intel") != 0;
-    return every ? Ahead::own_lines : Ahead::own_pages;
+unsigned family() {
+    unsigned version = 0, other[3];
+    __get_cpuid(1, &version, other, other + 1, other + 2);
+    return (version >> 8 & 15) + (version >> 20 & 255);
+}
+#endif
+
+// What a single tile asks for. Zen 3 and Zen 4 follow a stream within a page with more requests at a time than a thread's
+// instructions can have; Intel's processors read a third more where each line is asked for, and Zen 5 up to a quarter
+// more where that is a panel ahead. So does whoever has more products to make of a line than it can look beyond.
+Ahead single_ahead(bool many_rows) {
+#if defined(__x86_64__)
+    static const bool intel = __builtin_cpu_is("intel") != 0, zen_5 = __builtin_cpu_is("amd") && family() >= 26;
+    if (intel) return Ahead::own_lines;
+    return zen_5 || many_rows ? Ahead::next_panel : Ahead::own_pages;
 #else
-    return Ahead::own_pages;
+    return many_rows ? Ahead::next_panel : Ahead::own_pages;
 #endif
 }
 
@@ -49,6 +63,7 @@ struct Activations {
 thread_local Memory t_activations;
 thread_local Memory t_unpacked;
 thread_local Memory t_row;
+thread_local Memory t_ordered;
 thread_local Memory t_gate;
 
 // Where it holds rows have one sum only, which is enough since a panel meets several tiles then, or one of many rows.
@@ -87,12 +102,22 @@ void prepare_row(const Shape &shape, const float *row, int64_t groups, uint32_t 
     }
 }
 
+// The row's numbers as the weight has its inputs. Packed weights come from disk, where nothing has looked at them: no order
+// reads beyond the row.
+const float *in_order(const float *row, const int32_t *order, int64_t inputs) {
+    auto *found = reinterpret_cast<float *>(t_ordered.take(inputs * 4));
+    const auto last = static_cast<uint32_t>(inputs - 1);
+    for (int64_t i = 0; i < inputs; ++i) found[i] = row[std::min(static_cast<uint32_t>(order[i]), last)];
+    return found;
+}
+
 void interleave(const uint32_t *row, int64_t units, int64_t rows, uint32_t *panel) {
     for (int64_t unit = 0; unit < units; ++unit) panel[unit * rows] = row[unit];
 }
 
 // `run` calls for each tile what it is given, with the tile's number.
-template <typename Run> Activations prepare(const Shape &shape, const Rows &x, const Cut &cut, const Run &run) {
+template <typename Run>
+Activations prepare(const Shape &shape, const int32_t *order, const Rows &x, const Cut &cut, const Run &run) {
     const int64_t each = units_of(shape), groups = unpacks(shape, cut.rows) ? 1 : shape.groups();
     const int64_t parts = shape.scale_groups();
     const int64_t scales_at = aligned(cut.rows * each * 4), totals_at = scales_at + aligned(cut.rows * parts * 4);
@@ -108,7 +133,8 @@ template <typename Run> Activations prepare(const Shape &shape, const Rows &x, c
         auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(each * 4));
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t at = first + r;
-            prepare_row(shape, x.row(at), groups, row, scales + at * parts, totals + at, sums + at * groups);
+            const float *numbers = order ? in_order(x.row(at), order, shape.inputs) : x.row(at);
+            prepare_row(shape, numbers, groups, row, scales + at * parts, totals + at, sums + at * groups);
             if (rows > 1) interleave(row, each, rows, panel + r);
         }
     });
@@ -132,7 +158,7 @@ public:
 
     Product(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows)
         : shape(shape), packed(packed), bias(bias), cut{rows, kernels().tile_rows[static_cast<int>(shape.format)]}, x_(x) {
-        if (cut.tiles > 1) shared_ = prepare(shape, x, cut, [&](const auto &work) { pool()->run(cut.tiles, work); });
+        if (cut.tiles > 1) shared_ = prepare(shape, shape.order(packed), x, cut, [&](const auto &work) { pool()->run(cut.tiles, work); });
         else number_ = ++products;
     }
 
@@ -140,7 +166,7 @@ public:
     const Activations &activations() const {
         if (cut.tiles > 1) return shared_;
         if (t_prepared != number_) {
-            t_own = prepare(shape, x_, cut, [](const auto &work) { work(0); });
+            t_own = prepare(shape, shape.order(packed), x_, cut, [](const auto &work) { work(0); });
             t_prepared = number_;
         }
         return t_own;
@@ -172,11 +198,10 @@ void multiply(const Product &product, const Turn &turn, const MutableRows &outpu
     const uint8_t *weights = product.packed + turn.panel * bytes;
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t row = cut.first(turn.first + tile), rows = cut.first(turn.first + tile + 1) - row;
-        Ahead what = own_ahead();
+        const Ahead what = tiles > 1 ? Ahead::next_panel : single_ahead(rows > kernels().grouped_rows);
         const uint8_t *ahead = weights + kAhead;
         int64_t step = kLine;
-        if (tiles > 1) {
-            what = Ahead::next_panel;
+        if (what == Ahead::next_panel) {
             ahead = product.packed + turn.next * bytes + bytes * tile / tiles;
             step = kLine * bytes / (tiles * read->panel_bytes());
         }

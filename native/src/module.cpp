@@ -18,6 +18,7 @@ using namespace penstock;
 namespace {
 
 using Integers = nb::ndarray<int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Order = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Zeros = nb::ndarray<int16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Nibbles = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -29,7 +30,7 @@ const uint16_t *scales_in(const Array &array, size_t rows, size_t columns, bool 
     return static_cast<const uint16_t *>(array.data());
 }
 
-Shape shape_of(const std::string &format, int64_t outputs, int64_t inputs, int64_t group, bool zero_points) {
+Shape shape_of(const std::string &format, int64_t outputs, int64_t inputs, int64_t group, bool zero_points, bool ordered) {
     static const char *const names[kFormats] = {"float32", "bfloat16", "int8", "int4", "int4_float16", "int4_bfloat16",
                                               "int3_float16", "int3_bfloat16", "int2_float16", "int2_bfloat16", "q8_0", "q4_k",
                                               "q6_k"};
@@ -37,8 +38,8 @@ Shape shape_of(const std::string &format, int64_t outputs, int64_t inputs, int64
     while (index < kFormats && format != names[index]) ++index;
     require(index < kFormats, "There is no such format.");
     require(outputs > 0 && inputs > 0, "A weight needs at least one output and one input.");
-    Shape shape{static_cast<Format>(index), outputs, inputs, 0, zero_points};
-    require(shape.grouped() || !zero_points, "Only formats with scales for groups have zero points.");
+    Shape shape{static_cast<Format>(index), outputs, inputs, 0, zero_points, ordered};
+    require(shape.grouped() || !(zero_points || ordered), "Only formats with scales for groups have zero points, or an order.");
     if (shape.large() || shape.format == Format::q8_0) {
         shape.group = shape.format == Format::q6_k ? 16 : 32;
         require(inputs % (shape.large() ? kLargeBlock : shape.group) == 0, "The inputs must be whole blocks.");
@@ -46,6 +47,7 @@ Shape shape_of(const std::string &format, int64_t outputs, int64_t inputs, int64
     }
     if (!shape.grouped()) return shape;
     require(group > 0 && group % 16 == 0, "Groups must be a multiple of 16 inputs.");
+    require(!ordered || inputs % group == 0, "Inputs with an order must be whole groups.");
     shape.group = group;
     return shape;
 }
@@ -89,8 +91,19 @@ void fill_int4(const Weight &weight, const Nibbles &values, const Nibbles &multi
     pack_int4(weight.shape, values.data(), multiples.data(), scales.data(), weight.packed());
 }
 
-void fill_grouped(
-    const Weight &weight, const Nibbles &values, const Array &scales, const std::optional<Zeros> &zeros) {
+// Whether each number below its length is in it once.
+bool is_order(const int32_t *order, size_t count) {
+    std::vector<bool> seen(count);
+    for (size_t i = 0; i < count; ++i) {
+        const auto at = static_cast<size_t>(order[i]);
+        if (order[i] < 0 || at >= count || seen[at]) return false;
+        seen[at] = true;
+    }
+    return true;
+}
+
+void fill_grouped(const Weight &weight, const Nibbles &values, const Array &scales, const std::optional<Zeros> &zeros,
+                  const std::optional<Order> &order) {
     require(weight.shape.grouped(), "The weight has no scales for groups.");
     require(values.shape(0) == static_cast<size_t>(weight.shape.outputs) &&
                 values.shape(1) == static_cast<size_t>(weight.shape.inputs),
@@ -100,8 +113,12 @@ void fill_grouped(
     const uint16_t *scale = scales_in(scales, rows, columns, !weight.shape.half_scales());
     require(!zeros || (zeros->shape(0) == rows && zeros->shape(1) == columns),
             "Zeros must be [outputs, groups].");
+    require(order.has_value() == weight.shape.ordered, "An order comes with weights that are ordered, and only with them.");
+    require(!order || (order->size() == values.shape(1) && is_order(order->data(), order->size())),
+            "The order must have each input once.");
     nb::gil_scoped_release unlocked;
-    pack_grouped(weight.shape, values.data(), scale, zeros ? zeros->data() : nullptr, weight.packed());
+    pack_grouped(weight.shape, values.data(), scale, zeros ? zeros->data() : nullptr, order ? order->data() : nullptr,
+                 weight.packed());
 }
 
 void fill_blocks(const Weight &weight, const Nibbles &raw) {
@@ -168,9 +185,10 @@ void round_to_int4(const Array &values, const Nibbles &integers, const Nibbles &
 
 NB_MODULE(_native, module) {
     module.def("packed_bytes", [](const std::string &format, int64_t outputs, int64_t inputs, int64_t group,
-                                  bool zero_points) { return shape_of(format, outputs, inputs, group, zero_points).bytes(); },
-               nb::arg("format"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("group") = 0,
-               nb::arg("zero_points") = false);
+                                  bool zero_points, bool ordered) {
+        return shape_of(format, outputs, inputs, group, zero_points, ordered).bytes();
+    }, nb::arg("format"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("group") = 0, nb::arg("zero_points") = false,
+               nb::arg("ordered") = false);
     module.def("set_threads", [](int threads) {
         require(threads >= 1, "At least one thread is needed.");
         set_threads(threads);
@@ -199,15 +217,16 @@ NB_MODULE(_native, module) {
     }, nb::arg("type"), nb::arg("rounds"));
     nb::class_<Weight>(module, "Weight")
         .def("__init__", [](Weight *weight, const std::string &format, int64_t outputs, int64_t inputs, int64_t group,
-                            bool zero_points, const Bytes &memory) {
-            new (weight) Weight(shape_of(format, outputs, inputs, group, zero_points), memory);
+                            bool zero_points, bool ordered, const Bytes &memory) {
+            new (weight) Weight(shape_of(format, outputs, inputs, group, zero_points, ordered), memory);
         }, nb::arg("format"), nb::arg("outputs"), nb::arg("inputs"), nb::arg("group"), nb::arg("zero_points"),
-             nb::arg("memory").noconvert())
+             nb::arg("ordered"), nb::arg("memory").noconvert())
         .def("fill_dense", &fill_dense, nb::arg("values").noconvert())
         .def("fill_int8", &fill_int8, nb::arg("values").noconvert(), nb::arg("scales").noconvert())
         .def("fill_int4", &fill_int4, nb::arg("values").noconvert(), nb::arg("multiples").noconvert(), nb::arg("scales").noconvert())
         .def("fill_blocks", &fill_blocks, nb::arg("raw").noconvert())
-        .def("fill_grouped", &fill_grouped, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("zeros").noconvert() = nb::none())
+        .def("fill_grouped", &fill_grouped, nb::arg("values").noconvert(), nb::arg("scales").noconvert(), nb::arg("zeros").noconvert() = nb::none(),
+             nb::arg("order").noconvert() = nb::none())
         .def("multiply", &multiply, nb::arg("x").noconvert(), nb::arg("output").noconvert(), nb::arg("bias").noconvert() = nb::none())
         .def("look_up", &look_up, nb::arg("ids").noconvert(), nb::arg("output").noconvert());
     bind_program(module);

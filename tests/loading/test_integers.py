@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
 from penstock.core.config import EngineOptions, KeptIntegers
@@ -31,6 +32,8 @@ KEPT = {
     "gptq 4": "int4_",
     "gptq 3, v2": "int3_",
     "gptq without order": "int4_",
+    "gptq act-order": "int4_",
+    "packed 4, act-order": "int4_",
     "awq": "int4_",
     "packed 4": "int4_",
     "packed 3": "int3_",
@@ -42,7 +45,7 @@ KEPT = {
 GGUF = ("Q4_0", "Q4_0 tied", "Q8_0", "Q4_K", "Q4_K tied", "Q4_K mixed", "Q6_K")
 # What files with more bits for some matrices have, and a gate of other blocks than what it is multiplied with.
 MIXED = {"attn_v": Kind.Q6_K, "ffn_gate": Kind.Q4_0, "ffn_up": Kind.Q8_0}
-NUMBERS = ("gptq 8", "gptq act-order", "packed 8, zeros", "int8 groups", "fp8 rows", "nf4")
+NUMBERS = ("gptq 8", "packed 8, act-order", "packed 8, zeros", "int8 groups", "fp8 rows", "nf4")
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
 
 
@@ -81,7 +84,7 @@ def test_packed_integers_are_the_weights_to_the_bit(tmp_path: Path, layout: str)
     for name, weight in load_weights(checkpoint, declaration, torch.float32, packing=packing).items():
         if isinstance(weight, NativeLinear) and weight.form != NativeForm("float32"):
             assert torch.equal(looked_up(weight), numbers[name]), name
-            assert layout not in KEPT or str(weight.form).startswith(KEPT[layout])
+            assert layout not in KEPT or KEPT[layout] in str(weight.form)
             kept += 1
     # Four fused matrices in each of three layers; GGUF files have the head, too, and the embedding where they are one.
     assert kept == 12 + (0 if layout in KEPT else 2 if layout.endswith("tied") else 1)
@@ -94,6 +97,33 @@ def test_what_the_kernels_do_not_take_becomes_numbers(tmp_path: Path, layout: st
     assert kept_integers(checkpoint, declaration) == KeptIntegers()
     weights = load_weights(checkpoint, declaration, torch.float32, packing=OWN)
     assert {weight.form for weight in weights.values() if isinstance(weight, NativeLinear)} == {NativeForm("float32")}
+
+
+def test_inputs_that_stand_apart_are_put_together(tmp_path: Path) -> None:
+    """Gate and up have orders of their own here, so that they are two matrices for the kernels."""
+    checkpoint = open_checkpoint(model("gptq act-order", tmp_path))
+    declaration = declare(checkpoint.config)
+    weights = load_weights(checkpoint, declaration, torch.float32, packing=OWN)
+    found = {str(weight.form) for weight in weights.values() if isinstance(weight, NativeLinear)}
+    one = "int4_float16 in groups of 16 with zero points and an order"
+    assert found == {"float32", one, f"96 of {one}, 96 of {one}"}
+    own = kept_integers(checkpoint, declaration)
+    assert own.body_bytes == sum(
+        weights[spec.name].memory.numel() for spec in declaration.weights if spec.role == "linear"
+    )  # type: ignore[union-attr]
+
+
+def test_groups_of_different_sizes_become_numbers(tmp_path: Path) -> None:
+    path = model("gptq act-order", tmp_path)
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in tensors.items():
+        if name.endswith("g_idx"):
+            tensor[tensor.tolist().index(0)] = 1
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = open_checkpoint(path)
+    assert kept_integers(checkpoint, declare(checkpoint.config)) == KeptIntegers()
+    expected = torch.cat(list(all_logits(make_stepper(path), PROMPTS, None)))
+    assert torch.equal(torch.cat(list(all_logits(make_stepper(path, packing=OWN), PROMPTS, None))), expected)
 
 
 def test_what_differs_stays_as_it_is(tmp_path: Path) -> None:
@@ -136,7 +166,9 @@ def test_the_head_beside_integers_may_be_rounded(tmp_path: Path, layout: str) ->
     "layout",
     (
         "gptq 4",
+        "gptq act-order",
         "packed 4",
+        "packed 4, act-order",
         "packed 2, symmetric",
         "packed 8",
         "int8 rows",
@@ -156,7 +188,9 @@ def test_logits_are_near_those_of_the_numbers(tmp_path: Path, layout: str) -> No
     assert 0 < (found - expected).norm() < 0.1 * expected.norm()
 
 
-@pytest.mark.parametrize("layout", ("gptq 4", "packed 3", "packed 8", "int8 rows", "Q4_0", "Q4_K", "Q4_K mixed"))
+@pytest.mark.parametrize(
+    "layout", ("gptq 4", "gptq act-order", "packed 3", "packed 8", "int8 rows", "Q4_0", "Q4_K", "Q4_K mixed")
+)
 def test_they_are_kept_for_the_next_start(tmp_path: Path, layout: str) -> None:
     checkpoint = open_checkpoint(model(layout, tmp_path))
     declaration = declare(checkpoint.config)

@@ -187,6 +187,7 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
     "packed 2, symmetric": (packed(2, symmetric=True), COMPRESSED),
     "packed 8": (packed(8, symmetric=True, group=32, scale=torch.float16), COMPRESSED),
     "packed 8, zeros": (packed(8, symmetric=False, group=32, scale=torch.float16), COMPRESSED),
+    "packed 8, act-order": (packed(8, symmetric=True, ordered=True, group=32, scale=torch.float16), COMPRESSED),
     "packed 4, act-order": (packed(4, symmetric=False, ordered=True), COMPRESSED),
     "int8 rows": (scaled(torch.int8, "outputs"), {**COMPRESSED, "format": "int-quantized"}),
     "int8 groups": (scaled(torch.int8, "groups"), {**COMPRESSED, "format": "int-quantized"}),

@@ -126,7 +126,7 @@ def _packed_integers(*parts: Integers) -> NativeLinear:
         if isinstance(part, Blocks):
             handle.fill_blocks(part.raw.contiguous())
         elif isinstance(part, Grouped):
-            handle.fill_grouped(part.integers.contiguous(), part.scales.contiguous(), part.zeros)
+            handle.fill_grouped(part.integers.contiguous(), part.scales.contiguous(), part.zeros, part.order())
         else:
             handle.fill_int8(part.values.contiguous(), part.scales.flatten().contiguous())
     return packed
@@ -139,7 +139,8 @@ def _form_of(weight: Integers) -> tuple[NativeForm, tuple[int, int]]:
     if isinstance(weight, Grouped):
         outputs, inputs = weight.integers.shape
         format = GROUPED_FORMATS[weight.bits, str(weight.scales.dtype).removeprefix("torch.")]
-        return NativeForm(format, inputs // weight.scales.shape[1], weight.zeros is not None), (outputs, inputs)
+        group, ordered = inputs // weight.scales.shape[1], weight.group_of is not None
+        return NativeForm(format, group, weight.zeros is not None, ordered), (outputs, inputs)
     outputs, inputs = weight.values.shape
     return NativeForm("int8"), (outputs, inputs)
 

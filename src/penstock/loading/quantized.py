@@ -6,6 +6,7 @@ of config.json's `quantization_config` only the method counts, and what shapes d
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +38,8 @@ class QuantizedEntry:
         bits: of a number.
         parts: the tensors, by what they are in the layout.
         block: for "scaled" the rows and columns that share a scale.
-        group: inputs that share a scale of integers, which stand together; 0 where they do not.
+        group: how many inputs share a scale of integers; 0 where not as many do in each group.
+        order: the group of each input, in int32, where those of a group do not stand together.
     """
 
     name: str
@@ -47,6 +49,7 @@ class QuantizedEntry:
     parts: Mapping[str, TensorEntry]
     block: tuple[int, int] = (1, 1)
     group: int = 0
+    order: bytes = b""
 
     @property
     def nbytes(self) -> int:
@@ -169,15 +172,21 @@ def _matrix(entry: TensorEntry) -> tuple[int, int]:
     return entry.shape[0], entry.shape[1]
 
 
-def _group(scales: TensorEntry, inputs: int, groups: int, order: TensorEntry | None, read: Reader) -> int:
-    """How many inputs that stand together share a scale; 0 where `order` says that they do not."""
-    if order is None:
+def _group(
+    scales: TensorEntry, inputs: int, groups: int, group_of: TensorEntry | None, read: Reader
+) -> tuple[int, bytes]:
+    """How many inputs share a scale, 0 where not as many do everywhere; and the order, where they stand apart."""
+    if group_of is None:
         if inputs % groups != 0:
             raise ModelFileError(f"{inputs} inputs cannot be in the {groups} equal groups that {scales.name} is for.")
-        return inputs // groups
+        return inputs // groups, b""
+    order, size = read(group_of), inputs // groups
     # Most files that have an order have the one that goes without saying.
-    plain = b"".join(group.to_bytes(4, "little") * (inputs // groups) for group in range(groups))
-    return inputs // groups if read(order) == plain else 0
+    if order == b"".join(group.to_bytes(4, "little") * size for group in range(groups)):
+        return size, b""
+    counts = Counter(memoryview(order).cast("i"))
+    equal = set(counts) == set(range(groups)) and set(counts.values()) == {size}
+    return (size, order) if equal else (0, b"")
 
 
 def _bits(words: int, count: int) -> int:
@@ -208,11 +217,11 @@ def _gptq(module: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str
         parts["group_of"] = _part(tensors, order.name, name, "I32")
         if order.shape != (inputs,):
             raise _misfit(words, order)
-    group = _group(scales, inputs, groups, order, read)
+    group, ordered = _group(scales, inputs, groups, order, read)
     version = declared.get("checkpoint_format", declared.get("format", "gptq"))
     if version not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(f"The checkpoint is GPTQ in the format {version!r}; implemented: gptq, gptq_v2.")
-    return QuantizedEntry(name, version, (outputs, inputs), bits, parts, group=group)
+    return QuantizedEntry(name, version, (outputs, inputs), bits, parts, group=group, order=ordered)
 
 
 def _awq(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> QuantizedEntry:
@@ -226,7 +235,7 @@ def _awq(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> Quant
     if zeros.shape != (groups, columns):
         raise _misfit(words, zeros)
     parts = {"weights": words, "zeros": zeros, "scales": scales}
-    group = _group(scales, inputs, groups, None, read)
+    group, _ = _group(scales, inputs, groups, None, read)
     return QuantizedEntry(name, "awq", (outputs, inputs), 4, parts, group=group)
 
 
@@ -266,8 +275,8 @@ def _packed(
         parts["group_of"] = _part(tensors, order.name, name, "I32")
         if order.shape != (inputs,):
             raise _misfit(words, order)
-    group = _group(scales, inputs, scales.shape[1], order, read)
-    return QuantizedEntry(name, "packed", (outputs, inputs), bits, parts, group=group)
+    group, ordered = _group(scales, inputs, scales.shape[1], order, read)
+    return QuantizedEntry(name, "packed", (outputs, inputs), bits, parts, group=group, order=ordered)
 
 
 def _scaled(name: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any]) -> QuantizedEntry:

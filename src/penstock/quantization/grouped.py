@@ -51,6 +51,10 @@ class Grouped:
             torch.mul((self.integers[rows].to(torch.int16) - zeros).float(), scales, out=found[rows])
         return found
 
+    def order(self) -> Tensor | None:
+        """int32 [inputs], the inputs of the first group, of the second and so on; None where they stand so."""
+        return None if self.group_of is None else self.group_of.argsort(stable=True).to(torch.int32)
+
     def rows(self, which: slice) -> "Grouped":
         """Some of its outputs."""
         zeros = None if self.zeros is None else self.zeros[which]
@@ -64,7 +68,7 @@ class Grouped:
 
 
 def stacked(parts: Sequence[Grouped]) -> Grouped:
-    """Matrices of as many bits in the same groups of the same inputs, in order, one below the other."""
+    """Matrices of as many bits in the same groups of the same inputs, one below the other."""
     if len(parts) == 1:
         return parts[0]
     zeros = None
@@ -72,7 +76,7 @@ def stacked(parts: Sequence[Grouped]) -> Grouped:
         each = (torch.full(part.scales.shape, part.middle) if part.zeros is None else part.zeros for part in parts)
         zeros = torch.cat(list(each)).to(torch.int16)
     integers, scales = torch.cat([part.integers for part in parts]), torch.cat([part.scales for part in parts])
-    return Grouped(integers, scales, zeros, bits=parts[0].bits)
+    return Grouped(integers, scales, zeros, parts[0].group_of, parts[0].bits)
 
 
 def unpacked(words: Tensor, bits: int, count: int) -> Tensor:

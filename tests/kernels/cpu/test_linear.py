@@ -1,6 +1,7 @@
 """Packed linear weights: right by exact arithmetic, and the same bits for a row whatever is beside it."""
 
 import itertools
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -31,8 +32,9 @@ GROUPED = tuple(
     for scales in ("float16", "bfloat16")
     for zeros in ("", " zero points")
 )
+ORDERED = ("int4_float16 zero points, ordered", "int3_bfloat16, ordered", "int2_float16, ordered")
 BLOCKS = {"Q8_0": 32, "Q4_K": 256, "Q6_K": 256}
-FORMATS = ("float32", "bfloat16", "int8", "int4", *GROUPED, *BLOCKS)
+FORMATS = ("float32", "bfloat16", "int8", "int4", *GROUPED, *ORDERED, *BLOCKS)
 # (outputs, inputs, group): whole panels and lines, and what must be filled up.
 SHAPES = ((96, 64, 32), (47, 35, 32), (100, 256, 128), (33, 96, 64), (1, 1, 32), (40, 80, 16))
 ROWS = (*range(1, 14), 24, 25, 64, 192)
@@ -59,7 +61,15 @@ def random_blocks(kind: str, outputs: int, count: int, generator: torch.Generato
 def fitting(format: str, shape: tuple[int, int, int]) -> tuple[int, int, int]:
     """The shape, its inputs filled up to whole blocks."""
     outputs, inputs, group = shape
-    return outputs, -(-inputs // BLOCKS.get(format, 1)) * BLOCKS.get(format, 1), group
+    block = group if format in ORDERED else BLOCKS.get(format, 1)
+    return outputs, -(-inputs // block) * block, group
+
+
+def order_of(format: str, inputs: int) -> Tensor:
+    """In which order the weight has its inputs."""
+    if format not in ORDERED:
+        return torch.arange(inputs)
+    return torch.randperm(inputs, generator=torch.Generator().manual_seed(inputs))
 
 
 def packed(format: str, shape: tuple[int, int, int]) -> tuple[NativeLinear, Tensor]:
@@ -86,18 +96,20 @@ def packed(format: str, shape: tuple[int, int, int]) -> tuple[NativeLinear, Tens
         return pack_int4(nibbles, multiples, scales), exact * scales.double()[:, None]
     bits = int(format[3])
     integers = nibbles % (1 << bits)
-    scale = torch.randn(outputs, groups, generator=generator).to(getattr(torch, format.split()[0][len("int4_") :]))
+    dtype = getattr(torch, re.split("[ ,]", format)[0][len("int4_") :])
+    scale = torch.randn(outputs, groups, generator=generator).to(dtype)
     zeros = (
         torch.randint(0, 17, (outputs, groups), generator=generator, dtype=torch.int16) if "zero" in format else None
     )
 
-    def spread(values: Tensor) -> Tensor:
-        return values.double().repeat_interleave(group, dim=1)[:, :inputs]
+    order = order_of(format, inputs)
 
-    if zeros is None:
-        return pack_grouped(integers, scale, group, None, bits), spread(scale) * (integers.double() - (1 << (bits - 1)))
-    exact = spread(scale) * (integers.double() - spread(zeros))
-    return pack_grouped(integers, scale, group, zeros, bits), exact
+    def spread(values: Tensor) -> Tensor:
+        return values.double().repeat_interleave(group, dim=1)[:, order.argsort()]
+
+    exact = spread(scale) * (integers.double() - (1 << (bits - 1) if zeros is None else spread(zeros)))
+    ordered = order.to(torch.int32) if format in ORDERED else None
+    return pack_grouped(integers, scale, group, zeros, bits, ordered), exact
 
 
 def rounded(x: Tensor, group: int | None = None) -> Tensor:
@@ -128,8 +140,10 @@ def inputs_for(format: str, inputs: int) -> Tensor:
 def test_products_are_right(format: str, shape: tuple[int, int, int]) -> None:
     weight, exact = packed(format, shape)
     x = inputs_for(format, weight.shape[1])
-    group = shape[2] if format in GROUPED else BLOCKS.get(format)
-    expected = (rounded(x, group) if format.startswith(("int", "Q")) else x.double()) @ exact.T
+    group = shape[2] if format in (*GROUPED, *ORDERED) else BLOCKS.get(format)
+    order = order_of(format, weight.shape[1])
+    met = rounded(x[:, order], group)[:, order.argsort()] if format.startswith(("int", "Q")) else x.double()
+    expected = met @ exact.T
     bound = 1e-5 * expected.abs().max()
     assert (multiply(weight, x) - expected).abs().max() <= bound
     bias = torch.randn(shape[0])
@@ -164,7 +178,7 @@ def test_threads_do_not_change_bits(format: str, shape: tuple[int, int, int]) ->
     assert all(torch.equal(one, other) for one, other in itertools.pairwise(found))
 
 
-@pytest.mark.parametrize("format", ("int8", "int4", *GROUPED, *BLOCKS))
+@pytest.mark.parametrize("format", ("int8", "int4", *GROUPED, *ORDERED, *BLOCKS))
 def test_integer_sums_agree_between_instruction_sets(format: str) -> None:
     """To the bit where all of a row is added up as integers, elsewhere but for the order of products and scales."""
     weight, _ = packed(format, SHAPES[2])
@@ -219,6 +233,25 @@ def test_wrong_arguments_are_refused() -> None:
         native.packed_bytes("int3", 4, 4)
     with pytest.raises(ValueError, match="multiple of 16"):
         native.packed_bytes("int4_float16", 4, 4, 24)
+    with pytest.raises(ValueError, match="whole groups"):
+        native.packed_bytes("int4_float16", 4, 48, 32, ordered=True)
+    with pytest.raises(ValueError, match="or an order"):
+        native.packed_bytes("int4", 4, 64, ordered=True)
+
+
+@pytest.mark.parametrize("order", [[0, 1, *range(1, 31)], [*range(1, 33)], [-1, *range(1, 32)], [*range(31)]])
+def test_what_is_no_order_is_refused(order: list[int]) -> None:
+    integers, scales = torch.zeros(4, 32, dtype=torch.uint8), torch.ones(4, 2, dtype=torch.float16)
+    with pytest.raises(ValueError, match="each input once"):
+        pack_grouped(integers, scales, 16, order=torch.tensor(order, dtype=torch.int32))
+
+
+@pytest.mark.usefixtures("instruction_set")
+def test_no_order_reads_beyond_a_row() -> None:
+    """Packed weights may come from a file that was damaged since."""
+    weight, _ = packed(ORDERED[0], SHAPES[0])
+    weight.memory[-4 * weight.shape[1] :] = 255
+    assert multiply(weight, torch.ones(3, weight.shape[1])).isfinite().all()
 
 
 def test_no_rows_are_no_work() -> None:

@@ -132,7 +132,7 @@ def test_arrays_are_never_replaced_by_copies() -> None:
     with pytest.raises(TypeError):
         native.round_int8(torch.randn(4, 64), integers, torch.empty(4, dtype=torch.float64))
     with pytest.raises(TypeError):
-        native.Weight("float32", 32, 16, 0, False, torch.empty(2048 // 4, dtype=torch.int32))
+        native.Weight("float32", 32, 16, 0, False, False, torch.empty(2048 // 4, dtype=torch.int32))
     rows = torch.empty(64, 2).T
     with pytest.raises(TypeError):
         pack_dense(torch.randn(4, 64)).handle.look_up(torch.tensor([0, 1]), rows)

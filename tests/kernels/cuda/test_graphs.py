@@ -14,7 +14,7 @@ from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.signature import RopeSpec, WeightRef
 from penstock.kernels.tape import Tape
-from support.device import DEVICE, INTERPRETED
+from support.device import DEVICE
 from support.stepping import ShuffledStorage, Stepper
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -26,7 +26,8 @@ from penstock.kernels.cuda.place import place_on
 from penstock.kernels.cuda.program import DeviceProgram
 from penstock.kernels.cuda.step import carry
 
-pytestmark = pytest.mark.cuda
+# Rows of padding have what memory had; interpreted, numpy tells where that is too large to be multiplied.
+pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")]
 
 PLACE = place_on(DEVICE, 96, most_rows=5)
 WIDTH, VOCABULARY = 24, 40
@@ -60,13 +61,14 @@ def device_program(program: Program) -> DeviceProgram:
 
 
 def same(mine: torch.Tensor, right: torch.Tensor, deterministic: bool) -> None:
-    """Equal bits where sums have one order; else torch's products depend on how many rows a graph is padded to."""
-    within = {"rtol": 0, "atol": 0} if deterministic or INTERPRETED else {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(mine, right, equal_nan=True, **within)
+    """Equal bits where sums have one order; else torch's products depend on how many rows a graph is padded to, which
+    they do on some processors, too.
+    """
+    atol = 0.0 if deterministic else 1e-5 * float(right.nan_to_num().abs().max())
+    torch.testing.assert_close(mine, right, equal_nan=True, rtol=0, atol=atol)
 
 
-# Interpreted, torch's products do not depend on how many rows there are either.
-@pytest.mark.parametrize("deterministic", [False] if INTERPRETED else [False, True])
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_a_graph_gives_what_a_launch_gives(deterministic: bool) -> None:
     plain, graphed = stepper(deterministic), stepper(deterministic)
     prompts = {row: [(7 * row + at) % VOCABULARY for at in range(5 + 11 * row)] for row in range(6)}
@@ -91,7 +93,7 @@ def test_a_graph_gives_what_a_launch_gives(deterministic: bool) -> None:
 @pytest.mark.parametrize("graphs", [False, True])
 def test_tokens_of_the_step_before_are_taken_where_they_are(graphs: bool) -> None:
     """By a graph and by a launch; those that are known stand among them."""
-    known, carrying = stepper(), stepper()
+    known, carrying = stepper(deterministic=True), stepper(deterministic=True)
     prompts = {row: [(7 * row + at) % VOCABULARY for at in range(5 + 11 * row)] for row in range(3)}
     for each in (known, carrying):
         each.step(prompts)

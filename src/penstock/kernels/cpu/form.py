@@ -24,21 +24,28 @@ BLOCK_FORMATS: dict[str, NativeFormat] = {"Q8_0": "q8_0", "Q4_K": "q4_k", "Q6_K"
 
 @dataclass(frozen=True, slots=True)
 class NativeForm:
-    """How a matrix is packed: its format, and where that has scales for groups of inputs, their size and whether each
-    has a zero point of its own.
+    """How a matrix is packed.
+
+    Attributes:
+        format: of its numbers.
+        group: where inputs in groups share a scale, how many do.
+        zero_points: whether each group has a zero point of its own.
+        ordered: whether inputs of a group stand elsewhere in the model, and an order says where.
     """
 
     format: NativeFormat
     group: int = 0
     zero_points: bool = False
+    ordered: bool = False
 
     def __str__(self) -> str:
         groups = f" in groups of {self.group}" if self.group else ""
-        return f"{self.format}{groups}{' with zero points' if self.zero_points else ''}"
+        zeros = " with zero points" if self.zero_points else ""
+        return f"{self.format}{groups}{zeros}{' and an order' if self.ordered else ''}"
 
     def nbytes(self, outputs: int, inputs: int) -> int:
         """Of a packed matrix."""
-        return native.packed_bytes(self.format, outputs, inputs, self.group, self.zero_points)
+        return native.packed_bytes(self.format, outputs, inputs, self.group, self.zero_points, self.ordered)
 
     def pieces(self, outputs: int) -> "tuple[tuple[NativeForm, int], ...]":
         """What a matrix of so many outputs is made of, as `StackedForm.parts`."""

@@ -51,7 +51,8 @@ def packed_in(memory: Tensor, form: Form, shape: tuple[int, int]) -> NativeLinea
     handles, first = [], 0
     for part, count in form.pieces(outputs):
         end = first + part.nbytes(count, inputs)
-        handles.append(native.Weight(part.format, count, inputs, part.group, part.zero_points, memory[first:end]))
+        pages = memory[first:end]
+        handles.append(native.Weight(part.format, count, inputs, part.group, part.zero_points, part.ordered, pages))
         first = end
     return NativeLinear(tuple(handles), memory, shape, form)
 
@@ -82,16 +83,22 @@ def pack_int4(integers: Tensor, multiples: Tensor, scales: Tensor) -> NativeLine
 
 
 def pack_grouped(
-    integers: Tensor, scales: Tensor, group: int, zeros: Tensor | None = None, bits: int = 4
+    integers: Tensor,
+    scales: Tensor,
+    group: int,
+    zeros: Tensor | None = None,
+    bits: int = 4,
+    order: Tensor | None = None,
 ) -> NativeLinear:
     """uint8 [outputs, inputs] of 2, 3 or 4 bits with float16 or bfloat16 scales [outputs, groups of `group` inputs].
 
     A weight is scale · (integer − middle), the middle of 4 bits being 8, or with int16 `zeros` [outputs, groups]
-    scale · (integer − zero). Activations are rounded with a scale for each group, too.
+    scale · (integer − zero). Group g is of the inputs g · `group` and so on, or those that int32 `order` [inputs] has
+    there. Activations are rounded with a scale for each group, too.
     """
     format = GROUPED_FORMATS[bits, str(scales.dtype).removeprefix("torch.")]
-    packed = empty(NativeForm(format, group, zeros is not None), integers.shape)
-    packed.handle.fill_grouped(integers, scales, zeros)
+    packed = empty(NativeForm(format, group, zeros is not None, order is not None), integers.shape)
+    packed.handle.fill_grouped(integers, scales, zeros, order)
     return packed
 
 
