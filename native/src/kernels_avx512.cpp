@@ -269,8 +269,9 @@ template <int R> void grouped_int4(const Tile &tile) {
     end(tile, totals, weights);
 }
 
-// As many rows as registers have room for their sums, beside what is multiplied.
-constexpr int64_t kRows = 12, kGroupedRows = 6;
+// As many rows as registers have room for their sums, beside what is multiplied. kGroupedRows have a group's and a row's; kFloatRows
+// have a group's alone, and a row's in memory, which is met once a group.
+constexpr int64_t kRows = 12, kGroupedRows = 6, kFloatRows = 8;
 
 template <int R> struct Int4 {
     static void run(const Tile &tile) {
@@ -443,11 +444,11 @@ const Kernels *avx512_vnni_kernels() {
     static const Kernels set = {
         "avx512_vnni", quantize,
         {tile_of<Float32, kRows>, tile_of<WideBfloat16, kRows>, tile_of<Int8, kRows>, tile_of<Int4, kRows>,
-         tile_of<Int4Grouped, kGroupedRows>, tile_of<Int4Grouped, kGroupedRows>, tile_of<Int3Grouped, kGroupedRows>,
-         tile_of<Int3Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>,
+         tile_of<Int4Grouped, kFloatRows>, tile_of<Int4Grouped, kFloatRows>, tile_of<Int3Grouped, kFloatRows>,
+         tile_of<Int3Grouped, kFloatRows>, tile_of<Int2Grouped, kFloatRows>, tile_of<Int2Grouped, kFloatRows>,
          tile_of<Q8_0, kGroupedRows>, tile_of<Q4K, kGroupedRows>, tile_of<Q6K, kGroupedRows>},
-        {kRows, kRows, kRows, kRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows,
-         kGroupedRows, kGroupedRows, kGroupedRows}, kGroupedRows, true,
+        {kRows, kRows, kRows, kRows, kFloatRows, kFloatRows, kFloatRows, kFloatRows, kFloatRows, kFloatRows, kGroupedRows,
+         kGroupedRows, kGroupedRows}, kGroupedRows, true,
         attend_block_avx512_vnni, {compute_int8, compute_float32, compute_float32}};
     return &set;
 }
