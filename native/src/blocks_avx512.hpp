@@ -25,12 +25,12 @@ inline PerPart<float> scales_of(const Tile &tile) { return {tile.scales, tile.sh
 
 // A block's integers times its scales (a line of float16) and those of the rows.
 template <int R>
-inline void end_block(const PerPart<float> &of_rows, int64_t block, const Int32s (&counts)[R][2], const uint8_t *scales,
+inline void end_block(const PerPart<float> &row_scales, int64_t block, const Int32s (&counts)[R][2], const uint8_t *scales,
                       Floats (&sums)[R][2]) {
     const Floats scale[2] = {_mm512_cvtph_ps(half_line(scales, 0)), _mm512_cvtph_ps(half_line(scales, 1))};
 #pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
-        const Floats factor = _mm512_set1_ps(of_rows.at(r, block));
+        const Floats factor = _mm512_set1_ps(row_scales.at(r, block));
         for (int half = 0; half < 2; ++half)
             sums[r][half] = _mm512_fmadd_ps(_mm512_mul_ps(as_floats(counts[r][half]), scale[half]), factor, sums[r][half]);
     }
@@ -61,19 +61,19 @@ template <int R> struct Q8_0 {
         Floats sums[R][2];
         none<R>(sums);
         // Minus the sums of values, which is what the weights' 128 adds up to.
-        const PerPart<int32_t> of_values = sums_of(tile);
-        const PerPart<float> of_rows = scales_of(tile);
-        for (int64_t group = 0; group < of_rows.parts; ++group) {
+        const PerPart<int32_t> value_sums = sums_of(tile);
+        const PerPart<float> row_scales = scales_of(tile);
+        for (int64_t group = 0; group < row_scales.parts; ++group) {
             Int32s counts[R][2];
 #pragma GCC unroll 6
-            for (int r = 0; r < R; ++r) counts[r][0] = counts[r][1] = everywhere(of_values.at(r, group) * 128);
+            for (int r = 0; r < R; ++r) counts[r][0] = counts[r][1] = everywhere(value_sums.at(r, group) * 128);
             for (int64_t line = 0; line < 8; ++line, weights += 2 * kLine, values += R) {
                 asker.ask();
                 asker.ask();
                 add_halves<R>(_mm512_load_si512(weights), _mm512_load_si512(weights + kLine), values, counts);
             }
             asker.ask();
-            end_block<R>(of_rows, group, counts, weights, sums);
+            end_block<R>(row_scales, group, counts, weights, sums);
             weights += kLine;
         }
         store_all<R>(tile, sums);
@@ -89,61 +89,64 @@ template <int R> struct Q4K {
         Asker asker(tile);
         Floats sums[R][2];
         none<R>(sums);
-        const PerPart<int32_t> of_values = sums_of(tile);
-        const PerPart<float> of_rows = scales_of(tile);
-        for (int64_t block = 0; block < of_rows.parts; ++block, lines += kQ4kLines * kLine) {
+        const PerPart<int32_t> value_sums = sums_of(tile);
+        const PerPart<float> row_scales = scales_of(tile);
+        for (int64_t block = 0; block < row_scales.parts; ++block, lines += kQ4kLines * kLine) {
             Int32s totals[R][2], offsets[R][2];
             none<R>(totals);
             asker.ask();
             asker.ask();
             for (int64_t group = 0; group < 8; ++group, values += 8 * R)
-                add_group(of_values, block * 8 + group, lines + (2 + 9 * group) * kLine, values, asker, totals);
+                add_group(value_sums, block * 8 + group, lines + (2 + 9 * group) * kLine, values, asker, totals);
             none<R>(offsets);
             for (int64_t group = 0; group < 8; group += 2)
-                add_offsets(of_values, block * 8 + group, lines + (2 + 9 * group) * kLine, totals, offsets);
-            end_block<R>(of_rows, block, totals, lines, sums);
-            end_block<R>(of_rows, block, offsets, lines + kLine, sums);
+                add_offsets(value_sums, block * 8 + group, lines + (2 + 9 * group) * kLine, totals, offsets);
+            end_block<R>(row_scales, block, totals, lines, sums);
+            end_block<R>(row_scales, block, offsets, lines + kLine, sums);
         }
         store_all<R>(tile, sums);
     }
 
 private:
-    PENSTOCK_INLINE static void add_group(const PerPart<int32_t> &of_values, int64_t group, const uint8_t *lines,
+    PENSTOCK_INLINE static void add_group(const PerPart<int32_t> &value_sums, int64_t group, const uint8_t *lines,
                                           const uint32_t *values, Asker &asker, Int32s (&totals)[R][2]) {
         const __m512i nibble = _mm512_set1_epi8(15);
-        const Int32s times[2] = {wide_pairs(lines, 0) & 255, wide_pairs(lines, 1) & 255};
+        const __m512i times[2] = {
+            reinterpret_cast<__m512i>(wide_pairs(lines, 0) & 255), reinterpret_cast<__m512i>(wide_pairs(lines, 1) & 255)};
         Int32s counts[R][2];
 #pragma GCC unroll 6
-        for (int r = 0; r < R; ++r) counts[r][0] = counts[r][1] = everywhere(of_values.at(r, group) * 8);
+        for (int r = 0; r < R; ++r) counts[r][0] = counts[r][1] = everywhere(value_sums.at(r, group) * 8);
         asker.ask();
         for (int64_t line = 1; line < 9; ++line, values += R) {
             asker.ask();
             const __m512i bytes = _mm512_load_si512(lines + line * kLine);
-            add_halves<R>(_mm512_and_si512(bytes, nibble), _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble), values, counts);
+            const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
+            add_halves<R>(_mm512_and_si512(bytes, nibble), upper, values, counts);
         }
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r)
             for (int half = 0; half < 2; ++half)
-                totals[r][half] = Int16Product::add(totals[r][half], counts[r][half], reinterpret_cast<__m512i>(times[half]));
+                totals[r][half] = Int16Product::add(totals[r][half], counts[r][half], times[half]);
     }
 
-    PENSTOCK_INLINE static void add_offsets(const PerPart<int32_t> &of_values, int64_t group, const uint8_t *lines,
+    PENSTOCK_INLINE static void add_offsets(const PerPart<int32_t> &value_sums, int64_t group, const uint8_t *lines,
                                             Int32s (&totals)[R][2], Int32s (&offsets)[R][2]) {
-        __m512i eights[2], lows[2];
+        __m512i eights[2], offset_times[2];
         for (int half = 0; half < 2; ++half) {
             const __m512i both = reinterpret_cast<__m512i>(
                 (wide_pairs(lines, half) & 0xffff) | wide_pairs(lines + 9 * kLine, half) << 16);
             const __m512i multiples = _mm512_and_si512(both, _mm512_set1_epi16(255));
             eights[half] = _mm512_sub_epi16(_mm512_setzero_si512(), _mm512_slli_epi16(multiples, 3));
-            lows[half] = _mm512_srli_epi16(both, 8);
+            offset_times[half] = _mm512_srli_epi16(both, 8);
         }
 #pragma GCC unroll 6
         for (int r = 0; r < R; ++r) {
-            const auto first = static_cast<uint32_t>(of_values.at(r, group)), second = static_cast<uint32_t>(of_values.at(r, group + 1));
+            const auto first = static_cast<uint32_t>(value_sums.at(r, group));
+            const auto second = static_cast<uint32_t>(value_sums.at(r, group + 1));
             const Int32s pair = everywhere(static_cast<int32_t>((first & 0xffff) | second << 16));
             for (int half = 0; half < 2; ++half) {
                 totals[r][half] = Int16Product::add(totals[r][half], pair, eights[half]);
-                offsets[r][half] = Int16Product::add(offsets[r][half], pair, lows[half]);
+                offsets[r][half] = Int16Product::add(offsets[r][half], pair, offset_times[half]);
             }
         }
     }
@@ -162,9 +165,9 @@ template <int R> struct Q6K {
         Asker asker(tile);
         Floats sums[R][2];
         none<R>(sums);
-        const PerPart<int32_t> of_values = sums_of(tile);
-        const PerPart<float> of_rows = scales_of(tile);
-        for (int64_t block = 0; block < of_rows.parts; ++block) {
+        const PerPart<int32_t> value_sums = sums_of(tile);
+        const PerPart<float> row_scales = scales_of(tile);
+        for (int64_t block = 0; block < row_scales.parts; ++block) {
             const uint8_t *scales = weights;
             Int32s totals[R][2];
             none<R>(totals);
@@ -176,7 +179,7 @@ template <int R> struct Q6K {
                     Int32s counts[R][2];
 #pragma GCC unroll 6
                     for (int r = 0; r < R; ++r)
-                        counts[r][0] = counts[r][1] = everywhere(of_values.at(r, block * 16 + group * 2 + part) * 32);
+                        counts[r][0] = counts[r][1] = everywhere(value_sums.at(r, block * 16 + group * 2 + part) * 32);
                     for (int64_t pair = part * 2; pair < part * 2 + 2; ++pair, values += 2 * R) {
                         asker.ask();
                         asker.ask();
@@ -195,7 +198,7 @@ template <int R> struct Q6K {
                         for (int half = 0; half < 2; ++half) totals[r][half] += counts[r][half] * times[half];
                 }
             }
-            end_block<R>(of_rows, block, totals, scales, sums);
+            end_block<R>(row_scales, block, totals, scales, sums);
         }
         store_all<R>(tile, sums);
     }

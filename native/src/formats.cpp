@@ -243,13 +243,13 @@ void unpack_int4(const Shape &shape, const uint8_t *stream, int64_t column, floa
     }
 }
 
-void unpack_grouped(const Shape &shape, const uint8_t *group, int64_t column, const int32_t *order, float *row) {
+void unpack_grouped(const Shape &shape, const uint8_t *group, int64_t column, const Order &order, float *row) {
     const int64_t lines = shape.group_lines();
     for (int64_t first = 0; first < shape.inputs; first += shape.group, group += shape.group_bytes()) {
         const auto *tail = reinterpret_cast<const uint16_t *>(group + lines * kLine);
         const float scale = shape.half_scales() ? half_to_float(tail[column]) : bf16_to_float(tail[column]);
         const int zero = shape.zero_points ? reinterpret_cast<const int16_t *>(tail)[kPanel + column] : shape.middle();
-        const auto put = [=](int64_t i, int q) { row[order ? order[i] : i] = scale * static_cast<float>(q - zero); };
+        const auto put = [=](int64_t i, int q) { row[order.at(i)] = scale * static_cast<float>(q - zero); };
         if (shape.bits() == 4) for_nibbles(shape, group, lines, column, first, put);
         else
             for (int64_t i = first; i < std::min(first + shape.group, shape.inputs); ++i)

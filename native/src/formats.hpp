@@ -59,6 +59,19 @@ constexpr int64_t kLargeBlock = 256;
 constexpr int64_t kQ4kLines = 2 + 8 * 9, kQ6kLines = 1 + 8 * 13;
 constexpr int64_t multiple_at(int64_t column, int64_t group) { return column % 16 * 4 + group % 2 * 2 + column / 16; }
 
+// Which input stands where; each in its place where there is none. Packed weights come from disk, where nothing has looked at
+// them: none is beyond the last.
+struct Order {
+    const int32_t *inputs;
+    uint32_t last;
+
+    PENSTOCK_INLINE int64_t at(int64_t place) const {
+        if (!inputs) return place;
+        const auto input = static_cast<uint32_t>(inputs[place]);
+        return input < last ? input : last;
+    }
+};
+
 struct Shape {
     Format format;
     int64_t outputs;
@@ -145,9 +158,9 @@ struct Shape {
 
     PENSTOCK_INLINE int64_t bytes() const { return panels() * panel_bytes() + order_bytes(); }
 
-    // Which input stands where; null where each is in its place.
-    PENSTOCK_INLINE const int32_t *order(const uint8_t *packed) const {
-        return ordered ? reinterpret_cast<const int32_t *>(packed + panels() * panel_bytes()) : nullptr;
+    PENSTOCK_INLINE Order order(const uint8_t *packed) const {
+        const uint8_t *behind = packed + panels() * panel_bytes();
+        return {ordered ? reinterpret_cast<const int32_t *>(behind) : nullptr, static_cast<uint32_t>(inputs - 1)};
     }
 };
 

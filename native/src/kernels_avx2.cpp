@@ -75,6 +75,7 @@ template <int Bits> inline __m256i integers_of(const uint8_t *lines, int64_t ste
 template <int R, int Bits> void grouped_part(const Tile &tile, int part) {
     const Shape &shape = *tile.shape;
     const int64_t groups = shape.groups(), lines = shape.group_lines(), steps = shape.group / 4;
+    const int64_t all_lines = shape.group_bytes() / kLine;
     const bool high = part >= 2;
     const uint8_t *weights = tile.panel + part % 2 * 32;
     const uint32_t *values = tile.values;
@@ -94,7 +95,7 @@ template <int R, int Bits> void grouped_part(const Tile &tile, int part) {
             for (int r = 0; r < R; ++r) pairs[r] = _mm256_setzero_si256();
             const int64_t last = first + kLinesTogether < steps ? first + kLinesTogether : steps;
             for (int64_t step = first; step < last; ++step, values += R) {
-                if (part == 0) ask(tile, group * lines + step * Bits / 4);
+                if (part == 0) ask(tile, group * all_lines + step * Bits / 4);
                 const __m256i one = integers_of<Bits>(weights, step, high);
 #pragma GCC unroll 4
                 for (int r = 0; r < R; ++r)

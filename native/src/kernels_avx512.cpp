@@ -53,8 +53,8 @@ inline void store(const Tile &tile, int r, __m512 low, __m512 high) {
     }
 }
 
-// Asks for what is needed later; a tile does it once for each of its lines. The next panel comes slowly, into the first
-// cache.
+// Asks for what is needed later; a tile does it once for each of its lines. The next panel comes into the first cache, as far as
+// that has room, what is of the own one into the second.
 struct Asker {
     static constexpr uintptr_t kPage = 4096, kStart = 4 * kLine;
 
@@ -269,14 +269,14 @@ template <int R> void grouped_int4(const Tile &tile) {
     end(tile, totals, weights);
 }
 
-// As many rows as registers have room for their sums, beside what is multiplied. kGroupedRows have a group's and a row's; kFloatRows
-// have a group's alone, and a row's in memory, which is met once a group.
-constexpr int64_t kRows = 12, kGroupedRows = 6, kFloatRows = 8;
+// As many rows as registers have room for their sums, beside what is multiplied: of whole rows, of groups and of rows, and of
+// groups whose rows' sums, met once a group, may be in memory.
+constexpr int64_t kRows = 12, kBothRows = 6, kGroupedRows = 8;
 
 template <int R> struct Int4 {
     static void run(const Tile &tile) {
         if (tile.unpacked) return unpacked_int4<R, true>(tile);
-        if constexpr (R <= kGroupedRows) grouped_int4<R>(tile);
+        if constexpr (R <= kBothRows) grouped_int4<R>(tile);
         else unpacked_int4<R, false>(tile);
     }
 };
@@ -359,6 +359,7 @@ template <int R, bool ZeroPoints, int Bits> void grouped(const Tile &tile) {
             add_sixteen<R, Bits>(weights, values, counts);
         }
         asker.ask();
+        if (ZeroPoints) asker.ask();
         const __m512 scale[2] = {
             scales_in(shape, half_line(tail, 0)),
             _mm512_mul_ps(scales_in(shape, half_line(tail, 1)), _mm512_set1_ps(1.0f / kTimes))};
@@ -444,11 +445,11 @@ const Kernels *avx512_vnni_kernels() {
     static const Kernels set = {
         "avx512_vnni", quantize,
         {tile_of<Float32, kRows>, tile_of<WideBfloat16, kRows>, tile_of<Int8, kRows>, tile_of<Int4, kRows>,
-         tile_of<Int4Grouped, kFloatRows>, tile_of<Int4Grouped, kFloatRows>, tile_of<Int3Grouped, kFloatRows>,
-         tile_of<Int3Grouped, kFloatRows>, tile_of<Int2Grouped, kFloatRows>, tile_of<Int2Grouped, kFloatRows>,
-         tile_of<Q8_0, kGroupedRows>, tile_of<Q4K, kGroupedRows>, tile_of<Q6K, kGroupedRows>},
-        {kRows, kRows, kRows, kRows, kFloatRows, kFloatRows, kFloatRows, kFloatRows, kFloatRows, kFloatRows, kGroupedRows,
-         kGroupedRows, kGroupedRows}, kGroupedRows, true,
+         tile_of<Int4Grouped, kGroupedRows>, tile_of<Int4Grouped, kGroupedRows>, tile_of<Int3Grouped, kGroupedRows>,
+         tile_of<Int3Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>, tile_of<Int2Grouped, kGroupedRows>,
+         tile_of<Q8_0, kBothRows>, tile_of<Q4K, kBothRows>, tile_of<Q6K, kBothRows>},
+        {kRows, kRows, kRows, kRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows, kGroupedRows,
+         kBothRows, kBothRows, kBothRows}, kBothRows, true,
         attend_block_avx512_vnni, {compute_int8, compute_float32, compute_float32}};
     return &set;
 }

@@ -30,17 +30,22 @@ unsigned family() {
 }
 #endif
 
-// What a single tile asks for. Zen 3 and Zen 4 follow a stream within a page with more requests at a time than a thread's
-// instructions can have; Intel's processors read a third more where each line is asked for, and Zen 5 up to a quarter
-// more where that is a panel ahead. So does whoever has more products to make of a line than it can look beyond.
-Ahead single_ahead(bool many_rows) {
+// From how many rows on a processor has more products to make of a line than it can look beyond.
+constexpr int64_t kManyRows = 7;
+// How many panels a thread must have for the next one to be worth asking for: behind its last one comes another's first.
+constexpr int64_t kPanelsOfThread = 4;
+
+// What a single tile asks for. Zen 4 follows a stream within a page with more requests at a time than a thread's instructions
+// can have; Intel's processors read a third more where each line is asked for, and Zen 5 up to a quarter more where that is a
+// panel ahead, as do others at many rows.
+Ahead single_ahead(const Shape &shape, int64_t rows) {
+    bool panel_ahead = rows >= kManyRows;
 #if defined(__x86_64__)
     static const bool intel = __builtin_cpu_is("intel") != 0, zen_5 = __builtin_cpu_is("amd") && family() >= 26;
     if (intel) return Ahead::own_lines;
-    return zen_5 || many_rows ? Ahead::next_panel : Ahead::own_pages;
-#else
-    return many_rows ? Ahead::next_panel : Ahead::own_pages;
+    panel_ahead = panel_ahead || zen_5;
 #endif
+    return panel_ahead && shape.panels() >= kPanelsOfThread * pool()->threads() ? Ahead::next_panel : Ahead::own_pages;
 }
 
 // Rows in tiles of nearly equal height: 13 of at most 12 are 6 and 7, not 12 and 1.
@@ -102,12 +107,10 @@ void prepare_row(const Shape &shape, const float *row, int64_t groups, uint32_t 
     }
 }
 
-// The row's numbers as the weight has its inputs. Packed weights come from disk, where nothing has looked at them: no order
-// reads beyond the row.
-const float *in_order(const float *row, const int32_t *order, int64_t inputs) {
+// The row's numbers as the weight has its inputs.
+const float *in_order(const float *row, const Order &order, int64_t inputs) {
     auto *found = reinterpret_cast<float *>(t_ordered.take(inputs * 4));
-    const auto last = static_cast<uint32_t>(inputs - 1);
-    for (int64_t i = 0; i < inputs; ++i) found[i] = row[std::min(static_cast<uint32_t>(order[i]), last)];
+    for (int64_t i = 0; i < inputs; ++i) found[i] = row[order.at(i)];
     return found;
 }
 
@@ -117,7 +120,7 @@ void interleave(const uint32_t *row, int64_t units, int64_t rows, uint32_t *pane
 
 // `run` calls for each tile what it is given, with the tile's number.
 template <typename Run>
-Activations prepare(const Shape &shape, const int32_t *order, const Rows &x, const Cut &cut, const Run &run) {
+Activations prepare(const Shape &shape, const Order &order, const Rows &x, const Cut &cut, const Run &run) {
     const int64_t each = units_of(shape), groups = unpacks(shape, cut.rows) ? 1 : shape.groups();
     const int64_t parts = shape.scale_groups();
     const int64_t scales_at = aligned(cut.rows * each * 4), totals_at = scales_at + aligned(cut.rows * parts * 4);
@@ -133,7 +136,7 @@ Activations prepare(const Shape &shape, const int32_t *order, const Rows &x, con
         auto *row = rows == 1 ? panel : reinterpret_cast<uint32_t *>(t_row.take(each * 4));
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t at = first + r;
-            const float *numbers = order ? in_order(x.row(at), order, shape.inputs) : x.row(at);
+            const float *numbers = shape.ordered ? in_order(x.row(at), order, shape.inputs) : x.row(at);
             prepare_row(shape, numbers, groups, row, scales + at * parts, totals + at, sums + at * groups);
             if (rows > 1) interleave(row, each, rows, panel + r);
         }
@@ -158,7 +161,8 @@ public:
 
     Product(const Shape &shape, const uint8_t *packed, const float *bias, const Rows &x, int64_t rows)
         : shape(shape), packed(packed), bias(bias), cut{rows, kernels().tile_rows[static_cast<int>(shape.format)]}, x_(x) {
-        if (cut.tiles > 1) shared_ = prepare(shape, shape.order(packed), x, cut, [&](const auto &work) { pool()->run(cut.tiles, work); });
+        const auto on_all_threads = [&](const auto &work) { pool()->run(cut.tiles, work); };
+        if (cut.tiles > 1) shared_ = prepare(shape, shape.order(packed), x, cut, on_all_threads);
         else number_ = ++products;
     }
 
@@ -198,7 +202,7 @@ void multiply(const Product &product, const Turn &turn, const MutableRows &outpu
     const uint8_t *weights = product.packed + turn.panel * bytes;
     for (int64_t tile = 0; tile < tiles; ++tile) {
         const int64_t row = cut.first(turn.first + tile), rows = cut.first(turn.first + tile + 1) - row;
-        const Ahead what = tiles > 1 ? Ahead::next_panel : single_ahead(rows > kernels().grouped_rows);
+        const Ahead what = tiles > 1 ? Ahead::next_panel : single_ahead(shape, rows);
         const uint8_t *ahead = weights + kAhead;
         int64_t step = kLine;
         if (what == Ahead::next_panel) {

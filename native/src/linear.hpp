@@ -70,7 +70,7 @@ struct Kernels {
     // By Format: a tile, and how many rows it has at most.
     void (*tile[kFormats])(const Tile &tile);
     int64_t tile_rows[kFormats];
-    // Up to so many rows meet int4 as it is, group by group. For more of them a panel is unpacked, and the first tile leaves
+    // Up to so many rows meet int4 (Format::int4, not the grouped ones) as it is, group by group. For more of them a panel is unpacked, and the first tile leaves
     // it to the others as int8 has it. The sums are the same integers.
     int64_t grouped_rows;
     // Whether activations for bfloat16 weights are floats, rounded to bfloat16, instead of pairs.

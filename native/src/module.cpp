@@ -18,7 +18,7 @@ using namespace penstock;
 namespace {
 
 using Integers = nb::ndarray<int8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Order = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using InputOrder = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Zeros = nb::ndarray<int16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Nibbles = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -103,7 +103,7 @@ bool is_order(const int32_t *order, size_t count) {
 }
 
 void fill_grouped(const Weight &weight, const Nibbles &values, const Array &scales, const std::optional<Zeros> &zeros,
-                  const std::optional<Order> &order) {
+                  const std::optional<InputOrder> &order) {
     require(weight.shape.grouped(), "The weight has no scales for groups.");
     require(values.shape(0) == static_cast<size_t>(weight.shape.outputs) &&
                 values.shape(1) == static_cast<size_t>(weight.shape.inputs),

@@ -98,6 +98,16 @@ def test_fp8_stays_what_it_is(layout: str, tmp_path: Path) -> None:
     assert fp8_numbers(checkpoint, declaration, NEW) == 0
 
 
+def test_integers_in_an_order_of_their_own_become_numbers(tmp_path: Path) -> None:
+    checkpoint, declaration = opened(model("gptq act-order", tmp_path))
+    assert kept_integers(checkpoint, declaration, gpu=NEW) == KeptIntegers()
+    numbers = load_weights(checkpoint, declaration, torch.float32, packing=plain)
+    found = load_weights(checkpoint, declaration, torch.float32, packing=DevicePacking("own", "own", DEVICE, fp8=True))
+    for name in projections(declaration):
+        weight = found[name]
+        assert isinstance(weight, Tensor) and torch.equal(weight.cpu(), numbers[name])
+
+
 @pytest.mark.parametrize(("layout", "gpu"), [("fp8 rows", OLD), ("fp8 large blocks", OLD), ("fp8 blocks", NEW)])
 def test_fp8_becomes_numbers_where_it_cannot_be_multiplied(layout: str, gpu: Gpu, tmp_path: Path) -> None:
     """On a GPU without the instructions, and in blocks of a size that the kernels do not take."""

@@ -20,7 +20,7 @@ from penstock.core.config import EngineOptions
 from penstock.core.errors import StartupError
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.gguf import read_gguf
-from penstock.loading.packing import plain
+from penstock.loading.packing import PackedWeights, plain
 from penstock.loading.weights import load_weights
 from penstock.models.registry import declare
 from support import checkpoints
@@ -45,8 +45,10 @@ def start(path: Path) -> None:
 
 
 def load(folder: Path) -> None:
+    """As numbers, and as the integers that kernels take."""
     checkpoint = open_checkpoint(folder)
-    load_weights(checkpoint, declare(checkpoint.config), torch.float32, packing=plain)
+    for packing in (plain, PackedWeights("own", "own")):
+        load_weights(checkpoint, declare(checkpoint.config), torch.float32, packing=packing)
 
 
 def refusal(what: Callable[[], None], size: int, label: str) -> str | None:

@@ -31,13 +31,13 @@ def integer_form(entry: Entry) -> NativeForm | None:
         return NativeForm("int8") if signed and entry.block == (1, entry.shape[1]) else None
     scales = entry.parts["scales"].dtype if entry.group else ""
     # Without zeros, 8 bits in groups of a multiple of 32 are GGUF's blocks in another order.
-    whole_blocks = entry.group % 32 == 0 and "zeros" not in entry.parts and not entry.order
+    whole_blocks = entry.group % 32 == 0 and "zeros" not in entry.parts and not entry.group_of
     if entry.bits == 8 and entry.layout == "packed" and scales == "float16" and whole_blocks:
         return NativeForm("q8_0")
     format = GROUPED_FORMATS.get((entry.bits, scales))
     if format is None or entry.group % 16 != 0:
         return None
-    return NativeForm(format, entry.group, "zeros" in entry.parts, bool(entry.order))
+    return NativeForm(format, entry.group, "zeros" in entry.parts, bool(entry.group_of))
 
 
 def common_form(parts: Sequence[Entry]) -> NativeForm | None:
@@ -46,13 +46,13 @@ def common_form(parts: Sequence[Entry]) -> NativeForm | None:
     found = next(iter(forms), None)
     if found is None or any(form is None or (form.format, form.group) != (found.format, found.group) for form in forms):
         return None
-    if len({_order(part) for part in parts}) > 1:
+    if len({_group_of(part) for part in parts}) > 1:
         return None
     return replace(found, zero_points=any(form is not None and form.zero_points for form in forms))
 
 
-def _order(entry: Entry) -> bytes:
-    return entry.order if isinstance(entry, QuantizedEntry) else b""
+def _group_of(entry: Entry) -> bytes:
+    return entry.group_of if isinstance(entry, QuantizedEntry) else b""
 
 
 def runs_of(parts: Sequence[Entry]) -> list[list[Entry]]:

@@ -39,7 +39,7 @@ class QuantizedEntry:
         parts: the tensors, by what they are in the layout.
         block: for "scaled" the rows and columns that share a scale.
         group: how many inputs share a scale of integers; 0 where not as many do in each group.
-        order: the group of each input, in int32, where those of a group do not stand together.
+        group_of: the group of each input, in int32, where those of a group do not stand together.
     """
 
     name: str
@@ -49,7 +49,7 @@ class QuantizedEntry:
     parts: Mapping[str, TensorEntry]
     block: tuple[int, int] = (1, 1)
     group: int = 0
-    order: bytes = b""
+    group_of: bytes = b""
 
     @property
     def nbytes(self) -> int:
@@ -172,21 +172,19 @@ def _matrix(entry: TensorEntry) -> tuple[int, int]:
     return entry.shape[0], entry.shape[1]
 
 
-def _group(
-    scales: TensorEntry, inputs: int, groups: int, group_of: TensorEntry | None, read: Reader
-) -> tuple[int, bytes]:
-    """How many inputs share a scale, 0 where not as many do everywhere; and the order, where they stand apart."""
-    if group_of is None:
+def _group(scales: TensorEntry, inputs: int, groups: int, order: TensorEntry | None, read: Reader) -> tuple[int, bytes]:
+    """How many inputs share a scale, 0 where not all groups have as many; each one's group, where they stand apart."""
+    if order is None:
         if inputs % groups != 0:
             raise ModelFileError(f"{inputs} inputs cannot be in the {groups} equal groups that {scales.name} is for.")
         return inputs // groups, b""
-    order, size = read(group_of), inputs // groups
+    group_of, size = read(order), inputs // groups
     # Most files that have an order have the one that goes without saying.
-    if order == b"".join(group.to_bytes(4, "little") * size for group in range(groups)):
+    if group_of == b"".join(group.to_bytes(4, "little") * size for group in range(groups)):
         return size, b""
-    counts = Counter(memoryview(order).cast("i"))
+    counts = Counter(memoryview(group_of).cast("i"))
     equal = set(counts) == set(range(groups)) and set(counts.values()) == {size}
-    return (size, order) if equal else (0, b"")
+    return (size, group_of) if equal else (0, b"")
 
 
 def _bits(words: int, count: int) -> int:
@@ -217,11 +215,11 @@ def _gptq(module: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str
         parts["group_of"] = _part(tensors, order.name, name, "I32")
         if order.shape != (inputs,):
             raise _misfit(words, order)
-    group, ordered = _group(scales, inputs, groups, order, read)
+    group, group_of = _group(scales, inputs, groups, order, read)
     version = declared.get("checkpoint_format", declared.get("format", "gptq"))
     if version not in ("gptq", "gptq_v2"):
         raise UnsupportedModel(f"The checkpoint is GPTQ in the format {version!r}; implemented: gptq, gptq_v2.")
-    return QuantizedEntry(name, version, (outputs, inputs), bits, parts, group=group, order=ordered)
+    return QuantizedEntry(name, version, (outputs, inputs), bits, parts, group=group, group_of=group_of)
 
 
 def _awq(module: str, tensors: Mapping[str, TensorEntry], read: Reader) -> QuantizedEntry:
@@ -275,8 +273,8 @@ def _packed(
         parts["group_of"] = _part(tensors, order.name, name, "I32")
         if order.shape != (inputs,):
             raise _misfit(words, order)
-    group, ordered = _group(scales, inputs, scales.shape[1], order, read)
-    return QuantizedEntry(name, "packed", (outputs, inputs), bits, parts, group=group, order=ordered)
+    group, group_of = _group(scales, inputs, scales.shape[1], order, read)
+    return QuantizedEntry(name, "packed", (outputs, inputs), bits, parts, group=group, group_of=group_of)
 
 
 def _scaled(name: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any]) -> QuantizedEntry:

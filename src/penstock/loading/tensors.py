@@ -133,7 +133,7 @@ def _grouped(entry: QuantizedEntry, parts: Mapping[str, Tensor]) -> Grouped:
                 f"{entry.parts['group_of'].name} names a group beyond the {groups} that {entry.name} has; "
                 "download it again."
             )
-        group_of = group_of.long() if entry.order or not entry.group else None
+        group_of = group_of.long() if entry.group_of or not entry.group else None
     if entry.layout == "awq":
         return from_awq(parts["weights"], parts["zeros"], parts["scales"])
     if entry.layout == "packed":

@@ -252,6 +252,35 @@ def test_no_order_reads_beyond_a_row() -> None:
     weight, _ = packed(ORDERED[0], SHAPES[0])
     weight.memory[-4 * weight.shape[1] :] = 255
     assert multiply(weight, torch.ones(3, weight.shape[1])).isfinite().all()
+    found = torch.full((5, weight.shape[1]), 7.0)
+    weight.handle.look_up(torch.tensor([0, 1, 2]), found[1:4])
+    # All land on the last place.
+    assert (found[[0, 4]] == 7.0).all() and (found[1:4, :-1] == 7.0).all()
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("integers", [0x00, 0xFF])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_the_largest_sums_fit(kind: str, integers: int) -> None:
+    """All integers, multiples and offsets at an end of what they can be, and all values."""
+    outputs, inputs = 40, 512
+    blocks = torch.full((outputs, inputs // BLOCKS[kind], BLOCK_TYPES[kind].nbytes), integers, dtype=torch.uint8)
+    one = torch.ones(1, dtype=torch.float16).view(torch.uint8)
+    if kind == "Q8_0":
+        blocks[..., 2:] = 0x80 if integers else 0x7F
+    for place in {"Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}[kind]:
+        blocks[..., place : place + 2] = one
+    # Multiples of 63 of both kinds; of Q6_K, which are signed, -128 and 127.
+    if kind == "Q4_K":
+        blocks[..., 4:16] = 0xFF
+    elif kind == "Q6_K":
+        blocks[..., 192:208] = torch.tensor([0x80, 0x7F] * 8, dtype=torch.uint8)
+    raw = blocks.flatten(1)
+    x = torch.ones(13, inputs)
+    x[1::3], x[2::3, ::2] = -1.0, -1.0
+    expected = x.double() @ dequantize(raw, kind).double().T
+    found = multiply(pack_blocks(raw, kind, inputs), x)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
 def test_no_rows_are_no_work() -> None:
