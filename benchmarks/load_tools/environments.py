@@ -107,6 +107,8 @@ def _install_llama_cpp(python: Path) -> None:
     _pip(
         python,
         [
+            # Nor one that pip has built before, for something else.
+            "--no-cache-dir",
             "--no-binary",
             "llama-cpp-python",
             "--config-settings",

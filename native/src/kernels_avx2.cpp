@@ -323,6 +323,7 @@ const Kernels *avx2_kernels() {
                                 std::numeric_limits<int64_t>::max(),
                                 false,
                                 attend_block_avx2,
+                                nullptr,
                                 {compute_int8, nullptr, compute_float32}};
     return &set;
 }

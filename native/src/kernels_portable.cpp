@@ -14,7 +14,8 @@ const Kernels *portable_kernels() {
          tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<IntGrouped>, tile_of<Q8_0>, tile_of<Q4K>,
          tile_of<Q6K>},
         {kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows,
-         kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows}, std::numeric_limits<int64_t>::max(), false, nullptr, {}};
+         kGenericRows, kGenericRows, kGenericRows, kGenericRows, kGenericRows}, std::numeric_limits<int64_t>::max(), false,
+        nullptr, nullptr, {}};
     return &set;
 }
 

@@ -2,6 +2,7 @@
 
 #include "clones.hpp"
 #include "half.hpp"
+#include "linear.hpp"
 #include "memory.hpp"
 #include "pool.hpp"
 
@@ -223,12 +224,17 @@ PENSTOCK_INLINE void expand_int4(const Cache &cache, int64_t tile, int64_t head,
 
 } // namespace
 
-PENSTOCK_CLONES void expand(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
+PENSTOCK_CLONES static void expand_any(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
     const bool wide = cache.type == Type::float32;
     if (cache.kept == Kept::int4 && wide) expand_int4<float>(cache, tile, head, keys, values);
     else if (cache.kept == Kept::int4) expand_int4<uint16_t>(cache, tile, head, keys, values);
     else if (wide) expand_fp8<float>(cache, tile, head, keys, values);
     else expand_fp8<uint16_t>(cache, tile, head, keys, values);
+}
+
+void expand(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
+    const bool by_hand = kernels().expand && cache.type == Type::bfloat16 && cache.size % 16 == 0;
+    (by_hand ? kernels().expand : expand_any)(cache, tile, head, keys, values);
 }
 
 std::vector<int64_t> sequences_of_tokens(const Batch &batch) {

@@ -59,6 +59,7 @@ struct Tile {
 };
 
 struct Block;
+struct Cache;
 
 // What an instruction set provides.
 struct Kernels {
@@ -70,13 +71,15 @@ struct Kernels {
     // By Format: a tile, and how many rows it has at most.
     void (*tile[kFormats])(const Tile &tile);
     int64_t tile_rows[kFormats];
-    // Up to so many rows meet int4 (Format::int4, not the grouped ones) as it is, group by group. For more of them a panel is unpacked, and the first tile leaves
-    // it to the others as int8 has it. The sums are the same integers.
+    // Up to so many rows meet int4 (Format::int4, not the grouped ones) as it is, group by group. For more of them a panel is
+    // unpacked, and the first tile leaves it to the others as int8 has it. The sums are the same integers.
     int64_t grouped_rows;
     // Whether activations for bfloat16 weights are floats, rounded to bfloat16, instead of pairs.
     bool wide_bfloat16;
     // Attention's inner part (attention_block.hpp); null where it has none.
     void (*attend_block)(const Block &block);
+    // What kv.hpp's `expand` makes of a bfloat16 cache whose heads' sizes are multiples of 16; null where it has none.
+    void (*expand)(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values);
     // Loops of nothing but products in registers, for int8, bfloat16 and float32 (see ceilings.hpp); null where it has none.
     int64_t (*compute[3])(int64_t rounds);
 };
