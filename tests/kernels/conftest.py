@@ -1,9 +1,23 @@
-"""One thread: the suite shares its machine, and small products gain nothing from more."""
+"""What tests of kernels share."""
+
+from collections.abc import Iterator
 
 import pytest
 import torch
 
+from penstock.kernels.cpu.native import OBSTACLE, native
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
+    """The suite shares its machine, and small products gain nothing from more."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(params=[] if OBSTACLE is not None else native.instruction_sets())
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each instruction set that this processor has, in use."""
+    before = native.instruction_set()
+    native.use_instruction_set(request.param)
+    yield request.param
+    native.use_instruction_set(before)

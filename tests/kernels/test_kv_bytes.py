@@ -52,6 +52,7 @@ def test_agrees_with_reference(case: Case, kept: str, dtype: torch.dtype) -> Non
 ATTENDING = [pair for pair in FITTING if isinstance(pair[0].operation, Attention)]
 
 
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case, kept", [pair for pair in ATTENDING if pair[1] != "int8"], ids=str)
 def test_is_attention_over_what_bytes_mean(case: Case, kept: str, dtype: torch.dtype) -> None:
