@@ -1,8 +1,10 @@
 """Whole engines on a GPU, or on its kernels as Triton interprets them, against the CPU's."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,6 +15,7 @@ from support.device import DEVICE, INTERPRETED
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.cuda
 
+TESTS = Path(__file__).parent.parent
 QUESTIONS = ("Write a haiku about rain.", "12 + 30?")
 SIZES = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 4, "speculative": "off"}
 # Keys and values of 2 layers with a head of 64 numbers, of 16 tokens.
@@ -23,6 +26,7 @@ PARAMS = {"max_tokens": 3 if INTERPRETED else 24, "temperature": 0.0, "logprobs"
 # A process of its own each time, as a server's engine is: what one leaves on the device is not there for the next.
 PROGRAM = """
 import json, sys
+import support.interpreter
 from penstock import LLM, SamplingParams
 asked = json.loads(sys.stdin.read())
 llm = LLM(asked["model"], **asked["options"])
@@ -67,6 +71,7 @@ def counted(batches: list[list[str]], params: dict[str, Any] = PARAMS, **options
         capture_output=True,
         text=True,
         timeout=300,
+        env={**os.environ, "PYTHONPATH": str(TESTS)},
     )
     assert done.returncode == 0, done.stderr[-2000:]
     *answers, counts = [json.loads(line) for line in done.stdout.splitlines()]
