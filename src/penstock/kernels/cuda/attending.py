@@ -60,8 +60,10 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
     cache, heads = cache_of(binding, op.layer), op.heads
     share, size = heads.query_heads // heads.kv_heads, padded(heads.head_dim, 16)
     least = padded(share, LEAST_ROWS)
-    # With one size of tiles a query's sums are the same, whether it comes alone or in a chunk.
-    chunk = least if place.deterministic else max(least, CHUNK_ROWS)
+    # With one size of tiles a query's sums are the same, whether it comes alone or in a chunk. Large heads in float32
+    # would take 140 KB of shared memory in large tiles, and some GPUs have 99.
+    large = size > 128 and binding.dtype is torch.float32
+    chunk = least if place.deterministic or large else max(least, CHUNK_ROWS)
     constants = {
         "QUERY_HEADS": heads.query_heads,
         "KV_HEADS": heads.kv_heads,
