@@ -23,6 +23,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/check_style.py
 
 # All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them:
 # WORKLOADS seeded workloads from FIRST_SEED on, and SCHEMAS random JSON schemas that a model's answers are held to.
