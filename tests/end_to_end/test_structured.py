@@ -154,6 +154,19 @@ def test_what_cannot_be_compiled_is_refused(http: httpx.Client, fields: dict[str
         assert error["param"] in ("response_format.json_schema.schema", *fields)
 
 
+def test_a_grammar_that_comes_to_nothing_is_the_requests_fault(http: httpx.Client) -> None:
+    """Not the server's, and told in one sentence, before the answer or in the midst of it."""
+    fields = {"guided_grammar": 'start: "a" B\nB: /b/ & /c/'}
+    answer = chat(http, **fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "nothing_fits")
+    assert error["message"] == "guided_grammar: nothing that fits can follow this output; ask for something simpler."
+    streamed = chat(http, stream=True, **fields)
+    *_, failed, done = streamed.text.strip().split("\n\n")
+    assert json.loads(failed.removeprefix("data: "))["error"] == error and done == "data: [DONE]"
+
+
 def test_compiling_does_not_hold_up_others(http: httpx.Client) -> None:
     """While hostile grammars are compiled, a stream goes on."""
     hostile = [{"guided_regex": "|".join(f"{i}.*{i}{j}" for i in range(2000))} for j in range(6)]

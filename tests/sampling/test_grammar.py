@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.core.errors import InvalidParameter, RowFailed
+from penstock.core.errors import InvalidParameter, NothingFits
 from penstock.core.grammar import Grammar
 from penstock.core.plan import BeginRow
 from penstock.core.sampling import ReasoningBudget, SamplingParams
@@ -20,6 +20,7 @@ from penstock.sampling.sampler import Sampler
 from penstock.text.pieces import Reasoning
 from penstock.text.reasoning import Before, ReasoningParser, thought_rules
 from penstock.text.reasoning_limit import ReasoningLimit
+from penstock.text.stops import StopMatcher
 from penstock.text.table import TokenStream, TokenTable
 from support.schemas import random_schema
 
@@ -219,7 +220,7 @@ def test_masks_are_the_same_alone_and_together(grammars, monkeypatch, seed) -> N
 def test_a_grammar_that_became_too_complex_fails_alone(grammars, monkeypatch, worth_threads) -> None:
     monkeypatch.setattr("penstock.sampling.grammar._TOKENS_WORTH_THREADS", worth_threads)
     matchers = [grammars.matcher(Grammar.regex("[a-c]{3}")) for _ in range(3)]
-    with pytest.raises(RowFailed):
+    with pytest.raises(NothingFits):
         matchers[1].advance(ord("x"))
     masks = np.full((3, (VOCABULARY + 31) // 32), 2**32 - 1, np.uint32)
     grammars.fill(matchers, masks)
@@ -243,8 +244,47 @@ def test_nothing_left_is_said(grammars) -> None:
     assert run(grammars, [row], 1) == [([ord("x")], "stop")]
     sampler = Sampler(VOCABULARY, fill_masks=lambda matchers, masks: masks.fill(0))
     (result,) = sampler.sample(torch.zeros(1, VOCABULARY), [row_of(grammars, Grammar.choice(["x"]))], [0])
-    assert result.finish == "error"
-    assert "No token is left" in result.error
+    assert (result.finish, result.code) == ("error", NothingFits.code)
+    assert result.error.startswith("grammar: nothing that fits can follow")
+    # What the mask leaves, the model may never write.
+    logits = torch.zeros(1, VOCABULARY)
+    logits[0, ord("x")] = -torch.inf
+    for params in ({}, {"presence_penalty": 0.5}):
+        (result,) = Sampler(VOCABULARY, fill_masks=grammars.fill).sample(
+            logits, [row_of(grammars, Grammar.choice(["x"]), **params)], [0]
+        )
+        assert (result.finish, result.code) == ("error", NothingFits.code)
+        assert "logit_bias" in result.error
+
+
+def test_a_stop_string_in_the_last_token_of_a_grammar_is_the_reason(grammars) -> None:
+    """As where the output could go on."""
+    stopping = []
+    for grammar, stop in (
+        (Grammar.choice(["x}"]), ["}"]),
+        (Grammar.regex("x}.*"), ["}"]),
+        (Grammar.choice(["x}"]), ["y"]),
+    ):
+        settings = SamplingParams(seed=0, grammar=grammar, stop=stop)
+        row = RowState(
+            BeginRow(0, 0, [1], settings, (EOS,)), [1], stops=StopsIn(stop), grammar=grammars.matcher(grammar)
+        )
+        assert row.advance(ord("x")) == (None, None)
+        stopping.append(row.advance(ord("}")))
+    assert stopping == [("stop", "}"), ("stop", "}"), ("stop", None)]
+    settings = SamplingParams(seed=0, grammar=Grammar.choice(["x}"]), stop_token_ids=[ord("}")])
+    row = RowState(BeginRow(0, 0, [1], settings, (EOS,)), [1], grammar=grammars.matcher(Grammar.choice(["x}"])))
+    assert [row.advance(ord("x")), row.advance(ord("}"))] == [(None, None), ("stop", ord("}"))]
+
+
+class StopsIn:
+    """Looks for stop strings of one token."""
+
+    def __init__(self, stop: list[str]) -> None:
+        self._matcher = StopMatcher(stop, 0)
+
+    def find(self, token: int) -> str | None:
+        return self._matcher.feed(PIECES[token])
 
 
 def test_logits_that_are_not_numbers_are_seen_through_a_mask(grammars) -> None:
@@ -352,7 +392,7 @@ def test_compiling_leaves_other_threads_their_stacks(grammars) -> None:
 @pytest.mark.parametrize("beside", [0, 1])
 def test_a_grammar_that_cannot_go_on_allows_nothing(grammars, beside) -> None:
     matchers = [grammars.matcher(Grammar.regex("ab*")) for _ in range(beside + 1)]
-    with pytest.raises(RowFailed, match="could not go on"):
+    with pytest.raises(NothingFits, match="could not go on"):
         matchers[0].advance(ord("b"))
     masks = np.full((beside + 1, (VOCABULARY + 31) // 32), 2**32 - 1, np.uint32)
     grammars.fill(matchers, masks)

@@ -5,6 +5,7 @@
     │   ├── InvalidParameter    one field has a value that is not accepted
     │   ├── ContextLengthExceeded
     │   ├── RequestTooLarge     can never fit into the KV pool
+    │   ├── NothingFits         no token can come next that all of the request's conditions allow
     │   └── ModelNotFound
     ├── StartupError            the server cannot start as configured (exit status 2)
     │   ├── ConfigurationError  an option, or a combination of options
@@ -73,6 +74,12 @@ class RequestTooLarge(RequestError):
     """The request needs more KV blocks than the whole pool has."""
 
     code = "request_too_large"
+
+
+class NothingFits(RequestError):
+    """No token can come next that the request's grammar, biases, penalties and min_tokens allow together."""
+
+    code = "nothing_fits"
 
 
 class ModelNotFound(RequestError):

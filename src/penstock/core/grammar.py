@@ -32,12 +32,14 @@ class Grammar(msgspec.Struct, frozen=True):
         param: the field of the request that asked for it, for messages.
         thought: what may, or must, come before it: rules in Lark, which define the rule `thought`, and as the terminal
             `OPENING` what no text behind it begins with. Empty where nothing comes before.
+        json_inside: whether the outputs of a grammar that is no JSON schema have values in them that fit one.
     """
 
     kind: GrammarKind
     text: str
     param: str = "grammar"
     thought: str = ""
+    json_inside: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():
@@ -54,6 +56,11 @@ class Grammar(msgspec.Struct, frozen=True):
     def _check_depth(self, depth: int) -> None:
         if depth > MAX_GRAMMAR_DEPTH:
             raise InvalidParameter(self.param, f"is nested more than {MAX_GRAMMAR_DEPTH} deep.")
+
+    @property
+    def has_unique_keys(self) -> bool:
+        """Whether objects in its outputs have no key twice, and none that is escaped needlessly."""
+        return self.kind == "json_schema" or self.json_inside
 
     @classmethod
     def json_schema(cls, schema: Any, param: str = "grammar") -> "Grammar":

@@ -7,9 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.errors import InvalidParameter, RowFailed
+from penstock.core.errors import InvalidParameter, NothingFits
 from penstock.core.grammar import Grammar
 from penstock.sampling.choice import Masks
+from penstock.sampling.keys import Keys, KeyTokens
 from penstock.text.table import TokenTable
 
 if TYPE_CHECKING:
@@ -51,15 +52,20 @@ _LIMITS: dict[str, Any] = {
 class Matcher:
     """One output's way through a grammar."""
 
-    __slots__ = ("raw",)
+    __slots__ = ("keys", "raw", "_pieces")
 
-    def __init__(self, raw: "LLMatcher") -> None:
+    def __init__(self, raw: "LLMatcher", keys: Keys | None, pieces: Sequence[bytes]) -> None:
+        """`keys`: of its objects in JSON, where they must be unique; `pieces`: the bytes of each token."""
         self.raw = raw
+        self.keys = keys
+        self._pieces = pieces
 
     def advance(self, token: int) -> bool:
-        """Take the next token; whether the output is complete, so that nothing can follow. Raises RowFailed."""
+        """Take the next token; whether the output is complete, so that nothing can follow. Raises NothingFits."""
         if not self.raw.consume_token(token):
-            raise RowFailed(f"The grammar could not go on after this output: {_reason(self.raw.get_error())}")
+            raise NothingFits(f"The grammar could not go on after this output: {_reason(self.raw.get_error())}")
+        if self.keys is not None:
+            self.keys.feed(self._pieces[token])
         return self.raw.is_stopped()
 
 
@@ -78,6 +84,8 @@ class Grammars:
         self._threads = threads
         self._loading = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
+        self._pieces: list[bytes] = []
+        self._key_tokens: KeyTokens | None = None
         self._executor: LLExecutor | None = None
         self._compiled: OrderedDict[_Key, LLMatcher] = OrderedDict()
         self._cache = threading.Lock()
@@ -97,7 +105,8 @@ class Grammars:
 
     def matcher(self, grammar: Grammar) -> Matcher:
         """A matcher at the beginning of an output; compiles the grammar if it is not kept. Raises InvalidParameter."""
-        return Matcher(self._prototype(grammar).deep_copy())
+        raw = self._prototype(grammar).deep_copy()
+        return Matcher(raw, Keys() if grammar.has_unique_keys else None, self._pieces)
 
     def fill(self, matchers: Sequence[Any], masks: Masks) -> None:
         """Write into `masks`, one for each matcher, which tokens may come next.
@@ -117,6 +126,9 @@ class Grammars:
             # What it writes in this case is the end of the output, which would be an answer cut short in silence.
             if matcher.raw.is_error():
                 masks[index] = 0
+            elif matcher.keys is not None:
+                assert self._key_tokens is not None, "they are loaded with the first grammar"
+                self._key_tokens.forbid(matcher.keys, masks[index])
 
     def _prototype(self, grammar: Grammar) -> "LLMatcher":
         key = _key(grammar)
@@ -153,6 +165,9 @@ class Grammars:
             if self._tokenizer is None:
                 self._executor = LLExecutor(self._threads)
                 vocabulary: Any = _Vocabulary(self._table, self._vocab_size, self._eos_token_ids)
+                special = set(vocabulary.special_token_ids)
+                self._pieces = [b"" if token in special else piece for token, piece in enumerate(vocabulary.tokens)]
+                self._key_tokens = KeyTokens(self._pieces)
                 self._tokenizer = LLTokenizer(vocabulary, eos_token=list(self._eos_token_ids))
             return self._tokenizer
 

@@ -13,7 +13,7 @@ class GrammarState(Protocol):
     """How far a row's output has come in its grammar."""
 
     def advance(self, token: int) -> bool:
-        """Take the next token; whether the output is complete, so that nothing can follow. Raises RowFailed."""
+        """Take the next token; whether the output is complete, so that nothing can follow. Raises NothingFits."""
 
 
 class StopSearch(Protocol):
@@ -119,13 +119,12 @@ class RowState:
     def advance(self, token: int) -> tuple[FinishReason | None, int | str | None]:
         """Take a verified output token; whether it ends the output ("stop"), and by which stop string or token id.
 
-        At end-of-sequence and where a grammar's output is complete, the second value is None. Running out of max_tokens
-        is not seen here. Raises RowFailed where the grammar cannot go on.
+        At end-of-sequence the second value is None, and where a grammar's output is complete, unless the same token
+        ends it otherwise. Running out of max_tokens is not seen here. Raises NothingFits where a grammar cannot go on.
         """
         complete = self.grammar is not None and token not in self._eos and self.grammar.advance(token)
+        otherwise: tuple[FinishReason | None, None] = ("stop" if complete else None, None)
         self.position += 1
-        if complete:
-            return "stop", None
         if self._reasoning is not None:
             forced = self._reasoning.forced
             self._reasoning.advance(token)
@@ -134,7 +133,7 @@ class RowState:
         if self._plain:
             if token in self._eos:
                 return "stop", None
-            return ("stop", token) if token in self._stop_tokens else (None, None)
+            return ("stop", token) if token in self._stop_tokens else otherwise
         if self._history is not None:
             self._history.add(token)
         if self.position == self.params.min_tokens:
@@ -146,4 +145,4 @@ class RowState:
                 return "stop", token
         # The search sees text before min_tokens too: a stop string that begins there may be completed later.
         found = None if self._stops is None else self._stops.find(token)
-        return (None, None) if found is None else ("stop", found)
+        return otherwise if found is None else ("stop", found)

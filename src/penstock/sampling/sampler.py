@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.core.choosing import Asked, Found
-from penstock.core.errors import RowFailed
+from penstock.core.errors import NothingFits, RowFailed
 from penstock.core.plan import SampleResult, TokenLogprobs
 from penstock.sampling.choice import Choice, Choose, ChosenFields, Masks, bits_of
 from penstock.sampling.distribution import Distribution, certain, distribution
@@ -19,7 +19,8 @@ from penstock.sampling.noise import Purpose, position_key
 from penstock.sampling.pipeline import Candidates, Floats
 from penstock.sampling.row import GrammarState, RowState
 
-_NONE_LEFT = "No token is left to choose once penalties, logit_bias, min_tokens and the grammar are applied."
+Failure = RowFailed | NothingFits
+"""Why a row gets no token."""
 
 
 class FillMasks(Protocol):
@@ -90,9 +91,9 @@ class ChoiceUnderWay:
         self.tokens = chosen.tokens
         self._chosen = chosen
 
-    def read(self) -> list[ChosenFields | RowFailed]:
+    def read(self) -> list[ChosenFields | Failure]:
         """Wait for it: the token at each place, or why there is none."""
-        found: list[ChosenFields | RowFailed] = []
+        found: list[ChosenFields | Failure] = []
         for token, peak, logprob in self._chosen.read():
             if math.isfinite(peak):
                 found.append((token, peak, logprob, [], []))
@@ -137,7 +138,7 @@ class Sampler:
         chosen = self.choose(logits, [Place(row, index) for row, index in zip(rows, logit_index, strict=True)])
         return [take(row, one) for row, one in zip(rows, chosen, strict=True)]
 
-    def choose(self, logits: Tensor, places: Sequence[Place]) -> list[ChosenFields | RowFailed]:
+    def choose(self, logits: Tensor, places: Sequence[Place]) -> list[ChosenFields | Failure]:
         """What would be the next token at each place, or why there is none; no state is changed.
 
         `logits` are as in `sample`.
@@ -157,21 +158,22 @@ class Sampler:
         others, found = iter(self._chosen_here(self._as_floats(logits), here)), iter(begun.read() if begun else ())
         return [next(found if _is_chosen_there(place.row) else others) for place in places]
 
-    def _chosen_here(self, floats: Floats, places: Sequence[Place]) -> list[ChosenFields | RowFailed]:
+    def _chosen_here(self, floats: Floats, places: Sequence[Place]) -> list[ChosenFields | Failure]:
         """The same of logits in this process's memory."""
         masks, mask_of = self._masks_of([place.row for place in places])
         asked = list(zip(places, mask_of, strict=True))
         choices = [row.choice(logits_row, mask, ahead) for (row, logits_row, ahead), mask in asked if not row.editing]
         together = iter(self._choose(floats, choices, masks))
-        found: list[ChosenFields | RowFailed] = []
+        found: list[ChosenFields | Failure] = []
         for (row, logits_row, _), mask in asked:
             try:
                 chosen = self._edit_and_choose(floats[logits_row], row, masks, mask) if row.editing else next(together)
                 if not math.isfinite(chosen[1]):
-                    nothing_allowed = mask >= 0 and math.isfinite(float(floats[logits_row].max()))
-                    raise RowFailed(_NONE_LEFT if nothing_allowed else _not_finite(chosen[1]))
+                    if mask >= 0 and math.isfinite(float(floats[logits_row].max())):
+                        raise _nothing_fits(row, masks, mask)
+                    raise RowFailed(_not_finite(chosen[1]))
                 found.append(chosen)
-            except RowFailed as failure:
+            except (RowFailed, NothingFits) as failure:
                 found.append(failure)
         return found
 
@@ -204,7 +206,7 @@ class Sampler:
     def target(self, logits: Tensor, row: RowState, index: int) -> Target:
         """What the row's next token is drawn from, where row `index` of the logits is its own.
 
-        Raises RowFailed where a token cannot be drawn.
+        Raises RowFailed or NothingFits where a token cannot be drawn.
         """
         edited = self._edit(self._as_floats(logits[index : index + 1])[0], row).copy()
         masks, (mask,) = self._masks_of([row])
@@ -212,7 +214,7 @@ class Sampler:
             edited[~bits_of(masks[mask], edited.size)] = -np.inf
         peak = float(edited.max())
         if not math.isfinite(peak):
-            raise RowFailed(_NONE_LEFT)
+            raise _nothing_fits(row, masks, mask)
         return Target(edited, peak, distribution(edited, peak, row.choice(0)))
 
     def score(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprobs]:
@@ -302,7 +304,7 @@ class Sampler:
         self._edit(logits, row)
         (chosen,) = self._choose(self._edited, [row.choice(0, mask)], masks)
         if not math.isfinite(chosen[1]):
-            raise RowFailed(_NONE_LEFT)
+            raise _nothing_fits(row, masks, mask)
         return chosen
 
     def _edit(self, logits: Floats, row: RowState) -> Floats:
@@ -323,19 +325,34 @@ def _is_chosen_there(row: RowState) -> bool:
     return not row.editing and row.grammar is None and not row.params.logprobs
 
 
-def take(row: RowState, chosen: ChosenFields | RowFailed) -> SampleResult:
+def take(row: RowState, chosen: ChosenFields | Failure) -> SampleResult:
     """Give the row the token that was chosen for it, or end it with what went wrong, its state being as it was."""
-    if isinstance(chosen, RowFailed):
-        return SampleResult(row.sequence, [], "error", error=chosen.message)
+    if isinstance(chosen, Failure):
+        return _failed(row, chosen)
     token, _, logprob, top_tokens, top_logprobs = chosen
     logprobs = None
     if row.params.logprobs is not None:
         logprobs = [TokenLogprobs(token, logprob, top_tokens, top_logprobs)]
     try:
         finish, reason = row.advance(token)
-    except RowFailed as failure:
-        return SampleResult(row.sequence, [], "error", error=failure.message)
+    except NothingFits as failure:
+        return _failed(row, failure)
     return SampleResult(row.sequence, [token], finish, reason, logprobs)
+
+
+def _failed(row: RowState, failure: Failure) -> SampleResult:
+    code = failure.code if isinstance(failure, NothingFits) else None
+    return SampleResult(row.sequence, [], "error", error=failure.message, code=code)
+
+
+def _nothing_fits(row: RowState, masks: Masks, mask: int) -> NothingFits:
+    """Why none of the tokens is left, although the model's logits are finite."""
+    grammar = row.params.grammar
+    if grammar is not None and mask >= 0 and not masks[mask].any():
+        return NothingFits(f"{grammar.param}: nothing that fits can follow this output; ask for something simpler.")
+    return NothingFits(
+        "No token can come next that the grammar, logit_bias, penalties and min_tokens leave; ask for fewer of them."
+    )
 
 
 def _not_finite(peak: float) -> str:

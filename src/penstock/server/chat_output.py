@@ -46,7 +46,7 @@ def resolve_output(
     grammar = asked
     if use is not None:
         text = use.grammar(style, None if asked is None else _schema_beside_tools(asked))
-        grammar = None if text is None else Grammar("lark", text, "tools")
+        grammar = None if text is None else Grammar("lark", text, "tools", json_inside=True)
     if grammar is not None:
         grammar = msgspec.structs.replace(grammar, thought=style.thought_rules(before))
     parsing = style.parsing(

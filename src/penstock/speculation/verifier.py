@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.core.errors import RowFailed
+from penstock.core.errors import NothingFits, RowFailed
 from penstock.core.plan import SampleResult, TokenLogprobs
 from penstock.sampling.choice import ChosenFields
 from penstock.sampling.distribution import Distribution, certain
 from penstock.sampling.row import RowState
-from penstock.sampling.sampler import Place, Sampler, take
+from penstock.sampling.sampler import Failure, Place, Sampler, take
 from penstock.speculation.rejection import judged
 from penstock.speculation.tree import NEWEST, chain_length
 
@@ -94,7 +94,7 @@ class DraftedRow:
                 ahead[place] = ahead[parent] + 1
         return {place: Place(self.state, self.row_behind(place), steps) for place, steps in ahead.items()}
 
-    def take(self, chosen: ChosenFields | RowFailed) -> None:
+    def take(self, chosen: ChosenFields | Failure) -> None:
         """Take the next token."""
         self.newest = take(self.state, chosen)
         for token in self.newest.tokens:
@@ -166,12 +166,12 @@ def verify(
     return [row.result() for row in rows]
 
 
-def _judge(sampler: Sampler, logits: Tensor, row: DraftedRow) -> ChosenFields | RowFailed:
+def _judge(sampler: Sampler, logits: Tensor, row: DraftedRow) -> ChosenFields | Failure:
     place, draft = len(row.tokens), row.next_draft
     assert draft is not None, "only drafts are judged"
     drawn_from = certain(draft) if row.drawn_from is None else row.drawn_from[place]
     try:
         target = sampler.target(logits, row.state, row.row_behind(row.at))
         return target.chosen(row.state, judged(target.distribution, draft, drawn_from, row.state.choice(0)))
-    except RowFailed as failure:
+    except (RowFailed, NothingFits) as failure:
         return failure

@@ -107,7 +107,7 @@ class ResponsesWriter(AnswerWriter):
             "created_at": self._created,
             "status": self._status,
             "completed_at": int(time.time()) if self._status == "completed" else None,
-            "error": None if self._error is None else {"code": "server_error", "message": self._error.message},
+            "error": None if self._error is None else _error(self._error),
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
             "model": self._model,
             "output": [self._item(block, self._item_status(block)) for block in blocks],
@@ -216,3 +216,7 @@ class ResponsesWriter(AnswerWriter):
 def _part(block: Block, text: str) -> dict[str, Any]:
     part: dict[str, Any] = {"type": _PART_TYPES[block.kind], "text": text}
     return part | {"annotations": [], "logprobs": []} if block.kind == "text" else part
+
+
+def _error(error: PenstockError) -> dict[str, str]:
+    return {"code": "server_error" if error.http_status >= 500 else "invalid_prompt", "message": error.message}

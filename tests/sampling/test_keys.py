@@ -1,0 +1,157 @@
+"""Keys of objects in JSON: each once, as JSON's writers escape them, whatever the tokens."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from penstock.core.grammar import Grammar
+from penstock.sampling.grammar import Grammars
+from penstock.sampling.keys import Keys, KeyTokens
+from penstock.text.table import TokenTable
+
+# Tokens that end a key and go on, or have whole keys in them.
+WORDS = [
+    'a"',
+    'a":',
+    'b":1',
+    '"a',
+    '"a"',
+    '"a":',
+    ' "b": ',
+    '{"',
+    '{"a":1,"a":',
+    '{"b": 2, "',
+    ',"a":1',
+    '","a":',
+    '", "',
+    '":"',
+    '":"","b":',
+    '1,"a":2',
+    '},"b":',
+    "\\u0061",
+    "\\u",
+    '{"\\u0061":',
+    "u006",
+    "\\u00",
+    "\\n",
+    'n"',
+    "u000",
+    '""',
+    '":{"',
+    '],"a":[',
+    '[{"a":',
+    "ü",
+    '":',
+    '"}',
+]
+PIECES = [bytes([byte]) for byte in range(256)] + [word.encode() for word in WORDS] + [b"<end>"]
+EOS = len(PIECES) - 1
+FREE: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "integer"}}
+SCHEMAS: list[dict[str, Any]] = [
+    {"type": "object"},
+    FREE,
+    {**FREE, "minProperties": 4},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "minProperties": 2, "required": ["a"]},
+    {"type": "object", "properties": {"a": {"type": "integer"}}, "patternProperties": {"^b": {"type": "null"}}},
+    {"type": "array", "items": {"type": "object", "minProperties": 2, "maxProperties": 3}, "minItems": 2},
+    {"type": "object", "additionalProperties": {**FREE, "minProperties": 2}, "minProperties": 2},
+    {"type": "object", "properties": {"\u0001": {"type": "null"}, "a\n": {"type": "null"}, 'q"': True}},
+]
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(TokenTable(PIECES, PIECES, 0, [index == EOS for index in range(len(PIECES))]), len(PIECES), (EOS,))
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    assert len(found) == len(pairs), pairs
+    return found
+
+
+def output(grammars: Grammars, grammar: Grammar, chance: random.Random, most: int = 150) -> str | None:
+    """Tokens drawn at random, those of few letters and of structure more often; None where it does not end."""
+    matcher = grammars.matcher(grammar)
+    masks = np.zeros((1, (len(PIECES) + 31) // 32), np.uint32)
+    weights = np.ones(len(PIECES))
+    weights[[*range(256, EOS), ord("a"), ord("b"), *b'"{}[],:1\\un06']] = 40
+    text = b""
+    for step in range(most):
+        grammars.fill([matcher], masks)
+        allowed = np.unpackbits(masks[0].view(np.uint8), bitorder="little")[: len(PIECES)].nonzero()[0]
+        assert len(allowed), text
+        # Strings and objects come to an end some time.
+        if step > most // 2:
+            weights[[*b'"}]1', EOS]] = 4000
+        (token,) = chance.choices(allowed, weights[allowed])
+        if token == EOS:
+            return text.decode("utf-8", "replace")
+        text += PIECES[token]
+        if matcher.advance(int(token)):
+            return text.decode("utf-8", "replace")
+    return None
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+def test_keys_are_unique_and_answers_valid(grammars: Grammars, schema: dict[str, Any]) -> None:
+    chance, complete, most_keys = random.Random(str(schema)), 0, 0
+    for _ in range(60):
+        text = output(grammars, Grammar.json_schema(schema), chance)
+        if text is None:
+            continue
+        complete += 1
+        value = json.loads(text, object_pairs_hook=unique)
+        jsonschema.validate(value, schema)
+        most_keys = max(most_keys, len(value))
+    assert complete >= 20 and most_keys > 1
+
+
+def test_a_key_may_be_what_another_begins_with_and_stand_in_other_objects(grammars: Grammars) -> None:
+    for text in ('{"a": 1, "ab": 2, "": 3, "A": 4}', '{"x": {"a": 1}, "a": {"a": [{"a": 1}, {"a": 2}]}, "b\\n": "a"}'):
+        matcher = grammars.matcher(Grammar.json_object())
+        masks = np.zeros((1, (len(PIECES) + 31) // 32), np.uint32)
+        for byte in text.encode():
+            grammars.fill([matcher], masks)
+            assert masks[0][byte // 32] >> byte % 32 & 1, text
+            matcher.advance(byte)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1, "a": 2}', '{"a": {}, "b": [1, {"c": "}"}], "a": 2}', '{"b\\n": 1, "b\\n": 2}']
+)
+@pytest.mark.parametrize("before", ["", '<think>It is "{" or {a}, see [1].</think>', "<tool_call>\n", "[f(x="])
+def test_every_way_to_repeat_a_key_is_closed(before: str, text: str) -> None:
+    """Cut into a token at any place, what completes the key is forbidden."""
+    last = text.rindex('"', 0, text.rindex(":")) + 1
+    for start in range(last):
+        assert allowed_ends(before, text, start) == list(range(start + 1, last))
+
+
+def allowed_ends(before: str, text: str, start: int) -> list[int]:
+    """The places up to which one token may take the text from `start` on."""
+    keys = Keys()
+    assert keys.feed((before + text[:start]).encode())
+    tokens = KeyTokens([text[start:end].encode() for end in range(start + 1, len(text) + 1)])
+    mask = np.full(len(text) // 32 + 1, 2**32 - 1, np.uint32)
+    tokens.forbid(keys, mask)
+    return [start + 1 + token for token in range(len(text) - start) if mask[token // 32] >> token % 32 & 1]
+
+
+@pytest.mark.parametrize("key", ["\\u0061", "\\u000a", "\\u007f", "\\u001F", "x\\u0041"])
+def test_every_way_to_escape_a_key_needlessly_is_closed(key: str) -> None:
+    text = '{"z": 1, "' + key + '": 2}'
+    wrong = next(end for end in range(len(text)) if not Keys().feed(text[: end + 1].encode()))
+    assert wrong < text.rindex('"')
+    for start in range(wrong + 1):
+        assert allowed_ends("", text, start) == list(range(start + 1, wrong + 1))
+    assert Keys().feed(b'{"\\u0001\\n\\"": 1, "b": "\\u0061"}')
+
+
+def test_text_that_is_no_json_is_left_alone() -> None:
+    keys = Keys()
+    assert keys.feed(b'Say "a": {a: 1}, {"a" "a"}, {"a": 1 "a": 1}, ["a": 1, "a": 2], {x"\\u0061"} and "\\u0061": 1.')
