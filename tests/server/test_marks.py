@@ -147,15 +147,6 @@ def test_what_marks_may_be(served: Any) -> None:
         ({"system": [text("a", {"type": "eternal"})]}, "system[0].cache_control.type"),
         ({"system": [text("a", {"type": "ephemeral", "ttl": "2h"})]}, "system[0].cache_control.ttl"),
         ({"system": [text("a", "yes")]}, "system[0].cache_control"),
-        (
-            {
-                "messages": [
-                    user(text("hi")),
-                    {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "cache_control": MARK}]},
-                ]
-            },
-            "messages[1].content[0].cache_control: thinking cannot be marked; mark the block behind it.",
-        ),
     ):
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             response = post(served, path, **fields)

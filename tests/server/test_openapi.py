@@ -68,7 +68,7 @@ def test_each_field_is_described(served: Any, path: str) -> None:
     fields = {"messages": [{"role": "user", "content": "x"}], "prompt": "x"}
     own = {name: value for name, value in fields.items() if name in properties}
     for name in ("no_such_field", *properties):
-        answer = served.http.post(path, json={**dict.fromkeys(own), **own, name: own.get(name)})
+        answer = served.http.post(path, json={**own, name: 1 if name not in properties else own.get(name)})
         assert answer.status_code == (400 if name not in properties else 200), (name, answer.text)
 
 

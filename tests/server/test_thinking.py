@@ -109,8 +109,7 @@ def test_the_template_is_told(served: Served) -> None:
     ):
         assert served.message(thinking=thinking).status_code == 200
         assert served.prompt.endswith("assistant: <think></think>" if closed else "assistant: ")
-        counted = served.message("/v1/messages/count_tokens", thinking=thinking, max_tokens=None)
-        assert counted.status_code == 400
+        assert served.message("/v1/messages/count_tokens", thinking=thinking, max_tokens=1).status_code == 400
         counted = served.http.post("/v1/messages/count_tokens", json={"messages": HI, "thinking": thinking})
         assert counted.json() == {"input_tokens": len(served.engine.calls[-1].prompt)}
 
@@ -177,11 +176,15 @@ def test_an_answer_that_is_continued_has_no_thinking(served: Served) -> None:
 
 
 @with_template("never")
-def test_a_model_that_does_not_reason_says_so(served: Served) -> None:
-    for thinking in (ENABLED, {"type": "adaptive"}):
-        assert "does not reason" in refused(served, served.message(thinking=thinking))
-        body = {"messages": HI, "thinking": thinking}
-        assert "does not reason" in refused(served, served.http.post("/v1/messages/count_tokens", json=body))
+def test_a_model_that_does_not_reason_is_not_asked_to_and_the_client_is_told(served: Served) -> None:
+    for thinking in (ENABLED, {"type": "adaptive", "display": "omitted"}):
+        for path, others in (("/v1/messages", {"max_tokens": 20}), ("/v1/messages/count_tokens", {})):
+            answer = served.http.post(path, json={"messages": HI, "thinking": thinking, **others})
+            assert answer.status_code == 200
+            told = answer.headers["x-penstock-ignored"].split(", ")
+            assert told == (["thinking"] if thinking is ENABLED else ["thinking.display", "thinking"])
+    assert served.params.reasoning_budget is None
+    served.engine.calls.clear()
     assert "thinking_token_budget" in refused(served, served.chat(thinking_token_budget=7))
     assert served.message(thinking={"type": "disabled"}).status_code == 200
 

@@ -123,6 +123,8 @@ def _notes(told: Explanation) -> list[str]:
     known = [f"{name} {value}" for name, value in names.items() if value]
     if known:
         lines.append(", ".join(known))
+    if told.ignored:
+        lines.append(f"asked for with fields that had no effect: {', '.join(told.ignored)}")
     if told.missed:
         lines.append(f"missed its service level of {', '.join(told.missed)}")
     if told.error is not None:

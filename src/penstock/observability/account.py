@@ -48,6 +48,7 @@ class Account:
         id: of the request, from its response's head.
         arrived: its head came in; `created` is that moment in Unix time. `begun`: the server got to it.
         client_id: what its client calls it; `user` and `metadata` are whose it says that it is.
+        ignored: names of the request's fields that had no effect.
         caller: the headers in which its client says to which trace it belongs.
         response_id: of the response that it got.
         body_bytes: of its body, which was read at `received`.
@@ -77,6 +78,7 @@ class Account:
     response_id: str | None = None
     user: str | None = None
     metadata: dict[str, str] | None = None
+    ignored: Sequence[str] = ()
     caller: Mapping[str, str] = field(default_factory=dict)
     body_bytes: int = 0
     received: float | None = None

@@ -141,6 +141,7 @@ def _log(account: Account, cause: str, others: str) -> None:
         "tenant": account.tenant,
         "user": account.user,
         "metadata": account.metadata,
+        "ignored": list(account.ignored),
         "prompt_tokens": account.prompt_tokens,
         "output_tokens": account.output_tokens,
         "seconds": _rounded(seconds),
@@ -157,6 +158,7 @@ def _log(account: Account, cause: str, others: str) -> None:
             ("tenant", account.tenant),
             ("user", account.user),
             ("metadata", account.metadata),
+            ("ignored", ", ".join(account.ignored)),
         )
         if value
     )

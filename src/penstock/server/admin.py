@@ -22,7 +22,7 @@ from penstock.server.accounts import Accounts
 from penstock.server.body import read_json_body
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.server.explain import ExplainApi
-from penstock.server.schema import parse_fields
+from penstock.server.fields import parse_fields
 from penstock.server.service import json_response
 
 MAX_BODY_BYTES = 64 * 1024

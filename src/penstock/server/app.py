@@ -32,6 +32,7 @@ from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.server.explain import ExplainApi
+from penstock.server.fields import FieldReader, UnknownFields
 from penstock.server.figures import FiguresApi
 from penstock.server.gate import Gate
 from penstock.server.generation import GenerationResponse, Writer
@@ -43,10 +44,10 @@ from penstock.server.openapi import document
 from penstock.server.page.endpoints import page_routes
 from penstock.server.pages import ForeignPagesRefused
 from penstock.server.request_ids import Identified
-from penstock.server.resolve import Job, Resolver, check_model_name
+from penstock.server.resolve import Job, MaxTokensPolicy, Resolver, check_model_name
 from penstock.server.responses.endpoints import ResponsesApi
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
-from penstock.server.service import Service, json_response
+from penstock.server.service import Service, json_response, told
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE, StoredApi
 from penstock.server.tokens import TokensApi
@@ -74,6 +75,8 @@ def create_app(
     local: bool = False,
     settings: Settings | None = None,
     accounts: Accounts | None = None,
+    unknown_fields: UnknownFields = "refuse",
+    max_tokens_policy: MaxTokensPolicy = "cut",
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -92,6 +95,8 @@ def create_app(
         local: whether a server without keys is meant for its own machine only, and needs no name of the public DNS.
         settings: what figures are to be read with; they have the service levels that requests are judged by.
         accounts: of requests; kept for this application alone by default.
+        unknown_fields: whether requests with fields that nothing is known of are refused, or told of them.
+        max_tokens_policy: what becomes of a max_tokens that the context has no room for.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
@@ -100,7 +105,7 @@ def create_app(
         template = template or load_chat_template(tokenizer)
         chat = ChatEncoder(tokenizer, template)
         output_format = output_format or choose_format(template, tokenizer)[0]
-    resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format)
+    resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format, max_tokens_policy)
     condition = None if store is None else store.condition
     keys, settings = keys or Keyring(), settings or Settings()
     slo = None if settings.slo is None else Slo(**settings.slo)
@@ -108,7 +113,9 @@ def create_app(
     engine.observe(metrics.step)
     gate = Gate(engine, admission or default_admission())
     accounts = accounts or Accounts(engine)
-    service = Service(engine, tokenizer, resolver, metrics, max_body_bytes, gate, accounts, request_timeout)
+    service = Service(
+        engine, tokenizer, resolver, metrics, max_body_bytes, gate, accounts, request_timeout, unknown_fields
+    )
     endpoints = batch_endpoints(service)
     api = _Api(service, endpoints, keyed=bool(keys))
     stored = StoredApi(store, why_no_store, LineRunner(engine, endpoints, keys, accounts), metrics)
@@ -223,21 +230,29 @@ def _description(keyed: bool) -> dict[str, Any]:
 def batch_endpoints(service: Service) -> dict[str, BatchEndpoint]:
     """OpenAI's endpoints for one request each, which a batch may ask for too, by path."""
     engine, resolver = service.engine, service.resolver
+
+    def resolving(resolve: Callable[[bytes, FieldReader], Job]) -> Callable[[bytes], Job]:
+        def read(body: bytes) -> Job:
+            reader = service.reader()
+            return told(reader, resolve(body, reader))
+
+        return read
+
     table = None if service.tokenizer is None else service.tokenizer.table
     return {
         "/v1/completions": BatchEndpoint(
             "completions",
-            lambda body: resolver.completion(parse_completion(body), engine.model),
+            resolving(lambda body, reader: resolver.completion(parse_completion(body, reader), engine.model)),
             lambda job: ResponseWriter(COMPLETION, job, engine.model.name, table),
         ),
         "/v1/chat/completions": BatchEndpoint(
             "chat",
-            lambda body: resolver.chat(parse_chat(body), engine.model),
+            resolving(lambda body, reader: resolver.chat(parse_chat(body, reader), engine.model)),
             lambda job: ResponseWriter(CHAT, job, engine.model.name, table),
         ),
         "/v1/embeddings": BatchEndpoint(
             "embeddings",
-            lambda body: resolver.embedding(parse_embedding(body), engine.model),
+            resolving(lambda body, reader: resolver.embedding(parse_embedding(body, reader), engine.model)),
             lambda job: EmbeddingWriter(job, engine.model.name),
         ),
     }

@@ -76,7 +76,7 @@ class LineRunner:
             outcome = outcome_of(error)
         finally:
             self._accounts.end(account, outcome)
-        return Result(line.number, status == 200, _response_line(account.id, line.custom_id, status, body))
+        return Result(line.number, status == 200, _response_line(account, line.custom_id, status, body))
 
     async def _answer(self, line: InputLine, endpoint: BatchEndpoint, owner: str, account: Account) -> bytes:
         loop, asked = asyncio.get_running_loop(), time.monotonic()
@@ -113,8 +113,12 @@ def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
     return msgspec.json.encode(fields) + b"\n"
 
 
-def _response_line(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
-    response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+def _response_line(account: Account, custom_id: str, status: int, body: bytes) -> bytes:
+    response: dict[str, object] = {"status_code": status, "request_id": account.id}
+    if account.ignored:
+        # What is a header of a response over HTTP.
+        response["ignored"] = list(account.ignored)
+    response["body"] = msgspec.Raw(body)
     return msgspec.json.encode({"id": _id(), "custom_id": custom_id, "response": response, "error": None}) + b"\n"
 
 

@@ -15,9 +15,9 @@ from penstock.core.errors import InvalidParameter
 from penstock.server.batch_runner import BatchRunner
 from penstock.server.body import read_json_body
 from penstock.server.extras import check_metadata
+from penstock.server.fields import parse_fields
 from penstock.server.files import require
 from penstock.server.listing import list_page, read_page
-from penstock.server.schema import parse_fields
 from penstock.server.service import json_response
 from penstock.server.storage.batches import ENDED, Batch, BatchStore
 from penstock.server.storage.limits import DAY

@@ -8,17 +8,12 @@ from penstock.server import answers, batches, schema, tokens
 from penstock.server.messages import answers as messages_answers
 from penstock.server.messages import schema as messages_schema
 from penstock.server.openapi import Endpoint
-from penstock.server.parsing import Neutral
 from penstock.server.responses import answers as responses_answers
 from penstock.server.responses import schema as responses_schema
 
 _PAGE: dict[str, dict[str, Any]] = {"limit": {"type": "integer", "minimum": 1}, "after": {"type": "string"}}
 _DONE = "[DONE]"
 _ORDERED = {**_PAGE, "order": {"enum": ["asc", "desc"]}}
-
-
-def _values(neutral: Neutral) -> dict[str, tuple[Any, ...]]:
-    return {name: values for name, (values, _) in neutral.items()}
 
 
 def _stored(method: str, path: str, summary: str, answer: Any, **others: Any) -> Endpoint:
@@ -33,7 +28,7 @@ def _anthropic(path: str, summary: str, answer: Any, body: Any, events: tuple[An
         summary,
         answer,
         body,
-        neutral=_values(messages_schema.NEUTRAL),
+        rules=messages_schema.RULES,
         events=events,
         errors=(504, 529),
         error=answers.AnthropicError,
@@ -47,7 +42,7 @@ ENDPOINTS = (
         "Answer a conversation",
         answers.ChatCompletion,
         schema.ChatFields,
-        neutral=_values(schema.NEUTRAL),
+        rules=schema.RULES,
         events=(answers.ChatChunk, answers.ErrorAnswer),
         last_event=_DONE,
         errors=(504,),
@@ -58,13 +53,19 @@ ENDPOINTS = (
         "Continue texts",
         answers.Completion,
         schema.CompletionFields,
-        neutral=_values(schema.NEUTRAL_IN_COMPLETIONS),
+        rules=schema.COMPLETION_RULES,
         events=(answers.CompletionChunk, answers.ErrorAnswer),
         last_event=_DONE,
         errors=(504,),
     ),
     Endpoint(
-        "POST", "/v1/embeddings", "Make vectors of texts", answers.Embeddings, schema.EmbeddingFields, errors=(504,)
+        "POST",
+        "/v1/embeddings",
+        "Make vectors of texts",
+        answers.Embeddings,
+        schema.EmbeddingFields,
+        rules=schema.EMBEDDING_RULES,
+        errors=(504,),
     ),
     Endpoint(
         "POST",
@@ -72,9 +73,17 @@ ENDPOINTS = (
         "Answer a conversation, which is kept",
         responses_answers.ResponseAnswer,
         responses_schema.ResponsesFields,
-        neutral=_values(responses_schema.NEUTRAL),
+        rules=responses_schema.RULES,
         events=(responses_answers.ResponseEvent,),
         errors=(504, 507),
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses/input_tokens",
+        "Count a prompt's tokens",
+        responses_answers.InputTokens,
+        responses_schema.InputFields,
+        rules=responses_schema.RULES,
     ),
     Endpoint("GET", "/v1/responses/{id}", "A kept response", responses_answers.ResponseAnswer),
     Endpoint("DELETE", "/v1/responses/{id}", "Forget a response", answers.Deleted),
@@ -109,7 +118,14 @@ ENDPOINTS = (
     _stored("POST", "/v1/batches", "Run the requests in a file", answers.BatchAnswer, body=batches.BatchFields),
     _stored("GET", "/v1/batches/{id}", "A batch", answers.BatchAnswer),
     _stored("POST", "/v1/batches/{id}/cancel", "End a batch", answers.BatchAnswer),
-    Endpoint("POST", "/tokenize", "Tokens of a text or a conversation", answers.Tokens, tokens.TokenizeFields),
+    Endpoint(
+        "POST",
+        "/tokenize",
+        "Tokens of a text or a conversation",
+        answers.Tokens,
+        tokens.TokenizeFields,
+        rules=tokens.RULES,
+    ),
     Endpoint("POST", "/detokenize", "The text of tokens", answers.Prompt, tokens.DetokenizeFields),
     Endpoint("GET", "/v1/models", "What is served", answers.ModelList),
     Endpoint("GET", "/v1/models/{name}", "A model", answers.ModelCard),

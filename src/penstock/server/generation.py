@@ -19,6 +19,7 @@ from penstock.server.accounts import Accounts, failed
 from penstock.server.body import disconnected
 from penstock.server.drain import running
 from penstock.server.errors import ErrorForm, as_penstock_error, error_response, outcome_of
+from penstock.server.fields import ignored_header
 from penstock.server.gate import Pass
 from penstock.server.resolve import Job
 
@@ -251,7 +252,7 @@ class GenerationResponse:
         long = self._job.values > _INLINE_VALUES
         body = await asyncio.to_thread(self._writer.body) if long else self._writer.body()
         self._started = True
-        await self._hand_over(_send_whole(send, body))
+        await self._hand_over(_send_whole(send, body, _ignored(self._job)))
 
     async def _hand_over(self, sending: Awaitable[None]) -> None:
         self._account.sending = time.monotonic()
@@ -260,7 +261,8 @@ class GenerationResponse:
 
     async def _start(self, send: Send) -> None:
         if not self._started:
-            await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+            headers = [*_STREAM_HEADERS, *_ignored(self._job)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             self._started = True
 
     async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
@@ -295,7 +297,7 @@ def begun(account: Account, job: Job) -> None:
     account.taken_on = time.monotonic()
     account.prompts, account.prompt_tokens = job.prompts, job.prompt_tokens
     account.samples, account.stream = job.params[0].n if job.params else 1, job.stream
-    account.user, account.metadata = job.user, job.metadata
+    account.user, account.metadata, account.ignored = job.user, job.metadata, job.ignored
 
 
 def outputs_of(
@@ -352,7 +354,12 @@ async def _forward(
         await queue.put(None)
 
 
-async def _send_whole(send: Send, body: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+def _ignored(job: Job) -> list[tuple[bytes, bytes]]:
+    """The header that names the fields of the request that had no effect."""
+    return [(name.encode(), value.encode()) for name, value in ignored_header(job.ignored).items()]
+
+
+async def _send_whole(send: Send, body: bytes, further: list[tuple[bytes, bytes]]) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *further]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})

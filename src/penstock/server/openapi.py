@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.server.answers import ErrorAnswer
+from penstock.server.fields import Hint, Rules
 
 _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
@@ -44,7 +45,7 @@ class Endpoint(msgspec.Struct, frozen=True):
         summary: what it does, in a few words.
         answer: the type of its answer, None where that is no JSON.
         body: the type of the request's body, None where it has none.
-        neutral: fields of the body that have no effect: the values they may have beside null.
+        rules: of the body's fields that are not implemented.
         media: the content type of the answer.
         body_media: the content type of the body.
         events: the types of the events' data, where the answer can be server-sent events instead.
@@ -60,7 +61,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     summary: str
     answer: Any
     body: Any = None
-    neutral: dict[str, tuple[Any, ...]] = {}
+    rules: Rules = {}
     media: str = _JSON
     body_media: str = _JSON
     events: tuple[Any, ...] = ()
@@ -86,7 +87,7 @@ def document(endpoints: Sequence[Endpoint], version: str, *, keyed: bool = False
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
         if endpoint.body is not None:
-            _add_neutral(components[described[endpoint.body]["$ref"].rpartition("/")[2]], endpoint.neutral)
+            _add_rules(components[described[endpoint.body]["$ref"].rpartition("/")[2]], endpoint.rules)
         operation = paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, described)
         if endpoint.open:
             operation["security"] = []
@@ -100,10 +101,14 @@ def document(endpoints: Sequence[Endpoint], version: str, *, keyed: bool = False
     }
 
 
-def _add_neutral(schema: dict[str, Any], neutral: dict[str, tuple[Any, ...]]) -> None:
-    """Fields that are accepted where they ask for nothing."""
-    for name, values in neutral.items():
-        schema["properties"].setdefault(name, {"enum": [None, *values], "description": "Has no effect."})
+def _add_rules(schema: dict[str, Any], rules: Rules) -> None:
+    """Fields that are hints, and those that are accepted where they ask for nothing."""
+    for name, rule in rules.items():
+        if isinstance(rule, Hint):
+            described: dict[str, Any] = {"description": f"Accepted, and told as ignored. {rule.why}"}
+        else:
+            described = {"enum": [None, *rule.neutral], "description": "Has no effect."}
+        schema["properties"].setdefault(name, described)
 
 
 def _types(endpoint: Endpoint) -> list[Any]:

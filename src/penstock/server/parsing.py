@@ -1,19 +1,14 @@
-"""Bodies of requests → typed fields, in every dialect: unknown fields refused by name, neutral ones accepted."""
+"""Bodies of requests as JSON, within bounds, and errors in the terms of the dialect that a client speaks."""
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from penstock.core.errors import InvalidParameter, RequestError, rebuild_error
 from penstock.core.sampling import MAX_LOGIT_BIAS
-
-NOT_YET = "is not supported yet; leave it out."
-
-Neutral = dict[str, tuple[tuple[Any, ...], str]]
-"""Fields that have no effect here: the values that ask for nothing (null always does), what to say to the others."""
 
 # Of one conversation.
 MAX_MESSAGES = 16384
@@ -23,8 +18,6 @@ MAX_VALUES = 1024 * 1024
 MAX_NESTED = 128 * 1024
 # Entries of what any request has, wherever it is checked further. More are refused before anything looks at each.
 _MOST_ENTRIES = {"metadata": MAX_METADATA, "logit_bias": MAX_LOGIT_BIAS}
-
-Fields = TypeVar("Fields")
 
 # Some clients write numbers that JSON does not have.
 _NOT_FINITE = re.compile(rb'"(\w{1,40})"\s*:\s*(-?(?:NaN|Infinity|inf|nan))\b')
@@ -64,45 +57,27 @@ def _why_invalid(error: Exception) -> str:
     return str(error).partition(" - at")[0]
 
 
-def drop_neutral(fields: dict[str, Any], table: Neutral, path: str) -> None:
-    """Remove fields whose values ask for nothing; refuse those whose values ask for something."""
-    for name in [name for name in fields if name in table]:
-        value = fields.pop(name)
-        neutral, message = table[name]
-        # JSON's true is not 1, but Python's is.
-        if value is not None and not any(type(value) is type(other) and value == other for other in neutral):
-            raise InvalidParameter(path + name, message)
-
-
 def check_count(name: str, messages: object) -> None:
     """Refuse more messages than any conversation has, before anything looks at each of them."""
     if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
         raise InvalidParameter(name, f"{len(messages)} messages given, at most {MAX_MESSAGES} are accepted.")
 
 
-def convert(fields: dict[str, Any], kind: type[Fields]) -> Fields:
-    """The fields as a typed whole; raises InvalidParameter, which names the field."""
+def check_entries(fields: Mapping[str, Any]) -> None:
+    """Refuse more entries of an object than any request has, before anything looks at each of them."""
     for name, most in _MOST_ENTRIES.items():
         value = fields.get(name)
         if isinstance(value, dict) and len(value) > most:
             raise InvalidParameter(name, f"{len(value)} entries given, at most {most} are accepted.")
-    try:
-        return msgspec.convert(fields, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise _explain(str(error)) from error
 
 
-def _explain(message: str) -> InvalidParameter:
-    """A validation message such as "Expected `int | null`, got `str` - at `$.n`" as an error that names the field."""
+def explain_mismatch(message: str) -> InvalidParameter:
+    """msgspec's message, such as "Expected `int | null`, got `str` - at `$.n`", as an error that names the field."""
     text, _, place = message.partition(" - at ")
     path = place.removeprefix("`key` in ").strip("`").lstrip("$.").removesuffix("[...]")
-    for beginning, meaning in (
-        ("Object contains unknown field `", "is not a field of this request; leave it out."),
-        ("Object missing required field `", "is missing."),
-    ):
-        if text.startswith(beginning):
-            field = text.removeprefix(beginning).rstrip("`")
-            return InvalidParameter(f"{path}.{field}".lstrip("."), meaning)
+    missing = "Object missing required field `"
+    if text.startswith(missing):
+        return InvalidParameter(f"{path}.{text.removeprefix(missing).rstrip('`')}".lstrip("."), "is missing.")
     reason = text.replace("`", "").replace(" | ", " or ")
     return InvalidParameter(path or "body", f"{reason[:1].lower()}{reason[1:]}.")
 

@@ -1,7 +1,7 @@
 """From the fields of a request to what the engine is asked for: prompts as ids, parameters with every default."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -13,8 +13,9 @@ from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.chat_output import ChatOutput, resolve_output
+from penstock.server.effort import variables_of
 from penstock.server.extras import MAX_NAME_LENGTH, check_extras, standing_of
-from penstock.server.parsing import check_count
+from penstock.server.parsing import check_count, in_terms_of
 from penstock.server.schema import (
     ROLES,
     ChatFields,
@@ -27,10 +28,12 @@ from penstock.server.schema import (
 from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
 from penstock.text.chat_template import ChatEncoder
-from penstock.text.output_format import THINKING_VARIABLE, OutputFormat, Parsing
+from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
 from penstock.text.reasoning import Before
 from penstock.text.tokenizer import Tokenizer
 
+MaxTokensPolicy = Literal["cut", "refuse"]
+MAX_TOKENS_POLICIES: tuple[MaxTokensPolicy, ...] = ("cut", "refuse")
 COMPLETION_MAX_TOKENS = 16
 MAX_CHOICES = 1024
 # Log probabilities of prompts in one response, each of some 80 bytes of JSON: a prompt of 131,072 tokens with the most
@@ -61,6 +64,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             the engine computes may be more, for `echo`.
         values: how many log probabilities of prompts, or numbers of vectors, the response holds at most.
         parsing: how outputs are cut into pieces; None where they are text and nothing else.
+        ignored: names of the request's fields that have no effect.
         stream, include_usage, return_token_ids: how the response is written.
         continuous_usage: whether every event has the usage so far; only with include_usage.
     """
@@ -80,6 +84,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: int | None = None
     values: int = 0
     parsing: Parsing | None = None
+    ignored: tuple[str, ...] = ()
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -100,11 +105,14 @@ class Resolver:
         chat: ChatEncoder | None,
         defaults: SamplingDefaults,
         output_format: OutputFormat | None = None,
+        max_tokens_policy: MaxTokensPolicy = "cut",
     ) -> None:
+        """`max_tokens_policy`: what becomes of a max_tokens that the context has no room for."""
         self._tokenizer = tokenizer
         self._chat = chat
         self._defaults = defaults
         self._format = output_format or OutputFormat()
+        self._max_tokens_policy = max_tokens_policy
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -132,9 +140,10 @@ class Resolver:
         texts = [self._text(prompt, fields) for prompt in given] if fields.echo else None
         if len(prompts) * template.n > MAX_CHOICES:
             raise InvalidParameter("n", f"{len(prompts)} prompts × {template.n} samples are more than {MAX_CHOICES}.")
-        params = [_fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
+        params = [self._fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
         scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
-        return self._job(fields, prompts, params, scored, echo=texts)
+        ignored = _cut_fields(template, params, "max_tokens")
+        return self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
 
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""
@@ -183,29 +192,45 @@ class Resolver:
             raise InvalidParameter("top_logprobs", "needs logprobs to be true.")
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-        template = self._sampling(fields, next(iter(limits), None), logprobs, model, name)
+        with in_terms_of((("logprobs", "top_logprobs"), ("max_tokens", name))):
+            template = self._sampling(fields, next(iter(limits), None), logprobs, model, name)
         use = self._tool_use(fields)
-        prompt = self._chat_prompt(fields, use, model.max_model_len - 1)
+        variables, ignored = self._variables(fields)
+        prompt = self._chat_prompt(fields, use, variables, model.max_model_len - 1)
         check_ids(prompt, model, "messages")
-        output = self._output(fields, use, prompt, template)
+        output = self._output(fields, use, prompt, template, variables)
         template = msgspec.structs.replace(
             template,
             kept_special_tokens=self._format.kept_tokens(output.parsing),
             grammar=output.grammar,
             reasoning_budget=output.budget,
         )
-        params = _fit(template, prompt, model, "messages", None)
+        params = self._fit(template, prompt, model, "messages", None)
         scored = {"prompt_logprobs": fields.prompt_logprobs}
-        return self._job(fields, [prompt], [params], scored, parsing=output.parsing)
+        ignored += _cut_fields(template, [params], name)
+        return self._job(fields, [prompt], [params], scored, parsing=output.parsing, ignored=ignored)
 
     def chat_prompt(self, fields: ChatFields) -> list[int]:
         """The ids of a conversation, however long it is; raises RequestError with the cause."""
-        return self._chat_prompt(fields, self._tool_use(fields), None)
+        variables, _ = self._variables(fields)
+        return self._chat_prompt(fields, self._tool_use(fields), variables, None)
 
     def _tool_use(self, fields: ChatFields) -> ToolUse | None:
         return resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls, self._format)
 
-    def _chat_prompt(self, fields: ChatFields, use: ToolUse | None, most_tokens: int | None) -> list[int]:
+    def _variables(self, fields: ChatFields) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """What the chat template is told beside the messages, and the fields that it has no words for."""
+        if self._chat is None:
+            return {}, ()
+        given = _template_variables(fields.chat_template_kwargs, self._chat.template.variables)
+        if fields.reasoning_effort is None:
+            return given, ()
+        variables, exact = variables_of(fields.reasoning_effort, self._chat.template)
+        return {**variables, **given}, () if exact else ("reasoning_effort",)
+
+    def _chat_prompt(
+        self, fields: ChatFields, use: ToolUse | None, variables: Mapping[str, Any], most_tokens: int | None
+    ) -> list[int]:
         if self._chat is None:
             raise InvalidParameter("messages", NO_TOKENIZER)
         continued = bool(fields.continue_final_message)
@@ -218,7 +243,7 @@ class Resolver:
             add_generation_prompt=add_prompt,
             continue_final_message=continued,
             add_special_tokens=bool(fields.add_special_tokens),
-            variables=_template_variables(fields.chat_template_kwargs, self._chat.template.variables),
+            variables=variables,
             most_tokens=most_tokens,
         )
 
@@ -230,6 +255,7 @@ class Resolver:
         scored: dict[str, int | None],
         echo: list[str] | None = None,
         parsing: Parsing | None = None,
+        ignored: tuple[str, ...] = (),
     ) -> Job:
         """`scored` has the fields that ask for log probabilities of the prompts."""
         stream = bool(fields.stream)
@@ -251,29 +277,37 @@ class Resolver:
             prompt_logprobs=fields.prompt_logprobs,
             values=_prompt_logprobs(prompts, params[0].n, scored),
             parsing=parsing,
+            ignored=ignored,
             stream=stream,
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.continuous_usage_stats),
             return_token_ids=bool(fields.return_token_ids),
         )
 
-    def _output(self, fields: ChatFields, use: ToolUse | None, prompt: list[int], params: SamplingParams) -> ChatOutput:
+    def _output(
+        self,
+        fields: ChatFields,
+        use: ToolUse | None,
+        prompt: list[int],
+        params: SamplingParams,
+        variables: Mapping[str, Any],
+    ) -> ChatOutput:
         return resolve_output(
             self._format,
             params.grammar,
             use,
-            before=self._before_answer(fields, prompt) if self._format.reasoning else "nothing",
+            before=self._before_answer(fields, prompt, variables) if self._format.reasoning else "nothing",
             reasoning_shown=fields.include_reasoning is not False,
             reasoning_tokens=fields.thinking_token_budget,
         )
 
-    def _before_answer(self, fields: ChatFields, prompt: list[int]) -> Before:
+    def _before_answer(self, fields: ChatFields, prompt: list[int], variables: Mapping[str, Any]) -> Before:
         """What may come before the answer, of a model that reasons."""
         begun = _content(fields.messages[-1].content, "messages") if fields.continue_final_message else ""
         end = "" if self._tokenizer is None else self._tokenizer.decode(prompt[-_LONGEST_MARK:], skip_special=False)
         before = self._format.before_answer(end, begun)
         # Where a template says it without a mark, it is the client who has said that there shall be none.
-        unwanted = (fields.chat_template_kwargs or {}).get(THINKING_VARIABLE) is False
+        unwanted = any(variables.get(switch) is False for switch in THINKING_SWITCHES)
         return "nothing" if unwanted and before == "reasoning" else before
 
     def _sampling(
@@ -297,7 +331,7 @@ class Resolver:
             if given is not None and name not in ("max_tokens", "logprobs", "prompt_logprobs"):
                 values[name] = given
         scored = max((top for top in (fields.prompt_logprobs, echoed) if top is not None), default=None)
-        if max_tokens is not None and max_tokens > model.max_model_len:
+        if max_tokens is not None and max_tokens > model.max_model_len and not self._may_cut(fields):
             raise ContextLengthExceeded(
                 f"{max_tokens_name}: {max_tokens} tokens of output are too many; {_context(model)}.",
                 param=max_tokens_name,
@@ -317,6 +351,36 @@ class Resolver:
                 "stop", "this server has no tokenizer, so strings are not found; use stop_token_ids."
             )
         return params
+
+    def _fit(
+        self, params: SamplingParams, prompt: list[int], model: ModelInfo, param: str, default_max_tokens: int | None
+    ) -> SamplingParams:
+        """The parameters with `max_tokens` resolved; raises ContextLengthExceeded where the context is too short."""
+        room = model.max_model_len - len(prompt)
+        least = 0 if params.max_tokens == 0 else max(1, params.min_tokens)
+        if room < least:
+            output = f" with at least {_tokens(least)} of output" if least else ""
+            raise ContextLengthExceeded(
+                f"The prompt has {len(prompt)} tokens; {_context(model)}, which{output} takes at most "
+                f"{model.max_model_len - least} of them. Shorten the prompt.",
+                param=param,
+            )
+        if params.max_tokens is None:
+            most = room if default_max_tokens is None else min(room, max(default_max_tokens, params.min_tokens))
+            return msgspec.structs.replace(params, max_tokens=most)
+        if params.max_tokens <= room:
+            return params
+        if self._may_cut(params):
+            return msgspec.structs.replace(params, max_tokens=room)
+        raise ContextLengthExceeded(
+            f"The prompt has {len(prompt)} tokens, and {params.max_tokens} tokens of output are asked for; "
+            f"{_context(model)}. Shorten the prompt or ask for at most {room} tokens.",
+            param=param,
+        )
+
+    def _may_cut(self, asked: CommonFields | SamplingParams) -> bool:
+        """Whether an output may have fewer tokens than it may have at most; without an end it would have just these."""
+        return self._max_tokens_policy == "cut" and not asked.ignore_eos
 
     def _prompts(
         self, param: str, given: Any, model: ModelInfo, *, most_tokens: int, add_special_tokens: bool
@@ -392,29 +456,13 @@ def _prompt_logprobs(prompts: Sequence[list[int]], n: int, scored: dict[str, int
     return total
 
 
-def _fit(
-    params: SamplingParams, prompt: list[int], model: ModelInfo, param: str, default_max_tokens: int | None
-) -> SamplingParams:
-    """The parameters with `max_tokens` resolved; raises ContextLengthExceeded where the context is too short."""
-    room = model.max_model_len - len(prompt)
-    least = 0 if params.max_tokens == 0 else 1
-    if room < least:
-        output = " with at least one token of output" if least else ""
-        raise ContextLengthExceeded(
-            f"The prompt has {len(prompt)} tokens; {_context(model)}, which{output} takes at most "
-            f"{model.max_model_len - least} of them. Shorten the prompt.",
-            param=param,
-        )
-    if params.max_tokens is None:
-        most = room if default_max_tokens is None else min(room, max(default_max_tokens, params.min_tokens))
-        return msgspec.structs.replace(params, max_tokens=most)
-    if params.max_tokens > room:
-        raise ContextLengthExceeded(
-            f"The prompt has {len(prompt)} tokens, and {params.max_tokens} tokens of output are asked for; "
-            f"{_context(model)}. Shorten the prompt or ask for at most {room} tokens.",
-            param=param,
-        )
-    return params
+def _cut_fields(asked: SamplingParams, params: Sequence[SamplingParams], name: str) -> tuple[str, ...]:
+    """The name of the field that limits outputs, where one has less than was asked for."""
+    return (name,) if any(asked.max_tokens not in (None, each.max_tokens) for each in params) else ()
+
+
+def _tokens(count: int) -> str:
+    return "one token" if count == 1 else f"{count} tokens"
 
 
 def _context(model: ModelInfo) -> str:

@@ -4,52 +4,63 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.core.errors import InvalidParameter
-from penstock.server.parsing import NOT_YET as _NOT_YET
-from penstock.server.parsing import Fields, Neutral, check_count, convert, decode_object, drop_neutral
+from penstock.server.effort import Effort
+from penstock.server.fields import FieldReader, Hint, Refused, Rules
+from penstock.server.parsing import check_count, decode_object
 from penstock.server.tools import NamedTool, ToolFields
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
-# Fields of the OpenAI API and of vLLM that have no effect here: the values that ask for nothing (null always does),
-# and what to say to the others.
-NEUTRAL: Neutral = {
-    "allowed_token_ids": (([],), _NOT_YET),
-    "audio": ((), "is not supported; only text is."),
-    "bad_words": (([],), _NOT_YET),
-    "chat_template": ((), "is not accepted from clients; the model's own template is used."),
-    "documents": (([],), _NOT_YET),
-    "function_call": (("none",), "is not supported; use tool_choice."),
-    "functions": (([],), "is not supported; use tools."),
-    "length_penalty": ((1, 1.0), "beam search is not supported; leave it out."),
-    "logits_processors": (([],), "is not supported; leave it out."),
-    "modalities": ((["text"],), 'only ["text"] is supported.'),
-    "prediction": ((), _NOT_YET),
-    "prompt_cache_key": ((), "is not supported; common prefixes are always cached, and cache_salt keeps them apart."),
-    "reasoning_effort": ((), _NOT_YET),
-    "spaces_between_special_tokens": ((True,), "only true is supported."),
-    "store": ((False,), "nothing is stored; leave it out or send false."),
-    "suffix": (("",), "filling in the middle is not supported; leave it out."),
-    "truncate_prompt_tokens": ((), "prompts are never truncated; shorten the prompt instead."),
-    "use_beam_search": ((False,), "beam search is not supported; leave it out."),
-    "verbosity": ((), _NOT_YET),
-    "web_search_options": ((), "is not supported; leave it out."),
+_NOT_YET = "is not supported yet; leave it out."
+_NO_TIERS_OF_CACHE = Hint(
+    "Prefixes are cached for as long as there is room; cache_salt keeps them apart.", ({}, "in_memory")
+)
+
+# Fields of the OpenAI API and of vLLM that are not implemented.
+RULES: Rules = {
+    "audio": Refused("is not supported; only text is."),
+    "chat_template": Refused("is not accepted from clients; the operator chooses the template with --chat-template."),
+    "client_metadata": Hint("It is for the operator of a hosted API; metadata goes into the log."),
+    "documents": Refused(_NOT_YET, ([],)),
+    "function_call": Refused("is not supported; use tool_choice.", ("none",)),
+    "functions": Refused("is not supported; use tools.", ([],)),
+    "length_penalty": Refused("beam search is not supported; leave it out.", (1, 1.0)),
+    "logits_processors": Refused("is not supported; leave it out.", ([],)),
+    "modalities": Refused('only ["text"] is supported.', (["text"],)),
+    "moderation": Refused("texts are not moderated; leave it out."),
+    "prediction": Hint("It asks for speed; --speculative drafts without it."),
+    "prompt_cache_key": Hint("The server finds common prefixes by itself; cache_salt keeps them apart."),
+    "prompt_cache_options": _NO_TIERS_OF_CACHE,
+    "prompt_cache_retention": _NO_TIERS_OF_CACHE,
+    "safety_identifier": Hint("Nothing is moderated; user goes into the log."),
+    "spaces_between_special_tokens": Refused("only true is supported.", (True,)),
+    "store": Hint("Only /v1/responses stores answers.", (False,), lambda value: value is True, "must be a boolean."),
+    "suffix": Refused("filling in the middle is not supported; leave it out.", ("",)),
+    "truncate_prompt_tokens": Refused("prompts are never truncated; shorten the prompt instead."),
+    "use_beam_search": Refused("beam search is not supported; leave it out.", (False,)),
+    "verbosity": Hint("Models that are served have no such setting; ask for it in the prompt.", ("medium",)),
+    "web_search_options": Refused("the server searches nothing; offer a tool of your own."),
 }
 _NOT_IN_COMPLETIONS = "is a field of /v1/chat/completions; leave it out."
-NEUTRAL_IN_COMPLETIONS: Neutral = {
-    **NEUTRAL,
-    "parallel_tool_calls": ((), _NOT_IN_COMPLETIONS),
-    "tool_choice": (("none",), _NOT_IN_COMPLETIONS),
-    "tools": (([],), _NOT_IN_COMPLETIONS),
+COMPLETION_RULES: Rules = {
+    **RULES,
+    "parallel_tool_calls": Refused(_NOT_IN_COMPLETIONS),
+    "reasoning_effort": Refused(_NOT_IN_COMPLETIONS),
+    "tool_choice": Refused(_NOT_IN_COMPLETIONS, ("none",)),
+    "tools": Refused(_NOT_IN_COMPLETIONS, ([],)),
 }
-_NEUTRAL_IN_MESSAGES: Neutral = {
-    "annotations": (([],), "is not supported; leave it out."),
-    "audio": ((), "is not supported; only text is."),
-    "function_call": ((), "is not supported; use tool_calls."),
-    "refusal": ((), "is not supported; leave it out."),
+EMBEDDING_RULES: Rules = {
+    "safety_identifier": RULES["safety_identifier"],
+}
+# Of messages; all others that Message lacks are the client's own, too.
+MESSAGE_RULES: Rules = {
+    "annotations": Hint("They say where a text came from, which the model is not told.", ([],)),
+    "audio": Refused("is not supported; only text is."),
+    "function_call": Refused("is not supported; use tool_calls."),
 }
 
-_REPEATED = "provider_specific_fields"
+_CACHE_MARK = Hint("Prefixes are cached without marks; /v1/messages keeps what is marked.")
+PART_RULES: Rules = {"cache_control": _CACHE_MARK, "prompt_cache_breakpoint": _CACHE_MARK}
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -147,6 +158,7 @@ class ChatFields(CommonFields, frozen=True, kw_only=True):
     tools: list[ToolFields] | None = None
     tool_choice: str | NamedTool | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     thinking_token_budget: int | None = None
 
@@ -167,44 +179,57 @@ class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     user: str | None = None
 
 
-def parse_completion(body: bytes) -> CompletionFields:
+def parse_completion(body: bytes, reader: FieldReader) -> CompletionFields:
     """Parse a body; raises RequestError, naming the field."""
     fields = decode_object(body)
-    drop_neutral(fields, NEUTRAL_IN_COMPLETIONS, "")
-    return convert(fields, CompletionFields)
+    reader.settle(fields, COMPLETION_RULES)
+    return reader.convert(fields, CompletionFields)
 
 
-def parse_embedding(body: bytes) -> EmbeddingFields:
-    """Parse a body; raises RequestError, naming the field."""
-    return convert(decode_object(body), EmbeddingFields)
-
-
-def parse_chat(body: bytes) -> ChatFields:
+def parse_embedding(body: bytes, reader: FieldReader) -> EmbeddingFields:
     """Parse a body; raises RequestError, naming the field."""
     fields = decode_object(body)
-    drop_neutral(fields, NEUTRAL, "")
-    drop_neutral_in_messages(fields)
-    return convert(fields, ChatFields)
+    reader.settle(fields, EMBEDDING_RULES)
+    return reader.convert(fields, EmbeddingFields)
 
 
-def drop_neutral_in_messages(fields: dict[str, Any]) -> None:
-    """Remove fields of messages whose values ask for nothing; refuse those whose values ask for something."""
+def parse_chat(body: bytes, reader: FieldReader) -> ChatFields:
+    """Parse a body; raises RequestError, naming the field."""
+    fields = decode_object(body)
+    reader.settle(fields, RULES)
+    settle_messages(fields, reader)
+    return reader.convert(fields, ChatFields)
+
+
+def settle_messages(fields: dict[str, Any], reader: FieldReader) -> None:
+    """Take out of messages what is not for the model: clients keep records of their own there."""
     messages = fields.get("messages")
     check_count("messages", messages)
     for index, message in enumerate(messages if isinstance(messages, list) else []):
-        if isinstance(message, dict):
-            drop_neutral(message, _NEUTRAL_IN_MESSAGES, f"messages[{index}].")
-            _drop_repeated(message, f"messages[{index}].{_REPEATED}")
+        if not isinstance(message, dict):
+            continue
+        path = f"messages[{index}]."
+        reader.settle(message, MESSAGE_RULES, path)
+        if isinstance(message.get("reasoning"), str):
+            # vLLM's newer name for it.
+            message.setdefault("reasoning_content", message.pop("reasoning"))
+        _drop_own(message, Message, path, reader)
+        for number, part in _objects(message.get("content")):
+            reader.settle(part, PART_RULES, f"{path}content[{number}].")
+        for number, call in _objects(message.get("tool_calls")):
+            place = f"{path}tool_calls[{number}]."
+            _drop_own(call, ToolCall, place, reader)
+            if isinstance(call.get("function"), dict):
+                _drop_own(call["function"], FunctionCall, f"{place}function.", reader)
 
 
-def _drop_repeated(message: dict[str, Any], path: str) -> None:
-    """Remove what LiteLLM adds to the messages that it hands out: fields of the message, once more."""
-    repeated = message.pop(_REPEATED, None)
-    fields = repeated.items() if isinstance(repeated, dict) else ((path, repeated),)
-    if any(value is not None and message.get(name) != value for name, value in fields):
-        raise InvalidParameter(path, "is accepted only where it repeats fields of the message; leave it out.")
+def _drop_own(fields: dict[str, Any], kind: type[msgspec.Struct], path: str, reader: FieldReader) -> None:
+    """Take out what the type of an object in the history does not have: records of the client's or of its library."""
+    for name in fields.keys() - set(kind.__struct_fields__):
+        if fields.pop(name) is not None:
+            reader.ignore(path + name)
 
 
-def parse_fields(body: bytes, kind: type[Fields]) -> Fields:
-    """Parse the body of any other request; raises RequestError, naming the field."""
-    return convert(decode_object(body), kind)
+def _objects(items: Any) -> list[tuple[int, dict[str, Any]]]:
+    """The objects in a list, and their places."""
+    return [pair for pair in enumerate(items if isinstance(items, list) else ()) if isinstance(pair[1], dict)]

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from penstock.server.accounts import Accounts
 from penstock.server.arrival import ARRIVED
 from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
+from penstock.server.fields import FieldReader, UnknownFields, ignored_header
 from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer, begun
 from penstock.server.parsing import Names, in_terms_of, renamed
@@ -51,8 +52,9 @@ class Service:
         gate: Gate,
         accounts: Accounts,
         request_timeout: float | None = None,
+        unknown_fields: UnknownFields = "refuse",
     ) -> None:
-        """`request_timeout` is how many seconds any request has at most."""
+        """`request_timeout` is how many seconds any request has at most; `unknown_fields`, what becomes of them."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.resolver = resolver
@@ -62,7 +64,12 @@ class Service:
         self._accounts = accounts
         self._room = BodyRoom()
         self._request_timeout = request_timeout
+        self._unknown_fields = unknown_fields
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
+
+    def reader(self) -> FieldReader:
+        """What reads the fields of one request."""
+        return FieldReader(self._unknown_fields)
 
     async def read(self, request: Request) -> bytes:
         """A request's body. Raises EngineUnavailable before there is an engine, RequestError for what is no JSON."""
@@ -88,9 +95,10 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def chat(self, fields: ChatFields, names: Names) -> Job:
-        """The job of a chat that another dialect's request has become; errors speak of that request's fields."""
+        """The job of a chat that another dialect's request has become, in the terms of that request's fields."""
         with in_terms_of(names):
             job = self.resolver.chat(fields, self.engine.model)
+        job = replace(job, ignored=tuple(renamed(name, names) for name in job.ignored))
         (params,) = job.params
         if params.grammar is None:
             return job
@@ -150,6 +158,11 @@ class Service:
         return None if seconds is None else Deadline(arrived + seconds, seconds, seconds == asked)
 
 
-def json_response(content: object, status: int = 200) -> Response:
-    """A JSON answer."""
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def told(reader: FieldReader, job: Job) -> Job:
+    """The job, with what had no effect when its request was read."""
+    return replace(job, ignored=tuple(dict.fromkeys((*reader.ignored, *job.ignored))))
+
+
+def json_response(content: object, status: int = 200, ignored: Iterable[str] = ()) -> Response:
+    """A JSON answer; `ignored` names the fields of the request that had no effect."""
+    return Response(msgspec.json.encode(content), status, ignored_header(ignored), "application/json")

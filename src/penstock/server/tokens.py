@@ -10,20 +10,30 @@ from starlette.routing import Route
 
 from penstock.core.errors import InvalidParameter
 from penstock.engine.interface import ModelInfo
-from penstock.server.parsing import Neutral, convert, decode_object, drop_neutral
+from penstock.server.effort import Effort
+from penstock.server.fields import FieldReader, Refused, Rules, ignored_header
+from penstock.server.parsing import decode_object
 from penstock.server.resolve import NO_TOKENIZER, Resolver, check_ids, check_model_name
-from penstock.server.schema import ChatFields, Message, drop_neutral_in_messages
+from penstock.server.schema import RULES as CHAT_RULES
+from penstock.server.schema import ChatFields, Message, settle_messages
 from penstock.server.service import Service
 from penstock.server.tools import ToolFields
 from penstock.text.tokenizer import Tokenizer
 
-NEUTRAL: Neutral = {
-    "chat_template": ((), "is not accepted from clients; the model's own template is used."),
-    "mm_processor_kwargs": (({},), "is not supported; only text is."),
+RULES: Rules = {
+    "chat_template": CHAT_RULES["chat_template"],
+    "mm_processor_kwargs": Refused("is not supported; only text is.", ({},)),
 }
-_OF_CHATS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+_OF_CHATS = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+    "reasoning_effort",
+)
 
-Work = Callable[[bytes, Tokenizer, Resolver, ModelInfo], bytes]
+Work = Callable[[bytes, FieldReader, Tokenizer, Resolver, ModelInfo], bytes]
 
 
 class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,6 +46,7 @@ class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -73,15 +84,17 @@ class TokensApi:
         body = await service.read(request)
         if service.tokenizer is None:
             raise InvalidParameter("prompt", NO_TOKENIZER)
-        arguments = (body, service.tokenizer, service.resolver, service.engine.model)
-        return Response(await service.beside(len(body), work, *arguments), media_type="application/json")
+        reader = service.reader()
+        arguments = (body, reader, service.tokenizer, service.resolver, service.engine.model)
+        answer = await service.beside(len(body), work, *arguments)
+        return Response(answer, 200, ignored_header(reader.ignored), "application/json")
 
 
-def _tokenize(body: bytes, tokenizer: Tokenizer, resolver: Resolver, model: ModelInfo) -> bytes:
+def _tokenize(body: bytes, reader: FieldReader, tokenizer: Tokenizer, resolver: Resolver, model: ModelInfo) -> bytes:
     given = decode_object(body)
-    drop_neutral(given, NEUTRAL, "")
-    drop_neutral_in_messages(given)
-    fields = convert(given, TokenizeFields)
+    reader.settle(given, RULES)
+    settle_messages(given, reader)
+    fields = reader.convert(given, TokenizeFields)
     check_model_name(fields.model, model)
     ids = _ids(fields, tokenizer, resolver)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
@@ -103,8 +116,8 @@ def _ids(fields: TokenizeFields, tokenizer: Tokenizer, resolver: Resolver) -> li
     return tokenizer.encode(fields.prompt, fields.add_special_tokens is not False)
 
 
-def _detokenize(body: bytes, tokenizer: Tokenizer, resolver: Resolver, model: ModelInfo) -> bytes:
-    fields = convert(decode_object(body), DetokenizeFields)
+def _detokenize(body: bytes, reader: FieldReader, tokenizer: Tokenizer, resolver: Resolver, model: ModelInfo) -> bytes:
+    fields = reader.convert(decode_object(body), DetokenizeFields)
     check_model_name(fields.model, model)
     if fields.tokens:
         check_ids(fields.tokens, model, "tokens")

@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 import jinja2.meta
+import jinja2.nodes
 
 from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
 from penstock.text.template_budget import TakesLong
@@ -47,6 +48,7 @@ class ChatTemplate:
         notes: what a user should know about the choice of the template.
         is_plain: whether it is the plain template of a model that has none.
         variables: the names that it reads beside those of its own, such as `enable_thinking`.
+        words: the texts that it compares with or writes, each whole.
         source: its text; with `tool_use`, the text of both.
         takes_tools: whether it reads the tools that a request offers.
     """
@@ -65,7 +67,8 @@ class ChatTemplate:
         sandbox = Sandbox()
         try:
             self._template = sandbox.from_string(source)
-            read = jinja2.meta.find_undeclared_variables(sandbox.parse(source))
+            parsed = sandbox.parse(source)
+            read = jinja2.meta.find_undeclared_variables(parsed)
         except Exception as error:
             # Jinja makes Python of it, which can object to it in many ways (SyntaxError, ValueError, RecursionError).
             raise TokenizerError(f"The model's chat template cannot be compiled: {error}.") from error
@@ -73,6 +76,8 @@ class ChatTemplate:
         self.source = source if tool_use is None else f"{source}\n{tool_use}"
         self.takes_tools: bool = "tools" in read if self._tool_use is None else self._tool_use.takes_tools
         self.variables = frozenset(read) - _GIVEN - sandbox.globals.keys()
+        texts = (constant.value for constant in parsed.find_all(jinja2.nodes.Const))
+        self.words = frozenset(text for text in texts if isinstance(text, str))
         self.is_plain = is_plain
         self.notes = tuple(notes)
 

@@ -19,7 +19,7 @@ TOOL_CALL_PARSERS = ("auto", "none", *PARSERS)
 REASONING_PARSERS = ("auto", "none", "think")
 
 # What templates of models that reason or not, as they are told, call it.
-THINKING_VARIABLE = "enable_thinking"
+THINKING_SWITCHES = ("enable_thinking", "thinking")
 _REASONING_MARKERS = (THINK_OPENER, THINK_CLOSER)
 
 

@@ -74,6 +74,7 @@ def explain(
         queue_seconds=account.queue_seconds,
         time_to_first_token=account.time_to_first_token,
         missed=list(account.missed),
+        ignored=list(account.ignored),
         prompts=len(account.journals),
         prompt=course.prompt,
         prompt_tokens=account.prompt_tokens,

@@ -154,6 +154,7 @@ class Explanation(msgspec.Struct, frozen=True):
         waits_for: what keeps it waiting now; None where it does not wait.
         outcome, status, error: how it has ended; None while it runs.
         missed: the service levels that it missed.
+        ignored: names of the request's fields that had no effect.
         prompts: how many it has; the timeline is that of number `prompt`, which was the last to be finished.
         prompt_text: where the operator has prompts kept.
         causes: the largest first.
@@ -175,6 +176,7 @@ class Explanation(msgspec.Struct, frozen=True):
     queue_seconds: float | None
     time_to_first_token: float | None
     missed: list[Miss]
+    ignored: list[str]
     prompts: int
     prompt: int
     prompt_tokens: int

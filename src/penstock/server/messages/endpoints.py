@@ -5,14 +5,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.server.fields import FieldReader
 from penstock.server.generation import GenerationResponse
 from penstock.server.messages.marks import kept_prefixes, marks_of
-from penstock.server.messages.schema import MessagesFields, PromptFields, parse
+from penstock.server.messages.schema import Fields, MessagesFields, PromptFields, parse
+from penstock.server.messages.thinking import asks_for_reasoning
 from penstock.server.messages.translate import NAMES, chat_of_messages, chat_of_prefix, chat_of_prompt
 from penstock.server.messages.writer import MessagesWriter
 from penstock.server.parsing import in_terms_of
 from penstock.server.resolve import Job, check_model_name
-from penstock.server.service import Service, json_response
+from penstock.server.service import Service, json_response, told
 
 
 class MessagesApi:
@@ -34,28 +36,38 @@ class MessagesApi:
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`"""
-        body = await self._service.read(request)
-        return json_response({"input_tokens": await self._service.beside(len(body), self._count, body)})
+        body, reader = await self._service.read(request), self._service.reader()
+        count = await self._service.beside(len(body), self._count, body, reader)
+        return json_response({"input_tokens": count}, ignored=reader.ignored)
 
     async def _prepare(self, body: bytes) -> tuple[Job, MessagesWriter]:
         job = await self._service.beside(len(body), self._resolve, body)
         return job, MessagesWriter(job, self._service.engine.model.name)
 
     def _resolve(self, body: bytes) -> Job:
-        fields, resolver = parse(body, MessagesFields), self._service.resolver
+        reader, variables = self._service.reader(), self._service.resolver.template_variables
+        fields = self._parse(body, MessagesFields, reader)
         marks = marks_of(fields)
-        job = self._service.chat(chat_of_messages(fields, resolver.template_variables, resolver.reasons), NAMES)
+        job = told(reader, self._service.chat(chat_of_messages(fields, variables), NAMES))
         return replace(job, keep=kept_prefixes(marks, job.prompts[0], self._encode_prefix)) if marks else job
+
+    def _parse(self, body: bytes, kind: type[Fields], reader: FieldReader) -> Fields:
+        """The fields; reasoning of a model that does not reason is asked for in vain."""
+        fields = parse(body, kind, reader)
+        if self._service.resolver.reasons or not asks_for_reasoning(fields.thinking):
+            return fields
+        reader.ignore("thinking")
+        return replace(fields, thinking=None)
 
     def _encode_prefix(self, fields: PromptFields) -> list[int]:
         resolver = self._service.resolver
-        return resolver.chat_prompt(chat_of_prefix(fields, resolver.template_variables, resolver.reasons))
+        return resolver.chat_prompt(chat_of_prefix(fields, resolver.template_variables))
 
-    def _count(self, body: bytes) -> int:
-        asked, resolver = parse(body, PromptFields), self._service.resolver
+    def _count(self, body: bytes, reader: FieldReader) -> int:
+        asked, resolver = self._parse(body, PromptFields, reader), self._service.resolver
         # Keeping changes no count, but a request that is refused there has none.
         marks_of(asked)
-        fields = chat_of_prompt(asked, resolver.template_variables, resolver.reasons)
+        fields = chat_of_prompt(asked, resolver.template_variables)
         with in_terms_of(NAMES):
             check_model_name(fields.model, self._service.engine.model)
             return len(resolver.chat_prompt(fields))

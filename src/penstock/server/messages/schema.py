@@ -6,35 +6,60 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from penstock.core.errors import InvalidParameter
+from penstock.server.effort import Effort
+from penstock.server.fields import FieldReader, Hint, Refused, Rules
 from penstock.server.messages.thinking import Thinking
-from penstock.server.parsing import NOT_YET, Neutral, check_count, convert, decode_object, drop_neutral
+from penstock.server.parsing import check_count, decode_object
 
-NEUTRAL: Neutral = {
-    "container": ((), "is not supported; leave it out."),
-    "context_management": (({}, {"edits": []}), "conversations are never edited; leave it out."),
-    "diagnostics": ((), "is not supported; leave it out."),
-    "inference_geo": ((), "is not supported; leave it out."),
-    "mcp_servers": (([],), "is not supported; tools are called by the client."),
-    "output_format": ((), "is not supported; use output_config.format."),
-    "service_tier": (("auto", "standard_only"), 'only "auto" and "standard_only" are supported.'),
-    "speed": (("standard",), 'only "standard" is supported.'),
-    "user_profile_id": ((), "is not supported; use metadata.user_id."),
-    "workspace_id": ((), "is not supported; leave it out."),
+_HOSTED = Hint("It is for the operator of a hosted API.")
+
+
+def _creates(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "create"
+
+
+RULES: Rules = {
+    "betas": Hint("Nothing has to be switched on.", ([],)),
+    "billing_policy": _HOSTED,
+    "compaction": Refused("conversations are not summarized here; ask the model for a summary."),
+    "container": Refused("is not supported; leave it out."),
+    "context_management": Hint(
+        "Conversations are never edited; the client can leave out what it does not need.", ({}, {"edits": []})
+    ),
+    "diagnostics": Hint("/v1/requests/{id}/explain says where a prompt differed from what was cached."),
+    "fallback_credit_token": _HOSTED,
+    "fallbacks": Hint("The server refuses nothing for its content, so that no other model takes its place."),
+    "inference_geo": _HOSTED,
+    "mcp_servers": Refused("is not supported; tools are called by the client.", ([],)),
+    "output_format": Refused("is not supported; use output_config.format."),
+    "service_tier": Hint("The server has one tier; its operator orders tenants.", ("auto", "standard_only")),
+    "speed": Hint("There is one speed.", ("standard",)),
+    "thread": Hint(
+        "Nothing is held; the client sends the whole conversation.",
+        (),
+        _creates,
+        "no conversations are held; send the whole conversation.",
+    ),
+    "user_profile_id": _HOSTED,
+    "workspace_id": _HOSTED,
 }
-_NEUTRAL_IN_BLOCKS: Neutral = {
-    "caller": (({"type": "direct"},), "tools are called directly only; leave it out."),
-    "citations": (([], {"enabled": False}), "is not supported; leave it out."),
-    "toolset_name": ((), "is not supported; leave it out."),
+_CALLED_DIRECTLY = Refused("tools are called directly only; leave it out.", ({"type": "direct"},))
+BLOCK_RULES: Rules = {
+    "caller": _CALLED_DIRECTLY,
+    "citations": Refused("is not supported; leave it out.", ([], {"enabled": False})),
+    "toolset_name": Hint("The tool's own name says which it is."),
 }
-_NEUTRAL_IN_TOOLS: Neutral = {
-    "allowed_callers": ((["direct"],), "tools are called directly only; leave it out."),
-    "defer_loading": ((False,), "all tools are shown to the model; leave it out."),
+THINKING_RULES: Rules = {"cache_control": Hint("Reasoning cannot be marked; the mark of a block behind it holds.")}
+THINKING_CONFIG_RULES: Rules = {"display": Hint("Reasoning is told whole.")}
+OUTPUT_RULES: Rules = {"task_budget": Hint("Models that are served know no budgets of tasks; max_tokens holds.")}
+TOOL_RULES: Rules = {
+    "allowed_callers": Refused("tools are called directly only; leave it out.", (["direct"],)),
+    "defer_loading": Hint("All tools are shown to the model at once.", (False,)),
     # Inputs are always streamed as they come.
-    "eager_input_streaming": ((True,), "inputs are streamed as they come; leave it out."),
-    "input_examples": (([],), "is not supported; put examples into the description."),
-    "type": (("custom",), 'only "custom" is supported: the tools of the client.'),
+    "eager_input_streaming": Hint("Inputs are streamed as they come.", (True,)),
+    "input_examples": Hint("Chat templates have no place for them; put examples into the description.", ([],)),
+    "type": Refused('only "custom" is supported: the tools of the client.', ("custom",)),
 }
-_NEUTRAL_IN_OUTPUT: Neutral = {"effort": ((), NOT_YET)}
 _BLOCKS = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
@@ -125,6 +150,7 @@ class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the answer must be like."""
 
     format: JsonFormat | None = None
+    effort: Effort | None = None
 
 
 class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,6 +163,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     cache_control: CacheControl | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesFields(PromptFields, frozen=True, kw_only=True):
@@ -150,42 +177,43 @@ class MessagesFields(PromptFields, frozen=True, kw_only=True):
     stream: bool | None = None
     timeout: float | None = None
     metadata: Metadata | None = None
-    output_config: OutputConfig | None = None
 
 
 Fields = TypeVar("Fields", bound=PromptFields)
 
 
-def parse(body: bytes, kind: type[Fields]) -> Fields:
+def parse(body: bytes, kind: type[Fields], reader: FieldReader) -> Fields:
     """Parse a body; raises RequestError, naming the field."""
     fields = decode_object(body)
-    drop_neutral(fields, NEUTRAL, "")
-    check_count("messages", fields.get("messages"))
+    reader.settle(fields, RULES)
+    if isinstance(fields.get("thinking"), dict):
+        reader.settle(fields["thinking"], THINKING_CONFIG_RULES, "thinking.")
     if isinstance(fields.get("output_config"), dict):
-        drop_neutral(fields["output_config"], _NEUTRAL_IN_OUTPUT, "output_config.")
-    _check_blocks(fields.get("system"), "system", _BLOCKS["system"])
+        reader.settle(fields["output_config"], OUTPUT_RULES, "output_config.")
+    check_count("messages", fields.get("messages"))
+    _settle_blocks(fields.get("system"), "system", _BLOCKS["system"], reader)
     for place, tool in _objects(fields.get("tools"), "tools"):
-        drop_neutral(tool, _NEUTRAL_IN_TOOLS, f"{place}.")
+        reader.settle(tool, TOOL_RULES, f"{place}.")
     for place, message in _objects(fields.get("messages"), "messages"):
         role = message.get("role")
         if isinstance(role, str) and role not in _BLOCKS:
             raise InvalidParameter(f"{place}.role", f"{role[:40]!r} is not one of {', '.join(_BLOCKS)}.")
         if isinstance(role, str):
-            _check_blocks(message.get("content"), f"{place}.content", _BLOCKS[role])
-    return convert(fields, kind)
+            _settle_blocks(message.get("content"), f"{place}.content", _BLOCKS[role], reader)
+    return reader.convert(fields, kind)
 
 
-def _check_blocks(content: Any, path: str, kinds: Collection[str]) -> None:
-    """Refuse blocks of other kinds with a message that says which there are; check what has no effect in others."""
+def _settle_blocks(content: Any, path: str, kinds: Collection[str], reader: FieldReader) -> None:
+    """Refuse blocks of other kinds with a message that says which there are; take out what has no effect in others."""
     for place, block in _objects(content, path):
-        drop_neutral(block, _NEUTRAL_IN_BLOCKS, f"{place}.")
+        reader.settle(block, BLOCK_RULES, f"{place}.")
         kind = block.get("type")
         if isinstance(kind, str) and kind not in kinds:
             raise InvalidParameter(f"{place}.type", f"{kind[:40]!r} is not supported here; only {', '.join(kinds)}.")
-        if kind == "thinking" and block.pop("cache_control", None) is not None:
-            raise InvalidParameter(f"{place}.cache_control", "thinking cannot be marked; mark the block behind it.")
+        if kind == "thinking":
+            reader.settle(block, THINKING_RULES, f"{place}.")
         if kind == "tool_result":
-            _check_blocks(block.get("content"), f"{place}.content", ("text",))
+            _settle_blocks(block.get("content"), f"{place}.content", ("text",), reader)
 
 
 def _objects(items: Any, path: str) -> list[tuple[str, dict[str, Any]]]:

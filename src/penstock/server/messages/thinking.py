@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.text.output_format import THINKING_VARIABLE
+from penstock.server.effort import switch_of
 
 LEAST_BUDGET = 1024
 
@@ -28,22 +28,24 @@ class Disabled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 Thinking = Enabled | Adaptive | Disabled
 
 
-def check_thinking(thinking: Thinking | None, *, reasons: bool, continued: bool, max_tokens: int | None) -> None:
+def asks_for_reasoning(thinking: Thinking | None) -> bool:
+    """Whether the model is asked to reason."""
+    return thinking is not None and not isinstance(thinking, Disabled)
+
+
+def check_thinking(thinking: Thinking | None, *, continued: bool, max_tokens: int | None) -> None:
     """Raise InvalidParameter where reasoning is asked for that cannot be.
 
     Args:
         thinking: what the request says.
-        reasons: whether the model does.
         continued: whether the client has begun the answer.
         max_tokens: most tokens of the answer, reasoning included, where there will be one.
     """
-    if thinking is None or isinstance(thinking, Disabled):
+    if not asks_for_reasoning(thinking):
         return
-    if not reasons:
-        raise InvalidParameter("thinking", 'this model does not reason; leave it out or send {"type": "disabled"}.')
     if continued:
         raise InvalidParameter("thinking", "cannot be combined with an answer that the last message has begun.")
-    if isinstance(thinking, Adaptive):
+    if not isinstance(thinking, Enabled):
         return
     name = "thinking.budget_tokens"
     if thinking.budget_tokens < LEAST_BUDGET:
@@ -56,9 +58,10 @@ def check_thinking(thinking: Thinking | None, *, reasons: bool, continued: bool,
 
 def template_variables(thinking: Thinking | None, known: Collection[str]) -> dict[str, Any] | None:
     """What says it to the chat template, where that reads it; other templates have nothing that would."""
-    if thinking is None or THINKING_VARIABLE not in known:
+    switch = switch_of(known)
+    if thinking is None or switch is None:
         return None
-    return {THINKING_VARIABLE: not isinstance(thinking, Disabled)}
+    return {switch: not isinstance(thinking, Disabled)}
 
 
 def budget_of(thinking: Thinking | None) -> int | None:

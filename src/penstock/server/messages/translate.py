@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from penstock.core.errors import InvalidParameter
 from penstock.server.conversation import Conversation
+from penstock.server.effort import Effort
 from penstock.server.messages.schema import (
     Block,
     MessagesFields,
@@ -21,7 +22,7 @@ from penstock.server.messages.schema import (
     ToolUseBlock,
     TurnFields,
 )
-from penstock.server.messages.thinking import budget_of, check_thinking, template_variables
+from penstock.server.messages.thinking import Disabled, budget_of, check_thinking, template_variables
 from penstock.server.schema import ChatFields
 from penstock.server.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 
@@ -34,22 +35,22 @@ NAMES = (
     ("user", "metadata.user_id"),
     ("continue_final_message", "messages"),
     (r"response_format(\.json_schema)?", "output_config.format"),
+    ("reasoning_effort", "output_config.effort"),
     ("thinking_token_budget", "thinking.budget_tokens"),
 )
 
 PlacedBlock = tuple[str, Block]
 
 
-def chat_of_messages(fields: MessagesFields, variables: Collection[str], reasons: bool) -> ChatFields:
+def chat_of_messages(fields: MessagesFields, variables: Collection[str]) -> ChatFields:
     """The chat that `/v1/messages` asks for; raises InvalidParameter.
 
-    `variables` are those of the chat template, and `reasons` says whether the model does.
+    `variables` are those of the chat template.
     """
     metadata = fields.metadata
     return _chat(
         fields,
         variables,
-        reasons,
         max_tokens=fields.max_tokens,
         stop=fields.stop_sequences,
         temperature=fields.temperature,
@@ -63,14 +64,19 @@ def chat_of_messages(fields: MessagesFields, variables: Collection[str], reasons
     )
 
 
-def chat_of_prompt(fields: PromptFields, variables: Collection[str], reasons: bool) -> ChatFields:
+def chat_of_prompt(fields: PromptFields, variables: Collection[str]) -> ChatFields:
     """The chat whose prompt `/v1/messages/count_tokens` counts; raises InvalidParameter."""
-    return _chat(fields, variables, reasons)
+    return _chat(fields, variables)
 
 
-def chat_of_prefix(fields: PromptFields, variables: Collection[str], reasons: bool) -> ChatFields:
+def chat_of_prefix(fields: PromptFields, variables: Collection[str]) -> ChatFields:
     """The chat as far as `fields` go, with nothing behind it that would begin an answer; raises InvalidParameter."""
-    return replace(_chat(fields, variables, reasons, is_whole=False), add_generation_prompt=False)
+    return replace(_chat(fields, variables, is_whole=False), add_generation_prompt=False)
+
+
+def _effort(fields: PromptFields) -> Effort | None:
+    config = fields.output_config
+    return None if config is None or isinstance(fields.thinking, Disabled) else config.effort
 
 
 def _response_format(fields: MessagesFields) -> dict[str, Any] | None:
@@ -80,9 +86,7 @@ def _response_format(fields: MessagesFields) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"schema": config.format.schema}}
 
 
-def _chat(
-    fields: PromptFields, variables: Collection[str], reasons: bool, *, is_whole: bool = True, **others: Any
-) -> ChatFields:
+def _chat(fields: PromptFields, variables: Collection[str], *, is_whole: bool = True, **others: Any) -> ChatFields:
     conversation = Conversation()
     if fields.system:
         texts = [fields.system] if isinstance(fields.system, str) else [block.text for block in fields.system]
@@ -98,7 +102,7 @@ def _chat(
     continued = is_whole and bool(turns) and turns[-1][0] == "assistant"
     if continued and not isinstance(turns[-1][1][-1][1], TextBlock):
         raise InvalidParameter(turns[-1][1][-1][0], "the last message must end with text, to be continued.")
-    check_thinking(fields.thinking, reasons=reasons, continued=continued, max_tokens=others.get("max_tokens"))
+    check_thinking(fields.thinking, continued=continued, max_tokens=others.get("max_tokens"))
     return ChatFields(
         model=fields.model,
         messages=conversation.messages(),
@@ -106,6 +110,7 @@ def _chat(
         tool_choice=_choice(fields.tool_choice),
         parallel_tool_calls=_parallel(fields.tool_choice),
         chat_template_kwargs=template_variables(fields.thinking, variables),
+        reasoning_effort=_effort(fields),
         # An answer that the client has begun is continued.
         continue_final_message=continued or None,
         **others,

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.server.effort import Effort
 from penstock.server.responses.items import InputText, ReasoningText, Status, SummaryText
 from penstock.server.responses.schema import NamedFunction
 
@@ -89,6 +90,13 @@ class InputItems(msgspec.Struct, forbid_unknown_fields=True):
     has_more: bool
 
 
+class InputTokens(msgspec.Struct, forbid_unknown_fields=True):
+    """How many tokens a prompt has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class InputDetails(msgspec.Struct, forbid_unknown_fields=True):
     """How much of the input came from the prefix cache."""
 
@@ -126,9 +134,9 @@ class IncompleteDetails(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ReasoningConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """How much to think, which cannot be said yet."""
+    """How much to think, as it was asked."""
 
-    effort: None
+    effort: Effort | None
     summary: None
 
 
@@ -170,7 +178,7 @@ class ResponseAnswer(msgspec.Struct, forbid_unknown_fields=True):
     parallel_tool_calls: bool
     previous_response_id: str | None
     reasoning: ReasoningConfig
-    service_tier: Literal["default"]
+    service_tier: str
     store: bool
     text: TextFormat
     tool_choice: str | NamedFunction

@@ -10,15 +10,17 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import InvalidParameter
 from penstock.server.errors import ResponseNotFound, StorageOff
+from penstock.server.fields import FieldReader
 from penstock.server.generation import GenerationResponse
 from penstock.server.listing import list_page, read_page
-from penstock.server.resolve import Job
-from penstock.server.responses.items import listed, parse_items
-from penstock.server.responses.schema import ResponsesFields, parse_response
+from penstock.server.parsing import in_terms_of
+from penstock.server.resolve import Job, check_model_name
+from penstock.server.responses.items import Item, listed, parse_items
+from penstock.server.responses.schema import InputFields, ResponsesFields, parse_response
 from penstock.server.responses.store import ResponseStore, StoredResponse
-from penstock.server.responses.translate import NAMES, chat_of_response, told_back
+from penstock.server.responses.translate import NAMES, chat_of_input, chat_of_response, told_back
 from penstock.server.responses.writer import ResponsesWriter
-from penstock.server.service import Service, json_response
+from penstock.server.service import Service, json_response, told
 from penstock.server.storage.pages import Page
 from penstock.server.tenants import tenant_of
 
@@ -80,6 +82,7 @@ class ResponsesApi:
         """Where they are."""
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
+            Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),
             Route("/v1/responses/{id}", self.one, methods=["GET", "DELETE"]),
             Route("/v1/responses/{id}/cancel", self.cancel, methods=["POST"]),
             Route("/v1/responses/{id}/input_items", self.input_items, methods=["GET"]),
@@ -97,6 +100,14 @@ class ResponsesApi:
         owner = tenant_of(request).name
         answer = await self._service.generate(request, "responses", prepare)
         return _Running(answer, prepared[0], self._running) if isinstance(answer, GenerationResponse) else answer
+
+    async def input_tokens(self, request: Request) -> Response:
+        """`POST /v1/responses/input_tokens`: how many tokens a prompt has."""
+        body, reader = await self._service.read(request), self._service.reader()
+        fields = await self._service.beside(len(body), parse_response, body, reader, InputFields)
+        earlier, size = await self._earlier(fields, tenant_of(request).name)
+        tokens = await self._service.beside(len(body) + size, self._count, fields, earlier, reader)
+        return json_response({"object": "response.input_tokens", "input_tokens": tokens}, ignored=reader.ignored)
 
     async def one(self, request: Request) -> Response:
         """`GET` and `DELETE /v1/responses/{id}`"""
@@ -136,7 +147,8 @@ class ResponsesApi:
         return json_response(_page(items if page.ascending else items[::-1], page))
 
     async def _prepare(self, body: bytes, owner: str) -> tuple[Job, ResponsesWriter, list[dict[str, Any]]]:
-        fields = await self._service.beside(len(body), parse_response, body)
+        reader = self._service.reader()
+        fields = await self._service.beside(len(body), parse_response, body, reader, ResponsesFields)
         store = self._store if fields.store is not False else None
         if fields.store and store is None:
             raise InvalidParameter("store", _STORAGE_OFF)
@@ -145,23 +157,34 @@ class ResponsesApi:
             if fields.store:
                 store.condition.check()
             store = None
-        earlier: list[StoredResponse] = []
-        if fields.previous_response_id is not None:
-            if self._store is None:
-                raise InvalidParameter("previous_response_id", _STORAGE_OFF)
-            earlier = await self._store.conversation(fields.previous_response_id, owner)
-        size = len(body) + sum(response.size for response in earlier)
-        job, items = await self._service.beside(size, self._resolve, fields, earlier)
+        earlier, size = await self._earlier(fields, owner)
+        job, items = await self._service.beside(len(body) + size, self._resolve, fields, earlier, reader)
         keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
         writer = ResponsesWriter(job, name, told_back(fields, store is not None), keep)
         return job, writer, items
 
-    def _resolve(self, fields: ResponsesFields, earlier: list[StoredResponse]) -> tuple[Job, list[dict[str, Any]]]:
-        items = parse_items(fields.input)
-        before = parse_items([item for response in earlier for item in response.items()])
-        chat = chat_of_response(fields, before, items)
-        return self._service.chat(chat, NAMES), listed(items)
+    async def _earlier(self, fields: InputFields, owner: str) -> tuple[list[StoredResponse], int]:
+        """The responses that a request continues, and how many bytes they have."""
+        if fields.previous_response_id is None:
+            return [], 0
+        if self._store is None:
+            raise InvalidParameter("previous_response_id", _STORAGE_OFF)
+        earlier = await self._store.conversation(fields.previous_response_id, owner)
+        return earlier, sum(response.size for response in earlier)
+
+    def _resolve(
+        self, fields: ResponsesFields, earlier: list[StoredResponse], reader: FieldReader
+    ) -> tuple[Job, list[dict[str, Any]]]:
+        items = parse_items(fields.input, reader)
+        job = self._service.chat(chat_of_response(fields, _items(earlier), items), NAMES)
+        return told(reader, job), listed(items)
+
+    def _count(self, fields: InputFields, earlier: list[StoredResponse], reader: FieldReader) -> int:
+        chat = chat_of_input(fields, _items(earlier), parse_items(fields.input, reader))
+        with in_terms_of(NAMES):
+            check_model_name(fields.model, self._service.engine.model)
+            return len(self._service.resolver.chat_prompt(chat))
 
     def _find(self, response_id: str, owner: str) -> _Running | None:
         """The response if it is being computed. One that has ended may still be on its way to the client."""
@@ -185,6 +208,11 @@ class ResponsesApi:
         if self._store is None:
             return StorageOff(f"response_id: {_STORAGE_OFF}")
         return ResponseNotFound(f"No response {response_id[:80]!r} is stored here (any more).", param="response_id")
+
+
+def _items(earlier: list[StoredResponse]) -> list[Item]:
+    """The items of responses that were kept. Their fields were told of when they came."""
+    return parse_items([item for response in earlier for item in response.items()], FieldReader())
 
 
 def _page(items: list[dict[str, Any]], page: Page) -> dict[str, Any]:

@@ -8,31 +8,33 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.core.errors import InvalidParameter
+from penstock.server import schema
 from penstock.server.conversation import Conversation
-from penstock.server.parsing import Neutral, check_count, convert, drop_neutral
+from penstock.server.fields import FieldReader, Hint, Refused, Rules
+from penstock.server.parsing import check_count
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
-_CALLER: tuple[tuple[Any, ...], str] = (({"type": "direct"},), "tools are called directly only; leave it out.")
-_NO_NAMESPACES: tuple[tuple[Any, ...], str] = ((), "tools have no namespaces here; leave it out.")
-_NEUTRAL: dict[str, Neutral] = {
-    "message": {"phase": ((), "is not supported; leave it out.")},
+_CALLER = Refused("tools are called directly only; leave it out.", ({"type": "direct"},))
+_NAMESPACE = Hint("The tool's own name says which it is.")
+ITEM_RULES: dict[str, Rules] = {
+    "message": {"phase": Hint("Chat templates have no place for it.")},
     "function_call": {
-        "async": ((False,), "is not supported; leave it out."),
+        "async": Refused("is not supported; leave it out.", (False,)),
         "caller": _CALLER,
-        "namespace": _NO_NAMESPACES,
+        "namespace": _NAMESPACE,
     },
     "function_call_output": {
         "caller": _CALLER,
-        "name": ((), "is not supported; call_id says which call it was."),
-        "namespace": _NO_NAMESPACES,
+        "name": Hint("call_id says which call it was."),
+        "namespace": _NAMESPACE,
     },
-    "reasoning": {"encrypted_content": ((), "is not supported; send the reasoning as content, or leave it out.")},
+    "reasoning": {"encrypted_content": Hint("Only its server can read it; content has what is read here.")},
 }
-_NEUTRAL_IN_PARTS: Neutral = {
-    "annotations": (([],), "is not supported; leave it out."),
-    "logprobs": (([],), "is not supported; leave it out."),
-    "prompt_cache_breakpoint": ((), "is not supported yet; leave it out."),
+PART_RULES: Rules = {
+    "annotations": Hint("They say where a text came from, which the model is not told.", ([],)),
+    "logprobs": Hint("They say how likely a text was, which the model is not told.", ([],)),
+    "prompt_cache_breakpoint": schema.PART_RULES["prompt_cache_breakpoint"],
 }
 _PARTS = {
     "message": ("input_text", "output_text"),
@@ -112,16 +114,16 @@ class _Items(msgspec.Struct):
     input: list[Item]
 
 
-def parse_items(given: str | list[Any]) -> list[Item]:
+def parse_items(given: str | list[Any], reader: FieldReader) -> list[Item]:
     """Typed items; raises InvalidParameter, naming the place in `input`."""
     if isinstance(given, str):
         return [MessageItem("user", [InputText(given)])]
     check_count("input", given)
-    items = [_normal(item, f"input[{index}]") for index, item in enumerate(given)]
-    return convert({"input": items}, _Items).input
+    items = [_normal(item, f"input[{index}]", reader) for index, item in enumerate(given)]
+    return reader.convert({"input": items}, _Items).input
 
 
-def _normal(item: Any, path: str) -> Any:
+def _normal(item: Any, path: str, reader: FieldReader) -> Any:
     """The item without what asks for nothing, its type made explicit."""
     if not isinstance(item, dict):
         return item
@@ -131,23 +133,24 @@ def _normal(item: Any, path: str) -> Any:
     kind = item.get("type")
     if not isinstance(kind, str):
         return item
-    if kind not in _NEUTRAL:
-        raise InvalidParameter(f"{path}.type", f"{kind[:40]!r} is not supported; only {', '.join(_NEUTRAL)}.")
-    drop_neutral(item, _NEUTRAL[kind], f"{path}.")
+    if kind not in ITEM_RULES:
+        raise InvalidParameter(f"{path}.type", f"{kind[:40]!r} is not supported; only {', '.join(ITEM_RULES)}.")
+    reader.settle(item, ITEM_RULES[kind], f"{path}.")
     name = "output" if kind == "function_call_output" else "content"
     if kind in _PARTS and isinstance(item.get(name), list):
-        item[name] = [_normal_part(part, _PARTS[kind], f"{path}.{name}[{n}]") for n, part in enumerate(item[name])]
+        parts = enumerate(item[name])
+        item[name] = [_normal_part(part, _PARTS[kind], f"{path}.{name}[{index}]", reader) for index, part in parts]
     return item
 
 
-def _normal_part(part: Any, kinds: Sequence[str], path: str) -> Any:
+def _normal_part(part: Any, kinds: Sequence[str], path: str, reader: FieldReader) -> Any:
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
     if isinstance(kind, str) and kind not in kinds:
         raise InvalidParameter(f"{path}.type", f"{kind[:40]!r} is not supported here; only {', '.join(kinds)}.")
     part = dict(part)
-    drop_neutral(part, _NEUTRAL_IN_PARTS, f"{path}.")
+    reader.settle(part, PART_RULES, f"{path}.")
     return part
 
 

@@ -1,39 +1,73 @@
 """The fields of `/v1/responses`: what is accepted, of which type, and what is refused by name."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.extras import check_metadata
-from penstock.server.parsing import NOT_YET, Neutral, check_count, convert, decode_object, drop_neutral
+from penstock.server import schema
+from penstock.server.effort import Effort
+from penstock.server.fields import FieldReader, Hint, Refused, Rules
+from penstock.server.parsing import check_count, decode_object
 
-NEUTRAL: Neutral = {
-    "background": ((False,), "responses are not computed in the background; leave it out, and stream."),
-    "context_management": (([],), "conversations are never shortened; leave it out."),
-    "conversation": ((), "is not supported; use previous_response_id."),
-    "include": (([],), "nothing further can be included; leave it out."),
-    "max_tool_calls": ((), "limits tools that the server calls, of which there are none; leave it out."),
-    "moderation": ((), "is not supported; leave it out."),
-    "prompt": ((), "is not supported; send the prompt as input and instructions."),
-    "prompt_cache_key": ((), "is not supported; common prefixes are always cached, and cache_salt keeps them apart."),
-    "prompt_cache_options": (({},), NOT_YET),
-    "prompt_cache_retention": (("in_memory",), 'only "in_memory" is supported.'),
-    "reasoning": (({}, {"effort": None}, {"effort": None, "summary": None}), NOT_YET),
-    "safety_identifier": ((), "is not supported; use user."),
-    "service_tier": (("auto", "default"), 'only "auto" is supported; use priority.'),
-    "stream_options": (({}, {"include_obfuscation": False}), "nothing is ever added to hide lengths; leave it out."),
-    "top_logprobs": ((0,), NOT_YET),
-    "truncation": (("disabled",), 'only "disabled" is supported: no prompt is truncated.'),
+# What an answer could include beside its text; without the tools of a hosted API there is none of it.
+_NOT_THERE = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+
+
+def _includes_nothing(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and each in _NOT_THERE for each in value)
+
+
+RULES: Rules = {
+    "access_programs": Hint("It is for the operator of a hosted API."),
+    "background": Refused("responses are not computed in the background; leave it out, and stream.", (False,)),
+    "client_metadata": schema.RULES["client_metadata"],
+    "context_management": Hint("Conversations are never shortened; the client can send less of it.", ([],)),
+    "conversation": Refused("is not supported; use previous_response_id."),
+    "image": Refused("only text is supported; leave it out."),
+    "include": Hint(
+        "There is nothing of it in an answer.",
+        ([],),
+        _includes_nothing,
+        f"only what answers do not have is accepted: {', '.join(sorted(_NOT_THERE))}.",
+    ),
+    "max_tool_calls": Hint("It limits tools that the server calls, which has none."),
+    "moderation": schema.RULES["moderation"],
+    "personality": schema.RULES["verbosity"],
+    "prompt": Refused("is not supported; send the prompt as input and instructions."),
+    "prompt_cache_key": schema.RULES["prompt_cache_key"],
+    "prompt_cache_options": schema.RULES["prompt_cache_options"],
+    "prompt_cache_retention": schema.RULES["prompt_cache_retention"],
+    "safety_identifier": schema.RULES["safety_identifier"],
+    "stream_options": Refused(
+        "nothing is ever added to hide lengths; leave it out.", ({}, {"include_obfuscation": False})
+    ),
+    "top_logprobs": Refused("is not supported yet; leave it out.", (0,)),
+    "truncation": Refused('only "disabled" is supported: no prompt is truncated.', ("disabled",)),
 }
-_NEUTRAL_IN_TOOLS: Neutral = {
-    "allowed_callers": ((["direct"],), "tools are called directly only; leave it out."),
-    "async": ((False,), "is not supported; leave it out."),
-    "defer_loading": ((False,), "all tools are shown to the model; leave it out."),
-    "output_schema": ((), "is not supported; leave it out."),
+TOOL_RULES: Rules = {
+    "allowed_callers": Refused("tools are called directly only; leave it out.", (["direct"],)),
+    "async": Refused("is not supported; leave it out.", (False,)),
+    "defer_loading": Hint("All tools are shown to the model at once.", (False,)),
+    "output_schema": Hint("Chat templates have no place for it."),
 }
-_NEUTRAL_IN_TEXT: Neutral = {
-    "verbosity": (("medium",), 'only "medium" is supported.'),
+TEXT_RULES: Rules = {"verbosity": schema.RULES["verbosity"]}
+_TOLD_WHOLE = Hint("Reasoning is told as it is.")
+REASONING_RULES: Rules = {
+    "context": Hint("The chat template decides how much earlier reasoning the model is shown."),
+    "generate_summary": _TOLD_WHOLE,
+    "mode": Hint("There is one mode."),
+    "summary": _TOLD_WHOLE,
 }
 
 
@@ -58,12 +92,30 @@ class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: dict[str, Any] | None = None
 
 
-class ResponsesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST /v1/responses`. None stands for the default."""
+class ReasoningConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much the model reasons."""
+
+    effort: Effort | None = None
+
+
+class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/responses/input_tokens`: what the prompt is made of."""
 
     input: str | list[Any]
     model: str | None = None
     instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: str | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ResponsesFields(InputFields, frozen=True, kw_only=True):
+    """The body of `POST /v1/responses`. None stands for the default."""
+
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -74,36 +126,33 @@ class ResponsesFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ignore_eos: bool | None = None
     stream: bool | None = None
     store: bool | None = None
-    previous_response_id: str | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: str | NamedFunction | None = None
-    parallel_tool_calls: bool | None = None
-    text: TextConfig | None = None
     priority: int | None = None
+    service_tier: str | None = None
     cache_salt: str | None = None
     timeout: float | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
-def parse_response(body: bytes) -> ResponsesFields:
+Fields = TypeVar("Fields", bound=InputFields)
+
+
+def parse_response(body: bytes, reader: FieldReader, kind: type[Fields]) -> Fields:
     """Parse a body; raises RequestError, naming the field."""
     given = decode_object(body)
-    drop_neutral(given, NEUTRAL, "")
+    reader.settle(given, RULES)
     check_count("input", given.get("input"))
-    if isinstance(given.get("text"), dict):
-        drop_neutral(given["text"], _NEUTRAL_IN_TEXT, "text.")
+    for name, rules in (("text", TEXT_RULES), ("reasoning", REASONING_RULES)):
+        if isinstance(given.get(name), dict):
+            reader.settle(given[name], rules, f"{name}.")
     tools = given.get("tools")
     for index, tool in enumerate(tools if isinstance(tools, list) else []):
         if isinstance(tool, dict):
             _check_kind(tool, f"tools[{index}]")
-            drop_neutral(tool, _NEUTRAL_IN_TOOLS, f"tools[{index}].")
+            reader.settle(tool, TOOL_RULES, f"tools[{index}].")
     if isinstance(given.get("tool_choice"), dict):
         _check_kind(given["tool_choice"], "tool_choice")
-    fields = convert(given, ResponsesFields)
-    check_metadata(fields.metadata or {})
-    return fields
+    return reader.convert(given, kind)
 
 
 def _check_kind(tool: dict[str, Any], path: str) -> None:

@@ -3,17 +3,20 @@
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.core.errors import InvalidParameter
 from penstock.server.conversation import Conversation
 from penstock.server.responses.items import Item, add_items
-from penstock.server.responses.schema import FunctionTool, NamedFunction, ResponsesFields
+from penstock.server.responses.schema import FunctionTool, InputFields, NamedFunction, ResponsesFields
 from penstock.server.schema import ChatFields
 from penstock.server.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 
 # Which fields those of chats are made from.
 NAMES = (
     (r"(tools\[\d+\])\.function", r"\1"),
-    ("messages", "input"),
+    (r"messages(\[\d+\].*)?", "input"),
+    ("reasoning_effort", "reasoning.effort"),
     ("max_(completion_)?tokens", "max_output_tokens"),
     (r"response_format(\.json_schema)?", "text.format"),
 )
@@ -24,6 +27,28 @@ def chat_of_response(fields: ResponsesFields, earlier: Iterable[Item], items: It
 
     Raises InvalidParameter.
     """
+    return replace(
+        chat_of_input(fields, earlier, items),
+        max_completion_tokens=fields.max_output_tokens,
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
+        min_p=fields.min_p,
+        seed=fields.seed,
+        stop=fields.stop,
+        ignore_eos=fields.ignore_eos,
+        stream=fields.stream,
+        user=fields.user,
+        metadata=fields.metadata,
+        priority=fields.priority,
+        service_tier=fields.service_tier,
+        cache_salt=fields.cache_salt,
+        timeout=fields.timeout,
+    )
+
+
+def chat_of_input(fields: InputFields, earlier: Iterable[Item], items: Iterable[Item]) -> ChatFields:
+    """The chat as far as its prompt goes; raises InvalidParameter."""
     conversation = Conversation()
     if fields.instructions is not None:
         conversation.say("system", fields.instructions)
@@ -38,25 +63,13 @@ def chat_of_response(fields: ResponsesFields, earlier: Iterable[Item], items: It
         tools=[_tool(tool) for tool in fields.tools or ()] or None,
         tool_choice=choice,
         parallel_tool_calls=parallel,
-        max_completion_tokens=fields.max_output_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        seed=fields.seed,
-        stop=fields.stop,
-        ignore_eos=fields.ignore_eos,
-        stream=fields.stream,
-        user=fields.user,
-        priority=fields.priority,
-        cache_salt=fields.cache_salt,
-        timeout=fields.timeout,
+        reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
         chat_template_kwargs=fields.chat_template_kwargs,
         response_format=_response_format(fields),
     )
 
 
-def _response_format(fields: ResponsesFields) -> dict[str, Any] | None:
+def _response_format(fields: InputFields) -> dict[str, Any] | None:
     """What chats have in an object of its own stands beside the type here."""
     given = None if fields.text is None else fields.text.format
     if given is None or given.get("type") != "json_schema":
@@ -91,8 +104,8 @@ def told_back(fields: ResponsesFields, kept: bool) -> dict[str, Any]:
         "metadata": fields.metadata or {},
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
-        "reasoning": {"effort": None, "summary": None},
-        "service_tier": "default",
+        "reasoning": {"effort": None if fields.reasoning is None else fields.reasoning.effort, "summary": None},
+        "service_tier": fields.service_tier or "default",
         "store": kept,
         "text": {"format": text_format or {"type": "text"}},
         "tool_choice": fields.tool_choice or "auto",
