@@ -23,6 +23,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
 	$(BIN)/python scripts/check_style.py
 
 # All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them:
