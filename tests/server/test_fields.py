@@ -10,6 +10,7 @@ import pytest
 
 from penstock.core.errors import InvalidParameter
 from penstock.server.app import create_app
+from penstock.server.edge import EdgeOptions
 from penstock.server.equivalents import EQUIVALENTS
 from penstock.server.fields import MOST_TOLD, FieldReader, Hint, Refused, ignored_header
 from penstock.server.schema import ChatFields, parse_chat
@@ -51,7 +52,7 @@ def other(tokenizer: Tokenizer) -> Iterator[Callable[..., httpx.Client]]:
 
         def make(template: str = "{{ messages[-1].content }}", **options: Any) -> httpx.Client:
             engine = ScriptedEngine(tokenizer.table, tokenizer.encode("Hello", False))
-            app = create_app(engine, tokenizer, template=ChatTemplate(template), **options)
+            app = create_app(engine, tokenizer, template=ChatTemplate(template), edge=EdgeOptions(**options))
             client = stack.enter_context(httpx.Client(base_url=stack.enter_context(running(app))))
             client.engine = engine  # type: ignore[attr-defined]
             return client

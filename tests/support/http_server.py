@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import uvloop
 from starlette.types import ASGIApp
 
+from penstock.server.edge import EdgeOptions
 from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.server.serve import Server, bind
 
@@ -21,11 +22,19 @@ def running(
     max_connections: int = MAX_CONNECTIONS,
     tls: ssl.SSLContext | None = None,
     port: int = 0,
+    edge: EdgeOptions | None = None,
 ) -> Iterator[str]:
     """Serve `app` over HTTP, on any free port where none is given; yields the base address."""
     listener = bind("127.0.0.1", port)
     started = threading.Event()
-    server = Server(app, on_started=started.set, stall_timeout=stall_timeout, max_connections=max_connections, tls=tls)
+    server = Server(
+        app,
+        on_started=started.set,
+        stall_timeout=stall_timeout,
+        max_connections=max_connections,
+        tls=tls,
+        edge=edge,
+    )
 
     def main() -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -86,6 +86,7 @@ def serve(
     access: options.AccessOptions,
     tls: options.TlsOptions,
     bounds: options.BoundOptions,
+    http: options.HttpOptions,
     judging: options.JudgeOptions,
     computing: options.ModelOptions,
 ) -> None:
@@ -114,6 +115,7 @@ def serve(
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
         admin_socket=admin_socket,
         limits=LimitOptions(**vars(bounds)),
+        edge=http.edge(),
         figures=figures,
         tls=choose_tls(**vars(tls)),
         explain_prompts=records.explain_prompts,

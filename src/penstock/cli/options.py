@@ -7,13 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from penstock.bundled.registry import DEFAULT, bundled_models, find_bundled
 from penstock.cli.log_format import LogFormat, LogLevel
 from penstock.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from penstock.server.edge import EdgeOptions
 
 Model = Annotated[
     str | None,
@@ -329,6 +332,39 @@ class BoundOptions:
     request_timeout: RequestTimeout = None
     stall_timeout: StallTimeout = None
     max_connections: MaxConnections = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """How a server speaks with clients, and with what is in front of it."""
+
+    allowed_origin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ORIGIN|*", help="Whose pages may use it from a browser; may be given several times."),
+    ] = None
+    root_path: Annotated[str, typer.Option(metavar="PATH", help="Path below which a proxy has it, such as /llm.")] = ""
+    keep_alive_timeout: Annotated[
+        float, typer.Option(metavar="SECONDS", help="How long a connection without a request stays open.")
+    ] = 75.0
+    unknown_fields: Annotated[
+        str, typer.Option(help="Of requests: refuse, or tell in the header x-penstock-ignored.")
+    ] = "refuse"
+    max_tokens_policy: Annotated[
+        str, typer.Option(help="Where the context has no room for max_tokens: cut it, and tell, or refuse.")
+    ] = "cut"
+
+    def edge(self) -> "EdgeOptions":
+        """The same for the server. Raises ConfigurationError where a value cannot be."""
+        from penstock.server.edge import EdgeOptions
+
+        return EdgeOptions(
+            allowed_origins=tuple(self.allowed_origin or ()),
+            root_path=self.root_path,
+            keep_alive_timeout=self.keep_alive_timeout,
+            # Checked there, as the command line gives any text.
+            unknown_fields=cast(Any, self.unknown_fields),
+            max_tokens_policy=cast(Any, self.max_tokens_policy),
+        ).check()
 
 
 @dataclass(frozen=True, kw_only=True)

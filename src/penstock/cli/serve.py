@@ -37,6 +37,7 @@ from penstock.server.accounts import Accounts
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.admission import Admission
 from penstock.server.app import create_app
+from penstock.server.edge import EdgeOptions
 from penstock.server.errors import StorageUnavailable
 from penstock.server.limits import LimitOptions, Limits, make_admission, resolve_limits
 from penstock.server.serve import beside, bind, run_loop, serve
@@ -79,6 +80,7 @@ class ServeOptions:
         drain_timeout: seconds for running requests to finish in.
         admin_socket: path of the operator's socket.
         limits: as they were asked for.
+        edge: how the server speaks with those in front of it.
         figures: what requests are judged by, and what the machine costs.
         watchdog: seconds without progress after which the engine is started again.
         tls: what connections are encrypted with, None where they are not.
@@ -95,6 +97,7 @@ class ServeOptions:
     watchdog: float
     admin_socket: str | None
     limits: LimitOptions
+    edge: EdgeOptions
     figures: FigureOptions
     tls: Tls | None
     explain_prompts: bool
@@ -115,7 +118,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
         _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
         traced = tracing.reason_of(serving.otlp_endpoint)
-        kept = (why, access.reason, encrypted, files, *bounds, *serving.figures.reasons, traced)
+        kept = (why, access.reason, encrypted, files, *bounds, *serving.edge.reasons, *serving.figures.reasons, traced)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
@@ -164,6 +167,7 @@ async def _serve(
                     stall_timeout=limits.stall_timeout,
                     max_connections=limits.max_connections,
                     tls=None if tls is None else tls.context,
+                    edge=serve_options.edge,
                 )
             )
             table = tokenizer.table if tokenizer else None
@@ -236,6 +240,7 @@ def _make_app(
         local=not access.no_auth,
         settings=options.figures.settings(prepared.config, limits.bounds.requests),
         accounts=accounts,
+        edge=options.edge,
     )
 
 

@@ -28,11 +28,12 @@ from penstock.server.admission import Admission
 from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
 from penstock.server.docs_page import page
+from penstock.server.edge import EdgeOptions
 from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.server.explain import ExplainApi
-from penstock.server.fields import FieldReader, UnknownFields
+from penstock.server.fields import FieldReader
 from penstock.server.figures import FiguresApi
 from penstock.server.gate import Gate
 from penstock.server.generation import GenerationResponse, Writer
@@ -44,7 +45,7 @@ from penstock.server.openapi import document
 from penstock.server.page.endpoints import page_routes
 from penstock.server.pages import ForeignPagesRefused
 from penstock.server.request_ids import Identified
-from penstock.server.resolve import Job, MaxTokensPolicy, Resolver, check_model_name
+from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.responses.endpoints import ResponsesApi
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
 from penstock.server.service import Service, json_response, told
@@ -75,8 +76,7 @@ def create_app(
     local: bool = False,
     settings: Settings | None = None,
     accounts: Accounts | None = None,
-    unknown_fields: UnknownFields = "refuse",
-    max_tokens_policy: MaxTokensPolicy = "cut",
+    edge: EdgeOptions | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -95,17 +95,16 @@ def create_app(
         local: whether a server without keys is meant for its own machine only, and needs no name of the public DNS.
         settings: what figures are to be read with; they have the service levels that requests are judged by.
         accounts: of requests; kept for this application alone by default.
-        unknown_fields: whether requests with fields that nothing is known of are refused, or told of them.
-        max_tokens_policy: what becomes of a max_tokens that the context has no room for.
+        edge: how it speaks with those in front of it.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
-    chat = None
+    chat, edge = None, edge or EdgeOptions()
     if tokenizer is not None:
         template = template or load_chat_template(tokenizer)
         chat = ChatEncoder(tokenizer, template)
         output_format = output_format or choose_format(template, tokenizer)[0]
-    resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format, max_tokens_policy)
+    resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format, edge.max_tokens_policy)
     condition = None if store is None else store.condition
     keys, settings = keys or Keyring(), settings or Settings()
     slo = None if settings.slo is None else Slo(**settings.slo)
@@ -114,7 +113,7 @@ def create_app(
     gate = Gate(engine, admission or default_admission())
     accounts = accounts or Accounts(engine)
     service = Service(
-        engine, tokenizer, resolver, metrics, max_body_bytes, gate, accounts, request_timeout, unknown_fields
+        engine, tokenizer, resolver, metrics, max_body_bytes, gate, accounts, request_timeout, edge.unknown_fields
     )
     endpoints = batch_endpoints(service)
     api = _Api(service, endpoints, keyed=bool(keys))
@@ -122,7 +121,9 @@ def create_app(
     application = Starlette(
         lifespan=stored.lifespan,
         middleware=[
-            Middleware(KeysRequired, keys=keys) if keys else Middleware(ForeignPagesRefused, local=local),
+            Middleware(KeysRequired, keys=keys)
+            if keys
+            else Middleware(ForeignPagesRefused, local=local, allowed=edge.allowed_origins),
         ],
         routes=[
             *api.routes(),

@@ -33,7 +33,7 @@ def page(document: dict[str, Any]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Penstock</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>'
         f"<h1>Penstock {escape(document['info']['version'])}</h1>"
-        '<p>For programs: <a href="/openapi.json">openapi.json</a></p>'
+        '<p>For programs: <a href="openapi.json">openapi.json</a></p>'
         f"<h2>Endpoints</h2>{''.join(operations)}<h2>Types</h2>{''.join(schemas)}</body></html>"
     )
 

@@ -2,7 +2,7 @@
 
 import ipaddress
 import socket
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,10 +23,12 @@ class ForeignPagesRefused:
 
     Args:
         local: whether the server is meant for its own machine, so that it needs no name of the public DNS.
+        allowed: origins whose pages may use it all the same; "*" stands for all.
     """
 
-    def __init__(self, app: ASGIApp, local: bool) -> None:
+    def __init__(self, app: ASGIApp, local: bool, allowed: Collection[str] = ()) -> None:
         self._app = app
+        self._allowed = frozenset(origin.lower() for origin in allowed)
         self._names = frozenset({socket.gethostname().lower()}) if local else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,8 +46,13 @@ class ForeignPagesRefused:
                 f"A server without API keys is not reached as {host[:100]!r}, which may be any page's name; use its "
                 "address or localhost, or start it with --no-auth or with keys."
             )
+        if self._allowed & {"*", _header(scope, b"origin").lower()}:
+            return None
         if scope["method"] not in _READING and _is_foreign(scope, host):
-            return ForeignPage("Without API keys, only this server's own pages may send this from a browser.")
+            return ForeignPage(
+                "Without API keys, only this server's own pages may send this from a browser, and those of an "
+                "--allowed-origin."
+            )
         return None
 
 

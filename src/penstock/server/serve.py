@@ -21,6 +21,7 @@ from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.server.accept import Acceptor
 from penstock.server.connections import Connections
 from penstock.server.drain import Drain
+from penstock.server.edge import EdgeOptions, at_the_edge
 from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.server.protocol import BoundedProtocol
 
@@ -31,7 +32,6 @@ BACKLOG = 2048
 DRAIN_SECONDS = 30.0
 # Connections may be closed after that.
 CLOSE_SECONDS = 5
-KEEP_ALIVE_SECONDS = 30
 # What the kernel keeps of an answer that is not read, which would be megabytes; it takes twice as much. Less of it also
 # shows earlier whether a slow client reads at all.
 SEND_BUFFER_BYTES = 128 * 1024
@@ -84,6 +84,7 @@ class Server(uvicorn.Server):
         stall_timeout: float = STALL_SECONDS,
         max_connections: int = MAX_CONNECTIONS,
         tls: ssl.SSLContext | None = None,
+        edge: EdgeOptions | None = None,
     ) -> None:
         """Serve `app`.
 
@@ -91,13 +92,15 @@ class Server(uvicorn.Server):
             stall_timeout: seconds for which a connection stays open whose client takes nothing of an answer.
             max_connections: at a time.
             tls: what connections are encrypted with, None where they are not.
+            edge: how it speaks with those in front of it.
         """
         self._tls = tls
+        edge = edge or EdgeOptions()
         self._drain = Drain(app)
         protocol = partial(BoundedProtocol, connections=Connections(max_connections), stall_timeout=stall_timeout)
         super().__init__(
             uvicorn.Config(
-                self._drain,
+                at_the_edge(self._drain, edge),
                 loop="none",
                 # uvicorn calls it like a class.
                 http=cast(type[asyncio.Protocol], protocol),
@@ -108,7 +111,8 @@ class Server(uvicorn.Server):
                 log_level=logging.INFO if access_log else logging.WARNING,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                # uvicorn only passes it on to the event loop, which takes fractions.
+                timeout_keep_alive=cast(int, edge.keep_alive_timeout),
                 timeout_graceful_shutdown=CLOSE_SECONDS,
             )
         )
@@ -216,6 +220,7 @@ async def serve(
     stall_timeout: float = STALL_SECONDS,
     max_connections: int = MAX_CONNECTIONS,
     tls: ssl.SSLContext | None = None,
+    edge: EdgeOptions | None = None,
 ) -> None:
     """Serve on a socket made by `bind` until a signal ends it; `on_started` is called when connections are accepted."""
     with contextlib.closing(listener):
@@ -227,6 +232,7 @@ async def serve(
             stall_timeout=stall_timeout,
             max_connections=max_connections,
             tls=tls,
+            edge=edge,
         )
         try:
             await server.serve(sockets=[listener])

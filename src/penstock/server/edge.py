@@ -1,0 +1,117 @@
+"""Where a server meets what is in front of it: proxies, and pages of other origins."""
+
+import re
+from dataclasses import dataclass
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.core.config import Reason
+from penstock.core.errors import ConfigurationError
+from penstock.server.fields import IGNORED_HEADER, UNKNOWN_FIELDS, UnknownFields
+from penstock.server.limits import LARGEST_SECONDS
+from penstock.server.resolve import MAX_TOKENS_POLICIES, MaxTokensPolicy
+
+# Proxies keep their connections for 60 s as a rule. One that the server closes first may carry a request by then.
+KEEP_ALIVE_SECONDS = 75.0
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+", re.IGNORECASE)
+_ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
+# Headers of answers that pages may read.
+_EXPOSED = ("x-request-id", "request-id", "retry-after", IGNORED_HEADER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeOptions:
+    """How a server speaks with those in front of it.
+
+    Attributes:
+        allowed_origins: whose pages may use it from a browser, such as "https://chat.example.org", or "*".
+        root_path: the path below which a proxy has it, such as "/llm"; empty where it has the root.
+        keep_alive_timeout: seconds for which a connection without a request stays open.
+        unknown_fields: what becomes of fields of requests that nothing is known of.
+        max_tokens_policy: what becomes of a max_tokens that the context has no room for.
+    """
+
+    allowed_origins: tuple[str, ...] = ()
+    root_path: str = ""
+    keep_alive_timeout: float = KEEP_ALIVE_SECONDS
+    unknown_fields: UnknownFields = "refuse"
+    max_tokens_policy: MaxTokensPolicy = "cut"
+
+    def check(self) -> "EdgeOptions":
+        """Itself. Raises ConfigurationError where a value cannot be."""
+        for origin in self.allowed_origins:
+            if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+                raise ConfigurationError(
+                    f"--allowed-origin {origin!r} is not an origin; write one like https://chat.example.org, without a "
+                    "path, or * for all."
+                )
+        if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
+            raise ConfigurationError(f"--root-path {self.root_path!r} is not a path like /llm, without a / at its end.")
+        if not 0.001 <= self.keep_alive_timeout <= LARGEST_SECONDS:
+            raise ConfigurationError(
+                f"--keep-alive-timeout is {self.keep_alive_timeout:g}; it must be from 0.001 to "
+                f"{LARGEST_SECONDS:.0f} seconds."
+            )
+        for option, value, values in (
+            ("--unknown-fields", self.unknown_fields, UNKNOWN_FIELDS),
+            ("--max-tokens-policy", self.max_tokens_policy, MAX_TOKENS_POLICIES),
+        ):
+            if value not in values:
+                raise ConfigurationError(f"{option} {value} is not one of {', '.join(values)}.")
+        return self
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """The settings, and why they have their values."""
+        default = EdgeOptions()
+
+        def reason(name: str, value: str, why: str) -> Reason:
+            asked = getattr(self, name) != getattr(default, name)
+            return Reason(name.replace("_", " "), value, "as asked" if asked else why)
+
+        return [
+            reason("allowed_origins", ", ".join(self.allowed_origins) or "none", "no other pages may use it"),
+            reason("root_path", self.root_path or "/", "no proxy has it elsewhere"),
+            reason(
+                "keep_alive_timeout",
+                f"{self.keep_alive_timeout:g} s",
+                "longer than the 60 s for which proxies keep connections",
+            ),
+            reason("unknown_fields", self.unknown_fields, "requests with fields that nothing is known of are refused"),
+            reason(
+                "max_tokens_policy",
+                self.max_tokens_policy,
+                "an output that the context has no room for is cut to it, and the answer's header tells",
+            ),
+        ]
+
+
+def at_the_edge(app: ASGIApp, options: EdgeOptions) -> ASGIApp:
+    """The application as those in front of it see it."""
+    if options.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=options.allowed_origins,
+            allow_methods=("GET", "POST", "DELETE"),
+            allow_headers=("*",),
+            expose_headers=_EXPOSED,
+        )
+    return _BelowRoot(app, options.root_path) if options.root_path else app
+
+
+class _BelowRoot:
+    """ASGI middleware for proxies that pass on paths with the server's own root in front; others leave it out."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self._app = app
+        self._root = root
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with the path that the server knows."""
+        if scope["type"] == "http" and scope["path"].startswith(f"{self._root}/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self._root)}
+            if scope.get("raw_path"):
+                scope["raw_path"] = scope["raw_path"].removeprefix(self._root.encode())
+        await self._app(scope, receive, send)
