@@ -3,6 +3,7 @@
 import gc
 import os
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -34,6 +35,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing that a test loads, in this process or another, gets into the user's cache of packed weights, or data."""
     os.environ["PENSTOCK_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     os.environ["PENSTOCK_DATA"] = str(tmp_path_factory.mktemp("data"))
+
+
+def pytest_configure() -> None:
+    """A request whose test says nothing else has no time limit that a busy machine could reach."""
+    from support.waiting import PATIENCE
+
+    for limit in ("connect", "read", "write", "pool"):
+        setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, limit, PATIENCE)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.device import DEVICE
+from support.waiting import PATIENCE
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.cuda
@@ -18,7 +19,7 @@ GPU = "cuda" if DEVICE.type == "cpu" else str(DEVICE)
 
 def run(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, str(SCRIPTS / f"gpu_{script}"), *arguments, "--device", GPU]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_rooflines_say_what_a_step_must_move(tmp_path: Path) -> None:

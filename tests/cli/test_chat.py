@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from support.checkpoints import make
+from support.waiting import PATIENCE
 
 CTRL_C = "\x03"
 # The terminal must be the controlling one of a session of its own, or Ctrl-C would reach nobody.
@@ -89,7 +90,7 @@ def test_ctrl_c_ends_an_answer_and_at_the_prompt_the_chat(terminal: Terminal) ->
         terminal.wait_for("interrupted", stopped)
         terminal.wait_for("> ", terminal.shown.find("interrupted", stopped))
     terminal.type(CTRL_C)
-    assert terminal.process.wait(30) == 130
+    assert terminal.process.wait(PATIENCE) == 130
     terminal.reader.join()
     assert "Traceback" not in terminal.shown
 
@@ -100,7 +101,7 @@ def test_ctrl_c_while_the_model_loads(checkpoint: Path) -> None:
         # Before Python itself has started, the terminal's Ctrl-C would not be Penstock's to answer.
         terminal.wait_for("loading")
         terminal.type(CTRL_C)
-        assert terminal.process.wait(30) == 130
+        assert terminal.process.wait(PATIENCE) == 130
     finally:
         terminal.close()
 
@@ -110,7 +111,7 @@ def test_ctrl_c_ends_a_single_answer_and_the_command(checkpoint: Path) -> None:
     try:
         terminal.wait_for("", more=400)
         terminal.type(CTRL_C)
-        assert terminal.process.wait(30) == 130
+        assert terminal.process.wait(PATIENCE) == 130
     finally:
         terminal.close()
     assert "Traceback" not in terminal.shown
@@ -120,7 +121,9 @@ def test_an_answer_uses_what_the_model_recommends(checkpoint: Path) -> None:
     def answer(*arguments: str) -> str:
         command = [sys.executable, "-m", "penstock.cli.main", "run", str(checkpoint), "hello", "--max-tokens", "12"]
         result = subprocess.run(
-            [*command, "--threads", "1", "--kv-cache-memory", "64MiB", *arguments], capture_output=True, timeout=90
+            [*command, "--threads", "1", "--kv-cache-memory", "64MiB", *arguments],
+            capture_output=True,
+            timeout=PATIENCE,
         )
         assert result.returncode == 0, result.stderr
         return result.stdout.decode(errors="replace")

@@ -19,11 +19,16 @@ from penstock.engine.messages import Ready
 from penstock.scheduler.admission import Limits
 from penstock.server.limits import LimitOptions
 from support.checkpoints import make
+from support.waiting import PATIENCE
 
 
 def penstock(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", *arguments], input=stdin, capture_output=True, text=True, timeout=90
+        [sys.executable, "-m", "penstock.cli.main", *arguments],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
 
 
@@ -217,7 +222,7 @@ def test_a_folder_is_a_model_and_not_the_bundled_one_of_its_name(checkpoint: Pat
     (tmp_path / "haiku").symlink_to(checkpoint)
     command = [sys.executable, "-m", "penstock.cli.main", "run", "./haiku", "hello", "--max-tokens", "5"]
     arguments = ("--temperature", "0", "--threads", "1")
-    result = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=90)
+    result = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert result.returncode == 0, result.stderr
     assert result.stdout == penstock("run", str(checkpoint), "hello", "--max-tokens", "5", *arguments).stdout
 

@@ -22,6 +22,7 @@ from penstock.kernels.cpu.native import OBSTACLE
 from support.checkpoints import make
 from support.http_server import free_port, running
 from support.observations import stats, steps, waits
+from support.waiting import PATIENCE
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -211,6 +212,6 @@ def test_a_server_is_asked_without_torch() -> None:
     code = "import sys; sys.modules['torch'] = None; from penstock.cli.main import main; main()"
     with telling(*QUEUE) as base:
         command = [sys.executable, "-c", code, "doctor", "--url", base, "--seconds", "0.5", "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["diagnosis"]["bottleneck"]["resource"] == "rows"

@@ -27,6 +27,7 @@ from penstock.server.keys import Keyring, only_key
 from support.accounts_made import ARRIVED, chunk, make_account, make_journal, mark, waited
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.waiting import PATIENCE
 
 KEY = "penstock-the-key-of-this-test-0123456789"
 
@@ -34,7 +35,7 @@ KEY = "penstock-the-key-of-this-test-0123456789"
 def penstock(*arguments: str) -> "subprocess.CompletedProcess[str]":
     """`penstock explain` in a process of its own."""
     command = [sys.executable, "-m", "penstock.cli.main", "explain", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +107,7 @@ def test_the_operator_is_told_of_everybody(tmp_path: Path) -> None:
             done = penstock("--admin-socket", str(path), "--json")
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(PATIENCE)
     assert done.returncode == 0, done.stderr
     assert [each["tenant"] for each in json.loads(done.stdout)["data"]] == ["alice"]
 

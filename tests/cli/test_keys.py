@@ -15,6 +15,7 @@ import pytest
 from penstock.server.keys import Keyring, parse_keys, read_keys
 from support.checkpoints import make
 from support.live_server import serving
+from support.waiting import PATIENCE
 
 KEY = re.compile(r"penstock-[A-Za-z0-9_-]{43}\n")
 SECRET = "penstock-a-secret-of-this-test"
@@ -22,7 +23,7 @@ SECRET = "penstock-a-secret-of-this-test"
 
 def penstock(*arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "penstock.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def assert_refused(result: "subprocess.CompletedProcess[str]", *says: str) -> None:
@@ -108,7 +109,7 @@ def test_keys_are_explained_by_name_only(checkpoint: Path, tmp_path: Path, penst
 def status(url: str, key: str | None = None) -> int:
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.log_stream import MOST_WAITING, LogStream, unfailing_stderr
+from support.waiting import PATIENCE
 
 
 def test_what_is_written_comes_in_order(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_a_reader_that_does_not_read_makes_nobody_wait() -> None:
     stream.write("the end\n")
     stream.end()
     os.close(writer)
-    thread.join(10)
+    thread.join(PATIENCE)
     os.close(reader)
     assert got.endswith(b"the end\n") and got.count(b"x") > MOST_WAITING * 90
 
@@ -141,7 +142,7 @@ def test_nobody_waits_after_the_end_either(
 
     thread = threading.Thread(target=log, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert not thread.is_alive() and not raised
 
 

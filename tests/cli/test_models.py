@@ -13,6 +13,7 @@ from huggingface_hub import constants
 
 from penstock.cli.models import run_models
 from support.checkpoints import make
+from support.waiting import PATIENCE
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 # Torch takes seconds to import, and nothing here needs it.
@@ -190,7 +191,7 @@ def test_the_command_finds_the_cache_where_the_library_does_and_needs_no_torch(
     others = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE_"))}
     command = [sys.executable, "-c", WITHOUT_TORCH, "models", "--json"]
     environment = {**others, variable: str(tmp_path)}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=environment)
     assert result.returncode == 0, result.stderr
     listing = json.loads(result.stdout)
     assert [(entry["name"], entry["servable"]) for entry in listing["models"][2:]] == [("owner/model", True)]

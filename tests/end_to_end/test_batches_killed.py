@@ -22,6 +22,7 @@ import pytest
 from penstock.server.storage.directory import DataDirectory
 from support.http_server import free_port
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = 1000
@@ -61,7 +62,7 @@ def started(folder: Path) -> Iterator[tuple["subprocess.Popen[str]", httpx.Clien
     command = [sys.executable, "-c", PROGRAM, str(port), str(folder)]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process,
-        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as http,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http,
     ):
         try:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -118,7 +119,7 @@ def test_no_line_is_lost_or_doubled_whenever_the_server_ends(tmp_path: Path, end
                 os.kill(process.pid, end)
                 break
             os.kill(process.pid, end)
-            process.wait(20)
+            process.wait(PATIENCE)
         assert rounds < 30
         assert before <= len(kept(folder)) or not kept(folder)
         # What had a result is not computed again.
@@ -135,7 +136,7 @@ def test_a_second_server_is_refused(served_checkpoint: Path, tmp_path: Path) -> 
     directory = DataDirectory.open(tmp_path)
     command = [sys.executable, "-m", "penstock.cli.main", "serve", str(served_checkpoint), "--port", str(free_port())]
     other = subprocess.run(
-        [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+        [*command, "--data-dir", str(tmp_path)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     directory.close()
     assert other.returncode == 2
@@ -185,7 +186,7 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def client_of(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
 
 
 def completed(client: openai.OpenAI, batch_id: str) -> int:

@@ -6,12 +6,13 @@ import sys
 import openai
 
 from support.live_server import RunningServer
+from support.waiting import PATIENCE
 
 QUESTION = "Write a haiku about rain."
 
 
 def test_the_server_starts_with_the_bundled_model(bundled: RunningServer) -> None:
-    client = openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=60)
+    client = openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
     assert [model.id for model in client.models.list()] == ["haiku"]
     answer = client.chat.completions.create(
         model="haiku", messages=[{"role": "user", "content": QUESTION}], temperature=0, max_tokens=100
@@ -23,7 +24,7 @@ def test_the_server_starts_with_the_bundled_model(bundled: RunningServer) -> Non
 def test_run_answers_a_prompt_that_is_not_quoted() -> None:
     command = [sys.executable, "-m", "penstock.cli.main", "run", "--threads", "1", "--temperature", "0", "haiku"]
     quoted, words = (
-        subprocess.run([*command, *prompt], capture_output=True, text=True, timeout=90)
+        subprocess.run([*command, *prompt], capture_output=True, text=True, timeout=PATIENCE)
         for prompt in ([QUESTION], QUESTION.split())
     )
     assert quoted.returncode == 0, quoted.stderr
@@ -33,7 +34,7 @@ def test_run_answers_a_prompt_that_is_not_quoted() -> None:
 
 def test_run_without_a_model_chats_with_the_bundled_one() -> None:
     command = [sys.executable, "-m", "penstock.cli.main", "run", "--threads", "1", "--max-tokens", "40"]
-    result = subprocess.run(command, input=f"{QUESTION}\n/exit\n", capture_output=True, text=True, timeout=90)
+    result = subprocess.run(command, input=f"{QUESTION}\n/exit\n", capture_output=True, text=True, timeout=PATIENCE)
     assert result.returncode == 0, result.stderr
     assert "haiku" in result.stderr.splitlines()[0]
     assert result.stdout.strip("> \n")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 PROMPT = [7] * 40
 LONG_PROMPT = [9] * 1900
@@ -116,7 +117,9 @@ def test_a_deadline(idle: RunningServer, stage: str, stream: bool) -> None:
     ended = idle.metric(OUTCOMES)
     with occupied(idle, stage):
         answer = httpx.post(
-            idle.base + "/v1/completions", json=body_of(stage, stream=stream, timeout=seconds, n=samples), timeout=60
+            idle.base + "/v1/completions",
+            json=body_of(stage, stream=stream, timeout=seconds, n=samples),
+            timeout=PATIENCE,
         )
         assert answer.text.count("deadline_exceeded") == 1
         if stream and answer.status_code == 200:
@@ -134,7 +137,7 @@ def test_a_response_that_is_cancelled(idle: RunningServer) -> None:
     body = {"input": "hello", "max_output_tokens": 1900, "ignore_eos": True, "stream": True}
     ended = idle.metric(OUTCOMES)
     host, port = idle.base.removeprefix("http://").split(":")
-    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=PATIENCE)) as connection:
         connection.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         begun = b""
@@ -157,7 +160,7 @@ def test_a_batch_that_is_cancelled(idle: RunningServer) -> None:
         for number in range(6)
     ]
     contents = "\n".join(map(json.dumps, lines)).encode()
-    with httpx.Client(base_url=idle.base, timeout=60) as http:
+    with httpx.Client(base_url=idle.base, timeout=PATIENCE) as http:
         file = http.post("/v1/files", files={"file": ("in.jsonl", contents)}, data={"purpose": "batch"}).json()
         body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
         batch = http.post("/v1/batches", json=body).json()
@@ -209,7 +212,7 @@ def test_any_number_of_cancellations_leaves_nothing(idle: RunningServer) -> None
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     is_idle(idle)
     assert idle.metric(OUTCOMES) == ended + 60
 
@@ -226,7 +229,7 @@ def test_a_full_queue_is_refused_whatever_the_engine_does(served_checkpoint: Pat
         engine.suspend()
         try:
             for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/embeddings", {"input": "x"})):
-                answer = httpx.post(server.base + path, json=body, timeout=10)
+                answer = httpx.post(server.base + path, json=body, timeout=PATIENCE)
                 assert answer.status_code == 503 and answer.json()["error"]["code"] == "queue_full"
                 assert 1 <= int(answer.headers["retry-after"]) <= 60
         finally:

@@ -16,6 +16,7 @@ from penstock.doctor.diagnosis import Diagnosis, diagnose
 from penstock.doctor.server import look
 from penstock.kernels.cpu.native import OBSTACLE
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 SECONDS = 2.0
 
@@ -36,7 +37,7 @@ def load(server: RunningServer, *options: str, computed: tuple[str, int] = ("dec
         yield
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(PATIENCE)
 
 
 def diagnosed(server: RunningServer) -> Diagnosis:
@@ -57,7 +58,7 @@ def test_a_queue_before_a_batch_of_one_and_where_the_bottleneck_moves(
     many = ("--input-len", "16", "--output-len", "64", "--concurrency", "8")
     command = [sys.executable, "-m", "penstock.cli.main", "doctor", "--json", "--seconds", str(SECONDS), "--url"]
     with serving(served_checkpoint, "--threads", "1", "--max-num-seqs", "1") as narrow, load(narrow, *many):
-        done = subprocess.run([*command, narrow.base], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*command, narrow.base], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     before = msgspec.json.decode(done.stdout, type=ServerReport).diagnosis
     assert 1 in applying(before), before.sheet[0].why
@@ -68,7 +69,7 @@ def test_a_queue_before_a_batch_of_one_and_where_the_bottleneck_moves(
     (tmp_path / "before.json").write_text(done.stdout)
     with load(server, *many):
         options = ("--compare", str(tmp_path / "before.json"))
-        done = subprocess.run([*command, server.base, *options], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*command, server.base, *options], capture_output=True, text=True, timeout=PATIENCE)
     report = msgspec.json.decode(done.stdout, type=ServerReport)
     assert report.comparison is not None and 1 in report.comparison.gone
     assert states(report.diagnosis)["rows"] != "saturated"

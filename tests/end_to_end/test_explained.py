@@ -28,7 +28,7 @@ class Client:
 
     def __init__(self, server: RunningServer) -> None:
         self.server = server
-        self.http = described_client(server.base, 60)
+        self.http = described_client(server.base)
 
     def __enter__(self) -> "Client":
         return self

@@ -13,6 +13,7 @@ import pytest
 from support.http_server import free_port
 from support.live_server import RunningServer
 from support.small_disk import small_disk
+from support.waiting import PATIENCE
 
 REQUEST = {"prompt": "the fox", "max_tokens": 20, "temperature": 0, "ignore_eos": True}
 
@@ -27,7 +28,7 @@ def serving(model: Path, stderr: IO[Any] | int, *options: str) -> Iterator[Runni
         server.wait_until_ready()
         yield server
         process.terminate()
-        assert process.wait(timeout=15) == 0
+        assert process.wait(timeout=PATIENCE) == 0
     finally:
         process.kill()
         process.wait()

@@ -11,6 +11,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from support.device import DEVICE, INTERPRETED
+from support.waiting import PATIENCE
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.cuda
@@ -70,7 +71,7 @@ def counted(batches: list[list[str]], params: dict[str, Any] = PARAMS, **options
         input=json.dumps(asked),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": str(TESTS)},
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.live_server import RunningServer
+from support.waiting import PATIENCE
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "chat"])
@@ -21,7 +22,7 @@ def test_a_server_under_load_keeps_to_the_protocol(server: RunningServer, endpoi
         "--slo", "ttft=20s,tpot=2s", "--extra-body", '{"return_token_ids": true}', "--json", str(file),
     )  # fmt: skip
     command = [sys.executable, "-m", "penstock.cli.main", "bench", "serve", server.base, *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     (stage,) = json.loads(file.read_text())["stages"]
     summary = stage["summary"]

@@ -10,6 +10,7 @@ import pytest
 
 from support.browser import Browser, browsing
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
 VIEWS = ("live", "requests", "playground")
@@ -55,7 +56,7 @@ def endless(server: RunningServer, **headers: str) -> Iterator[None]:
     body = {"prompt": "an old pond", "max_tokens": 1900, "n": SAMPLES, "ignore_eos": True, "stream": True}
     headers["Content-Type"] = "application/json"
     asked = urllib.request.Request(f"{server.base}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
         answer.readline()
         yield
 

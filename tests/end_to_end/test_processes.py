@@ -17,6 +17,7 @@ import pytest
 from penstock.assembly.__main__ import NICENESS
 from support.http_server import free_port
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 
 def engine_of(server: RunningServer) -> psutil.Process:
@@ -28,7 +29,7 @@ def test_the_engine_does_not_outlive_a_killed_server(served_checkpoint: Path) ->
     with pytest.raises(AssertionError), serving(served_checkpoint, "--threads", "1") as server:
         engine = engine_of(server)
         os.kill(server.process.pid, signal.SIGKILL)
-        engine.wait(timeout=3)
+        engine.wait(timeout=PATIENCE)
     assert not engine.is_running()
 
 
@@ -37,7 +38,7 @@ def test_not_even_a_stopped_engine_outlives_a_killed_server(served_checkpoint: P
         engine = engine_of(server)
         engine.suspend()
         os.kill(server.process.pid, signal.SIGKILL)
-        engine.wait(timeout=3)
+        engine.wait(timeout=PATIENCE)
     assert not engine.is_running()
 
 
@@ -53,7 +54,7 @@ def test_a_killed_engine_is_replaced_and_answers_the_same(served_checkpoint: Pat
         waiting = [pool.submit(answer, server) for _ in range(8)]
         server.wait_for("penstock_requests_in_flight", 8)
         engine.kill()
-        assert [each.result(timeout=30) for each in waiting] == [canary] * 8
+        assert [each.result(timeout=PATIENCE) for each in waiting] == [canary] * 8
         server.wait_until_ready(10)
         assert engine_of(server).pid != engine.pid
         # Where there are fewer cores than threads, the server's short work comes before the engine's.
@@ -79,7 +80,7 @@ def test_a_signal_while_the_model_loads_leaves_nothing_behind(served_checkpoint:
         except OSError:
             assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE) == 0
     assert not engine.is_running()
 
 
@@ -95,7 +96,7 @@ def test_nothing_is_imported_from_the_current_directory(served_checkpoint: Path,
         "asyncio.run(main())\n"
     )
     result = subprocess.run(
-        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert result.stdout == "served\n", result.stderr
 
@@ -124,5 +125,5 @@ def test_an_engine_that_is_killed_while_descriptors_are_out_is_replaced_once_the
             assert client.get("/health/live").status_code == 200
             assert not [each for each in process.children() if each.status() != psutil.STATUS_ZOMBIE]
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
-        assert waiting.result(timeout=30)["choices"] == canary
+        assert waiting.result(timeout=PATIENCE)["choices"] == canary
         server.wait_until_ready(10)

@@ -15,6 +15,7 @@ import pytest
 
 from penstock.bundled.registry import bundled_models
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Write a haiku about rain."}]
 SCHEMA = {
@@ -41,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
 
 
 def ask(client: openai.OpenAI, **fields: Any) -> Any:

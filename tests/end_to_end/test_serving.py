@@ -14,11 +14,12 @@ import openai
 import pytest
 
 from support.live_server import RunningServer
+from support.waiting import PATIENCE
 
 
 @pytest.fixture
 def client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
 
 
 def test_chat_streams_what_it_answers_at_once(client: openai.OpenAI) -> None:
@@ -72,7 +73,7 @@ def test_a_common_prefix_is_computed_once(server: RunningServer) -> None:
 
     async def ask_all() -> list[int]:
         limits = httpx.Limits(max_connections=100)
-        async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+        async with httpx.AsyncClient(limits=limits, timeout=PATIENCE) as client:
             return await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
 
     cached = asyncio.run(ask_all())
@@ -144,7 +145,7 @@ def test_nan_is_not_a_number_here(server: RunningServer) -> None:
 
 def test_the_api_answers_while_the_engine_computes(server: RunningServer) -> None:
     async def main() -> int:
-        async with httpx.AsyncClient(timeout=60) as client:
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
             body = {"prompt": [9] * 1900, "max_tokens": 4, "ignore_eos": True, "n": 4, "cache_salt": "responsive"}
             task = asyncio.ensure_future(client.post(server.base + "/v1/completions", json=body))
             answers: collections.Counter[str] = collections.Counter()

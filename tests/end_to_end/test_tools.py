@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Zürich?"}]
 SCHEMAS: dict[str, Any] = {
@@ -38,13 +39,13 @@ def tools(strict: bool = False) -> Any:
 
 @pytest.fixture(scope="module")
 def client(bundled: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=bundled.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("parser", ["qwen3_coder", "glm45", "pythonic"])
 def test_formats_that_write_parameters_one_by_one(parser: str) -> None:
     with serving(None, "--threads", "1", "--tool-call-parser", parser) as server:
-        client = openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=120)
+        client = openai.OpenAI(base_url=server.base + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
         asked: Any = {"model": "haiku", "messages": MESSAGES, "tools": tools(), "tool_choice": "required"}
         answer = client.chat.completions.create(**asked, n=16, seed=1, temperature=1, max_tokens=300)
         finished = [choice for choice in answer.choices if choice.finish_reason == "tool_calls"]

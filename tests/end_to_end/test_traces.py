@@ -18,6 +18,7 @@ from support.collector import Collector, Received, collecting
 from support.documented import described_client
 from support.http_server import free_port
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SERVER, ERROR = 2, 2
@@ -56,7 +57,7 @@ def traced(served_checkpoint: Path, log: Path) -> Iterator[Traced]:
         collector = stack.enter_context(collecting())
         options = ("--threads", "1", "--max-num-seqs", "2", "--explain-prompts", "--otlp-endpoint", collector.url)
         server = stack.enter_context(serving(served_checkpoint, *options, log=log))
-        yield Traced(server, stack.enter_context(described_client(server.base, 60)), collector)
+        yield Traced(server, stack.enter_context(described_client(server.base)), collector)
 
 
 def check_tree(collector: Collector, root: Received) -> None:
@@ -198,6 +199,6 @@ def test_where_the_extra_is_missing_the_start_says_what_to_install(tmp_path: Pat
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     command = [sys.executable, "-m", "penstock.cli.main", "serve", "haiku", "--otlp-endpoint", "http://localhost:4318"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 2 and len(ended.stderr.splitlines()) == 1
     assert "pip install 'penstock[otel]'" in ended.stderr

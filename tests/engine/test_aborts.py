@@ -20,6 +20,7 @@ from penstock.core.request import KeptPrefix, Standing
 from penstock.engine.client import Engine
 from penstock.engine.process import EngineProcess
 from support.checkpoints import VOCAB_SIZE, make
+from support.waiting import PATIENCE, reached
 
 BESIDE = 16
 MEBIBYTE = 1 << 20
@@ -85,11 +86,7 @@ async def leave(engine: Engine, rng: random.Random) -> str:
 
 async def settled(engine: Engine) -> LoadSnapshot:
     """The load once everybody has left."""
-    for _ in range(500):
-        load = engine.load
-        if load.running == load.waiting == load.blocks_used == 0:
-            break
-        await asyncio.sleep(0.02)
+    await reached(lambda: not (engine.load.running or engine.load.waiting or engine.load.blocks_used))
     return engine.load
 
 
@@ -137,4 +134,4 @@ def test_aborts_at_random_points(checkpoint: Path, pytestconfig: pytest.Config) 
         finally:
             await engine.close()
 
-    asyncio.run(asyncio.wait_for(main(), 120 + count))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE + count))

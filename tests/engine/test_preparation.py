@@ -9,6 +9,7 @@ from penstock.core.grammar import Grammar
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.preparation import MAX_SECONDS, MAX_WAITING, Preparations
+from support.waiting import PATIENCE
 
 
 def request(number: int) -> Request:
@@ -27,7 +28,7 @@ class Desk:
         self.preparations = Preparations(self._prepare, self.woken.release)
 
     def _prepare(self, request: Request) -> None:
-        assert self.gate.wait(20)
+        assert self.gate.wait(PATIENCE)
         if self.error is not None:
             raise self.error
         self.prepared.append(request.request_id)
@@ -35,7 +36,7 @@ class Desk:
     def wait(self, count: int) -> None:
         self.gate.set()
         for _ in range(count):
-            assert self.woken.acquire(timeout=20)
+            assert self.woken.acquire(timeout=PATIENCE)
 
 
 def test_requests_come_back_in_their_order() -> None:

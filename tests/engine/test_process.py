@@ -15,25 +15,29 @@ from penstock.core.errors import (
     ModelFileError,
     PenstockError,
 )
+from penstock.core.facts import StepFacts
 from penstock.engine.interface import RequestOutput
 from penstock.engine.worker import IDLE_SECONDS
 from support.checkpoints import make
+from support.waiting import PATIENCE, reached
 
 PROMPT = list(range(10, 60))
 POOL = 64 << 20
+# So long that no engine is done with it while a test looks on.
+CONTEXT = 16_384
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make("llama", tmp_path_factory.mktemp("llama"))
+    return make("llama", tmp_path_factory.mktemp("llama"), max_position_embeddings=CONTEXT)
 
 
 def with_engine(path: Path, use: Callable[[AsyncEngine], Awaitable[None]], **options: object) -> None:
     async def main() -> None:
-        async with await AsyncEngine.start(str(path), threads=1, max_model_len=512, **options) as engine:
+        async with await AsyncEngine.start(str(path), threads=1, **{"max_model_len": 512, **options}) as engine:
             await use(engine)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 async def collect(engine: AsyncEngine, params: SamplingParams, prompt: list[int] = PROMPT) -> list[RequestOutput]:
@@ -41,8 +45,13 @@ async def collect(engine: AsyncEngine, params: SamplingParams, prompt: list[int]
 
 
 async def until_idle(engine: AsyncEngine) -> None:
-    while engine.load.blocks_used or engine.load.running:
-        await asyncio.sleep(0.005)
+    await reached(lambda: not engine.load.blocks_used and not engine.load.running)
+
+
+async def paused(engine: AsyncEngine) -> None:
+    """No step is begun any more, and all has been told of those that were."""
+    engine._engine.pause(True)
+    assert await engine._engine.inspect() is None
 
 
 def test_streams_what_the_library_gives(checkpoint: Path) -> None:
@@ -50,8 +59,11 @@ def test_streams_what_the_library_gives(checkpoint: Path) -> None:
     (expected,) = LLM(str(checkpoint), threads=1, max_model_len=512).generate([PROMPT], params)
 
     async def use(engine: AsyncEngine) -> None:
+        told: list[StepFacts] = []
+        engine._engine.observe(told.append)
         outputs = await collect(engine, params)
-        assert len(outputs) > 1, "tokens arrive as they are made"
+        # Tokens arrive as they are made, a step's at a time, however many of them this process finds at once.
+        assert len(told) == 24
         for sample in expected.samples:
             index = expected.samples.index(sample)
             deltas = [delta for output in outputs for delta in output.deltas if delta.index == index]
@@ -68,28 +80,27 @@ def test_streams_what_the_library_gives(checkpoint: Path) -> None:
 
 def test_closing_an_iterator_frees_its_blocks(checkpoint: Path) -> None:
     async def use(engine: AsyncEngine) -> None:
-        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        params = SamplingParams(max_tokens=CONTEXT - 100, ignore_eos=True)
         streams = [engine.generate(PROMPT[index:], params) for index in range(6)]
         for stream in streams:
             await anext(stream)
+        await paused(engine)
         assert engine.load.running == 6
+        before = engine.load.step
         for stream in streams:
             await stream.aclose()
-        before = engine.load.step
         await until_idle(engine)
-        # Left alone, they would run for 400 steps; some are on their way while the messages cross.
-        assert engine.load.step - before < 40
-        assert engine.load.decode_tokens < 6 * 100
         waiting = asyncio.ensure_future(collect(engine, params))
-        await asyncio.sleep(0.02)
+        await reached(lambda: engine.load.waiting == 1)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        await until_idle(engine)
-        assert engine.load.decode_tokens < 7 * 100
+        await reached(lambda: not engine.load.waiting)
+        engine._engine.pause(False)
         assert len(await collect(engine, SamplingParams(max_tokens=1))) == 1
+        assert engine.load.step == before + 1
 
-    with_engine(checkpoint, use)
+    with_engine(checkpoint, use, max_model_len=CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +139,7 @@ def test_the_engine_ends_with_its_client(checkpoint: Path) -> None:
         engine = await AsyncEngine.start(str(checkpoint), threads=1, max_model_len=512)
         process = engine._engine._process._process
         await engine.close()
-        return process.wait(timeout=10)
+        return process.wait(timeout=PATIENCE)
 
     assert asyncio.run(main()) == 0
 
@@ -146,8 +157,7 @@ def test_memory_is_made_ready_whenever_there_is_nothing_to_do(checkpoint: Path) 
         await asyncio.sleep(1.5 * IDLE_SECONDS)
         assert resident(engine) < before + POOL // 4
         await collect(engine, SamplingParams(max_tokens=2, ignore_eos=True))
-        while resident(engine) < before + POOL * 3 // 4:
-            await asyncio.sleep(0.05)
+        await reached(lambda: resident(engine) >= before + POOL * 3 // 4)
 
     with_engine(checkpoint, use, kv_cache_memory=POOL)
 

@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from penstock.engine.messages import Ready
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from support.checkpoints import make
+from support.waiting import PATIENCE, reached
 
 PROMPT = list(range(10, 60))
 LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=300, n=2, logprobs=1, ignore_eos=True)
@@ -72,7 +72,7 @@ def with_engine(
         async with running(path, patience, process, **options) as engine:
             await use(engine)
 
-    asyncio.run(asyncio.wait_for(main(), 60))
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 def joined(outputs: list[RequestOutput]) -> tuple[list[list[int]], list[int]]:
@@ -87,20 +87,22 @@ def joined(outputs: list[RequestOutput]) -> tuple[list[list[int]], list[int]]:
 
 
 async def until_served_again(engine: Engine) -> None:
-    while True:
-        try:
-            engine.check_ready()
-            return
-        except EngineUnavailable:
-            await asyncio.sleep(0.01)
+    await reached(lambda: is_ready(engine))
+
+
+def is_ready(engine: Engine) -> bool:
+    try:
+        engine.check_ready()
+    except EngineUnavailable:
+        return False
+    return True
 
 
 async def impatience(engine: Engine) -> None:
     """Have a process that hangs killed soon, and give the next one the time that it needs to start."""
     usual, first = engine._patience, engine.process_id
     engine._patience = msgspec.structs.replace(usual, unready_seconds=1.5, hang_seconds=3.0)
-    while engine.process_id == first:
-        await asyncio.sleep(0.05)
+    await reached(lambda: engine.process_id != first)
     engine._patience = usual
 
 
@@ -132,7 +134,7 @@ class Survivor:
             await until_served_again(self._engine)
             assert self._engine.load.restarts == before + count
 
-        self._runner.run(asyncio.wait_for(used(), 60))
+        self._runner.run(asyncio.wait_for(used(), PATIENCE))
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +169,7 @@ def test_requests_without_output_are_computed_by_the_next_engine(survivor: Survi
         # A stopped process has computed nothing, and ends all the same.
         os.kill(engine.process_id, signal.SIGSTOP)
         tasks = [asyncio.ensure_future(collect(engine)) for _ in range(8)]
-        await asyncio.sleep(0.05)
+        await reached(lambda: len(engine._process._waiters) == len(tasks))
         os.kill(engine.process_id, signal.SIGKILL)
         with pytest.raises(EngineUnavailable, match="started again"):
             while True:
@@ -257,11 +259,10 @@ def test_who_leaves_in_the_moment_in_which_an_engine_is_ready_is_gone() -> None:
 
 def test_an_engine_that_hangs_is_not_ready_and_then_killed(survivor: Survivor, expected: list[list[int]]) -> None:
     async def use(engine: Engine) -> None:
-        impatient = asyncio.ensure_future(impatience(engine))
-        os.kill(engine.process_id, signal.SIGSTOP)
-        began = time.monotonic()
+        impatient, first = asyncio.ensure_future(impatience(engine)), engine.process_id
+        os.kill(first, signal.SIGSTOP)
         with pytest.raises(EngineUnavailable, match="not moved"):
-            while time.monotonic() < began + 5.0:
+            while engine.process_id == first:
                 engine.check_ready()
                 await asyncio.sleep(0.05)
         await impatient
@@ -274,9 +275,10 @@ def test_an_engine_that_hangs_is_not_ready_and_then_killed(survivor: Survivor, e
 
 def test_an_idle_engine_counts_as_ready_and_a_closed_one_says_so(checkpoint: Path) -> None:
     async def use(engine: Engine) -> None:
-        for _ in range(25):
-            await asyncio.sleep(0.1)
-            engine.check_ready()
+        # Each beat makes the watch begin anew.
+        before = engine._process.beats
+        await reached(lambda: engine._process.beats >= before + 3)
+        engine.check_ready()
         assert engine.load.restarts == 0
         stream = engine.generate(PROMPT, LONG)
         await anext(stream)
@@ -285,7 +287,7 @@ def test_an_idle_engine_counts_as_ready_and_a_closed_one_says_so(checkpoint: Pat
             async for _ in stream:
                 pass
 
-    with_engine(checkpoint, use, Patience(unready_seconds=1.5, hang_seconds=2.0))
+    with_engine(checkpoint, use, Patience(unready_seconds=PATIENCE, hang_seconds=PATIENCE))
 
 
 async def _longest_served(checkpoint: Path) -> int:

@@ -28,6 +28,7 @@ from penstock.loading.weights import load_weights
 from penstock.models.registry import declare
 from penstock.quantization.rounding import ROUNDING
 from support import checkpoints
+from support.waiting import PATIENCE
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
@@ -290,7 +291,7 @@ def test_two_starts_at_once_both_serve(model: Path, folder: Path) -> None:
     processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
     for process in processes:
         assert process.stdout is not None and process.stdout.readline() == "there\n"
-    outputs = [process.communicate("\n", timeout=60)[0] for process in processes]
+    outputs = [process.communicate("\n", timeout=PATIENCE)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0] == outputs[1] != ""
     assert the_file(folder).suffix == ".packed" and load(model, folder, dtype=torch.float32).mapped

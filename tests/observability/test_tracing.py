@@ -16,6 +16,7 @@ from penstock.observability.tracing import Tracing, check_endpoint
 from support.accounts_made import make_account, make_journal, mark
 from support.collector import Collector, collecting
 from support.http_server import free_port
+from support.waiting import PATIENCE
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SERVER, INTERNAL = 2, 1
@@ -141,7 +142,7 @@ def test_a_collector_that_is_not_there_costs_traces_and_a_line_a_minute(caplog: 
     assert traces.outcomes["queue_full"] >= 100 - tracing._BATCH
     with caplog.at_level(logging.DEBUG):
         traces.close()
-        traces._thread.join(20)
+        traces._thread.join(PATIENCE)
     assert not traces._thread.is_alive(), "it ends at once when it is told that nothing can be sent any more"
     assert time.monotonic() - began < 20
     assert traces.outcomes["exported"] == 0
@@ -170,7 +171,7 @@ def test_an_end_does_not_wait_for_a_collector_that_does_not_answer() -> None:
         assert traces._thread.is_alive() and traces._thread.daemon
         connection, _ = silent.accept()
         connection.close()
-    traces._thread.join(20)
+    traces._thread.join(PATIENCE)
     assert not traces._thread.is_alive()
     assert traces.outcomes == {"exported": 0, "queue_full": 0, "failed": 20}
     traces._troubles.close()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from penstock.runtime import ahead
 from penstock.runtime.ahead import PAGE_BYTES, PIECE_BYTES, Ahead, populate
+from support.waiting import PATIENCE
 
 ROW = 64 << 10
 PIECE = PIECE_BYTES // ROW
@@ -39,7 +40,7 @@ def nothing_is_left() -> Iterator[None]:
     yield
     gc.collect()
     for thread in set(threading.enumerate()) - before:
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
 
 
@@ -109,18 +110,18 @@ def test_whoever_uses_rows_stops_what_can_wait(monkeypatch: pytest.MonkeyPatch) 
     def stay(array: NDArray[np.uint8], first: int, end: int) -> bool:
         asked.append((first, end))
         going.set()
-        return go_on.wait(20)
+        return go_on.wait(PATIENCE)
 
     monkeypatch.setattr(ahead, "populate", stay)
     pool = Ahead([untouched(ROW)])
     pool.reached(0)
     pool.use_idle_time()
-    assert going.wait(20)
+    assert going.wait(PATIENCE)
     # One is under way, and the others have not begun.
     pool.reached(PIECE)
     assert pool._newest is not None and pool._ready == 1 + 2 * PIECE
     go_on.set()
-    assert pool._newest.result(timeout=20)
+    assert pool._newest.result(timeout=PATIENCE)
     assert asked == [(1, 1 + PIECE), (1 + PIECE, 1 + 2 * PIECE)]
 
 
@@ -131,20 +132,20 @@ def test_what_can_wait_stops_between_arrays(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append((array.strides[0], first))
         if first == 1 + PIECE and not going.is_set():
             going.set()
-            return go_on.wait(20)
+            return go_on.wait(PATIENCE)
         return True
 
     monkeypatch.setattr(ahead, "populate", stay)
     pool = Ahead(arrays())
     pool.reached(0)
     pool.use_idle_time()
-    assert going.wait(20)
+    assert going.wait(PATIENCE)
     # The second array's part has not begun, so that of both is asked for again.
     pool.reached(1)
     assert pool._ready == 1 + PIECE
     go_on.set()
     pool.reached(PIECE)
-    assert pool._newest is not None and pool._newest.result(timeout=20)
+    assert pool._newest is not None and pool._newest.result(timeout=PATIENCE)
     assert asked == [(ROW, 1), (ROW // 4, 1), (ROW, 1 + PIECE), (ROW, 1 + PIECE), (ROW // 4, 1 + PIECE)]
 
 
@@ -167,7 +168,7 @@ def test_a_system_that_does_not_know_how_is_asked_once(monkeypatch: pytest.Monke
     both = arrays()
     pool = Ahead(both)
     pool.reached(0)
-    assert pool._newest is not None and pool._newest.result(timeout=20) is False
+    assert pool._newest is not None and pool._newest.result(timeout=PATIENCE) is False
     for row in range(ROWS):
         pool.reached(row)
     assert asked == [(1, 1 + PIECE)]

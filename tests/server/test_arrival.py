@@ -13,16 +13,18 @@ from penstock.server.arrival import arrival
 
 
 class Receiver(asyncio.Protocol):
-    """Notes when what it receives arrived, and when it was told."""
+    """Notes when what it receives arrived, and between which moments it was told."""
 
     def __init__(self) -> None:
-        self.times: asyncio.Future[tuple[float, float]] = asyncio.get_running_loop().create_future()
+        self.times: asyncio.Future[tuple[float, float, float]] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self.times.set_result((arrival(self.transport), time.monotonic()))  # type: ignore[arg-type]
+        asked = time.monotonic()
+        told = arrival(self.transport)  # type: ignore[arg-type]
+        self.times.set_result((told, asked, time.monotonic()))
 
 
 @pytest.fixture
@@ -36,31 +38,36 @@ def tcp() -> Iterator[tuple[socket.socket, socket.socket]]:
                 yield client, server
 
 
-async def received(client: socket.socket, server: socket.socket, busy: float) -> tuple[float, float, float]:
-    """When something was sent, arrived, and was received by a loop that was busy for so long."""
+async def received(
+    client: socket.socket, server: socket.socket, busy: float
+) -> tuple[tuple[float, float], float, tuple[float, float]]:
+    """Between which moments something was sent, when it arrived, and between which moments the loop was told.
+
+    The loop is busy for so long in between.
+    """
     server.setblocking(False)
     loop = asyncio.get_running_loop()
     transport, receiver = await loop.create_connection(Receiver, sock=server.dup())
-    await asyncio.sleep(0.01)
-    sent = time.monotonic()
+    before = time.monotonic()
     client.sendall(b"x")
+    sent = before, time.monotonic()
     time.sleep(busy)
-    arrived, told = await receiver.times
+    arrived, *told = await receiver.times
     transport.close()
-    return sent, arrived, told
+    return sent, arrived, (told[0], told[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says how long the kernel has had it")
 def test_what_waits_for_a_busy_loop_has_arrived_before(tcp: tuple[socket.socket, socket.socket]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sent, arrived, told = runner.run(received(*tcp, busy=0.2))
-    assert told - sent > 0.2
-    # A kernel counts in steps of at most 10 ms, and rounds either way.
-    assert abs(arrived - sent) < 0.1
+        (before, sent), arrived, (asked, told) = runner.run(received(*tcp, busy=0.2))
+    assert asked - sent >= 0.2
+    # A kernel counts in steps of at most 10 ms, and rounds either way; and who asks may be interrupted meanwhile.
+    assert before - (told - asked) - 0.02 <= arrived <= sent + 0.02
 
 
 def test_where_nobody_says_it_has_arrived_now() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sent, arrived, told = runner.run(received(ours, theirs, busy=0.05))
-    assert told - sent > 0.05 and 0 <= told - arrived < 0.05
+        (_, sent), arrived, (asked, told) = runner.run(received(ours, theirs, busy=0.05))
+    assert sent + 0.05 <= asked <= arrived <= told

@@ -14,6 +14,7 @@ import pytest
 from benchmarks.bad_cases import BASES, HI, Case, cases
 from support.documented import described_client
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 CASES = list(cases())
 # Addresses, tracebacks, files, and what the libraries beneath say of themselves.
@@ -40,7 +41,7 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def http(server: RunningServer) -> Iterator[httpx.Client]:
-    with described_client(server.base, 60) as client:
+    with described_client(server.base) as client:
         yield client
 
 
@@ -70,7 +71,7 @@ def test_a_body_that_ends_in_the_middle(server: RunningServer, http: httpx.Clien
     lines = ("Host: x", "Content-Type: application/json", f"Content-Length: {len(body) + 100}", "", "")
     head = "\r\n".join((f"POST {path} HTTP/1.1", *lines))
     host, port = server.base.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall(head.encode() + body)
         connection.shutdown(socket.SHUT_WR)
         answer = b""
@@ -113,7 +114,7 @@ def test_a_stream_beside_it_is_not_disturbed(server: RunningServer, http: httpx.
             send(http, case)
     finally:
         all_sent.set()
-        thread.join(60)
+        thread.join(PATIENCE)
     assert beside and all(tokens == alone for tokens in beside)
 
 

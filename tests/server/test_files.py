@@ -17,6 +17,7 @@ from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
 from support.stored_server import StoredServer, line, serving_stored
+from support.waiting import PATIENCE, until
 
 LIMITS = Limits(file_bytes=300_000, total_bytes=1_000_000, files=12)
 HEAD = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
@@ -178,20 +179,18 @@ def test_files_are_bounded_in_size_number_and_sum(stored: StoredServer) -> None:
 
 
 def test_a_declared_length_beyond_the_limit_is_refused_unread(stored: StoredServer) -> None:
-    with socket.create_connection((stored.http.base_url.host, stored.http.base_url.port or 0), 10) as connection:
+    with socket.create_connection((stored.http.base_url.host, stored.http.base_url.port or 0), PATIENCE) as connection:
         connection.sendall(f"{HEAD}Content-Length: 9000000000\r\n\r\n".encode())
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 413")
 
 
 def test_a_body_that_is_cut_off_leaves_nothing(stored: StoredServer) -> None:
     body = form(("file", "a", b"x" * 250_000), ("purpose", None, b"batch"))
+    address = (stored.http.base_url.host, stored.http.base_url.port or 0)
     for length in (0, 30, 200_000, len(body) - 1):
-        with socket.create_connection((stored.http.base_url.host, stored.http.base_url.port or 0), 10) as connection:
+        with socket.create_connection(address, PATIENCE) as connection:
             connection.sendall(f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body[:length])
-    deadline = time.monotonic() + 10
-    while left(stored) or stored.store.files.incoming.total():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not left(stored) and not stored.store.files.incoming.total())
     assert stored.http.get("/v1/files").json()["data"] == []
 
 

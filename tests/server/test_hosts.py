@@ -12,9 +12,10 @@ from penstock.server.pages import is_private
 from penstock.text.tokenizer import Tokenizer
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.waiting import PATIENCE
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
-HTTP = httpx.Client(timeout=20)
+HTTP = httpx.Client(timeout=PATIENCE)
 PROMPT = {"prompt": [5], "max_tokens": 1}
 
 

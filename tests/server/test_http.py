@@ -1,12 +1,11 @@
 """The HTTP side: routes, bodies, health, metrics, and clients that go away."""
 
 import asyncio
-import contextlib
 import json
 import re
 import socket
 import threading
-import time
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -19,12 +18,16 @@ from penstock.core.errors import PenstockError, TokenizerError
 from penstock.server.app import create_app
 from penstock.server.errors import on_error
 from penstock.server.health import HealthApi
+from penstock.server.protocol import BODY_SPAN_SECONDS, HEAD_SECONDS, LEAST_BODY_BYTES, BoundedProtocol
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.simulated_loop import simulate
 from support.sse import events
 from support.tokenizers_made import make_raw, save
+from support.waiting import PATIENCE, until
+from support.world_http import Exchange
 
 BODY_LIMIT = 200_000
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -32,16 +35,35 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/j
 
 def raw_request(url: str, request: bytes, read: int = 1 << 16) -> bytes:
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall(request)
         return connection.recv(read)
 
 
-def wait_for(condition: Any, seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return bool(condition())
+@dataclass
+class Timer:
+    """What a connection waits for, on a clock that the test moves."""
+
+    protocol: BoundedProtocol
+    seconds: float
+
+    def expire(self) -> None:
+        """So long has passed."""
+        self.protocol.loop.call_soon_threadsafe(self.protocol._look)
+
+
+@pytest.fixture
+def timers(monkeypatch: pytest.MonkeyPatch) -> list[Timer]:
+    """Those that connections have begun, in order; none expires by itself."""
+    begun: list[Timer] = []
+
+    def wait(protocol: BoundedProtocol, seconds: float) -> None:
+        protocol._stop_waiting()
+        protocol._timer = protocol.loop.call_later(2 * PATIENCE, lambda: None)
+        begun.append(Timer(protocol, seconds))
+
+    monkeypatch.setattr(BoundedProtocol, "_wait", wait)
+    return begun
 
 
 def test_unknown_routes_and_methods(served: Any) -> None:
@@ -87,7 +109,7 @@ def test_a_declared_length_beyond_the_limit_is_refused_unread(served: Any) -> No
 def test_whoever_sends_somewhat_too_much_gets_to_read_why(served: Any, size: int) -> None:
     body = b"[" * size
     host, port = served.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall(HEAD % size + body)
         answer = connection.recv(1 << 16)
     assert answer.startswith(b"HTTP/1.1 413") and b"body_too_large" in answer
@@ -118,7 +140,7 @@ def test_a_long_text_is_tokenized_beside_the_event_loop(served: Any, monkeypatch
 
     def blocking(*arguments: Any) -> list[int]:
         begun.set()
-        assert released.wait(20)
+        assert released.wait(PATIENCE)
         ids: list[int] = encode(*arguments)
         return ids
 
@@ -127,13 +149,13 @@ def test_a_long_text_is_tokenized_beside_the_event_loop(served: Any, monkeypatch
     client = threading.Thread(target=lambda: answers.append(served.complete(prompt="fox " * 20_000)))
     client.start()
     try:
-        assert begun.wait(20)
+        assert begun.wait(PATIENCE)
         # The loop answers others while the tokenizer is at work.
-        assert httpx.get(f"{served.url}/health/live", timeout=10).status_code == 200
+        assert httpx.get(f"{served.url}/health/live", timeout=PATIENCE).status_code == 200
         assert answers == []
     finally:
         released.set()
-        client.join(20)
+        client.join(PATIENCE)
     assert answers[0].status_code == 400 and answers[0].json()["error"]["code"] == "context_length_exceeded"
 
 
@@ -163,43 +185,57 @@ def test_headers_are_bounded(served: Any, line: bytes) -> None:
     assert served.complete(prompt=[5], user="x" * 500, stop=["a"] * 9, logit_bias={"5": 1}).status_code == 200
 
 
-def test_a_head_that_does_not_end_is_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.protocol.HEAD_SECONDS", 0.3)
+def test_a_head_that_does_not_end_is_refused(served: Any, timers: list[Timer]) -> None:
     address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
     for sent in (b"", b"GET /health/live HTTP/1.1\r\nHost: x\r\nX-A:"):
-        with socket.create_connection(address, timeout=10) as connection:
+        timers.clear()
+        with socket.create_connection(address, timeout=PATIENCE) as connection:
             connection.sendall(sent)
+            until(lambda sent=sent: timers and timers[0].protocol._head_bytes == len(sent))
+            (timer,) = timers
+            timer.expire()
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert timer.seconds == HEAD_SECONDS
         assert answer.startswith(b"HTTP/1.1 408 ") and b"request_too_slow" in answer
     # One byte after the other does not help, and between requests there is time.
-    with socket.create_connection(address, timeout=10) as connection:
+    timers.clear()
+    with socket.create_connection(address, timeout=PATIENCE) as connection:
         connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
-        time.sleep(0.5)
-        with contextlib.suppress(OSError):
-            for byte in b"GET /health/live HTTP/1.1\r\n" + b"X" * 100:
-                connection.sendall(bytes([byte]))
-                time.sleep(0.02)
+        protocol = timers[0].protocol
+        assert protocol._timer is None
+        timers.clear()
+        for count, byte in enumerate(b"GET /health/live HTTP/1.1\r\n" + b"X" * 20, 1):
+            connection.sendall(bytes([byte]))
+            until(lambda count=count: protocol._head_bytes == count)
+        (timer,) = timers
+        timer.expire()
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
         assert answer.startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_body_that_does_not_arrive_ends_the_connection(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.server.protocol.BODY_SPAN_SECONDS", 0.3)
+def test_a_body_that_does_not_arrive_ends_the_connection(served: Any, timers: list[Timer]) -> None:
     address = ("127.0.0.1", int(served.url.rsplit(":", 1)[1]))
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100000\r\n\r\n"
     )
-    with socket.create_connection(address, timeout=10) as connection:
+    with socket.create_connection(address, timeout=PATIENCE) as connection:
         connection.sendall(head + b"{")
+        until(lambda: timers and timers[-1].seconds == BODY_SPAN_SECONDS)
+        timers[-1].expire()
         assert b"".join(iter(lambda: connection.recv(4096), b"")) == b""
     # One that arrives in time is read, however long it takes.
-    with socket.create_connection(address, timeout=10) as connection:
+    timers.clear()
+    with socket.create_connection(address, timeout=PATIENCE) as connection:
         begin, end = b'{"prompt": [', b'5], "max_tokens": 2}'
-        connection.sendall(head + begin)
-        for _ in range(4):
+        connection.sendall(head)
+        until(lambda: timers and timers[-1].seconds == BODY_SPAN_SECONDS)
+        connection.sendall(begin)
+        for spans in range(4):
             connection.sendall(b" " * 20_000)
-            time.sleep(0.2)
+            until(lambda: timers[-1].protocol._body_bytes >= LEAST_BODY_BYTES)
+            timers[-1].expire()
+            until(lambda spans=spans: [timer.seconds for timer in timers].count(BODY_SPAN_SECONDS) == spans + 2)
         connection.sendall(b" " * (20_000 - len(begin + end)) + end)
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
     assert len(served.engine.calls) == 1
@@ -215,25 +251,35 @@ def test_deep_health_is_a_real_generation_and_asked_for_rarely(served: Any) -> N
 def test_deep_health_tells_what_is_wrong(tokenizer: Tokenizer) -> None:
     engine = ScriptedEngine(tokenizer.table, range(5, 15))
     app = Starlette(
-        routes=HealthApi(engine, probe_seconds=0.2, fresh_seconds=0.1).routes(),
+        routes=HealthApi(engine, probe_seconds=7.0, fresh_seconds=0.0).routes(),
         exception_handlers={PenstockError: on_error},
     )
 
     async def hang(call: Any) -> None:
         if call.outputs == 3:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
-    with running(app) as url:
+    async def look() -> Exchange:
+        # What was found counts until it is older than nothing.
+        await asyncio.sleep(0.01)
+        exchange = Exchange(app, "GET", "/health/deep")
+        await exchange.read()
+        return exchange
+
+    async def main() -> None:
         engine.before = hang
-        answer = httpx.get(f"{url}/health/deep")
-        assert answer.status_code == 503 and "3 of 10 tokens within 0.2 s" in answer.text
+        answer = await look()
+        assert answer.status == 503 and b"3 of 10 tokens within 7 s" in answer.body
+        assert answer.ended == pytest.approx(7.01)
         assert engine.calls[0].closed.is_set(), "nobody computes what nobody waits for"
         engine.before = None
-        assert wait_for(lambda: httpx.get(f"{url}/health/deep").status_code == 200)
+        assert (await look()).status == 200
         engine.error, engine.finish = "It broke.", "error"
-        assert wait_for(lambda: httpx.get(f"{url}/health/deep").status_code == 500)
+        assert (await look()).status == 500
         engine.unavailable = "It is away."
-        assert wait_for(lambda: "It is away." in httpx.get(f"{url}/health/deep").text)
+        assert b"It is away." in (await look()).body
+
+    simulate(main())
 
 
 def test_health_and_readiness(served: Any) -> None:
@@ -266,34 +312,37 @@ def test_a_client_that_goes_away_ends_its_request(served: Any, stream: bool, pro
     served.engine.before = endless
     host, port = served.url.removeprefix("http://").split(":")
     body = json.dumps({"prompt": prompts, "max_tokens": 100, "stream": stream}).encode()
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
         connection.sendall(HEAD % len(body) + body)
-        assert started.wait(10)
-        assert wait_for(lambda: sum(call.outputs for call in served.engine.calls) == 2 * count)
+        assert started.wait(PATIENCE)
+        until(lambda: sum(call.outputs for call in served.engine.calls) == 2 * count)
         assert not any(call.closed.is_set() for call in served.engine.calls)
-    assert wait_for(lambda: all(call.closed.is_set() for call in served.engine.calls))
+    until(lambda: all(call.closed.is_set() for call in served.engine.calls))
     assert len(served.engine.calls) == count
-    assert wait_for(lambda: "penstock_requests_in_flight 0.0" in served.http.get("/metrics").text)
+    until(lambda: "penstock_requests_in_flight 0.0" in served.http.get("/metrics").text)
 
 
 def test_a_client_that_does_not_read_holds_the_engine_back_only_for_itself(served: Any) -> None:
     engine = served.engine
+
+    def has_halted() -> bool:
+        """Whether all of another answer is made while the slow client's does not go on."""
+        seen = engine.calls[0].outputs
+        assert served.complete(max_tokens=5).status_code == 200
+        return bool(engine.calls[0].outputs == seen)
+
     reply, engine.reply = engine.reply, [5] * 60_000
     object.__setattr__(engine, "model", msgspec.structs.replace(engine.model, max_model_len=100_000))
     try:
         host, port = served.url.removeprefix("http://").split(":")
         body = json.dumps({"prompt": [5], "max_tokens": 60_000, "stream": True, "return_token_ids": True}).encode()
-        with socket.create_connection((host, int(port)), timeout=10) as connection:
+        with socket.create_connection((host, int(port)), timeout=PATIENCE) as connection:
             connection.sendall(HEAD % len(body) + body)
-            assert wait_for(lambda: bool(engine.calls) and engine.calls[0].outputs > 100)
+            until(lambda: engine.calls and engine.calls[0].outputs > 100)
             # Another client is served meanwhile, and the slow one's stream comes to a halt.
-            assert served.complete(max_tokens=5).status_code == 200
-            seen = -1
-            while seen != engine.calls[0].outputs:
-                seen = engine.calls[0].outputs
-                time.sleep(0.3)
-            assert seen < 60_000
-        assert wait_for(engine.calls[0].closed.is_set)
+            until(has_halted)
+            assert engine.calls[0].outputs < 60_000
+        until(engine.calls[0].closed.is_set)
     finally:
         engine.reply = reply
         object.__setattr__(engine, "model", msgspec.structs.replace(engine.model, max_model_len=256))

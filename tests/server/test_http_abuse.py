@@ -6,7 +6,6 @@ Memory is the most that the process had at any time, as the kernel counts it.
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import httpx
 import pytest
 
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 MIB = 1 << 20
 MOST_GROWTH = 50 * MIB
@@ -43,7 +43,7 @@ def connect(server: RunningServer, receive_buffer: int = 0) -> socket.socket:
     connection = socket.socket()
     if receive_buffer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    connection.settimeout(20)
+    connection.settimeout(PATIENCE)
     connection.connect(("127.0.0.1", int(server.base.rsplit(":", 1)[1])))
     return connection
 
@@ -181,7 +181,7 @@ def test_readers_that_stop_reading(server: RunningServer, folder: Path) -> None:
         for _ in range(STALLED):
             connection = stack.enter_context(connect(server, receive_buffer=4096))
             connection.sendall(head + content)
-        wait_until(lambda: server.metric("penstock_requests_in_flight") == STALLED)
+        server.wait_for("penstock_requests_in_flight", STALLED)
         answered = server.post("/v1/completions", {"prompt": "rain", "max_tokens": 4, "ignore_eos": True})
         assert answered["usage"]["completion_tokens"] == 4
         server.wait_for("penstock_requests_in_flight", 0)
@@ -242,10 +242,3 @@ def check_engine(admin: Path) -> None:
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(admin))) as http:
         told = http.get("http://admin/invariants").json()
     assert told["sound"] and told["load"]["running"] == told["load"]["blocks_used"] == 0, told
-
-
-def wait_until(condition: object, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

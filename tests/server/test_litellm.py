@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from penstock.text.tokenizer import Tokenizer
 from support.speaking_model import CALL, SAID, SpeakingModel, serving_speaking_model
+from support.waiting import until
 
 # Its own types and those of pydantic do not quite agree any more.
 pytestmark = pytest.mark.filterwarnings("ignore:Accessing the 'model_:DeprecationWarning")
@@ -202,11 +202,9 @@ def test_files_and_batches(ask: Ask, served: Any) -> None:
     contents = json.dumps(BATCH_LINE).encode()
     file = ask("create_file", file=("in.jsonl", contents), purpose="batch")
     assert ask("file_content", file_id=file.id).content == contents
-    batch = ask("create_batch", input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    deadline = time.monotonic() + 20
-    while (batch := ask("retrieve_batch", batch_id=batch.id)).status != "completed":
-        assert time.monotonic() < deadline, batch
-        time.sleep(0.02)
+    created = ask("create_batch", input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    until(lambda: ask("retrieve_batch", batch_id=created.id).status == "completed")
+    batch = ask("retrieve_batch", batch_id=created.id)
     assert batch.request_counts.completed == 1
     line = json.loads(ask("file_content", file_id=batch.output_file_id).content)
     assert line["custom_id"] == "1" and line["response"]["body"]["choices"][0]["text"] == REPLY

@@ -1,5 +1,6 @@
 """Refusals, deadlines and readers that stop, over HTTP with a scripted engine."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -11,9 +12,15 @@ import pytest
 
 from penstock.core.events import LoadSnapshot
 from penstock.server.admission import Bounds
+from penstock.server.app import create_app
 from penstock.server.resolve import Resolver
-from support.loaded_server import REQUESTS, STREAMED, TURN, in_background, loaded
+from penstock.server.stall import LOOKS, StallWatch
+from support.loaded_server import REQUESTS, STREAMED, TEMPLATE, TURN, in_background, loaded
+from support.scripted_engine import Call, ScriptedEngine
+from support.simulated_loop import simulate
 from support.sse import events
+from support.waiting import PATIENCE, until
+from support.world_http import Exchange
 
 
 def test_a_full_queue_refuses_in_each_api_its_own_way_and_serves_again(tokenizer: Any) -> None:
@@ -42,11 +49,9 @@ def test_what_has_begun_makes_room_before_it_ends(tokenizer: Any) -> None:
     with loaded(tokenizer, bounds=Bounds(requests=1, tokens=10**6)) as server, in_background(server, 1):
         assert server.http.post("/v1/completions", json={"prompt": "hi"}).status_code == 503
         server.outputs = 1
-        deadline = time.monotonic() + 10
-        with httpx.Client(base_url=server.url, timeout=30) as client:
+        with httpx.Client(base_url=server.url) as client:
             body = {"prompt": "hi", "max_tokens": 1}
-            while client.post("/v1/completions", json=body).status_code != 200:
-                assert time.monotonic() < deadline
+            until(lambda: client.post("/v1/completions", json=body).status_code == 200)
 
 
 def test_priorities_go_on_where_others_are_shed(tokenizer: Any) -> None:
@@ -120,7 +125,7 @@ def test_a_refused_body_is_passed_over_and_the_connection_goes_on(tokenizer: Any
         contextlib.closing(_connect(server.url)) as connection,
     ):
         body = json.dumps({"prompt": "x" * 3_000_000}).encode()
-        connection.settimeout(10)
+        connection.settimeout(PATIENCE)
         connection.sendall(_head(len(body)))
         # The answer does not wait for the body.
         assert connection.recv(65536).startswith(b"HTTP/1.1 503")
@@ -144,42 +149,73 @@ def test_a_deadline_in_the_queue_is_a_504_that_says_what_happened(tokenizer: Any
         assert server.metric(f'penstock_requests_total{{endpoint="{label}",outcome="timed_out"}}') == 1
 
 
+class Simulated:
+    """The application on a made-up clock, on which an output takes no time and the engine goes as far as it may."""
+
+    def __init__(self, tokenizer: Any, **app: Any) -> None:
+        self.outputs = 10**9
+        self.engine = ScriptedEngine(tokenizer.table, tokenizer.encode("one two three", False), max_model_len=10**6)
+        self.engine.before = self._hold
+        self._app = create_app(self.engine, tokenizer, template=TEMPLATE, **app)
+
+    async def _hold(self, call: Call) -> None:
+        if call.outputs >= self.outputs:
+            await asyncio.Event().wait()
+
+    async def post(self, path: str, **body: Any) -> Exchange:
+        """A request and all of its answer."""
+        exchange = Exchange(self._app, "POST", path, json.dumps(body).encode())
+        await exchange.read()
+        assert all(call.closed.is_set() for call in self.engine.calls)
+        return exchange
+
+
 @pytest.mark.parametrize("path", STREAMED)
 def test_a_deadline_in_flight_ends_a_stream_with_one_event(tokenizer: Any, path: str) -> None:
-    with loaded(tokenizer) as server:
+    async def main() -> Exchange:
+        server = Simulated(tokenizer)
         server.outputs = 1
-        response = server.http.post(path, json={**REQUESTS[path], "stream": True, "timeout": 0.2})
-        assert response.status_code == 200
-        assert response.text.count("The request's time ran out after 1 output tokens") == 1
-        assert server.all_closed()
-        data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-        if path in ("/v1/completions", "/v1/chat/completions"):
-            assert events(response.text)[-1]["error"]["code"] == "deadline_exceeded"
-            assert data.count("[DONE]") == 1
-        elif path == "/v1/messages":
-            assert json.loads(data[-1])["error"]["type"] == "timeout_error" and "message_stop" not in response.text
-        else:
-            assert json.loads(data[-1])["type"] == "response.failed" and "response.completed" not in response.text
+        return await server.post(path, **REQUESTS[path], stream=True, timeout=0.2)
+
+    exchange = simulate(main())
+    text = exchange.body.decode()
+    assert exchange.status == 200 and exchange.ended == pytest.approx(0.2)
+    assert text.count("The request's time ran out after 1 output tokens") == 1
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
+    if path in ("/v1/completions", "/v1/chat/completions"):
+        assert events(text)[-1]["error"]["code"] == "deadline_exceeded"
+        assert data.count("[DONE]") == 1
+    elif path == "/v1/messages":
+        assert json.loads(data[-1])["error"]["type"] == "timeout_error" and "message_stop" not in text
+    else:
+        assert json.loads(data[-1])["type"] == "response.failed" and "response.completed" not in text
 
 
 def test_a_deadline_in_flight_of_a_whole_answer(tokenizer: Any) -> None:
-    with loaded(tokenizer) as server:
+    async def main() -> Exchange:
+        server = Simulated(tokenizer)
         server.outputs = 2
-        response = server.http.post("/v1/completions", json={"prompt": ["a", "b"], "timeout": 0.2})
-        assert response.status_code == 504 and "after 4 output tokens" in response.json()["error"]["message"]
-        assert server.all_closed()
+        return await server.post("/v1/completions", prompt=["a", "b"], timeout=0.2)
+
+    exchange = simulate(main())
+    assert exchange.status == 504 and "after 4 output tokens" in json.loads(exchange.body)["error"]["message"]
 
 
 def test_the_servers_maximum_holds_for_all_and_the_shorter_one_counts(tokenizer: Any) -> None:
-    with loaded(tokenizer, request_timeout=0.1) as server:
+    async def main() -> None:
+        server = Simulated(tokenizer, request_timeout=0.1)
         server.outputs = 0
-        for fields, says in (({}, "0.1 s, the most that this server"), ({"timeout": 60}, "0.1 s, the most")):
-            response = server.http.post("/v1/completions", json={"prompt": "hi", **fields})
-            assert response.status_code == 504 and says in response.json()["error"]["message"]
-        response = server.http.post("/v1/completions", json={"prompt": "hi", "timeout": 0.02})
-        assert "0.02 s, which the request asked for" in response.json()["error"]["message"]
+        for fields, says in (
+            ({}, "0.1 s, the most that this server"),
+            ({"timeout": 60}, "0.1 s, the most"),
+            ({"timeout": 0.02}, "0.02 s, which the request asked for"),
+        ):
+            exchange = await server.post("/v1/completions", prompt="hi", **fields)
+            assert exchange.status == 504 and says in json.loads(exchange.body)["error"]["message"]
         server.outputs = 10**9
-        assert server.http.post("/v1/completions", json={"prompt": "hi", "timeout": 60}).status_code == 200
+        assert (await server.post("/v1/completions", prompt="hi", timeout=60)).status == 200
+
+    simulate(main())
 
 
 @pytest.mark.parametrize("path", REQUESTS)
@@ -190,15 +226,14 @@ def test_timeouts_that_cannot_be_are_refused_by_name(tokenizer: Any, served: Any
 
 
 def test_a_response_that_is_cancelled_after_its_deadline_is_told_so(tokenizer: Any) -> None:
-    with loaded(tokenizer) as server:
+    async def main() -> Exchange:
+        server = Simulated(tokenizer)
         server.outputs = 1
-        with server.http.stream(
-            "POST", "/v1/responses", json={"input": "hi", "stream": True, "timeout": 0.1}
-        ) as answer:
-            text = "".join(answer.iter_text())
-        first = json.loads(text.split("data: ")[1].split("\n")[0])
-        response = httpx.post(f"{server.url}/v1/responses/{first['response']['id']}/cancel")
-        assert response.status_code == 404
+        exchange = await server.post("/v1/responses", input="hi", stream=True, timeout=0.1)
+        first = json.loads(exchange.body.split(b"data: ")[1].split(b"\n")[0])
+        return await server.post(f"/v1/responses/{first['response']['id']}/cancel")
+
+    assert simulate(main()).status == 404
 
 
 def _connect(url: str, receive_buffer: int | None = None) -> socket.socket:
@@ -224,7 +259,7 @@ def _post(connection: socket.socket, **fields: Any) -> None:
 
 def _read_all(connection: socket.socket) -> bytes:
     """What can still be read until the server ends the connection."""
-    connection.settimeout(20)
+    connection.settimeout(PATIENCE)
     parts = []
     with contextlib.suppress(ConnectionResetError):
         while part := connection.recv(1 << 20):
@@ -239,7 +274,7 @@ def test_a_stream_whose_reader_stops_is_cancelled_and_what_waits_is_bounded(toke
         server.engine.reply = [5] * 3000
         with contextlib.closing(_connect(server.url, 4096)) as connection:
             _post(connection, prompt=[[5, 6]] * prompts, n=24, stream=True, max_tokens=3000)
-            server.wait("penstock_requests_in_flight", 1)
+            until(lambda: len(server.engine.calls) == prompts)
             server.wait("penstock_requests_in_flight", 0)
             assert server.all_closed()
             # The engine was not asked for more than its reader took, but for what one step ahead of it is.
@@ -248,17 +283,31 @@ def test_a_stream_whose_reader_stops_is_cancelled_and_what_waits_is_bounded(toke
         assert server.metric('penstock_requests_total{endpoint="completions",outcome="cancelled"}') == 1
 
 
-def test_a_slow_reader_is_no_reader_that_stops(tokenizer: Any) -> None:
-    with loaded(tokenizer, stall_timeout=0.4) as server:
+def test_a_slow_reader_is_no_reader_that_stops(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    watches: list[tuple[StallWatch, asyncio.AbstractEventLoop]] = []
+
+    def wait(watch: StallWatch) -> None:
+        """The test says when it is time for another look."""
+        loop = asyncio.get_running_loop()
+        watch._timer = loop.call_later(2 * PATIENCE, lambda: None)
+        watches.append((watch, loop))
+
+    monkeypatch.setattr(StallWatch, "_wait", wait)
+    with loaded(tokenizer) as server:
         server.engine.reply = [5] * 400
         with contextlib.closing(_connect(server.url, 32768)) as connection:
             _post(connection, n=64, stream=True, max_tokens=400)
-            connection.settimeout(20)
-            received, deadline = b"", time.monotonic() + 2.0
+            connection.settimeout(PATIENCE)
+            received = b""
             # For longer than the timeout, a little at a time; then the rest.
-            while time.monotonic() < deadline:
-                received += connection.recv(20_000)
-                time.sleep(0.02)
+            for look in range(1, 3 * LOOKS):
+                until(lambda look=look: len(watches) >= look)
+                watch, loop = watches[-1]
+                assert watch._transport is not None
+                unread = watch._transport.get_write_buffer_size()
+                while unread and watch._transport.get_write_buffer_size() >= unread:
+                    received += connection.recv(20_000)
+                loop.call_soon_threadsafe(watch._look)
             assert server.metric("penstock_requests_in_flight") == 1
             while b"[DONE]" not in received[-100:]:
                 part = connection.recv(1 << 20)
@@ -267,13 +316,13 @@ def test_a_slow_reader_is_no_reader_that_stops(tokenizer: Any) -> None:
         assert received.count(b'"finish_reason":"stop"') + received.count(b'"finish_reason":"length"') == 64
 
 
-def test_a_whole_answer_that_nobody_reads_does_not_stay(tokenizer: Any) -> None:
-    with loaded(tokenizer, stall_timeout=0.4) as server:
+def test_a_whole_answer_that_nobody_reads_does_not_stay(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "penstock.server"), loaded(tokenizer, stall_timeout=0.4) as server:
         server.engine.reply = [500] * 1000
         with contextlib.closing(_connect(server.url, 4096)) as connection:
             _post(connection, n=128, max_tokens=1000, return_token_ids=True)
             server.wait('penstock_requests_total{endpoint="completions",outcome="completed"}', 1)
-            time.sleep(1.5)
+            until(lambda: "was cut off" in caplog.text)
             whole = _read_all(connection)
         length = int(whole.split(b"content-length: ")[1].split(b"\r\n")[0])
         assert length > 400_000 and len(whole) < length

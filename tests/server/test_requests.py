@@ -10,6 +10,7 @@ import pytest
 from penstock.core.errors import ModelFileError
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.server.schema import ChatFields, CompletionFields
+from support.waiting import PATIENCE
 
 
 def refusal(response: Any, status: int = 400) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def test_user_and_metadata_go_into_the_log(served: Any) -> None:
     try:
         served.chat(user="me", metadata={"task": "7"})
         # A request is logged when its response has been sent.
-        assert lines.get(timeout=10).endswith(", user 'me', metadata {'task': '7'}")
+        assert lines.get(timeout=PATIENCE).endswith(", user 'me', metadata {'task': '7'}")
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

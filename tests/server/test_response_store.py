@@ -11,6 +11,7 @@ import pytest
 from penstock.core.errors import InvalidParameter
 from penstock.server.errors import PreviousResponseNotFound, StorageFull
 from penstock.server.responses.store import Limits, ResponseStore
+from support.waiting import reached
 
 Clock = list[float]
 
@@ -185,10 +186,8 @@ def test_what_was_undone_does_not_count(tmp_path: Path, monkeypatch: pytest.Monk
             # These two have no room beside each other.
             for name in ("c", "d"):
                 keep(store, name, text="x" * 600, owner="other")
-            await asyncio.sleep(0.1)
-        async with asyncio.timeout(10):
-            while store.waiting:
-                await asyncio.sleep(0.05)
+            await reached(lambda: store.condition.failures["full"] >= 7)
+        await reached(lambda: not store.waiting)
         assert await store.get("d", "other") is not None and await store.get("c", "other") is None
         keep(store, "e")
         assert not await has(store, "a") and await has(store, "b") and await has(store, "e")

@@ -15,6 +15,7 @@ from support.documented import described_client
 from support.http_server import running
 from support.listed_parser import ListedParser
 from support.scripted_engine import ScriptedEngine
+from support.waiting import PATIENCE
 
 REPLY = "Hello, wörld 👩‍🚀!"
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Köln"}'}
@@ -288,7 +289,7 @@ def test_a_running_response_is_found_and_cancelled(served: Any) -> None:
             lines.append(next(incoming))
         lines.append(next(incoming))
         path = f"/v1/responses/{json.loads(lines[-1].removeprefix('data: '))['response']['id']}"
-        assert reached.wait(10)
+        assert reached.wait(PATIENCE)
         found = served.http.get(path).json()
         assert found["status"] == "in_progress" and found["output"][0]["status"] == "in_progress"
         assert served.http.get(f"{path}/input_items").json()["data"][0]["content"][0]["text"] == "hi"

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,26 +16,32 @@ import pytest
 
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.server.serve import bind
+from support.waiting import PATIENCE, until
 
-STOPPING = "Stopping: 1 running requests may finish, for at most 30 s; a second signal ends them.\n"
+STOPPING = f"Stopping: 1 running requests may finish, for at most {PATIENCE:g} s; a second signal ends them.\n"
 ROOT = Path(__file__).parents[2]
 PROGRAM = textwrap.dedent(
     """
-    import asyncio, sys
+    import asyncio, signal, sys, threading
     from support.scripted_engine import ScriptedEngine
     from penstock.server.app import create_app
     from penstock.server.serve import bind, run_loop, serve
 
     engine = ScriptedEngine(None, range(5, 25))
 
-    async def slow(call):
-        await asyncio.sleep(float(sys.argv[2]))
+    # After its first token the engine waits for the test.
+    goes_on = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda *_: goes_on.set())
 
-    engine.before = slow
+    async def hold(call):
+        while call.outputs and not goes_on.is_set():
+            await asyncio.sleep(0.01)
+
+    engine.before = hold
     listener = bind("127.0.0.1", int(sys.argv[1]))
     app = create_app(engine, None)
     ready = lambda: print("ready", flush=True)
-    run_loop(serve(app, listener, on_started=ready, drain_seconds=float(sys.argv[3])))
+    run_loop(serve(app, listener, on_started=ready, drain_seconds=float(sys.argv[2])))
     print("stopped", flush=True)
     """
 )
@@ -49,11 +54,14 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started(step: float, drain: float = 30.0) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server process whose engine takes `step` seconds a token, and its port; it ends within `drain` seconds."""
+def started(drain: float = 30.0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A server process and its port; it ends within `drain` seconds.
+
+    Its engine makes one token of each request, and the others once SIGUSR1 was sent.
+    """
     port = free_port()
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
-    command = [sys.executable, "-c", PROGRAM, str(port), str(step), str(drain)]
+    command = [sys.executable, "-c", PROGRAM, str(port), str(drain)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:
@@ -62,6 +70,11 @@ def started(step: float, drain: float = 30.0) -> Iterator[tuple[subprocess.Popen
             yield process, port
         finally:
             process.kill()
+
+
+def in_flight(port: int, count: int) -> bool:
+    """Whether so many requests are."""
+    return f"penstock_requests_in_flight {count}.0" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
 
 
 def test_a_port_in_use_is_told() -> None:
@@ -86,25 +99,26 @@ def test_an_address_that_cannot_be_used_is_told(host: str, port: int, message: s
 
 def test_the_first_signal_lets_requests_finish() -> None:
     request = {"prompt": [1], "stream": True, "max_tokens": 20, "return_token_ids": True}
-    with started(0.03) as (process, port):
+    with started(PATIENCE) as (process, port):
         with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=request) as response:
             lines = response.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
+            assert process.stderr is not None and process.stderr.readline() == STOPPING
+            process.send_signal(signal.SIGUSR1)
             assert "data: [DONE]" in list(lines)
-        output, errors = process.communicate(timeout=20)
-        assert (process.returncode, output, errors) == (0, "stopped\n", STOPPING)
+        output, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, output, errors) == (0, "stopped\n", "")
 
 
 def test_a_server_that_drains_says_so_and_refuses_what_comes() -> None:
     request = {"prompt": [1], "stream": True, "max_tokens": 20}
-    with started(0.2) as (process, port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+    with started(PATIENCE) as (process, port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
         with http.stream("POST", "/v1/completions", json=request) as response:
             lines = response.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            while httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200:
-                time.sleep(0.02)
+            until(lambda: httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code != 200)
             for path, body in (
                 ("/v1/completions", {"prompt": [1]}),
                 ("/v1/messages", {"max_tokens": 1, "messages": []}),
@@ -114,41 +128,39 @@ def test_a_server_that_drains_says_so_and_refuses_what_comes() -> None:
                 assert "stopping" in refusal.json()["error"]["message"]
             for path in ("/health/live", "/metrics"):
                 assert httpx.get(f"http://127.0.0.1:{port}{path}").status_code == 200
+            process.send_signal(signal.SIGUSR1)
             assert "data: [DONE]" in list(lines)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_what_takes_longer_than_the_drain_is_told_so() -> None:
     request = {"prompt": [1], "max_tokens": 20}
-    with started(0.3, drain=0.5) as (process, port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+    with started(0.5) as (process, port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
         with ThreadPoolExecutor(1) as pool:
             whole = pool.submit(httpx.post, f"http://127.0.0.1:{port}/v1/completions", json=request)
             with http.stream("POST", "/v1/completions", json={**request, "stream": True}) as response:
                 lines = response.iter_lines()
                 next(lines)
-                while "penstock_requests_in_flight 2.0" not in httpx.get(f"http://127.0.0.1:{port}/metrics").text:
-                    time.sleep(0.02)
+                until(lambda: in_flight(port, 2))
                 process.send_signal(signal.SIGTERM)
                 events = [line for line in lines if line]
             assert "server_stopping" in events[-2] and len(events) < 6
             refusal = whole.result()
         assert refusal.status_code == 503 and refusal.json()["error"]["code"] == "server_stopping"
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_the_second_signal_stops_at_once() -> None:
     body = b'{"prompt": [1], "max_tokens": 20}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    with started(60.0) as (process, port), socket.create_connection(("127.0.0.1", port)) as connection:
+    with started(PATIENCE) as (process, port), socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(head % len(body) + body)
-        while "penstock_requests_in_flight 1.0" not in httpx.get(f"http://127.0.0.1:{port}/metrics").text:
-            time.sleep(0.02)
+        until(lambda: in_flight(port, 1))
         process.send_signal(signal.SIGINT)
         # The server takes no requests once it has taken the signal, but still waits for the one it has.
-        while httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code == 200:
-            time.sleep(0.02)
+        until(lambda: httpx.get(f"http://127.0.0.1:{port}/health/ready").status_code != 200)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=20)
+        output, errors = process.communicate(timeout=PATIENCE)
         assert (process.returncode, output) == (0, "stopped\n")
         assert "Traceback" not in errors

@@ -18,6 +18,7 @@ from penstock.server.heads import check_head
 from penstock.text.tokenizer import Tokenizer
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.waiting import PATIENCE
 
 BODY = b'{"prompt":[5],"max_tokens":1}'
 HEXADECIMAL = b"%x" % len(BODY)
@@ -222,7 +223,7 @@ def address(tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
 
 def answers(address: tuple[str, int], pieces: list[bytes], last: bool) -> bytes:
     """All that comes back; with `last`, the server is asked to close behind it."""
-    with socket.create_connection(address, timeout=10) as connection:
+    with socket.create_connection(address, timeout=PATIENCE) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         came = b""
         try:

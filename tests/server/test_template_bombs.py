@@ -15,6 +15,7 @@ import pytest
 
 from penstock.bundled.registry import find_bundled
 from support.live_server import RunningServer, serving
+from support.waiting import PATIENCE
 
 MIB = 1 << 20
 # What a template may make, and what is made on the way.
@@ -83,7 +84,7 @@ def body_of(name: str, **fields: object) -> dict[str, Any]:
 
 
 def ask(server: RunningServer, name: str, **fields: object) -> httpx.Response:
-    return httpx.post(f"{server.base}/v1/chat/completions", json=body_of(name, **fields), timeout=30)
+    return httpx.post(f"{server.base}/v1/chat/completions", json=body_of(name, **fields), timeout=PATIENCE)
 
 
 def test_each_ends_with_an_error_and_little_memory(server: RunningServer) -> None:
@@ -101,7 +102,7 @@ def test_each_ends_with_an_error_and_little_memory(server: RunningServer) -> Non
 def test_others_are_served_while_one_runs(server: RunningServer) -> None:
     content = json.dumps(body_of(LONGEST)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    with socket.create_connection(("127.0.0.1", int(server.base.rsplit(":", 1)[1])), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", int(server.base.rsplit(":", 1)[1])), timeout=PATIENCE) as connection:
         connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(content) + content)
         assert ask(server, "rain").status_code == 200
         assert not select.select([connection], [], [], 0)[0], "it has waited for the template"

@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from penstock.server.tls import load_tls
 from support.certificates import make_certificate, openssl
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.waiting import PATIENCE, until
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +43,11 @@ def trusting(files: tuple[Path, Path]) -> ssl.SSLContext:
 
 
 def connect(url: str) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0), 10)
+    return socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0), PATIENCE)
 
 
 def test_real_clients(files: tuple[Path, Path], url: str) -> None:
-    with httpx.Client(verify=trusting(files), timeout=20) as http:
+    with httpx.Client(verify=trusting(files), timeout=PATIENCE) as http:
         assert http.get(f"{url}/health/live").json() == {"status": "live"}
         contents = b"x" * 3_000_000
         file = http.post(f"{url}/v1/files", files={"file": ("a", contents)}, data={"purpose": "batch"}).json()
@@ -93,17 +95,31 @@ def test_who_speaks_no_tls_is_cut_off_without_a_word_in_the_log(
 
 
 def test_a_handshake_that_does_not_end_is_ended(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[accept.Acceptor] = []
+    usual = accept.Acceptor.__init__
+
+    def noted(self: accept.Acceptor, *arguments: Any, **options: Any) -> None:
+        usual(self, *arguments, **options)
+        made.append(self)
+
+    monkeypatch.setattr(accept.Acceptor, "__init__", noted)
     monkeypatch.setattr(accept, "HANDSHAKE_SECONDS", 0.3)
     with running(create_app(ScriptedEngine(None, [5]), None), tls=load_tls(*files).context) as url:
         with connect(url) as silent, connect(url) as half:
             half.sendall(b"\x16\x03\x01\x02\x00\x01")
-            began = time.monotonic()
             for connection in (silent, half):
                 with contextlib.suppress(ConnectionResetError):
                     assert connection.recv(100) == b""
-            assert time.monotonic() - began < 9
-        with httpx.Client(verify=trusting(files)) as http:
-            assert http.get(f"{url}/health/live").status_code == 200
+        # The end was this one, and not the event loop's own.
+        assert [each._options["ssl_handshake_timeout"] for each in made] == [0.3]
+
+        def is_served() -> bool:
+            # On a busy machine, a client of good will may take as long.
+            with contextlib.suppress(httpx.TransportError), httpx.Client(verify=trusting(files)) as http:
+                return http.get(f"{url}/health/live").status_code == 200
+            return False
+
+        until(is_served)
 
 
 def test_what_cannot_be_used_is_told(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -135,17 +151,17 @@ def test_the_start_tells_until_when(files: tuple[Path, Path], tmp_path: Path) ->
 
 def test_of_many_handshakes_the_oldest_gives_way(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accept, "MOST_BEGINNING", 8)
+    monkeypatch.setattr(accept, "HANDSHAKE_SECONDS", 2 * PATIENCE)
     with (
         running(create_app(ScriptedEngine(None, [5]), None), tls=load_tls(*files).context) as url,
         contextlib.ExitStack() as stack,
     ):
         silent = [stack.enter_context(connect(url)) for _ in range(40)]
         # Long before its time is up.
-        silent[0].settimeout(5)
         with contextlib.suppress(ConnectionResetError):
             assert silent[0].recv(100) == b""
         with httpx.Client(verify=trusting(files)) as http:
             assert http.get(f"{url}/health/live").status_code == 200
-        silent[-1].settimeout(0.2)
-        with pytest.raises(TimeoutError):
+        silent[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
             silent[-1].recv(100)

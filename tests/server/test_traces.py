@@ -18,6 +18,7 @@ from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.waiting import until
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -37,10 +38,7 @@ class Kept:
 
     def only(self) -> Account:
         """The one that has ended, once it has: its client has its answer before that."""
-        deadline = time.monotonic() + 10
-        while not self.accounts:
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
+        until(lambda: self.accounts)
         (account,) = self.accounts
         return account
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -14,6 +13,8 @@ from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
+
+from support.waiting import PATIENCE, until
 
 FLAGS = (
     "--headless=new",
@@ -27,8 +28,6 @@ FLAGS = (
     "--no-first-run",
     "--hide-scrollbars",
 )
-SECONDS = 20.0
-
 Result = TypeVar("Result")
 
 
@@ -88,15 +87,16 @@ class Browser:
 
     def until(self, found: Callable[[], Result | None], what: str | Callable[[], str]) -> Result:
         """What `found` returns once it is something."""
-        deadline = time.monotonic() + SECONDS
-        while True:
+        results: list[Result] = []
+
+        def look() -> bool:
             # The page may draw anew between two questions.
             with contextlib.suppress(StaleElementReferenceException):
-                result = found()
-                if result:
-                    return result
-            assert time.monotonic() < deadline, f"there is no {what if isinstance(what, str) else what()}"
-            time.sleep(0.05)
+                results[:] = [result for result in [found()] if result]
+            return bool(results)
+
+        until(look, lambda: f"there is no {what if isinstance(what, str) else what()}")
+        return results[0]
 
     def asked(self) -> list[str]:
         """Every address that was asked for since the last question."""
@@ -127,6 +127,7 @@ def browsing() -> Iterator[Browser]:
     options.binary_location = chromium
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     started = webdriver.Chrome(options=options, service=Service(driver))
+    started.set_script_timeout(PATIENCE)
     try:
         yield Browser(started)
     finally:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE
+
 _AUTHORITY = """
 [ca]
 default_ca = own
@@ -39,5 +41,7 @@ def make_certificate(folder: Path, begins: str = "20200101000000Z", ends: str = 
 
 def openssl(*arguments: object) -> None:
     """Run the command."""
-    done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        ["openssl", *map(str, arguments)], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,6 @@
 import contextlib
 import gzip
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,8 @@ from typing import Any
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from support.waiting import until
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,19 @@ class Collector:
         """All below it."""
         return [each for child in self.children(root) for each in (child, *self.below(child))]
 
-    def root_of(self, request_id: str, seconds: float = 20.0) -> Received:
+    def root_of(self, request_id: str) -> Received:
         """The span of a request, once it has come."""
 
         def found() -> list[Received]:
             return [each for each in self.roots() if each.attributes.get("penstock.request.id") == request_id]
 
-        self.wait(lambda: bool(found()), seconds)
+        self.wait(lambda: bool(found()))
         (root,) = found()
         return root
 
-    def wait(self, until: Callable[[], bool], seconds: float = 20.0) -> None:
+    def wait(self, condition: Callable[[], bool]) -> None:
         """Until something has come."""
-        deadline = time.monotonic() + seconds
-        while not until():
-            assert time.monotonic() < deadline, [span.attributes for span in self.roots()]
-            time.sleep(0.01)
+        until(condition, lambda: [span.attributes for span in self.roots()])
 
 
 @contextlib.contextmanager

@@ -10,12 +10,13 @@ from jsonschema import Draft202012Validator
 
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.openapi import document
+from support.waiting import PATIENCE
 
 _DOCUMENT = document(ENDPOINTS, "test")
 _PATHS = [(re.compile(re.sub(r"\\{\w+\\}", "[^/]+", re.escape(path))), path) for path in _DOCUMENT["paths"]]
 
 
-def described_client(url: str, timeout: float = 20.0) -> httpx.Client:
+def described_client(url: str, timeout: float = PATIENCE) -> httpx.Client:
     """A client that holds every answer to the description."""
     return httpx.Client(base_url=url, timeout=timeout, event_hooks={"response": [check]})
 

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 from penstock.server.edge import EdgeOptions
 from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.server.serve import Server, bind
+from support.waiting import PATIENCE
 
 
 @contextlib.contextmanager
@@ -43,11 +44,11 @@ def running(
     thread = threading.Thread(target=main, daemon=True)
     thread.start()
     try:
-        assert started.wait(20), "the server did not start"
+        assert started.wait(PATIENCE), "the server did not start"
         yield f"{'http' if tls is None else 'https'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(PATIENCE)
         listener.close()
         assert not thread.is_alive(), "the server did not stop"
 

@@ -7,13 +7,13 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from support.http_server import free_port
+from support.waiting import PATIENCE, until
 
 
 @dataclass(frozen=True)
@@ -23,21 +23,21 @@ class RunningServer:
     base: str
     process: "subprocess.Popen[bytes]"
 
-    def wait_until_ready(self, seconds: float = 60.0) -> None:
+    def wait_until_ready(self) -> None:
         """Until requests can be served; fails if the server ends before."""
-        deadline = time.monotonic() + seconds
-        while True:
-            assert self.process.poll() is None, "the server ended while it started"
-            assert time.monotonic() < deadline, "the server is not ready"
-            try:
-                with urllib.request.urlopen(self.base + "/health/ready", timeout=5):
-                    return
-            except OSError:
-                time.sleep(0.05)
+        until(self._is_ready, lambda: "the server is not ready")
+
+    def _is_ready(self) -> bool:
+        assert self.process.poll() is None, "the server ended while it started"
+        try:
+            with urllib.request.urlopen(self.base + "/health/ready", timeout=PATIENCE):
+                return True
+        except OSError:
+            return False
 
     def get(self, path: str) -> str:
         """The body of an answer."""
-        with urllib.request.urlopen(self.base + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.base + path, timeout=PATIENCE) as answer:
             return str(answer.read().decode())
 
     def post(self, path: str, body: object) -> dict[str, object]:
@@ -45,7 +45,7 @@ class RunningServer:
         request = urllib.request.Request(
             self.base + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return json.load(answer)
 
     def resident(self) -> int:
@@ -69,12 +69,9 @@ class RunningServer:
         assert values, f"there is no metric {name}"
         return sum(map(float, values))
 
-    def wait_for(self, name: str, value: float, seconds: float = 20.0) -> None:
+    def wait_for(self, name: str, value: float) -> None:
         """Until a metric has a value."""
-        deadline = time.monotonic() + seconds
-        while self.metric(name) != value:
-            assert time.monotonic() < deadline, f"{name} is {self.metric(name)} and not {value}"
-            time.sleep(0.01)
+        until(lambda: self.metric(name) == value, lambda: f"{name} is {self.metric(name)} and not {value}")
 
 
 @contextlib.contextmanager
@@ -96,4 +93,4 @@ def serving(model: Path | None, *options: str, log: Path | None = None) -> Itera
             yield running
         finally:
             process.terminate()
-            assert process.wait(timeout=60) == 0
+            assert process.wait(timeout=PATIENCE) == 0

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from penstock.text.chat_template import ChatTemplate
 from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import Call, ScriptedEngine
+from support.waiting import PATIENCE, until
 
 TEMPLATE = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
 TURN = {"messages": [{"role": "user", "content": "hi"}]}
@@ -45,10 +45,7 @@ class Loaded:
         return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
     def wait(self, name: str, value: float) -> None:
-        deadline = time.monotonic() + 10
-        while self.metric(name) != value:
-            assert time.monotonic() < deadline, f"{name} is {self.metric(name)}"
-            time.sleep(0.01)
+        until(lambda: self.metric(name) == value, lambda: f"{name} is {self.metric(name)}")
 
     def all_closed(self) -> bool:
         return all(call.closed.is_set() for call in self.engine.calls)
@@ -74,19 +71,16 @@ def in_background(server: Loaded, count: int, **fields: Any) -> Iterator[list[th
     server.outputs = 0
 
     def ask() -> None:
-        with httpx.Client(base_url=server.url, timeout=30) as client:
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
             assert client.post("/v1/completions", json={"prompt": "hi", **fields}).status_code == 200
 
     threads = [threading.Thread(target=ask) for _ in range(count)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 10
-    while len(server.engine.calls) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    until(lambda: len(server.engine.calls) >= count)
     try:
         yield threads
     finally:
         server.outputs = 10**9
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.waiting import PATIENCE
+
 
 @dataclass(frozen=True)
 class Received:
@@ -161,11 +163,11 @@ def scripted(
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
     try:
-        assert started.wait(10)
+        assert started.wait(PATIENCE)
         yield state
     finally:
         loop.call_soon_threadsafe(stopping.set)
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
         loop.close()
 

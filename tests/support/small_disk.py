@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE
+
 
 class SmallDisk:
     """A tmpfs of its own."""
@@ -44,7 +46,7 @@ def small_disk(path: Path, size: str = "4m") -> Iterator[SmallDisk]:
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(path)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     except FileNotFoundError:
         pytest.skip("there is no mount command here")
     if done.returncode:
@@ -52,4 +54,4 @@ def small_disk(path: Path, size: str = "4m") -> Iterator[SmallDisk]:
     try:
         yield SmallDisk(path)
     finally:
-        subprocess.run(["umount", "-l", str(path)], timeout=20, check=True)
+        subprocess.run(["umount", "-l", str(path)], timeout=PATIENCE, check=True)

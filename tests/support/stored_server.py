@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.waiting import until
 
 ENDED = ("failed", "completed", "expired", "cancelled")
 
@@ -51,13 +51,16 @@ class StoredServer:
         """As it is now."""
         return self.http.get(f"/v1/batches/{batch_id}").json()
 
-    def wait(self, batch_id: str, statuses: Sequence[str] = ENDED, seconds: float = 20.0) -> dict[str, Any]:
+    def wait(self, batch_id: str, statuses: Sequence[str] = ENDED) -> dict[str, Any]:
         """As it is once it has one of the statuses."""
-        deadline = time.monotonic() + seconds
-        while (batch := self.batch(batch_id))["status"] not in statuses:
-            assert time.monotonic() < deadline, batch
-            time.sleep(0.01)
-        return batch
+        looks = [self.batch(batch_id)]
+
+        def has_come() -> bool:
+            looks.append(self.batch(batch_id))
+            return looks[-1]["status"] in statuses
+
+        until(has_come, lambda: looks[-1])
+        return looks[-1]
 
     def lines(self, file_id: str | None) -> list[dict[str, Any]]:
         """Those of an output file; none where there is no file."""

@@ -11,6 +11,7 @@ import torch
 
 from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.kernels.cpu.weights import pack_dense
+from support.waiting import PATIENCE
 
 needs_native = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
@@ -37,7 +38,7 @@ WITHOUT = """
 
 def run(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(program)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ import io
 import os
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from penstock.server.storage.files import FileStore, StoredFile
 from penstock.server.storage.store import Store
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.waiting import PATIENCE, until
 
 MEGABYTE = 1 << 20
 # More than the kernel keeps for a client that does not read.
@@ -68,7 +68,7 @@ class Served:
         self.opened: list[Counted] = []
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), 10)
+        return socket.create_connection(("127.0.0.1", self.port), PATIENCE)
 
     def upload(self, contents: bytes) -> str:
         answer = httpx.post(f"{self.url}/v1/files", files={"file": ("a", contents)}, data={"purpose": "batch"})
@@ -115,13 +115,6 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         yield found
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("ahead", [0, 1], ids=["one request", "another one behind it"])
 def test_contents_are_read_no_further_for_clients_who_have_gone(served: Served, ahead: int) -> None:
     file_id = served.upload(b"x" * LARGE)
@@ -161,7 +154,7 @@ def test_an_upload_that_is_cancelled_is_there_whole_or_not_at_all(
 
     def held(*arguments: Any) -> Any:
         reached.set()
-        assert goes_on.wait(10)
+        assert goes_on.wait(PATIENCE)
         return usual(*arguments)
 
     monkeypatch.setattr(owner, step, held)
@@ -171,11 +164,11 @@ def test_an_upload_that_is_cancelled_is_there_whole_or_not_at_all(
     with served.connect() as client:
         sending = threading.Thread(target=_send, args=(client, f"{head}Content-Length: {len(body)}\r\n\r\n", body))
         sending.start()
-        assert reached.wait(10)
+        assert reached.wait(PATIENCE)
         served.tasks.cancel()
         goes_on.set()
         until(served.tasks.ended)
-    sending.join(10)
+    sending.join(PATIENCE)
     assert served.open_contents() == [] and not served.store.files.incoming.total()
     assert served.rows() == served.contents()
     assert len(served.contents()) == (step == "insert")

@@ -6,8 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from penstock.server.storage.condition import StorageCondition
 from penstock.text.tokenizer import Tokenizer
 from support.small_disk import SmallDisk, small_disk
 from support.stored_server import StoredServer, line, serving_stored
+from support.waiting import PATIENCE, until
 
 LINES = 200
 
@@ -36,13 +36,6 @@ def impatient() -> StorageCondition:
 def serving(folder: Path, tokenizer: Tokenizer | None = None) -> Iterator[StoredServer]:
     with serving_stored(folder, tokenizer, condition=impatient()) as server:
         yield server
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def storage(server: StoredServer) -> str:
@@ -127,11 +120,12 @@ def test_a_batch_waits_for_room_and_computes_nothing_twice(disk: SmallDisk) -> N
         assert waiting["status"] == "in_progress" and "disk is full" in waiting["status_details"]
         assert waiting["request_counts"]["completed"] < LINES
         check_generates(server)
-        time.sleep(0.3)
-        computed = len(server.engine.calls)
-        time.sleep(0.1)
-        # No more is begun than can be held.
-        assert len(server.engine.calls) == computed < LINES
+        # No more is begun than can be held: what was is done, and waits for room.
+        until(lambda: all(call.closed.is_set() for call in server.engine.calls))
+        failures = server.store.condition.failures
+        looked = failures["full"]
+        until(lambda: failures["full"] >= looked + 3)
+        assert len(server.engine.calls) < LINES
         disk.empty()
         batch = server.wait(batch_id)
         assert batch["status"] == "completed" and batch["status_details"] is None
@@ -148,6 +142,7 @@ def test_responses_of_a_full_disk_are_in_memory_or_not_promised(disk: SmallDisk,
             return server.http.post("/v1/responses", json={"input": "hi", **fields})
 
         first = respond().json()
+        until(lambda: not server.store.responses.waiting)
         disk.fill()
         # Nobody knows yet that the disk is full: what was promised is kept in memory.
         promised = respond(store=True, previous_response_id=first["id"]).json()
@@ -228,7 +223,7 @@ def test_a_database_without_room_is_told_anywhere(tmp_path: Path, tokenizer: Tok
         # What was accepted before is done after.
         database.run_at_start(lambda connection: bound(connection, 2**30))
         for batch in server.http.get("/v1/batches?limit=100").json()["data"]:
-            ended = server.wait(batch["id"], seconds=30)
+            ended = server.wait(batch["id"])
             assert ended["status"] == "completed" and ended["request_counts"]["completed"] == LINES
 
 
@@ -259,7 +254,7 @@ def test_files_that_cannot_grow_leave_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root / 'tests'}"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
-        capture_output=True, text=True, timeout=60, check=False, env=environment,
+        capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {

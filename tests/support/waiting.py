@@ -1,0 +1,25 @@
+"""Waiting for a state. No verdict depends on how fast a machine is: only what hangs takes as long as the bound."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+# Seconds. Also for requests, processes and threads that a test waits for.
+PATIENCE = 300.0
+_PAUSE = 0.005
+
+
+def until(condition: Callable[[], object], found: Callable[[], object] | None = None) -> None:
+    """Wait until `condition()` is true; fails after PATIENCE and shows `found()`."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("the state was not reached" if found is None else found())
+        time.sleep(_PAUSE)
+
+
+async def reached(condition: Callable[[], object]) -> None:
+    """Wait, beside others on the event loop, until `condition()` is true; fails after PATIENCE."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(_PAUSE)
