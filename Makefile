@@ -28,7 +28,7 @@ lint: $(VENV)/.test
 
 # All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them:
 # WORKLOADS seeded workloads from FIRST_SEED on, and SCHEMAS random JSON schemas that a model's answers are held to.
-# WORLDS, FILES, ABORTS and NAMES, and how long each part takes, are in docs/reliability.md.
+# WORLDS, FILES, ABORTS and NAMES, and how long each part takes, are in docs/testing.md.
 WORKLOADS ?= 20000
 FIRST_SEED ?= 1000
 SCHEMAS ?= 500

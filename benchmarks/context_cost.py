@@ -140,7 +140,7 @@ def page(costs: Sequence[Cost], title: str, machine: str, workload: str, plot: s
     prices = [[context, *(grid[context, batch].milliseconds_per_token for batch in batches)] for context in contexts]
     sections = [
         f"# {title}",
-        f"Machine: {machine}. {workload}",
+        f"Machine: {machine}.\n{workload}",
         "## Decode, tokens per second of the whole batch",
         reporting.table(header, speeds),
         "## Milliseconds a token",
@@ -193,9 +193,9 @@ def main() -> None:
     name = Path(arguments.model).name
     title = f"What a token costs: {name}, {mode}"
     workload = (
-        f"{arguments.threads} threads; {arguments.steps} decode steps after contexts of random tokens that no two rows "
-        f"share, medians of {arguments.runs} runs; `python benchmarks/context_cost.py OUT/{name} --quantization "
-        f"{arguments.quantization}`."
+        f"{arguments.threads} threads; {arguments.steps} decode steps after contexts of random tokens that no two\n"
+        f"rows share; medians of {arguments.runs} runs.\n\n"
+        f"```\npython benchmarks/context_cost.py OUT/{name} --quantization {arguments.quantization}\n```"
     )
     arguments.write.parent.mkdir(parents=True, exist_ok=True)
     plot = arguments.write.with_suffix(".svg")

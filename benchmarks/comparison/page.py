@@ -57,18 +57,24 @@ def command(record: Record) -> str:
 def _introduction(record: Record) -> str:
     machine, workload = record.machine, record.workload
     steps, runs = workload.decode_steps, workload.runs
-    lines = [
-        f"Written by `{command(record)}`; the raw figures are in the JSON file beside this page.",
-        f"Machine: {machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB. {_ceilings(record)}",
-        f"Workload: random prompts, greedy, no prefix cache, {workload.threads} threads. *Prefill 512* is one prompt "
-        "of 512 tokens over the time to its first token; *decode, batch B* is B prompts of 16 tokens with "
-        f"{steps} further tokens each, over (time for {steps + 1} - time for 1). Rounds: {record.rounds()}. In each, "
-        f"every contender ran once, one after the other, in a process of its own in which the best of {runs} runs "
-        f"counts (toy: {TOY_RUNS}); cells are medians over the rounds. llama.cpp is timed without sampling.",
-        "*Of the roofline*: bytes of weights that a step reads × tokens per second at batch 1, over the memory reads "
-        "measured in the same round. *Ready* is from launching the process to the loaded model, imports included.",
+    paragraphs = [
+        "One run on one machine. This command writes the page, and the raw figures to the JSON file beside it:",
+        f"```\n{command(record)}\n```",
+        f"Machine: {machine.cpu}, {machine.cores} cores, {machine.memory_gib:g} GiB.\n\n{_ceilings(record)}",
     ]
-    return "\n\n".join(lines)
+    notes = [
+        f"Prompts are random, sampling is greedy, there is no prefix cache, and {workload.threads} threads compute.",
+        "*Prefill 512* is one prompt of 512 tokens over the time to its first token.",
+        f"*Decode, batch B* is B prompts of 16 tokens with {steps} further tokens each,\n"
+        f"  over (time for {steps + 1} − time for 1).",
+        f"Rounds: {record.rounds()}. In each, every contender runs once in a process of its own;\n"
+        f"  the best of {runs} runs counts (toy: {TOY_RUNS}). Cells are medians over the rounds.",
+        "llama.cpp is timed without sampling.",
+        "*Of the roofline*: bytes of weights that a step reads × tokens per second at batch 1,\n"
+        "  over the memory reads measured in the same round.",
+        "*Ready* is from launching the process to the loaded model, imports included.",
+    ]
+    return "\n\n".join([*paragraphs, "\n".join(f"- {note}" for note in notes)])
 
 
 def _ceilings(record: Record) -> str:

@@ -41,7 +41,8 @@ _HEADER = ("figure", "theirs, median", "least to greatest", "ours, median", "rat
 def page(setting: Setting, load: Load, sections: Sequence[Section]) -> str:
     """The whole page."""
     title = "# `penstock bench serve` and other load generators\n"
-    command = f"Written by `{shlex.join(['python', 'benchmarks/compare_load_tools.py', *setting.arguments])}`.\n"
+    called = shlex.join(["python", "benchmarks/compare_load_tools.py", *setting.arguments])
+    command = f"This command writes the page:\n\n```\n{called}\n```\n"
     return "\n".join([title, command, _how(setting, load), *(_section(section) for section in sections)])
 
 
@@ -57,12 +58,11 @@ def _how(setting: Setting, load: Load) -> str:
 
 `penstock serve {load.model} --speculative off`, `/v1/completions`: {lengths}.
 Saturation is the throughput of a closed loop, {setting.saturation:.3g} requests/s. The load is {setting.share:.0%}
-of that, {load.rate:.3g} requests/s, {load.requests} of them in a run.
+of that: {load.rate:.3g} requests/s, {load.requests} requests in a run.
 
-{setting.rounds} rounds, each with another seed. The other tool draws its own Poisson arrivals; then
-`penstock bench serve` sends as many requests at the very times at which that run has sent its own, so that
-both measure the same load. Our figures are by the other's definitions. They agree where the medians are
-within {CLOSE:.0%}, or ours is between the least and the greatest of the other tool's own runs.
+{setting.rounds} rounds, each with another seed. The other tool draws Poisson arrivals. Then `penstock bench serve`
+sends its requests at the same times, so that both measure the same load. Our figures use the other tool's definitions.
+They agree if the medians are within {CLOSE:.0%}, or ours is within the range of the other tool's runs.
 """
 
 

@@ -177,7 +177,7 @@ def test_the_page_has_every_figure_and_the_verdict() -> None:
     one = Section("GuideLLM", "1.2", ["guidellm", "run"], ["penstock", "bench"], 128.0, 127.5, [close])
     text = page(setting, LOAD, [one, replace(one, name="vllm bench serve", comparisons=[close, far])])
     assert "the server on core 0, clients on cores 1, 2." in text
-    assert "`python benchmarks/compare_load_tools.py toy --rounds 5`" in text
+    assert "```\npython benchmarks/compare_load_tools.py toy --rounds 5\n```" in text
     assert "| TTFT median, ms | 10 | 9.9 to 10.1 | 10.3 | 1.030 | yes | no |" in text
     assert "| requests/s | 4 | 3.9 to 4.1 | 3 | 0.750 | no | no |" in text
     assert text.count("They agree.") == 1 and "They do not agree on: requests/s." in text
