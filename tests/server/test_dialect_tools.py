@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from anthropic import Anthropic
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from penstock.text.tokenizer import Tokenizer
 from support.speaking_model import CALL, SAID, SpeakingModel, serving_speaking_model
@@ -98,6 +98,65 @@ def test_tools_that_must_not_be_called(model: Model, stream: bool) -> None:
     (block,) = message(model, stream, tools=[WEATHER], tool_choice={"type": "none"}).content
     assert block.text == CALL
     assert response(model, stream, tools=[FUNCTION], tool_choice="none").output_text == CALL
+
+
+SPAWN: Any = {**FUNCTION, "name": "spawn"}
+AGENTS: Any = {"type": "namespace", "name": "agents", "description": "Other agents.", "tools": [SPAWN, FUNCTION]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_functions_in_namespaces(model: Model, stream: bool) -> None:
+    tools = [FUNCTION, AGENTS]
+    # A name that occurs twice is told apart by its namespace, to the model too.
+    for known, told in (
+        ("weather", {"name": "weather"}),
+        ("spawn", {"name": "spawn", "namespace": "agents"}),
+        ("agents__weather", {"name": "weather", "namespace": "agents"}),
+    ):
+        model.says(CALL.replace("weather", known))
+        whole = response(model, stream, tools=tools)
+        (call,) = whole.output
+        assert {name: value for name in ("name", "namespace") if (value := getattr(call, name)) is not None} == told
+        assert call.arguments == '{"city": "Köln"}'
+        assert [tool.type for tool in whole.tools] == ["function", "namespace"]
+        assert f'"name": "{known}"' in model.prompt()
+        # What comes back in the history is what the model said.
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+        model.says("So it rains.")
+        sent: Any = [{"role": "user", "content": "hi"}, call.to_dict(), result]
+        response(model, stream, tools=tools, input=sent)
+        assert model.prompt().count(f'<tool_call>{{"name": "{known}"') == 1
+
+
+def test_two_functions_with_one_name_are_refused(model: Model) -> None:
+    for tools in ([SPAWN, SPAWN], [{**AGENTS, "tools": [SPAWN, SPAWN]}]):
+        with pytest.raises(BadRequestError, match="two tools are called '(agents__)?spawn'"):
+            response(model, False, tools=tools)
+
+
+def test_tools_of_a_hosted_api_are_left_out_and_told(model: Model) -> None:
+    model.says("No calls.")
+    hosted: Any = {"type": "web_search", "external_web_access": True}
+    answer = model.openai.responses.with_raw_response.create(model="scripted", input="hi", tools=[hosted, FUNCTION])
+    assert answer.headers["x-penstock-ignored"] == "tools[].web_search"
+    assert "web_search" not in model.prompt() and "weather" in model.prompt()
+    assert [tool.name for tool in answer.parse().tools] == ["weather"]
+    # It must be called, and cannot be.
+    for choice in ({"type": "web_search"}, "required"):
+        with pytest.raises(BadRequestError, match="tool_choice"):
+            response(model, False, tools=[hosted], tool_choice=choice)
+
+
+def test_what_a_client_says_of_billing_is_not_for_the_model(model: Model) -> None:
+    model.says("Hello.")
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1;"}
+    asked = {**ASKED, "system": [billing, {"type": "text", "text": "Be kind."}]}
+    answer = model.anthropic.messages.with_raw_response.create(**asked)
+    assert answer.headers["x-penstock-ignored"] == "system[].x-anthropic-billing-header"
+    prompt = model.prompt()
+    assert "cc_version" not in prompt and "Be kind." in prompt
+    message(model, False, system="Be kind.")
+    assert model.prompt() == prompt
 
 
 def test_a_call_that_was_cut_off(model: Model) -> None:

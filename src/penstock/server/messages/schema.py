@@ -60,6 +60,7 @@ TOOL_RULES: Rules = {
     "input_examples": Hint("Chat templates have no place for them; put examples into the description.", ([],)),
     "type": Refused('only "custom" is supported: the tools of the client.', ("custom",)),
 }
+_BILLING = "x-anthropic-billing-header"
 _BLOCKS = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
@@ -191,6 +192,7 @@ def parse(body: bytes, kind: type[Fields], reader: FieldReader) -> Fields:
     if isinstance(fields.get("output_config"), dict):
         reader.settle(fields["output_config"], OUTPUT_RULES, "output_config.")
     check_count("messages", fields.get("messages"))
+    _leave_out_billing(fields, reader)
     _settle_blocks(fields.get("system"), "system", _BLOCKS["system"], reader)
     for place, tool in _objects(fields.get("tools"), "tools"):
         reader.settle(tool, TOOL_RULES, f"{place}.")
@@ -201,6 +203,24 @@ def parse(body: bytes, kind: type[Fields], reader: FieldReader) -> Fields:
         if isinstance(role, str):
             _settle_blocks(message.get("content"), f"{place}.content", _BLOCKS[role], reader)
     return reader.convert(fields, kind)
+
+
+def _leave_out_billing(fields: dict[str, Any], reader: FieldReader) -> None:
+    """Take out of the system's text what a client says to the operator of a hosted API there.
+
+    It differs from request to request, so that no prefix of the prompt would ever be in the cache.
+    """
+    blocks = fields.get("system")
+    if not isinstance(blocks, list):
+        return
+    fields["system"] = [block for block in blocks if not _is_billing(block)]
+    if len(fields["system"]) < len(blocks):
+        reader.ignore(f"system[].{_BILLING}")
+
+
+def _is_billing(block: Any) -> bool:
+    text = block.get("text") if isinstance(block, dict) else None
+    return isinstance(text, str) and text.startswith(f"{_BILLING}:")
 
 
 def _settle_blocks(content: Any, path: str, kinds: Collection[str], reader: FieldReader) -> None:

@@ -45,6 +45,7 @@ class SaidCall(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag
     call_id: str
     name: str
     arguments: str
+    namespace: str | msgspec.UnsetType = msgspec.UNSET
 
 
 OutputItem = SaidMessage | SaidReasoning | SaidCall
@@ -155,6 +156,14 @@ class ToldTool(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag
     strict: bool | None
 
 
+class ToldNamespace(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
+    """Tools that could be called, which belong together."""
+
+    name: str
+    description: str | None
+    tools: list[ToldTool]
+
+
 class ResponseAnswer(msgspec.Struct, forbid_unknown_fields=True):
     """The answer of `/v1/responses`: what came out, and what was asked for."""
 
@@ -182,7 +191,7 @@ class ResponseAnswer(msgspec.Struct, forbid_unknown_fields=True):
     store: bool
     text: TextFormat
     tool_choice: str | NamedFunction
-    tools: list[ToldTool]
+    tools: list[ToldTool | ToldNamespace]
     top_logprobs: int
     truncation: Literal["disabled"]
     user: str | None

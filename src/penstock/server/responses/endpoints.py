@@ -16,8 +16,10 @@ from penstock.server.listing import list_page, read_page
 from penstock.server.parsing import in_terms_of
 from penstock.server.resolve import Job, check_model_name
 from penstock.server.responses.items import Item, listed, parse_items
-from penstock.server.responses.schema import InputFields, ResponsesFields, parse_response
+from penstock.server.responses.parsing import parse_response
+from penstock.server.responses.schema import InputFields, ResponsesFields
 from penstock.server.responses.store import ResponseStore, StoredResponse
+from penstock.server.responses.tools import ToolNames
 from penstock.server.responses.translate import NAMES, chat_of_input, chat_of_response, told_back
 from penstock.server.responses.writer import ResponsesWriter
 from penstock.server.service import Service, json_response, told
@@ -161,7 +163,7 @@ class ResponsesApi:
         job, items = await self._service.beside(len(body) + size, self._resolve, fields, earlier, reader)
         keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
-        writer = ResponsesWriter(job, name, told_back(fields, store is not None), keep)
+        writer = ResponsesWriter(job, name, told_back(fields, store is not None), ToolNames(fields.tools or ()), keep)
         return job, writer, items
 
     async def _earlier(self, fields: InputFields, owner: str) -> tuple[list[StoredResponse], int]:

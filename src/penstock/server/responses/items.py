@@ -12,22 +12,21 @@ from penstock.server import schema
 from penstock.server.conversation import Conversation
 from penstock.server.fields import FieldReader, Hint, Refused, Rules
 from penstock.server.parsing import check_count
+from penstock.server.responses.tools import ToolNames
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 _CALLER = Refused("tools are called directly only; leave it out.", ({"type": "direct"},))
-_NAMESPACE = Hint("The tool's own name says which it is.")
 ITEM_RULES: dict[str, Rules] = {
     "message": {"phase": Hint("Chat templates have no place for it.")},
     "function_call": {
         "async": Refused("is not supported; leave it out.", (False,)),
         "caller": _CALLER,
-        "namespace": _NAMESPACE,
     },
     "function_call_output": {
         "caller": _CALLER,
         "name": Hint("call_id says which call it was."),
-        "namespace": _NAMESPACE,
+        "namespace": Hint("call_id says which call it was."),
     },
     "reasoning": {"encrypted_content": Hint("Only its server can read it; content has what is read here.")},
 }
@@ -83,6 +82,7 @@ class CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     call_id: str
     name: str
     arguments: str
+    namespace: str | None | msgspec.UnsetType = msgspec.UNSET
     id: str | None = None
     status: Status | None = None
 
@@ -171,8 +171,11 @@ def listed(items: Iterable[Item]) -> list[dict[str, Any]]:
     return result
 
 
-def add_items(conversation: Conversation, items: Iterable[Item]) -> None:
-    """Put items into a conversation; raises InvalidParameter, naming the place in `input`."""
+def add_items(conversation: Conversation, items: Iterable[Item], names: ToolNames) -> None:
+    """Put items into a conversation, calls under the names that the model knows.
+
+    Raises InvalidParameter, naming the place in `input`.
+    """
     for index, item in enumerate(items):
         path = f"input[{index}]"
         if isinstance(item, MessageItem):
@@ -184,7 +187,7 @@ def add_items(conversation: Conversation, items: Iterable[Item]) -> None:
                 conversation.say("system" if item.role == "developer" else item.role, text)
         elif isinstance(item, CallItem):
             _check_arguments(item.arguments, f"{path}.arguments")
-            conversation.call(item.call_id, item.name, item.arguments)
+            conversation.call(item.call_id, names.known(item.namespace or None, item.name), item.arguments)
         elif isinstance(item, ReasoningItem):
             conversation.think("\n".join(part.text for part in item.content or item.summary))
         elif not conversation.result(item.call_id, _text(item.output)):

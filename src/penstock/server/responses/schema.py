@@ -1,14 +1,12 @@
 """The fields of `/v1/responses`: what is accepted, of which type, and what is refused by name."""
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from penstock.core.errors import InvalidParameter
 from penstock.server import schema
 from penstock.server.effort import Effort
-from penstock.server.fields import FieldReader, Hint, Refused, Rules
-from penstock.server.parsing import check_count, decode_object
+from penstock.server.fields import Hint, Refused, Rules
 
 # What an answer could include beside its text; without the tools of a hosted API there is none of it.
 _NOT_THERE = frozenset(
@@ -55,12 +53,6 @@ RULES: Rules = {
     "top_logprobs": Refused("is not supported yet; leave it out.", (0,)),
     "truncation": Refused('only "disabled" is supported: no prompt is truncated.', ("disabled",)),
 }
-TOOL_RULES: Rules = {
-    "allowed_callers": Refused("tools are called directly only; leave it out.", (["direct"],)),
-    "async": Refused("is not supported; leave it out.", (False,)),
-    "defer_loading": Hint("All tools are shown to the model at once.", (False,)),
-    "output_schema": Hint("Chat templates have no place for it."),
-}
 TEXT_RULES: Rules = {"verbosity": schema.RULES["verbosity"]}
 _TOLD_WHOLE = Hint("Reasoning is told as it is.")
 REASONING_RULES: Rules = {
@@ -78,6 +70,14 @@ class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_
     parameters: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
+    """Functions of the client that belong together."""
+
+    name: str
+    tools: list[FunctionTool]
+    description: str | None = None
 
 
 class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
@@ -105,7 +105,7 @@ class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: str | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: list[FunctionTool] | None = None
+    tools: list[FunctionTool | NamespaceTool] | None = None
     tool_choice: str | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -132,32 +132,3 @@ class ResponsesFields(InputFields, frozen=True, kw_only=True):
     service_tier: str | None = None
     cache_salt: str | None = None
     timeout: float | None = None
-
-
-Fields = TypeVar("Fields", bound=InputFields)
-
-
-def parse_response(body: bytes, reader: FieldReader, kind: type[Fields]) -> Fields:
-    """Parse a body; raises RequestError, naming the field."""
-    given = decode_object(body)
-    reader.settle(given, RULES)
-    check_count("input", given.get("input"))
-    for name, rules in (("text", TEXT_RULES), ("reasoning", REASONING_RULES)):
-        if isinstance(given.get(name), dict):
-            reader.settle(given[name], rules, f"{name}.")
-    tools = given.get("tools")
-    for index, tool in enumerate(tools if isinstance(tools, list) else []):
-        if isinstance(tool, dict):
-            _check_kind(tool, f"tools[{index}]")
-            reader.settle(tool, TOOL_RULES, f"tools[{index}].")
-    if isinstance(given.get("tool_choice"), dict):
-        _check_kind(given["tool_choice"], "tool_choice")
-    return reader.convert(given, kind)
-
-
-def _check_kind(tool: dict[str, Any], path: str) -> None:
-    kind = tool.get("type")
-    if isinstance(kind, str) and kind != "function":
-        raise InvalidParameter(
-            f"{path}.type", f"{kind[:40]!r} is not supported; only 'function', a tool of the client."
-        )

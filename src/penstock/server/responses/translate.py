@@ -8,7 +8,8 @@ from msgspec.structs import replace
 from penstock.core.errors import InvalidParameter
 from penstock.server.conversation import Conversation
 from penstock.server.responses.items import Item, add_items
-from penstock.server.responses.schema import FunctionTool, InputFields, NamedFunction, ResponsesFields
+from penstock.server.responses.schema import FunctionTool, InputFields, NamedFunction, NamespaceTool, ResponsesFields
+from penstock.server.responses.tools import ToolNames
 from penstock.server.schema import ChatFields
 from penstock.server.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 
@@ -52,15 +53,16 @@ def chat_of_input(fields: InputFields, earlier: Iterable[Item], items: Iterable[
     conversation = Conversation()
     if fields.instructions is not None:
         conversation.say("system", fields.instructions)
-    _add_earlier(conversation, earlier)
-    add_items(conversation, items)
+    names = ToolNames(fields.tools or ())
+    _add_earlier(conversation, earlier, names)
+    add_items(conversation, items, names)
     # Without tools, these say nothing.
-    choice = None if not fields.tools and fields.tool_choice == "auto" else _choice(fields.tool_choice)
+    choice = None if not fields.tools and fields.tool_choice == "auto" else _choice(fields.tool_choice, names)
     parallel = fields.parallel_tool_calls if fields.tools else None
     return ChatFields(
         model=fields.model,
         messages=conversation.messages(),
-        tools=[_tool(tool) for tool in fields.tools or ()] or None,
+        tools=[_tool(name, function) for name, function in names.functions.items()] or None,
         tool_choice=choice,
         parallel_tool_calls=parallel,
         reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
@@ -77,21 +79,21 @@ def _response_format(fields: InputFields) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
 
 
-def _add_earlier(conversation: Conversation, items: Iterable[Item]) -> None:
+def _add_earlier(conversation: Conversation, items: Iterable[Item], names: ToolNames) -> None:
     try:
-        add_items(conversation, items)
+        add_items(conversation, items, names)
     except InvalidParameter as error:
         # Everything else was checked when it came.
         message = "it cannot be continued, since a call in its output was cut off; send the whole conversation."
         raise InvalidParameter("previous_response_id", message) from error
 
 
-def _tool(tool: FunctionTool) -> ToolFields:
-    return ToolFields(FunctionFields(tool.name, tool.description, tool.parameters, tool.strict))
+def _tool(name: str, tool: FunctionTool) -> ToolFields:
+    return ToolFields(FunctionFields(name, tool.description, tool.parameters, tool.strict))
 
 
-def _choice(choice: str | NamedFunction | None) -> str | NamedTool | None:
-    return NamedTool(FunctionName(choice.name)) if isinstance(choice, NamedFunction) else choice
+def _choice(choice: str | NamedFunction | None, names: ToolNames) -> str | NamedTool | None:
+    return NamedTool(FunctionName(names.known(None, choice.name))) if isinstance(choice, NamedFunction) else choice
 
 
 def told_back(fields: ResponsesFields, kept: bool) -> dict[str, Any]:
@@ -116,7 +118,10 @@ def told_back(fields: ResponsesFields, kept: bool) -> dict[str, Any]:
     }
 
 
-def _told_back_tool(tool: FunctionTool) -> dict[str, Any]:
+def _told_back_tool(tool: FunctionTool | NamespaceTool) -> dict[str, Any]:
+    if isinstance(tool, NamespaceTool):
+        tools = [_told_back_tool(function) for function in tool.tools]
+        return {"type": "namespace", "name": tool.name, "description": tool.description, "tools": tools}
     return {
         "type": "function",
         "name": tool.name,

@@ -12,6 +12,7 @@ from penstock.engine.interface import RequestOutput
 from penstock.server.blocks import AnswerWriter, Block, Gain
 from penstock.server.errors import OPENAI, ErrorForm
 from penstock.server.resolve import Job
+from penstock.server.responses.tools import ToolNames
 
 _encode = msgspec.json.Encoder().encode
 
@@ -47,6 +48,7 @@ class ResponsesWriter(AnswerWriter):
         job: Job,
         model: str,
         told_back: dict[str, Any],
+        names: ToolNames,
         keep: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """`told_back` are the fields that say what was asked; `keep` is called with the response when it has ended."""
@@ -55,6 +57,7 @@ class ResponsesWriter(AnswerWriter):
         self.ended = False
         self._model = model
         self._told_back = told_back
+        self._names = names
         self._keep = keep
         self._created = int(time.time())
         self._ids: list[str] = []
@@ -184,7 +187,7 @@ class ResponsesWriter(AnswerWriter):
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         item_id = self._id_of(block)
         if block.kind == "call":
-            call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
+            call = {"call_id": block.call_id, **self._names.told(block.name), "arguments": block.text}
             return {"type": "function_call", "id": item_id, "status": status, **call}
         content = [_part(block, block.text)]
         if block.kind == "reasoning":
