@@ -78,7 +78,7 @@ def test_a_call_of_a_tool(served: Any) -> None:
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "42"}
     turns = [user(text("hi")), {"role": "assistant", "content": [{**CALL, "cache_control": MARK}]}, user(result)]
     ((prefix, _),) = kept(served, messages=turns)
-    assert prefix.endswith("<|im_start|>assistant: <|im_end|>")
+    assert prefix.endswith('<|im_start|>assistant: {"name": "f", "arguments": {"a": 1}}<|im_end|>')
 
 
 def test_the_whole_request(served: Any) -> None:

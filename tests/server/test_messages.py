@@ -179,9 +179,10 @@ def test_calls_and_their_results(served: Any) -> None:
         answered = result(**fields)
         answered["content"].append({"type": "text", "text": "go on"})
         assert post(served, messages=[USER, called, answered]).status_code == 200
+        # The template has no place for calls, so the call is part of the text.
         assert prompt(served).endswith(
-            f"assistant: let me<|im_end|><|im_start|>tool: {text}<|im_end|><|im_start|>user: go on<|im_end|>"
-            "<|im_start|>assistant: "
+            'assistant: let me\n{"name": "weather", "arguments": {"city": "Köln"}}<|im_end|>'
+            f"<|im_start|>tool: {text}<|im_end|><|im_start|>user: go on<|im_end|><|im_start|>assistant: "
         )
 
 

@@ -85,7 +85,8 @@ def test_conversations_go_through_the_template(served: Any) -> None:
     served.chat(chat_template_kwargs={"shout": True}, add_special_tokens=True)
     texts = [served.tokenizer.decode(call.prompt, skip_special=False) for call in served.engine.calls]
     assert texts == [
-        "<|im_start|>developer: be<|im_end|><|im_start|>user: one\ntwo<|im_end|><|im_end|><|im_start|>assistant: ",
+        # The template writes the name of any role, and knows no developers.
+        "<|im_start|>system: be<|im_end|><|im_start|>user: one\ntwo<|im_end|><|im_end|><|im_start|>assistant: ",
         "<|im_start|>user: hi<|im_end|>",
         "<|im_start|>assistant: go on",
         "<s><|im_start|>user: hi<|im_end|><|im_start|>assistant: SHOUT",
@@ -102,7 +103,9 @@ def test_tool_messages_reach_the_template(served: Any) -> None:
         {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "42"},
     ]
     assert served.chat(messages=messages).status_code == 200
-    assert "tool: 42" in served.tokenizer.decode(served.engine.calls[0].prompt)
+    # The template has no place for calls, so the call is part of the text.
+    prompt = served.tokenizer.decode(served.engine.calls[0].prompt)
+    assert 'assistant: {"name": "f", "arguments": {"x": 1}}' in prompt and "tool: 42" in prompt
 
 
 NEUTRAL = {
@@ -273,7 +276,7 @@ def test_refusals_of_completions(served: Any, fields: dict[str, Any], param: str
             "messages[0].content[0].more",
         ),
         (
-            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 1}}]}]},
             "messages[0].tool_calls[0].function.arguments",
         ),
         (

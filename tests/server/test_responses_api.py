@@ -200,12 +200,13 @@ def test_items_go_through_the_template(served: Any) -> None:
     ]
     assert post(served, input=items, instructions="be").status_code == 200
     assert prompt(served) == (
-        "<|im_start|>system: be<|im_end|><|im_start|>system: now<|im_end|>"
-        "<|im_start|>user: one\ntwo<|im_end|><|im_end|>"
-        "<|im_start|>assistant: let me<|im_end|><|im_start|>tool: 42<|im_end|><|im_start|>assistant: a<|im_end|>"
+        "<|im_start|>system: be\n\nnow<|im_end|><|im_start|>user: one\ntwo<|im_end|><|im_end|>"
+        # The template has no place for calls, so the call is part of the text.
+        '<|im_start|>assistant: let me\n{"name": "weather", "arguments": {"city": "Köln"}}<|im_end|>'
+        "<|im_start|>tool: 42<|im_end|><|im_start|>assistant: a<|im_end|>"
         "<|im_start|>user: b<|im_end|><|im_start|>assistant: "
     )
-    assert served.engine.calls[0].prompt.count(served.tokenizer.token_id("<|im_end|>")) == 7
+    assert served.engine.calls[0].prompt.count(served.tokenizer.token_id("<|im_end|>")) == 6
 
 
 def test_a_conversation_goes_on(served: Any) -> None:
@@ -359,7 +360,7 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
-        ({"input": [{**CALL, "arguments": "{"}]}, "input[0].arguments"),
+        ({"input": [{**CALL, "arguments": 1}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, "input[0].call_id"),
         ({"input": "fox " * 400}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -22,7 +22,7 @@ class Conversation:
     def __init__(self) -> None:
         self._messages: list[Message] = []
         self._turn: _Turn | None = None
-        self._names: dict[str, str] = {}
+        self._called: set[str] = set()
 
     def say(self, role: str, text: str) -> None:
         """Somebody but the assistant said something."""
@@ -44,18 +44,17 @@ class Conversation:
         turn.reasoning = text
 
     def call(self, index: str, name: str, arguments: str) -> None:
-        """The assistant called a tool; `arguments` is JSON."""
+        """The assistant called a tool; `arguments` is JSON, or what there is of it."""
         turn = self._turn or self._begin_turn()
         turn.calls.append(ToolCall(FunctionCall(name, arguments), index))
-        self._names[index] = name
+        self._called.add(index)
 
     def result(self, index: str, text: str) -> bool:
         """The tool of a call gave a result. False, and nothing, where there is no such call."""
-        if index not in self._names:
+        if index not in self._called:
             return False
         self._end_turn()
-        message = Message(role="tool", content=text, tool_call_id=index, name=self._names[index])
-        self._messages.append(message)
+        self._messages.append(Message(role="tool", content=text, tool_call_id=index))
         return True
 
     def messages(self) -> list[Message]:

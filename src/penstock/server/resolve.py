@@ -1,12 +1,10 @@
 """From the fields of a request to what the engine is asked for: prompts as ids, parameters with every default."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
@@ -15,14 +13,13 @@ from penstock.engine.interface import ModelInfo
 from penstock.server.chat_output import ChatOutput, resolve_output
 from penstock.server.effort import variables_of
 from penstock.server.extras import MAX_NAME_LENGTH, check_extras, standing_of
-from penstock.server.parsing import check_count, in_terms_of
+from penstock.server.history import conversation_of, said_in
+from penstock.server.parsing import in_terms_of
 from penstock.server.schema import (
-    ROLES,
     ChatFields,
     CommonFields,
     CompletionFields,
     EmbeddingFields,
-    Message,
     StreamOptions,
 )
 from penstock.server.structured import grammar_of
@@ -238,7 +235,7 @@ class Resolver:
             raise InvalidParameter("continue_final_message", "cannot be combined with add_generation_prompt.")
         add_prompt = not continued if fields.add_generation_prompt is None else fields.add_generation_prompt
         return self._chat.encode(
-            _conversation(fields.messages),
+            conversation_of(fields.messages),
             tools=None if use is None else use.offered,
             add_generation_prompt=add_prompt,
             continue_final_message=continued,
@@ -303,7 +300,7 @@ class Resolver:
 
     def _before_answer(self, fields: ChatFields, prompt: list[int], variables: Mapping[str, Any]) -> Before:
         """What may come before the answer, of a model that reasons."""
-        begun = _content(fields.messages[-1].content, "messages") if fields.continue_final_message else ""
+        begun = said_in(fields.messages[-1]) if fields.continue_final_message else ""
         end = "" if self._tokenizer is None else self._tokenizer.decode(prompt[-_LONGEST_MARK:], skip_special=False)
         before = self._format.before_answer(end, begun)
         # Where a template says it without a mark, it is the client who has said that there shall be none.
@@ -470,73 +467,6 @@ def _context(model: ModelInfo) -> str:
     return f"this model's maximum context length is {model.max_model_len} tokens"
 
 
-def _conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat templates take them: text in one string, the arguments of tool calls as objects."""
-    if not messages:
-        raise InvalidParameter("messages", "is empty; send at least one message.")
-    check_count("messages", messages)
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
-
-
-def _message(message: Message, path: str) -> dict[str, Any]:
-    if message.role not in ROLES:
-        raise InvalidParameter(f"{path}.role", f"{message.role[:40]!r} is not one of {', '.join(ROLES)}.")
-    answered = bool(message.tool_calls) or message.reasoning_content is not None
-    if message.content is None and (message.role != "assistant" or not answered):
-        raise InvalidParameter(f"{path}.content", "is missing.")
-    _check_role(message, path)
-    result: dict[str, Any] = {"role": message.role, "content": _content(message.content, path)}
-    if message.name is not None:
-        result["name"] = message.name
-    if message.reasoning_content is not None:
-        result["reasoning_content"] = message.reasoning_content
-    if message.tool_call_id is not None:
-        result["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        result["tool_calls"] = []
-        for index, call in enumerate(message.tool_calls):
-            place = f"{path}.tool_calls[{index}].function.arguments"
-            try:
-                arguments = json.loads(call.function.arguments)
-                # Unlike the body's reader, this one lets through what is half of a character.
-                check_characters(place, json.dumps(arguments, ensure_ascii=False))
-            except (ValueError, RecursionError):
-                raise InvalidParameter(place, "must be JSON, written as a string.") from None
-            function = {"name": call.function.name, "arguments": arguments}
-            result["tool_calls"].append({"id": call.id, "type": call.type, "function": function})
-    return result
-
-
-def _check_role(message: Message, path: str) -> None:
-    """Raise InvalidParameter where a message has what others have, or lacks what its role needs."""
-    if message.role == "tool":
-        if message.tool_call_id is None:
-            raise InvalidParameter(f"{path}.tool_call_id", "is missing; it says which call this answers.")
-    elif message.tool_call_id is not None:
-        raise InvalidParameter(f"{path}.tool_call_id", f"is for messages of the role tool, not {message.role}.")
-    if message.role != "assistant":
-        for name in ("tool_calls", "reasoning_content"):
-            if getattr(message, name):
-                raise InvalidParameter(f"{path}.{name}", f"is for messages of the role assistant, not {message.role}.")
-
-
-def _content(content: str | list[dict[str, Any]] | None, path: str) -> str:
-    """The text of a message; several parts become lines, as in vLLM."""
-    if not isinstance(content, list):
-        return content or ""
-    texts = []
-    for index, part in enumerate(content):
-        if part.get("type") != "text":
-            raise InvalidParameter(f"{path}.content[{index}].type", f"{str(part.get('type'))[:40]!r} is not 'text'.")
-        if not isinstance(part.get("text"), str):
-            raise InvalidParameter(f"{path}.content[{index}].text", "must be a string.")
-        if len(part) > 2:
-            other = next(name for name in part if name not in ("type", "text"))
-            raise InvalidParameter(f"{path}.content[{index}].{other[:40]}", "is not a field of a text; leave it out.")
-        texts.append(part["text"])
-    return "\n".join(texts)
-
-
 def _template_variables(values: dict[str, Any] | None, known: frozenset[str]) -> dict[str, Any]:
     """Only what the template reads can be set: anything else would change nothing."""
     if not values:
@@ -548,6 +478,6 @@ def _template_variables(values: dict[str, Any] | None, known: frozenset[str]) ->
             settable = ", ".join(sorted(each for each in known if not each.endswith("_token")))
             raise InvalidParameter(
                 f"chat_template_kwargs.{name[:40]}",
-                f"is not a variable of this model's chat template; it has {settable or 'none that can be set'}.",
+                f"is not a variable that this model's chat template reads; it reads {settable or 'none'}.",
             )
     return values

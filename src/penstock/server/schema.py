@@ -71,10 +71,10 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The call of an earlier answer; `arguments` is JSON."""
+    """The call of an earlier answer; `arguments` is JSON, or what there is of it where the answer was cut off."""
 
     name: str
-    arguments: str
+    arguments: str = ""
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +94,7 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
     reasoning_content: str | None = None
+    refusal: str | None = None
 
 
 class CommonFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,9 +12,13 @@ import jinja2
 import jinja2.meta
 import jinja2.nodes
 
+from penstock.core.config import Reason
 from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
-from penstock.text.template_budget import TakesLong
+from penstock.text.history import adapted
+from penstock.text.template_budget import TakesLong, on_trial
+from penstock.text.template_capabilities import TemplateCapabilities, find_capabilities
 from penstock.text.template_sandbox import Sandbox, rendered
+from penstock.text.template_variables import settable_variables
 from penstock.text.tokenizer import Tokenizer, read_json, unused_marker
 
 # In characters, several times any model's. Compiling one of this length takes seconds.
@@ -32,13 +36,21 @@ PLAIN_TEMPLATE = (
 # By these a template finds the parts of a message or a tool, even in a model that has one of them as a special token.
 _MESSAGE_FIELDS = frozenset(
     {"role", "content", "name", "tool_call_id", "tool_calls", "id", "type", "function", "arguments"}
-    | {"reasoning_content", "description", "parameters", "properties", "required"}
+    | {"reasoning_content", "thinking", "text", "description", "parameters", "properties", "required"}
 )
 
 # What a template gets without anybody asking for it.
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 _CONTINUE_TAG = "<|continue-here|> "
+
+# What templates for conversations with tools are tried with.
+_PROBED = [
+    {
+        "type": "function",
+        "function": {"name": "zqtool", "description": "zqtool", "parameters": {"type": "object", "properties": {}}},
+    }
+]
 
 
 class ChatTemplate:
@@ -47,14 +59,22 @@ class ChatTemplate:
     Attributes:
         notes: what a user should know about the choice of the template.
         is_plain: whether it is the plain template of a model that has none.
-        variables: the names that it reads beside those of its own, such as `enable_thinking`.
+        variables: the names that it reads from outside beside those, such as `enable_thinking`.
         words: the texts that it compares with or writes, each whole.
+        reasons: where it comes from, for those who want to know.
         source: its text; with `tool_use`, the text of both.
         takes_tools: whether it reads the tools that a request offers.
+        reads_messages: whether it reads the conversation.
     """
 
     def __init__(
-        self, source: str, *, tool_use: str | None = None, is_plain: bool = False, notes: Sequence[str] = ()
+        self,
+        source: str,
+        *,
+        tool_use: str | None = None,
+        is_plain: bool = False,
+        notes: Sequence[str] = (),
+        reasons: Sequence[Reason] = (),
     ) -> None:
         """`tool_use` is the template for conversations with tools, where that is another.
 
@@ -67,19 +87,26 @@ class ChatTemplate:
         sandbox = Sandbox()
         try:
             self._template = sandbox.from_string(source)
-            parsed = sandbox.parse(source)
-            read = jinja2.meta.find_undeclared_variables(parsed)
+            tree = sandbox.parse(source)
+            read = jinja2.meta.find_undeclared_variables(tree)
         except Exception as error:
             # Jinja makes Python of it, which can object to it in many ways (SyntaxError, ValueError, RecursionError).
             raise TokenizerError(f"The model's chat template cannot be compiled: {error}.") from error
         self._tool_use = None if tool_use is None else ChatTemplate(tool_use)
         self.source = source if tool_use is None else f"{source}\n{tool_use}"
         self.takes_tools: bool = "tools" in read if self._tool_use is None else self._tool_use.takes_tools
-        self.variables = frozenset(read) - _GIVEN - sandbox.globals.keys()
-        texts = (constant.value for constant in parsed.find_all(jinja2.nodes.Const))
+        self.reads_messages: bool = "messages" in read
+        of_tools = frozenset() if self._tool_use is None else self._tool_use.variables
+        self.variables: frozenset[str] = (settable_variables(tree) - _GIVEN - sandbox.globals.keys()) | of_tools
+        texts = (constant.value for constant in tree.find_all(jinja2.nodes.Const))
         self.words = frozenset(text for text in texts if isinstance(text, str))
         self.is_plain = is_plain
         self.notes = tuple(notes)
+        self.reasons = tuple(reasons)
+
+    def chosen(self, tools: object) -> "ChatTemplate":
+        """The template for a conversation with these tools, or without any."""
+        return self if not tools or self._tool_use is None else self._tool_use
 
     def render(
         self,
@@ -96,7 +123,7 @@ class ChatTemplate:
         Within `in_a_moment` it raises TakesLong where it takes longer.
         `variables` are further values for the template, such as `enable_thinking`.
         """
-        template = self._template if not tools or self._tool_use is None else self._tool_use._template
+        template = self.chosen(tools)._template
         conversation = [dict(message) for message in messages]
         if continue_final_message:
             self._tag_final_message(conversation)
@@ -120,9 +147,13 @@ class ChatTemplate:
 
     def _tag_final_message(self, conversation: list[dict[str, Any]]) -> None:
         content = conversation[-1].get("content") if conversation else None
-        if not isinstance(content, str):
+        if isinstance(content, list) and content and isinstance(content[-1].get("text"), str):
+            last = {**content[-1], "text": content[-1]["text"] + _CONTINUE_TAG}
+            conversation[-1]["content"] = [*content[:-1], last]
+        elif isinstance(content, str):
+            conversation[-1]["content"] = content + _CONTINUE_TAG
+        else:
             raise InvalidParameter("continue_final_message", "the last message has no text to continue.")
-        conversation[-1]["content"] = content + _CONTINUE_TAG
 
     def _cut_at_tag(self, text: str) -> str:
         tag = _CONTINUE_TAG.rstrip()
@@ -139,6 +170,7 @@ class ChatTemplate:
 class ChatEncoder:
     """Conversations → token ids.
 
+    Conversations come in the shapes of OpenAI's chats; the template gets them in those that it keeps (`history.py`).
     Text in messages is text: where a special token's text occurs in one, it is encoded as ordinary characters, so that
     nobody can forge a turn of the conversation. Only the template itself writes special tokens.
     """
@@ -146,6 +178,25 @@ class ChatEncoder:
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
         self.tokenizer = tokenizer
         self.template = template
+        self._capabilities = self._find(template, None)
+        with_tools = template.chosen(_PROBED)
+        self._with_tools = self._capabilities if with_tools is template else self._find(with_tools, _PROBED)
+
+    @property
+    def reasons(self) -> list[Reason]:
+        """What is done to conversations for the template, and why."""
+        found = [*self.template.reasons, *self._capabilities.reasons()]
+        if self._with_tools != self._capabilities:
+            beside = [reason for reason in self._with_tools.reasons() if reason not in found]
+            found += [Reason(f"{reason.setting} with tools", reason.value, reason.why) for reason in beside]
+        return found
+
+    def _find(self, template: ChatTemplate, tools: Sequence[Mapping[str, Any]] | None) -> TemplateCapabilities:
+        def render(messages: Sequence[Mapping[str, Any]]) -> str:
+            return template.render(messages, special_tokens=self.tokenizer.special_tokens, tools=tools)
+
+        with on_trial():
+            return find_capabilities(render)
 
     def encode(
         self,
@@ -163,6 +214,9 @@ class ChatEncoder:
         `tools` are functions that the model may call, in OpenAI's form. With `most_tokens`, a text that cannot but have
         more raises ContextLengthExceeded before it is tokenized.
         """
+        # Before and after, since arguments of calls, which come as text, may become objects.
+        _check_depth(messages, "messages")
+        messages = adapted(messages, self._with_tools if tools else self._capabilities)
         texts = list(_strings(messages, "messages"))
         texts += _strings(tools or (), "tools")
         texts += _strings(list((variables or {}).values()), "chat_template_kwargs")
@@ -271,6 +325,12 @@ def _strings(value: Any, param: str, depth: int = 0) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _strings(inner, param, depth + 1)
+
+
+def _check_depth(value: Any, param: str) -> None:
+    """Raise InvalidParameter where lists and mappings are nested too deep."""
+    for _ in _strings(value, param):
+        pass
 
 
 def _map_strings(value: Any, function: Callable[[str], str]) -> Any:

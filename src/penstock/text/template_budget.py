@@ -21,6 +21,8 @@ MAX_ITEMS = 1024 * 1024
 MAX_MADE = 256 * 1024 * 1024
 # What a rendering that others wait for has.
 MOMENT_SECONDS = 0.02
+# Of a rendering that only tries a template out, on a few short messages.
+TRIAL_STEPS = 50_000
 
 # Text can be written to a block, a macro's result, and from there again.
 _REWRITES = 4
@@ -42,14 +44,15 @@ class Budget:
         self.written = 0
         self.made_bytes = 0
         self.brief = _brief.get()
+        self.most_steps = TRIAL_STEPS if _trial.get() else MAX_STEPS
         self.deadline = time.monotonic() + (MOMENT_SECONDS if self.brief else MAX_SECONDS)
         self._next_look = 64
 
     def step(self, count: int = 1) -> None:
         """Take so many steps. Raises TemplateRuntimeError where there are no more."""
         self.steps += count
-        if self.steps > MAX_STEPS:
-            raise jinja2.TemplateRuntimeError(f"it takes more than {MAX_STEPS} steps")
+        if self.steps > self.most_steps:
+            raise jinja2.TemplateRuntimeError(f"it takes more than {self.most_steps} steps")
         if self.steps >= self._next_look:
             self._next_look = self.steps + 64
             self.look()
@@ -79,6 +82,7 @@ class Budget:
 
 _LARGE = 64 * 1024
 _brief: contextvars.ContextVar[bool] = contextvars.ContextVar("chat_template_brief", default=False)
+_trial: contextvars.ContextVar[bool] = contextvars.ContextVar("chat_template_trial", default=False)
 current: contextvars.ContextVar[Budget] = contextvars.ContextVar("chat_template_budget")
 
 
@@ -90,6 +94,16 @@ def in_a_moment() -> Iterator[None]:
         yield
     finally:
         _brief.reset(token)
+
+
+@contextlib.contextmanager
+def on_trial() -> Iterator[None]:
+    """Let renderings in the block end after few steps. Steps are the same on every machine, seconds are not."""
+    token = _trial.set(True)
+    try:
+        yield
+    finally:
+        _trial.reset(token)
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:

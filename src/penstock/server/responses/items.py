@@ -1,6 +1,5 @@
 """Items: what the input of a response consists of, and what earlier outputs are when they come back as input."""
 
-import json
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -77,7 +76,7 @@ class MessageItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 
 class CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function_call"):
-    """A call of a tool; `arguments` is JSON."""
+    """A call of a tool; `arguments` is JSON, or what there is of it where the response was cut off."""
 
     call_id: str
     name: str
@@ -183,10 +182,8 @@ def add_items(conversation: Conversation, items: Iterable[Item], names: ToolName
             if item.role == "assistant":
                 conversation.answer(text)
             else:
-                # The API gives both the same weight, and most chat templates know the one name only.
-                conversation.say("system" if item.role == "developer" else item.role, text)
+                conversation.say(item.role, text)
         elif isinstance(item, CallItem):
-            _check_arguments(item.arguments, f"{path}.arguments")
             conversation.call(item.call_id, names.known(item.namespace or None, item.name), item.arguments)
         elif isinstance(item, ReasoningItem):
             conversation.think("\n".join(part.text for part in item.content or item.summary))
@@ -198,10 +195,3 @@ def add_items(conversation: Conversation, items: Iterable[Item], names: ToolName
 def _text(content: str | Sequence[InputText | OutputText]) -> str:
     """Several parts become lines, as in chats."""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-def _check_arguments(arguments: str, path: str) -> None:
-    try:
-        json.loads(arguments)
-    except (ValueError, RecursionError):
-        raise InvalidParameter(path, "must be JSON, written as a string.") from None

@@ -5,7 +5,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.core.errors import InvalidParameter
 from penstock.server.conversation import Conversation
 from penstock.server.responses.items import Item, add_items
 from penstock.server.responses.schema import FunctionTool, InputFields, NamedFunction, NamespaceTool, ResponsesFields
@@ -54,7 +53,8 @@ def chat_of_input(fields: InputFields, earlier: Iterable[Item], items: Iterable[
     if fields.instructions is not None:
         conversation.say("system", fields.instructions)
     names = ToolNames(fields.tools or ())
-    _add_earlier(conversation, earlier, names)
+    # They were checked when they came.
+    add_items(conversation, earlier, names)
     add_items(conversation, items, names)
     # Without tools, these say nothing.
     choice = None if not fields.tools and fields.tool_choice == "auto" else _choice(fields.tool_choice, names)
@@ -77,15 +77,6 @@ def _response_format(fields: InputFields) -> dict[str, Any] | None:
     if given is None or given.get("type") != "json_schema":
         return given
     return {"type": "json_schema", "json_schema": {name: given[name] for name in given if name != "type"}}
-
-
-def _add_earlier(conversation: Conversation, items: Iterable[Item], names: ToolNames) -> None:
-    try:
-        add_items(conversation, items, names)
-    except InvalidParameter as error:
-        # Everything else was checked when it came.
-        message = "it cannot be continued, since a call in its output was cut off; send the whole conversation."
-        raise InvalidParameter("previous_response_id", message) from error
 
 
 def _tool(name: str, tool: FunctionTool) -> ToolFields:
