@@ -74,22 +74,22 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """Of the first sample."""
+        """The text of the first sample."""
         return self.samples[0].text
 
     @property
     def token_ids(self) -> list[int]:
-        """Of the first sample."""
+        """The output tokens of the first sample."""
         return self.samples[0].token_ids
 
     @property
     def logprobs(self) -> list[TokenLogprobs] | None:
-        """Of the first sample."""
+        """Log probabilities of the first sample; None unless they were asked for."""
         return self.samples[0].logprobs
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Of the first sample."""
+        """Why the first sample ended."""
         return self.samples[0].finish_reason
 
 

@@ -15,7 +15,7 @@ class Generator(Protocol):
     """What is measured: `penstock.LLM`, or anything that generates for a batch of prompts."""
 
     def generate(self, prompts: Sequence[list[int]], params: SamplingParams) -> Sequence[Any]:
-        """Complete all prompts together."""
+        """Complete all prompts in one batch; an output for each."""
 
 
 class EngineFigures(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ class Generator(Protocol):
         """What all steps so far have done."""
 
     def generate(self, prompts: Sequence[Any], params: SamplingParams) -> Sequence[Any]:
-        """Complete all prompts together."""
+        """Complete all prompts in one batch; an output for each."""
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -21,7 +21,7 @@ class FullAttention:
     """Every token attends to all tokens before it."""
 
     def first_needed(self, position: int) -> int:
-        """Always the first block."""
+        """Always the first block: each position attends to all before it."""
         return 0
 
     def hit(self, index: PrefixIndex, group: int, chain: PrefixChain, limit: int) -> int:

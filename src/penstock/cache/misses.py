@@ -43,7 +43,7 @@ class Misses:
                 del branches[next(iter(branches))]
 
     def withdrawn(self, node: PrefixNode, now: float) -> None:
-        """Its content is lost."""
+        """The content of a node was evicted."""
         self._evicted[node.key] = now
         if len(self._evicted) > MOST_EVICTED:
             del self._evicted[next(iter(self._evicted))]

@@ -59,7 +59,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that hold nothing."""
+        """Number of blocks that hold nothing."""
         return len(self._free)
 
     @property

@@ -25,7 +25,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """After / before."""
+        """The later figure by the earlier one; None where either is missing or the earlier is 0."""
         return self.after / self.before if self.before and self.after is not None else None
 
 

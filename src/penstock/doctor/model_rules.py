@@ -51,7 +51,7 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def format(self) -> str:
-        """Of the projections' weights."""
+        """The format of the projections' weights, such as int4."""
         model = self.config.model
         return model.dtype if model.quantization == "none" else model.quantization
 

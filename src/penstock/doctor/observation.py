@@ -129,7 +129,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
         return min(1.0, self.held_seconds(wait) / self.seconds)
 
     def held_seconds(self, wait: Wait) -> float:
-        """The same in seconds."""
+        """Seconds that requests were held up by this cause."""
         return self.steps.held[WAITS.index(wait)]
 
 

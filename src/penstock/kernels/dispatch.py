@@ -28,7 +28,7 @@ class KVStorage(Protocol):
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block."""
+        """Number of tokens in a block."""
         ...
 
     def planes(self, layer: int) -> tuple[Tensor, ...]:

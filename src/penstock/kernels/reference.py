@@ -190,7 +190,7 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """The named activation, elementwise."""
+    """The activation of that name, elementwise; `silu`, or GELU by tanh."""
     return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")
 
 

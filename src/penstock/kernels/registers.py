@@ -11,11 +11,11 @@ class Call(Protocol):
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """What it reads."""
+        """The values that the call reads."""
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """What it makes."""
+        """The values that the call makes."""
 
 
 Reuses = tuple[int | None, ...]

@@ -180,7 +180,7 @@ class GatedActivation:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """x → activation(x)."""
+    """Applies an activation to each element."""
 
     op: ClassVar[str] = "activation"
     activation: ActivationName

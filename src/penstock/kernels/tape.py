@@ -93,7 +93,7 @@ class Tape:
         return self._append(Linear(weight, bias), (x,), width)
 
     def rms_norm(self, x: Value, weight: WeightRef, eps: float, *, unit_offset: bool = False) -> Value:
-        """Normalise each row."""
+        """Record the RMS norm of each row, times the weight."""
         return self._append(RmsNorm(weight, eps, unit_offset), (x,), x.width)
 
     def add_rms_norm(
@@ -143,20 +143,20 @@ class Tape:
         return self._append(GatedActivation(activation), (gate_up,), gate_up.width // 2)
 
     def activation(self, x: Value, activation: ActivationName) -> Value:
-        """activation(x)."""
+        """Record an activation of each element."""
         return self._append(Activation(activation), (x,), x.width)
 
     def add(self, x: Value, y: Value) -> Value:
-        """x + y."""
+        """Record x + y, both of the same width."""
         _same_width(x, y)
         return self._append(Add(), (x, y), x.width)
 
     def concatenate(self, x: Value, y: Value) -> Value:
-        """[x | y]."""
+        """Record the columns of y beside those of x."""
         return self._append(Concatenate(), (x, y), x.width + y.width)
 
     def scale(self, x: Value, factor: float) -> Value:
-        """Multiply by a constant."""
+        """Record the product with a constant factor."""
         return self._append(Scale(factor), (x,), x.width)
 
     def soft_cap(self, x: Value, cap: float) -> Value:

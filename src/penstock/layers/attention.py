@@ -70,7 +70,7 @@ class SelfAttention:
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
-        """Everything the layer reads."""
+        """All weights that the layer reads."""
         norms = tuple(norm.weight for norm in self.head_norms or ())
         return (*self.qkv.weights, *norms, *self.output.weights)
 

@@ -29,7 +29,7 @@ class DecoderBlock:
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
-        """Everything the block reads."""
+        """All weights that the block reads."""
         norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
         return (
             *(norm.weight for norm in norms if norm is not None),

@@ -22,12 +22,12 @@ class Linear:
 
     @property
     def outputs(self) -> int:
-        """Columns of the result."""
+        """Number of columns of the result."""
         return sum(columns for _, columns in self.parts)
 
     @property
     def weight(self) -> WeightSpec:
-        """The matrix [outputs, inputs]."""
+        """The matrix [outputs, inputs], of all parts."""
         parts = tuple(WeightPart(f"{name}.weight", (columns, self.inputs)) for name, columns in self.parts)
         return WeightSpec(f"{self.name}.weight", parts, "head" if self.head else "linear")
 
@@ -41,7 +41,7 @@ class Linear:
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
-        """Everything the projection reads."""
+        """All weights that the projection reads."""
         bias = self.bias_weight
         return (self.weight,) if bias is None else (self.weight, bias)
 

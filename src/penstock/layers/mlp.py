@@ -20,7 +20,7 @@ class GatedMlp:
 
     @property
     def gate_up(self) -> Linear:
-        """Gate and up, fused."""
+        """The projections of gate and up, as one."""
         parts = ((f"{self.name}.gate_proj", self.inner_width), (f"{self.name}.up_proj", self.inner_width))
         return Linear(f"{self.name}.gate_up_proj", self.width, parts, self.bias)
 
@@ -32,7 +32,7 @@ class GatedMlp:
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
-        """Everything the layer reads."""
+        """All weights that the layer reads."""
         return (*self.gate_up.weights, *self.down.weights)
 
     def record(self, tape: Tape, x: Value) -> Value:

@@ -17,12 +17,12 @@ class RmsNorm:
 
     @property
     def weight(self) -> WeightSpec:
-        """The vector [width]."""
+        """The vector [width] that the rows are multiplied by."""
         part = WeightPart(f"{self.name}.weight", (self.width,))
         return WeightSpec(part.tensor, (part,), "norm", neutral=0.0 if self.unit_offset else 1.0)
 
     def record(self, tape: Tape, x: Value) -> Value:
-        """Normalise x [rows, width]."""
+        """Record the norm of x [rows, width]."""
         return tape.rms_norm(x, self.weight.ref, self.eps, unit_offset=self.unit_offset)
 
     def record_add(self, tape: Tape, x: Value, residual: Value) -> tuple[Value, Value]:

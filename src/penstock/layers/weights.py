@@ -40,7 +40,7 @@ class WeightSpec:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """Number of elements of the weight."""
         return math.prod(self.shape)
 
     @property

@@ -136,7 +136,7 @@ class ConfigReader:
         return None if value is _ABSENT else self._positive_number(key, value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """true or false."""
+        """The value of `key`. Raises ModelFileError where it is neither true nor false."""
         value = self._take(key, default)
         if not isinstance(value, bool):
             raise self._malformed(key, value, "true or false")
@@ -232,7 +232,7 @@ def read_dtype(reader: ConfigReader) -> str:
 
 
 def read_activation(reader: ConfigReader, key: str, default: str) -> ActivationName:
-    """The gate's activation."""
+    """The activation of the gate that `key` names."""
     return _ACTIVATIONS[reader.choice(key, tuple(_ACTIVATIONS), default)]
 
 

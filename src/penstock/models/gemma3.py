@@ -30,7 +30,7 @@ _DEFAULTS = {
 
 
 def declare(config: Mapping[str, Any]) -> ModelDeclaration:
-    """A text-only checkpoint."""
+    """Declares a Gemma 3 checkpoint that takes text only."""
     reader = ConfigReader({**_DEFAULTS, **config}, FAMILY)
     sizes = read_sizes(reader, kv_heads=None, head_dim=None, max_positions=131072)
     activation = read_activation(reader, "hidden_activation", "gelu_pytorch_tanh")

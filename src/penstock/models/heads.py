@@ -52,7 +52,7 @@ class MedusaHeads:
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:
-        """Everything that operations read."""
+        """All weights that the operations read."""
         linears = (linear for head in range(self.heads) for linear in (*self._blocks(head), self._output(head)))
         return tuple(weight for linear in linears for weight in linear.weights)
 
@@ -95,7 +95,7 @@ class EagleHead:
 
     @property
     def vocab_size(self) -> int:
-        """Number of logits."""
+        """Number of logits, that of the target model."""
         return self.target.vocab_size
 
     @property

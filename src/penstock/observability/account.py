@@ -128,7 +128,7 @@ class Account:
         self.journals.append(journal)
 
     def body(self, size: int) -> None:
-        """Its body was read."""
+        """The request's body, of `size` bytes, was read."""
         self.body_bytes, self.received = size, time.monotonic()
 
     def sent(self) -> None:

@@ -274,7 +274,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def dashboard() -> dict[str, Any]:
-    """The whole dashboard."""
+    """The whole dashboard, as Grafana's JSON has it."""
     return {
         "title": "Penstock",
         "uid": "penstock",
@@ -289,7 +289,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def dashboard_json() -> str:
-    """The same as text."""
+    """The whole dashboard as text in JSON."""
     return json.dumps(dashboard(), indent=2, ensure_ascii=False) + "\n"
 
 

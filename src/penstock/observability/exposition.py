@@ -115,7 +115,7 @@ def storage_values(storage: Storage) -> dict[str, Value]:
 
 
 def traces_values(traces: Traces) -> dict[str, Value]:
-    """What became of traces."""
+    """Numbers of traces by what became of them."""
     return {"penstock_traces_total": _labelled(traces.outcomes)}
 
 

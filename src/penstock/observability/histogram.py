@@ -29,7 +29,7 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
-        """Add one value."""
+        """Count a value in its bucket, and add it to the sum."""
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 

@@ -28,7 +28,7 @@ class Latency:
         self._second = Sketch()
 
     def observe(self, seconds: float) -> None:
-        """Add a value."""
+        """Take a latency, which is counted with the next ones."""
         waiting = self._waiting
         waiting.append(seconds)
         if len(waiting) >= _TOGETHER:

@@ -289,7 +289,7 @@ class RequestMeter:
                 self._metrics.ttft.observe(self.ttft)
 
     def finished(self, reason: FinishReason) -> None:
-        """A sample has ended."""
+        """Count a sample that ended for this reason."""
         self._metrics.finished[reason] += 1
 
     def end(self, outcome: Outcome) -> float:

@@ -28,7 +28,7 @@ from penstock.observability.stats import ProcessFigures, Settings, Stats
 
 
 class Monitor:
-    """One server's figures."""
+    """The figures of one server, from all their sources."""
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ class ProcessProbe:
         self._known: dict[int, psutil.Process] = {}
 
     def own(self) -> ProcessFigures:
-        """What this process takes."""
+        """What this process takes of the machine."""
         return self.look(os.getpid())
 
     def look(self, pid: int | None) -> ProcessFigures:

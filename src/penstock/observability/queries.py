@@ -31,7 +31,7 @@ class Query:
         return f"sum{grouped}(rate({self._selector(name, labels)}[{self._window}]))"
 
     def increase(self, name: str) -> str:
-        """What a counter gained."""
+        """The query of what a counter gained in the window."""
         _checked(name, "counter", {})
         return f"sum(increase({self._selector(name, {})}[{self._window}]))"
 

@@ -70,7 +70,7 @@ class Recent:
         self._by_client_id: dict[tuple[str, str], Account] = {}
 
     def begin(self, account: Account) -> None:
-        """A request has arrived."""
+        """Remember a request that has arrived."""
         self._running[account.id] = self._by_id[account.id] = account
         if account.client_id is not None:
             self._by_client_id[account.tenant, account.client_id] = account

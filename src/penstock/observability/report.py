@@ -19,7 +19,7 @@ from penstock.observability.stats import (
 
 
 def now_of(metrics: Metrics, sums: Sums) -> Now:
-    """The newest state."""
+    """The newest state of the server."""
     load = sums.load
     blocks = KvBlocks(load.blocks_total, load.blocks_used, load.blocks_cached, load.blocks_free, load.blocks_kept)
     held = metrics.held if load.waiting else None

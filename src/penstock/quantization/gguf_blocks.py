@@ -178,11 +178,11 @@ class Blocks:
     inputs: int
 
     def numbers(self) -> Tensor:
-        """The matrix in float32."""
+        """The matrix [outputs, inputs] in float32."""
         return dequantize(self.raw, self.kind)
 
     def rows(self, which: slice) -> "Blocks":
-        """Some of its outputs."""
+        """The blocks of some of the outputs."""
         return Blocks(self.raw[which], self.kind, self.inputs)
 
 

@@ -32,7 +32,7 @@ class Hessian:
         self.largest = torch.zeros(inputs)
 
     def add(self, x: Tensor) -> None:
-        """Inputs [rows, inputs]."""
+        """Add the products of inputs x [rows, inputs]."""
         wide = x.float()
         for first in range(0, wide.shape[1], _STRIP):
             self._sum[first : first + _STRIP, first:].addmm_(wide[:, first : first + _STRIP].T, wide[:, first:])

@@ -40,7 +40,7 @@ class Grouped:
         return 1 << (self.bits - 1)
 
     def numbers(self) -> Tensor:
-        """The matrix in float32."""
+        """The matrix [outputs, inputs] in float32."""
         outputs, inputs = self.integers.shape
         found = torch.empty(outputs, inputs)
         step = max(1, _AT_ONCE // max(inputs, 1))
@@ -56,7 +56,7 @@ class Grouped:
         return None if self.group_of is None else self.group_of.argsort(stable=True).to(torch.int32)
 
     def rows(self, which: slice) -> "Grouped":
-        """Some of its outputs."""
+        """The integers, scales and zeros of some of the outputs."""
         zeros = None if self.zeros is None else self.zeros[which]
         return Grouped(self.integers[which], self.scales[which].contiguous(), zeros, self.group_of, self.bits)
 

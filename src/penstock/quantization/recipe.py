@@ -55,7 +55,7 @@ class Recipe:
 
     @property
     def calibrated(self) -> bool:
-        """Whether texts show how."""
+        """Whether the method needs texts to calibrate with."""
         return self.method not in UNCALIBRATED
 
     @property

@@ -32,7 +32,7 @@ class Grid:
 
     @property
     def most(self) -> int:
-        """The largest integer."""
+        """The largest integer of this width."""
         return (1 << self.bits) - 1
 
     @property

@@ -25,11 +25,11 @@ class RowBytes:
     scales: Tensor
 
     def numbers(self) -> Tensor:
-        """The matrix in float32."""
+        """The matrix [outputs, inputs] in float32."""
         return scaled(self.values, self.scales, (1, self.values.shape[1]))
 
     def rows(self, which: slice) -> "RowBytes":
-        """Some of its outputs."""
+        """The values and scales of some of the outputs."""
         return RowBytes(self.values[which].contiguous(), self.scales[which].contiguous())
 
 
@@ -49,7 +49,7 @@ class Fp8Blocks:
     group: int
 
     def numbers(self) -> Tensor:
-        """The matrix in float32."""
+        """The matrix [outputs, inputs] in float32."""
         return scaled(self.values, self.scales, (self.rows, self.group))
 
 

@@ -31,7 +31,7 @@ class BlockTables:
         return row
 
     def close_row(self, row: int) -> None:
-        """Give a row back."""
+        """Give a row back, for another sequence."""
         self._free.append(row)
 
     def update(self, row: int, updates: tuple[BlockUpdate, ...]) -> None:

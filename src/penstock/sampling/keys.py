@@ -187,7 +187,7 @@ class Keys:
 
     @property
     def place(self) -> str:
-        """What may come next."""
+        """What may come next, in words."""
         return self._readings[0].place if self._readings else _TEXT
 
     @property

@@ -33,7 +33,7 @@ class ReasoningWatch(Protocol):
     forced: int | None
 
     def advance(self, token: int) -> None:
-        """Take the next token."""
+        """Take the next token of the output."""
 
 
 class RowState:

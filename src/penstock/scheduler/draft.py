@@ -115,5 +115,5 @@ class Draft:
         swap_out: tuple[BlockSwap, ...],
         swap_in: tuple[BlockSwap, ...],
     ) -> StepPlan:
-        """The finished plan."""
+        """The plan of the step, with what was decided beside it."""
         return StepPlan(self.number, tuple(self.rows), tuple(self.begin), ended, copies, swap_out, swap_in)

@@ -131,7 +131,7 @@ class Demand:
 
     @property
     def wanted(self) -> float:
-        """The tokens by weight."""
+        """The tokens that are wanted, by the tenant's weight."""
         return self.tokens / self.weight
 
     @property

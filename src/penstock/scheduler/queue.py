@@ -16,7 +16,7 @@ class OrderedQueue:
         self._sequences: list[Sequence] = []
 
     def add(self, sequence: Sequence) -> None:
-        """Insert at its place."""
+        """Insert a sequence at its place in the order."""
         insort(self._sequences, sequence, key=lambda member: member.order)
 
     def remove(self, sequence: Sequence) -> None:

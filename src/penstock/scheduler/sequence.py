@@ -103,7 +103,7 @@ class Sequence:
 
     @property
     def output_length(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return len(self.tokens) - self.prompt_length
 
     @property

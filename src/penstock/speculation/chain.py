@@ -35,22 +35,22 @@ class Chain:
         self._rejects = rejects
 
     def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
-        """Both are told."""
+        """Tell both models; see `Proposer`."""
         self._larger.begin(sequence, tokens, salt)
         self._smaller.begin(sequence, tokens, salt)
 
     def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
-        """Both are told."""
+        """Tell both models; see `Proposer`."""
         self._larger.follow(placed)
         self._smaller.follow(placed)
 
     def observe(self, sequence: int, gained: int) -> None:
-        """Both are told."""
+        """Tell both models; see `Proposer`."""
         self._larger.observe(sequence, gained)
         self._smaller.observe(sequence, gained)
 
     def forget(self, sequence: int) -> None:
-        """Both are told."""
+        """Tell both models; see `Proposer`."""
         self._larger.forget(sequence)
         self._smaller.forget(sequence)
 

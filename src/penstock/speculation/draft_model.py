@@ -245,7 +245,7 @@ class DraftModel:
             track.guesses = []
 
     def forget(self, sequence: int) -> None:
-        """Forget the sequence."""
+        """Drop what is kept of a sequence that has ended."""
         self._tracks.pop(sequence, None)
 
     def _gather(self, asked: Sequence[tuple[Wanted, Piece]], further: int | None = None) -> tuple[StepBatch, list[int]]:

@@ -115,7 +115,7 @@ class EagleProposer:
             track.states = track.states[: max(0, len(track.tokens) - 1 - track.first)]
 
     def forget(self, sequence: int) -> None:
-        """Forget the sequence."""
+        """Drop what is kept of a sequence that has ended."""
         self._tracks.pop(sequence, None)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:

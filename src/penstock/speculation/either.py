@@ -63,7 +63,7 @@ class Either:
         self._tokens: dict[int, list[int]] = {}
 
     def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
-        """Both are told."""
+        """Tell both proposers of a new sequence."""
         self._tokens[sequence] = tokens
         self._text.begin(sequence, tokens, salt)
         self._model.begin(sequence, tokens, salt)
@@ -101,7 +101,7 @@ class Either:
         self._model.observe(sequence, gained)
 
     def forget(self, sequence: int) -> None:
-        """All are told."""
+        """Drop what is kept of a sequence, here and in both proposers."""
         self._tokens.pop(sequence, None)
         self._of_text.forget(sequence)
         self._of_model.forget(sequence)

@@ -49,7 +49,7 @@ class MedusaProposer:
         """Nothing is known of it."""
 
     def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
-        """Nothing is computed."""
+        """Does nothing: the heads have no cache to fill."""
 
     def see(self, sequence: int, start: int, states: Tensor) -> None:
         """The newest of them says what comes next."""
@@ -62,7 +62,7 @@ class MedusaProposer:
             self._newest[sequence] = seen[gained - 1].clone()
 
     def forget(self, sequence: int) -> None:
-        """Forget the sequence."""
+        """Drop what is kept of a sequence that has ended."""
         self._seen.pop(sequence, None)
         self._newest.pop(sequence, None)
 

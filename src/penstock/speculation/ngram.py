@@ -130,7 +130,7 @@ class NgramProposer:
         self._histories[sequence] = _History(tokens, salt)
 
     def follow(self, placed: Sequence[tuple[RowPlan, int]]) -> None:
-        """Nothing is computed."""
+        """Does nothing: nothing is computed of texts."""
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
         """What followed when each row's newest tokens stood together before."""

@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position behind it."""
+        """The position behind the last token."""
         return self.start + len(self.tokens)
 
 

@@ -95,7 +95,7 @@ class DraftedRow:
         return {place: Place(self.state, self.row_behind(place), steps) for place, steps in ahead.items()}
 
     def take(self, chosen: ChosenFields | Failure) -> None:
-        """Take the next token."""
+        """Take the next token of the row, or why there is none."""
         self.newest = take(self.state, chosen)
         for token in self.newest.tokens:
             self.tokens.append(token)

@@ -43,7 +43,7 @@ class Bodies(msgspec.Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        """Where requests go."""
+        """Path of the endpoint that requests go to."""
         return PATHS[self.endpoint]
 
     @property

@@ -77,7 +77,7 @@ class Exchange:
         return not self.status and self.sent is not None and self.ended - self.sent < _STALE_SECONDS
 
     def finish(self, error: TransferError | None = None) -> None:
-        """Wake who waits."""
+        """Note the end of the exchange, and wake what waits for it."""
         if not self.done.done():
             self.ended = time.monotonic()
             if error is None:

@@ -6,7 +6,7 @@ import msgspec
 
 
 class End(enum.Enum):
-    """How a request ended."""
+    """How a request ended, seen from the client."""
 
     OK = "ok"
     FAILED = "failed"

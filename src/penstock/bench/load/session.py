@@ -65,10 +65,10 @@ class Watcher(Protocol):
     """Is told how a measurement goes."""
 
     def begin(self, arrivals: Arrivals, warmup: bool) -> None:
-        """A stage begins."""
+        """A stage with these arrivals begins."""
 
     def outcome(self, outcome: Outcome, in_flight: int) -> None:
-        """A request has ended."""
+        """A request has ended, and `in_flight` others have not."""
 
     def end(self, stage: Stage) -> None:
         """A stage that counts has ended."""

@@ -57,7 +57,7 @@ class Dialogue:
     asked: list[str | None] = field(default_factory=list)
 
     def ask(self, section: str, **slots: object) -> None:
-        """The person's turn."""
+        """The person's turn: a wording of `section`, filled in."""
         self.messages.append({"role": "user", "content": request(section, self.split, self.rng, **slots)})
 
     def reply(self, task: str, content: str, topic: Topic | None = None) -> None:

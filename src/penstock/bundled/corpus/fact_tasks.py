@@ -116,7 +116,7 @@ def _small_talk(dialogue: Dialogue, section: str) -> None:
 
 
 def hello(dialogue: Dialogue) -> None:
-    """A greeting."""
+    """A greeting, and the answer to it."""
     _small_talk(dialogue, "hello")
 
 
@@ -126,7 +126,7 @@ def who(dialogue: Dialogue) -> None:
 
 
 def thanks(dialogue: Dialogue) -> None:
-    """Thanks or praise."""
+    """Thanks or praise, and the answer."""
     _small_talk(dialogue, "thanks")
 
 
@@ -136,7 +136,7 @@ def bye(dialogue: Dialogue) -> None:
 
 
 def form(dialogue: Dialogue) -> None:
-    """What a haiku is."""
+    """A question about what a haiku is, and the answer."""
     _small_talk(dialogue, "form")
 
 

@@ -40,7 +40,7 @@ def ask_haiku(dialogue: Dialogue) -> None:
 
 
 def ask_open(dialogue: Dialogue) -> None:
-    """A haiku about anything."""
+    """A wish for a haiku about anything, and the poem."""
     dialogue.ask("haiku.open")
     poem = dialogue.compose(dialogue.rng.choice(dialogue.topics))
     dialogue.reply("open", poem.text)

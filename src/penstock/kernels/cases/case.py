@@ -49,12 +49,12 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Rows of its inputs."""
+        """Number of rows of the inputs."""
         return sum(added for added, _ in self.rows)
 
     @property
     def output_widths(self) -> tuple[int, ...]:
-        """Columns of each output."""
+        """Number of columns of each output."""
         match self.operation:
             case Embedding(weight):
                 return (self.weights[weight.name][1],)

@@ -44,7 +44,7 @@ class NativeForm:
         return f"{self.format}{groups}{zeros}{' and an order' if self.ordered else ''}"
 
     def nbytes(self, outputs: int, inputs: int) -> int:
-        """Of a packed matrix."""
+        """Bytes of a packed matrix of this size."""
         return native.packed_bytes(self.format, outputs, inputs, self.group, self.zero_points, self.ordered)
 
     def pieces(self, outputs: int) -> "tuple[tuple[NativeForm, int], ...]":
@@ -66,7 +66,7 @@ class StackedForm:
         return ", ".join(f"{outputs} of {form}" for form, outputs in self.parts)
 
     def nbytes(self, _outputs: int, inputs: int) -> int:
-        """Of a packed matrix."""
+        """Bytes of all packed parts, whose outputs the form knows."""
         return sum(form.nbytes(outputs, inputs) for form, outputs in self.parts)
 
     def pieces(self, _outputs: int) -> tuple[tuple[NativeForm, int], ...]:

@@ -212,7 +212,7 @@ class RequestSummary(msgspec.Struct, frozen=True):
 
 
 class RequestList(msgspec.Struct, frozen=True):
-    """Recent requests."""
+    """Requests that the server remembers."""
 
     object: Literal["list"]
     data: list[RequestSummary]

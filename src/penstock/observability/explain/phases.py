@@ -17,7 +17,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Length of the span in seconds."""
         return self.ended - self.began
 
     def within(self, began: float, ended: float) -> float:
@@ -48,7 +48,7 @@ class Course:
 
     @property
     def whole(self) -> Span:
-        """From arrival to end."""
+        """The span from the request's arrival to its end, or to now."""
         return Span(self.account.arrived, self.now.at)
 
     def between(self, earlier: Mark | None, later: Mark | None) -> StepTotals:

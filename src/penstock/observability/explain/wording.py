@@ -13,5 +13,5 @@ def duration(seconds: float) -> str:
 
 
 def number(value: int) -> str:
-    """With marks between thousands."""
+    """A number with commas between thousands."""
     return f"{value:,}"
