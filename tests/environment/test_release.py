@@ -1,0 +1,107 @@
+"""The check of a release finds what an sdist or a wheel lacks, and versions that differ; `make dist` applies it."""
+
+import dataclasses
+import importlib.util
+import io
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load_check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_dist", ROOT / "scripts" / "check_dist.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["check_dist"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+check = load_check()
+VERSION = check.this_version()
+
+
+@pytest.fixture
+def sdist() -> Any:
+    native = {path.relative_to(ROOT).as_posix() for path in (ROOT / "native").rglob("*.*")}
+    files = frozenset({*check.AT_THE_TOP, *native, *(f"src/{file}" for file in check.package_files())})
+    return check.Archive(f"penstock-{VERSION}.tar.gz", 17_000_000, files, {"Version": VERSION})
+
+
+@pytest.fixture
+def wheel() -> Any:
+    files = {*check.package_files(), "penstock/kernels/cpu/_native.cpython-311-x86_64-linux-gnu.so"}
+    name = f"penstock-{VERSION}-cp311-cp311-manylinux_2_35_x86_64.whl"
+    licensed = files | {f"penstock-{VERSION}.dist-info/licenses/LICENSE"}
+    return check.Archive(name, 17_000_000, frozenset(licensed), {"Version": VERSION})
+
+
+def test_what_is_wrong_with_an_sdist_is_told(sdist: Any) -> None:
+    assert check.faults_of_sdist(sdist, VERSION) == []
+    assert {"LICENSE", "native/CMakeLists.txt", "src/penstock/bundled/models/haiku/model.safetensors"} <= sdist.files
+    files = sdist.files - {"native/src/pool.cpp", "src/penstock/py.typed"} | {"tests/conftest.py"}
+    wrong = dataclasses.replace(sdist, size=30_000_000, files=files)
+    assert check.faults_of_sdist(wrong, "9.9") == [
+        f"{sdist.name} lacks native/src/pool.cpp",
+        f"{sdist.name} lacks src/penstock/py.typed",
+        f"{sdist.name} has tests/conftest.py, which is not for users",
+        f"{sdist.name} has 30,000,000 bytes, more than 25,000,000",
+        f"{sdist.name} is of version {VERSION}, and src/penstock/__init__.py says 9.9",
+    ]
+
+
+def test_what_is_wrong_with_a_wheel_is_told(wheel: Any) -> None:
+    assert check.faults_of_wheel(wheel, VERSION) == []
+    kept = {file for file in wheel.files if not file.endswith((".so", "LICENSE", "py.typed"))}
+    name = wheel.name.replace("manylinux_2_35", "linux")
+    assert check.faults_of_wheel(dataclasses.replace(wheel, name=name, files=frozenset(kept)), VERSION) == [
+        f"{name} lacks penstock/py.typed",
+        f"{name} lacks the native kernels",
+        f"{name} lacks LICENSE",
+        f"{name} does not say which Linux it runs on; `auditwheel repair` does",
+    ]
+
+
+METADATA = b"Name: penstock\nVersion: 1.2\n\nText: none\n"
+
+
+def test_a_wheel_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "penstock-1.2-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("penstock/py.typed", "")
+        archive.writestr("penstock-1.2.dist-info/METADATA", METADATA)
+    read = check.read_wheel(path)
+    assert (read.name, read.size) == (path.name, path.stat().st_size)
+    assert read.files == {"penstock/py.typed", "penstock-1.2.dist-info/METADATA"}
+    assert read.metadata == {"Name": "penstock", "Version": "1.2"}
+
+
+def test_an_sdist_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "penstock-1.2.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in (("PKG-INFO", METADATA), ("src/penstock/py.typed", b"")):
+            member = tarfile.TarInfo(f"penstock-1.2/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    read = check.read_sdist(path)
+    assert (read.name, read.size) == (path.name, path.stat().st_size)
+    assert read.files == {"PKG-INFO", "src/penstock/py.typed"}
+    assert read.metadata == {"Name": "penstock", "Version": "1.2"}
+
+
+def test_the_changelog_and_the_package_name_the_same_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    assert text.count("\n## [Unreleased]\n") == 1
+    assert check.faults_of_changelog(text, VERSION) == []
+    released = "## [Unreleased]\n\n## [1.1.0] - 2026-01-31\n\n- This.\n\n## [1.0.0] - 2025-01-31\n"
+    assert check.faults_of_changelog(released, "1.1.0") == []
+    assert check.faults_of_changelog(released, "1.2.0") == [
+        "CHANGELOG.md ends at 1.1.0, and src/penstock/__init__.py says 1.2.0"
+    ]
