@@ -18,7 +18,7 @@ serve: $(VENV)/.serve
 	$(BIN)/penstock serve $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -43,7 +43,8 @@ ABORTS ?= 10000
 NAMES ?= 100000
 DRAFTED ?= 200
 soak: $(VENV)/.test
-	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --optimized --slow $(ARGS)
+	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--optimized --slow $(ARGS)
 	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_fuzz.py tests/server/test_schemathesis.py \
 		--workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 
 import httpx
 import pytest
@@ -59,11 +60,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--optimized", action="store_true", help="refuse unless only the tests have assertions")
 
 
+# Files that take longest come first: the last ones are short, so that no worker waits long for another.
+LONGEST = (
+    "kernels/cuda/test_compiles.py",
+    "end_to_end/test_gpu.py",
+    "kernels/cuda/test_graphs.py",
+    "assembly/test_quantize.py",
+    "engine/test_supervision.py",
+    "end_to_end/test_speculation.py",
+    "kernels/cpu/test_native.py",
+    "end_to_end/test_batches_killed.py",
+    "end_to_end/test_processes.py",
+    "environment/test_optimized.py",
+    "kernels/cuda/test_choosing.py",
+    "end_to_end/test_doctor.py",
+    "end_to_end/test_explained.py",
+    "end_to_end/test_traces.py",
+    "cli/test_evaluate.py",
+    "cli/test_chat.py",
+    "cli/test_bench_serve.py",
+    "end_to_end/test_cancellation.py",
+    "end_to_end/test_page.py",
+    "end_to_end/test_bundled.py",
+    "scheduler/test_noisy_tenant.py",
+    "server/test_schemathesis.py",
+    "server/test_page_in_browser.py",
+    "simulation/test_planted_bugs.py",
+)
+
+
+def _turn(item: pytest.Item) -> int:
+    """Which turn a test's file has."""
+    name = item.path.relative_to(Path(__file__).parent).as_posix()
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+    items.sort(key=_turn)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -6,6 +6,7 @@ compiled, with its registers and bytes of shared memory, or what the compiler ha
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -88,7 +89,10 @@ def _large_heads() -> list[Case]:
 
 
 def _chosen(whole: bool) -> list[Case]:
-    """All cases, or the first of each operation, and those of attention that differ in what is compiled."""
+    """All cases, or the first of each operation, and those of attention that differ in what is compiled.
+
+    The largest heads come last.
+    """
     found: dict[object, Case] = {}
     for case in CASES:
         if case.use == "bench":
@@ -98,6 +102,17 @@ def _chosen(whole: bool) -> list[Case]:
         kind = (type(op), getattr(op, "window", None) is None, getattr(op, "softcap", None) is None, long)
         found.setdefault(case.name if whole else kind, case)
     return [*found.values(), *_large_heads()]
+
+
+def _kinds(cases: list[Case], kept: tuple[str, ...], whole: bool) -> Iterator[tuple[Case, tuple[str, ...]]]:
+    """What each case's keys and values are kept as: each of `kept` for writing them and, if `whole`, for attention.
+
+    Otherwise each for two cases of attention only, the first and that of the largest heads.
+    """
+    of_attention = [case for case in cases if isinstance(case.operation, Attention)]
+    for case in cases:
+        several = isinstance(case.operation, WriteKV) or case in (of_attention[0], of_attention[-1])
+        yield case, kept if several or (whole and case in of_attention) else kept[:1]
 
 
 def main() -> None:
@@ -112,11 +127,11 @@ def main() -> None:
         for deterministic in (False, True):
             place = places.Place(torch.device("cpu"), 132, 140_000, 4, deterministic)
             for dtype in (torch.bfloat16, torch.float32)[: 2 if whole else 1]:
-                for case in _chosen(whole):
+                for case, kinds in _kinds(_chosen(whole), kept if whole or not deterministic else kept[:1], whole):
                     implementation = next(
                         entry for entry in implementations(place) if entry.operation is type(case.operation)
                     )
-                    for kind in kept if isinstance(case.operation, Attention | WriteKV) else kept[:1]:
+                    for kind in kinds:
                         Bench(case, dtype, kind).run(implementation)
                 _linears(place, dtype, compiler.capability)
         carry(torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.float64))

@@ -38,7 +38,6 @@ def compiled(capability: int, how_many: str, cache: Path) -> list[dict[str, obje
         env=environment | {"TRITON_CACHE_DIR": str(cache)},
         capture_output=True,
         text=True,
-        timeout=1800,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
