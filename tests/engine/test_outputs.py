@@ -1,11 +1,16 @@
 """What the client makes of events: deltas that may wait, and the scores of a prompt once they are complete."""
 
+from typing import Any
+
 import pytest
 
 from penstock.core.errors import PenstockError, RowFailed, StepOutOfMemory
 from penstock.core.events import KeptTokens, SampleOutput
 from penstock.core.plan import TokenLogprobs
+from penstock.core.request import Request
+from penstock.core.sampling import SamplingParams
 from penstock.engine.outputs import OutputChanged, RequestState
+from penstock.text.table import TokenTable
 from support.simulation import make_request
 
 
@@ -122,3 +127,34 @@ def test_scores_that_come_again_are_no_output() -> None:
     state.take()
     begun_again(state).push(SampleOutput(1, 0, [], prompt_logprobs=[score(6)]))
     assert not state.has_output
+
+
+def request_with(**params: Any) -> Request:
+    return Request(request_id=0, prompt_token_ids=[5], sampling=SamplingParams(max_tokens=9, **params))
+
+
+def test_a_delta_can_be_taken_apart_token_by_token() -> None:
+    pieces = [b"a", "é".encode()[:1], "é".encode()[1:], b"b", b"STOP"]
+    table = TokenTable(pieces, pieces, 0, [False] * 5)
+    state = RequestState(request_with(logprobs=0, stop=("bc",)), table)
+    state.push(SampleOutput(0, 0, [0, 1], logprobs=[score(0), score(1)]))
+    state.push(SampleOutput(0, 0, [2], logprobs=[score(2)]))
+    state.push(SampleOutput(0, 0, [3, 0], "length", logprobs=[score(3), score(0)]))
+    (delta,) = state.take().deltas
+    parts = delta.by_token()
+    # Text lags behind where a character, or what may be a stop string, is not complete.
+    assert [part.text for part in parts] == ["a", "", "é", "", "ba"]
+    assert [part.token_ids for part in parts] == [[0], [1], [2], [3], [0]]
+    assert [part.logprobs for part in parts] == [[score(token)] for token in (0, 1, 2, 3, 0)]
+    assert [part.finish_reason for part in parts] == [None] * 4 + ["length"]
+    assert parts[0].by_token() == [parts[0]]
+
+
+def test_the_end_goes_with_the_last_token() -> None:
+    pieces = [b"a", b"b"]
+    state = RequestState(request_with(stop=("bc",)), TokenTable(pieces, pieces, 0, [False] * 2))
+    state.push(SampleOutput(0, 0, [0, 1]))
+    state.push(SampleOutput(0, 0, [], "error", error="It broke."))
+    first, last = state.take().deltas[0].by_token()
+    assert (first.text, first.finish_reason) == ("a", None)
+    assert (last.text, last.finish_reason, last.error) == ("b", "error", "It broke.")

@@ -6,31 +6,38 @@ import pytest
 
 from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.plan import FinishReason
+from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.server.blocks import Answer
+from penstock.server.resolve import Job
 from penstock.text.output_format import Parsing
 from penstock.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from support.listed_parser import THOUGHTS_AND_CALLS, ListedParser
 
 
 def output(text: str, finish: FinishReason | None = None, stop: str | None = None) -> RequestOutput:
-    delta = SampleDelta(0, text, [1, 2], None, finish, stop)
+    """Two tokens, of which the first has all of the text."""
+    delta = SampleDelta(0, text, [1, 2], None, finish, stop, ends=[len(text)] * 2)
     return RequestOutput(1, [delta], 10, 4, 42, finish is not None)
 
 
 def listed(monkeypatch: pytest.MonkeyPatch, pieces: Sequence[Sequence[Piece]] = THOUGHTS_AND_CALLS) -> Answer:
     monkeypatch.setattr("penstock.text.output_format.PlainParser", lambda: ListedParser(pieces))
-    return Answer(None)
+    return answer_of(None)
+
+
+def answer_of(parsing: Parsing | None) -> Answer:
+    return Answer(Job(prompts=[[1]], params=[SamplingParams()], parsing=parsing), None)
 
 
 def test_plain_text_is_one_block() -> None:
-    answer = Answer(None)
+    answer = answer_of(None)
     gains = [gain for text in ("Hel", "", "lo") for gain in answer.take(output(text))] + answer.end()
     (block,) = answer.blocks
     assert [(gained is block, text) for gained, text in gains] == [(True, "Hel"), (True, "lo")]
     assert (block.index, block.kind, block.text) == (0, "text", "Hello")
     assert not answer.has_calls
-    assert (answer.tokens, answer.cached_tokens, answer.seed, answer.reasoning_tokens) == (6, 4, 42, 0)
+    assert (answer.tally.tokens, answer.cached_tokens, answer.seed) == (6, 4, 42)
 
 
 def test_blocks_begin_where_the_kind_changes_and_with_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +56,7 @@ def test_blocks_begin_where_the_kind_changes_and_with_each_call(monkeypatch: pyt
         (3, ""),
         (3, "{}"),
     ]
-    assert answer.has_calls and answer.reasoning_tokens == 2
+    assert answer.has_calls
     assert len({block.call_id for block in answer.blocks[2:]}) == 2
 
 
@@ -60,22 +67,25 @@ def test_what_the_parser_held_back_comes_at_the_end(monkeypatch: pytest.MonkeyPa
 
 
 def test_an_answer_can_be_complete_before_the_engine_ends_it() -> None:
-    answer = Answer(Parsing(calls="hermes", most_calls=1))
+    answer = answer_of(Parsing(calls="hermes", most_calls=1))
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     answer.take(output(call + "more"))
-    assert answer.cut and answer.finish == "stop" and [block.kind for block in answer.blocks] == ["call"]
-    answer = Answer(Parsing(calls="hermes", most_calls=1))
-    answer.take(output(call, "length"))
-    assert not answer.cut and answer.finish == "stop"
+    assert answer.sample.cut and answer.sample.finish == "stop" and [block.kind for block in answer.blocks] == ["call"]
+    # The second token came with the first, and is no part of it.
+    assert answer.tally.tokens == 1
+    answer.take(output("more", "length"))
+    assert not answer.sample.cut and answer.sample.finish == "stop" and answer.tally.tokens == 1
 
 
 def test_how_it_ended() -> None:
-    answer = Answer(None)
+    answer = answer_of(None)
     answer.take(output("x"))
-    assert answer.finish is None
+    assert answer.sample.finish is None
     answer.take(output("", "stop", "end"))
-    assert (answer.finish, answer.stop_reason, answer.cut) == ("stop", "end", False)
+    assert (answer.sample.finish, answer.sample.stop_reason, answer.sample.cut) == ("stop", "end", False)
+    answer = answer_of(None)
     with pytest.raises(RowFailed):
         answer.take(output("", "error"))
+    answer = answer_of(None)
     with pytest.raises(EngineUnavailable):
         answer.take(output("", "abort"))

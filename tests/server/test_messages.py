@@ -64,6 +64,7 @@ def test_an_answer(served: Any) -> None:
             "cache_read_input_tokens": 4,
             "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
             "output_tokens": len(served.engine.reply),
+            "output_tokens_details": {"thinking_tokens": 0},
         },
     }
 

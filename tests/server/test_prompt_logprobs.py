@@ -11,6 +11,8 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.sse import events
 from support.tokenizers_made import add_bos, make_raw, save
 
+COLUMNS = ("tokens", "token_logprobs", "top_logprobs")
+
 
 def test_an_echo_begins_with_the_tokens_of_the_prompt(served: Any) -> None:
     choice = served.complete(echo=True, logprobs=2, max_tokens=2).json()["choices"][0]
@@ -23,7 +25,10 @@ def test_an_echo_begins_with_the_tokens_of_the_prompt(served: Any) -> None:
     assert logprobs["token_logprobs"][:3] == [None, -0.25, -0.5]
     assert logprobs["token_logprobs"][count:] == [-0.5, -0.5]
     assert logprobs["top_logprobs"][0] is None
-    assert [len(tops) for tops in logprobs["top_logprobs"][1:]] == [2] * (count + 1)
+    # A token of the prompt is the third most likely in its place, and told beside the two that were asked for.
+    assert [len(tops) for tops in logprobs["top_logprobs"][1:]] == [3] * (count - 1) + [2] * 2
+    for token, logprob, tops in list(zip(*(logprobs[name] for name in COLUMNS), strict=True))[1:]:
+        assert tops[token] == logprob
 
 
 def test_offsets_of_an_echo_point_into_the_text(served: Any) -> None:
@@ -113,7 +118,8 @@ def test_scores_of_a_conversation_stand_beside_its_choices(served: Any) -> None:
 
 def test_an_echo_has_as_many_likely_tokens_as_were_asked_for_it(served: Any) -> None:
     choice = served.complete(echo=True, logprobs=1, prompt_logprobs=3, max_tokens=0).json()["choices"][0]
-    assert [len(tops) for tops in choice["logprobs"]["top_logprobs"][1:]] == [1] * (len(choice["prompt_logprobs"]) - 1)
+    # The token itself is always among them.
+    assert [len(tops) for tops in choice["logprobs"]["top_logprobs"][1:]] == [2] * (len(choice["prompt_logprobs"]) - 1)
     assert [len(entry) for entry in choice["prompt_logprobs"][1:]] == [3] * (len(choice["prompt_logprobs"]) - 1)
 
 

@@ -1,9 +1,13 @@
 """What responses contain: text, ids, log probabilities, usage, several choices and prompts; streamed or whole."""
 
+import json
 from typing import Any
 
 import pytest
 
+from penstock.core.plan import TokenLogprobs
+from penstock.server.logprobs import CompletionLogprobs
+from penstock.text.table import TokenTable
 from support.sse import events
 
 REPLY = "Hello, wörld 👩‍🚀!"
@@ -55,7 +59,8 @@ def test_text_offsets_point_into_the_text(served: Any) -> None:
     for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
         if not token.startswith("bytes:"):
             assert choice["text"][offset:].startswith(token)
-    assert logprobs["top_logprobs"][0] == {}
+    # The token itself always has its log probability.
+    assert logprobs["top_logprobs"] == [{token: -0.5} for token in logprobs["tokens"]]
 
 
 def test_impossible_tokens_have_a_finite_logprob(served: Any) -> None:
@@ -170,3 +175,53 @@ def test_request_log_names_the_user_only_as_a_literal(served: Any, caplog: pytes
         # A request is logged when its response has been sent; the next one is answered after that.
         served.http.get("/health/live")
     assert r"user 'me\nforged line'" in caplog.text
+
+
+def test_a_chat_tells_its_prompt_beside_the_choices_streamed_or_whole(served: Any) -> None:
+    whole = served.chat(return_token_ids=True).json()
+    first, *others = events(served.chat(return_token_ids=True, stream=True).text)
+    assert first["prompt_token_ids"] == whole["prompt_token_ids"] == served.engine.calls[0].prompt
+    assert not any("prompt_token_ids" in event for event in others)
+    assert not any("prompt_token_ids" in choice for event in (whole, first) for choice in event["choices"])
+
+
+def stream_of(served: Any, path: str, **options: Any) -> list[tuple[int, dict[str, Any]]]:
+    """The size of each event in bytes, and what it says."""
+    body = {
+        "/v1/completions": {"prompt": "the fox", "max_tokens": 100},
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+        "/v1/responses": {"input": "hi"},
+    }[path]
+    lines = served.http.post(path, json={**body, "stream": True, **options}).content.split(b"\n")
+    data = [line.removeprefix(b"data: ") for line in lines if line.startswith(b"data: {")]
+    return [(len(each), json.loads(each)) for each in data]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_padding_hides_how_long_texts_are(served: Any, path: str) -> None:
+    def deltas(**options: Any) -> list[tuple[int, dict[str, Any]]]:
+        told = stream_of(served, path, **options)
+        texts = [each for each in told if each[1].get("choices") or each[1].get("type", "").endswith("delta")]
+        # The first and the last events have fields that others have not.
+        return texts[1:-1]
+
+    for options in ({}, {"stream_options": {}}, {"stream_options": {"include_obfuscation": False}}):
+        assert not any("obfuscation" in event for _, event in stream_of(served, path, **options))
+    padded = deltas(stream_options={"include_obfuscation": True})
+    assert all(event["obfuscation"] for _, event in padded)
+    assert len({len(event["obfuscation"]) for _, event in padded}) > 1
+    # But for the digits of a number, they have one size.
+    sizes = {size - len(str(event.get("sequence_number", ""))) for size, event in padded}
+    assert len(sizes) == 1 < len({size for size, _ in deltas()})
+
+
+def test_padding_needs_a_stream(served: Any) -> None:
+    asked = {"stream_options": {"include_obfuscation": True}}
+    for response in (served.chat(**asked), served.http.post("/v1/responses", json={"input": "hi", **asked})):
+        assert response.status_code == 400 and response.json()["error"]["param"] == "stream_options"
+
+
+def test_tokens_of_the_same_bytes_are_told_apart() -> None:
+    table = TokenTable([b"a", b"a", b"b"], [b"a", b"a", b"b"], 0, [False] * 3)
+    (tops,) = CompletionLogprobs(table, True).write([TokenLogprobs(1, -2.0, [0, 2], [-0.5, -1.0])])["top_logprobs"]
+    assert tops == {"token_id:0": -0.5, "b": -1.0, "a": -2.0}

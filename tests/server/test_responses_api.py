@@ -137,7 +137,6 @@ def test_reasoning_and_calls(served: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert message["content"][0]["text"] == "I look."
     assert (weather["type"], weather["name"], weather["arguments"]) == ("function_call", "weather", '{"city": "Rome"}')
     assert (time["name"], time["arguments"]) == ("time", "{}") and time["call_id"] != weather["call_id"]
-    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 1
     streamed = events(post(served, stream=True).text)
     assert [event["type"].removeprefix("response.") for event in streamed] == [
         *("created", "in_progress"),

@@ -16,6 +16,7 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
+from support.sse import events
 from support.tokenizers_made import make_raw, save
 
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
@@ -41,6 +42,12 @@ class Served:
 
     def message(self, path: str = "/v1/messages", **fields: Any) -> httpx.Response:
         return self.http.post(path, json={"messages": HI, "max_tokens": 2000, **fields})
+
+    @property
+    def prompt_opens(self) -> bool:
+        """Whether the prompt opens the block of reasoning."""
+        self.chat()
+        return self.prompt.rstrip().endswith("<think>")
 
     @property
     def params(self) -> SamplingParams:
@@ -192,3 +199,36 @@ def test_a_model_that_does_not_reason_is_not_asked_to_and_the_client_is_told(ser
 def test_budgets_of_chats_are_checked(served: Served) -> None:
     for value in (-1, 2**31, "x"):
         assert refused(served, served.chat(thinking_token_budget=value)).startswith("thinking_token_budget")
+
+
+DEEP = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+
+@pytest.mark.parametrize("shown", [True, False])
+@with_template("hybrid", "always")
+def test_usage_says_how_many_tokens_are_reasoning(served: Served, shown: bool) -> None:
+    opening = [] if served.prompt_opens else served.tokenizer.encode("<think>", False)
+    thought, answer = served.tokenizer.encode("\nHm, well.\n", False), served.tokenizer.encode("\n\nHello", False)
+    served.engine.reply = [*opening, *thought, *served.tokenizer.encode("</think>", False), *answer]
+    fields = {} if shown else {"include_reasoning": False}
+    whole = served.chat(**fields).json()
+    assert ("reasoning_content" in whole["choices"][0]["message"]) is shown
+    assert whole["usage"]["completion_tokens_details"] == {"reasoning_tokens": len(thought)}
+    usages = [event["usage"] for event in events(served.chat(**DEEP, **fields).text)]
+    assert usages[-1] == whole["usage"] == usages[-2]
+    counts = [usage["completion_tokens_details"]["reasoning_tokens"] for usage in usages]
+    assert counts == sorted(counts) and counts[-1] == len(thought)
+    # Where reasoning is not told, no event comes meanwhile.
+    assert not shown or len(set(counts)) > 3
+    message = served.message().json()["usage"]
+    assert message["output_tokens_details"] == {"thinking_tokens": len(thought)}
+    response = served.http.post("/v1/responses", json={"input": "hi"}).json()["usage"]
+    assert response["output_tokens_details"] == {"reasoning_tokens": len(thought)}
+
+
+@with_template("never", "hybrid")
+def test_no_token_is_reasoning_where_there_is_none(served: Served) -> None:
+    served.engine.reply = served.tokenizer.encode("Hello", False)
+    assert served.chat().json()["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    completion = served.http.post("/v1/completions", json={"prompt": "hi"}).json()
+    assert completion["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}

@@ -41,7 +41,7 @@ class SampleDelta(msgspec.Struct):
 
     Text lags behind ids where a character or a possible stop string is not complete. `finish_reason` is set on the
     sample's last delta, and only there; where it is "error", `error` says why, and `code` names the class of that where
-    it is another than RowFailed.
+    it is another than RowFailed. `ends` has for each token how many characters of the text had come with it.
     """
 
     index: int
@@ -52,6 +52,27 @@ class SampleDelta(msgspec.Struct):
     stop_reason: int | str | None = None
     error: str | None = None
     code: str | None = None
+    ends: list[int] = []
+
+    def by_token(self) -> list["SampleDelta"]:
+        """The same as a delta for each token; the last one has the end."""
+        if len(self.token_ids) < 2:
+            return [self]
+        places = [0, *self.ends[:-1], len(self.text)]
+        parts = [
+            SampleDelta(self.index, self.text[start:end], [token], ends=[end - start])
+            for token, start, end in zip(self.token_ids, places[:-1], places[1:], strict=True)
+        ]
+        for part, logprobs in zip(parts, self.logprobs or (), strict=False):
+            part.logprobs = [logprobs]
+        last = parts[-1]
+        last.finish_reason, last.stop_reason, last.error, last.code = (
+            self.finish_reason,
+            self.stop_reason,
+            self.error,
+            self.code,
+        )
+        return parts
 
     def check(self) -> None:
         """Raise RowFailed, StepOutOfMemory or EngineUnavailable where the sample has failed."""

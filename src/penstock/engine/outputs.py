@@ -84,15 +84,27 @@ class _SampleState:
             if delta.logprobs is None:
                 delta.logprobs = []
             delta.logprobs += event.logprobs
-        if self._detokenizer is not None:
-            by_token = event.finish == "stop" and not isinstance(event.stop_reason, str)
-            by_token = by_token and bool(event.tokens) and event.tokens[-1] in self._ends
-            delta.text += self._detokenizer.advance(event.tokens, event.finish, by_token)
+        self._add_text(delta, event)
         if event.finish is not None:
             delta.finish_reason = event.finish
             delta.stop_reason = event.stop_reason
             delta.error = event.error
             delta.code = event.code
+
+    def _add_text(self, delta: SampleDelta, event: SampleOutput) -> None:
+        """Give the delta the text of an event's tokens that can be shown now."""
+        detokenizer, tokens = self._detokenizer, event.tokens
+        if detokenizer is None:
+            delta.ends += [0] * len(tokens)
+            return
+        by_token = event.finish == "stop" and not isinstance(event.stop_reason, str)
+        by_token = by_token and bool(tokens) and tokens[-1] in self._ends
+        for token in tokens[:-1]:
+            delta.text += detokenizer.advance((token,), None)
+            delta.ends.append(len(delta.text))
+        delta.text += detokenizer.advance(tokens[-1:], event.finish, by_token)
+        if tokens:
+            delta.ends.append(len(delta.text))
 
 
 class RequestState:

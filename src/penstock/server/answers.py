@@ -34,6 +34,12 @@ class PromptTokensDetails(msgspec.Struct, forbid_unknown_fields=True):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct, forbid_unknown_fields=True):
+    """How many of the output tokens are reasoning, shown or not, without the marks around it."""
+
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct, forbid_unknown_fields=True):
     """Tokens of a request."""
 
@@ -41,6 +47,7 @@ class Usage(msgspec.Struct, forbid_unknown_fields=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class TokenLogprob(msgspec.Struct, forbid_unknown_fields=True):
@@ -158,11 +165,13 @@ class ChatChunkChoice(msgspec.Struct, forbid_unknown_fields=True):
     stop_reason: int | str | None | msgspec.UnsetType = msgspec.UNSET
     seed: int | msgspec.UnsetType = msgspec.UNSET
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, forbid_unknown_fields=True):
-    """One event of a streamed chat; the last one, where usage is asked for, has no choices."""
+    """One event of a streamed chat; the last one, where usage is asked for, has no choices.
+
+    The first event of each choice has the prompt's ids, where they are asked for.
+    """
 
     id: str
     object: Literal["chat.completion.chunk"]
@@ -170,6 +179,8 @@ class ChatChunk(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     choices: list[ChatChunkChoice]
     seed: int | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    obfuscation: str | msgspec.UnsetType = msgspec.UNSET
     service_tier: str | msgspec.UnsetType = msgspec.UNSET
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
 
@@ -232,6 +243,7 @@ class CompletionChunk(msgspec.Struct, forbid_unknown_fields=True):
     model: str
     choices: list[CompletionChunkChoice]
     seed: int | msgspec.UnsetType = msgspec.UNSET
+    obfuscation: str | msgspec.UnsetType = msgspec.UNSET
     service_tier: str | msgspec.UnsetType = msgspec.UNSET
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
 

@@ -239,17 +239,16 @@ def batch_endpoints(service: Service) -> dict[str, BatchEndpoint]:
 
         return read
 
-    table = None if service.tokenizer is None else service.tokenizer.table
     return {
         "/v1/completions": BatchEndpoint(
             "completions",
             resolving(lambda body, reader: resolver.completion(parse_completion(body, reader), engine.model)),
-            lambda job: ResponseWriter(COMPLETION, job, engine.model.name, table),
+            lambda job: ResponseWriter(COMPLETION, job, engine.model.name, service.table),
         ),
         "/v1/chat/completions": BatchEndpoint(
             "chat",
             resolving(lambda body, reader: resolver.chat(parse_chat(body, reader), engine.model)),
-            lambda job: ResponseWriter(CHAT, job, engine.model.name, table),
+            lambda job: ResponseWriter(CHAT, job, engine.model.name, service.table),
         ),
         "/v1/embeddings": BatchEndpoint(
             "embeddings",

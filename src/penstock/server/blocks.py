@@ -4,11 +4,12 @@ from collections.abc import Iterable
 from typing import Literal
 
 from penstock.core.events import KeptTokens
-from penstock.core.plan import FinishReason
 from penstock.engine.interface import RequestOutput
 from penstock.server.resolve import Job
+from penstock.server.sample import Sample, Tally, sample_of
 from penstock.text.output_format import Parsing
 from penstock.text.pieces import CallArguments, CallStart, Piece, Reasoning
+from penstock.text.table import TokenTable
 
 Kind = Literal["text", "reasoning", "call"]
 
@@ -49,22 +50,21 @@ class Answer:
 
     Attributes:
         blocks: what has come.
-        tokens, reasoning_tokens, cached_tokens: of the output, of its reasoning, and of the prompt in the cache.
+        tally: how many tokens it has.
+        sample: how it ended.
+        cached_tokens: of the prompt, in the cache.
         kept: what became of the prompt's prefixes that the request wants kept; None before it is known.
         seed: what its randomness follows from.
-        finish, stop_reason: how it ended.
-        cut: it is complete although the engine goes on with it.
     """
 
-    def __init__(self, parsing: Parsing | None) -> None:
+    def __init__(self, job: Job, table: TokenTable | None) -> None:
         self.blocks: list[Block] = []
-        self.tokens = self.reasoning_tokens = self.cached_tokens = 0
+        self.tally = Tally()
+        self.sample: Sample = sample_of(job, 0, table, self.tally)
+        self.cached_tokens = 0
         self.kept: KeptTokens | None = None
         self.seed: int | None = None
-        self.finish: FinishReason | None = None
-        self.stop_reason: int | str | None = None
-        self.cut = False
-        self._parsing = parsing or Parsing()
+        self._parsing = job.parsing or Parsing()
         self._parser = self._parsing.parser()
 
     def take(self, output: RequestOutput) -> list[Gain]:
@@ -75,16 +75,10 @@ class Answer:
         self.cached_tokens, self.kept, self.seed = output.cached_tokens, output.kept, output.seed
         gains: list[Gain] = []
         for delta in output.deltas:
-            delta.check()
-            gains += self._add(self._parser.feed(delta.text))
-            self.tokens += len(delta.token_ids)
-            if self.blocks and self.blocks[-1].kind == "reasoning":
-                self.reasoning_tokens += len(delta.token_ids)
-            self.finish, self.stop_reason = delta.finish_reason, delta.stop_reason
-            if self._parser.done:
-                # Whatever came behind it in the same output is no part of the answer.
-                self.cut = self.finish is None
-                self.finish, self.stop_reason = "stop", None
+            for part in self.sample.parts(delta):
+                gains += self._add(self._parser.feed(part.text))
+                if self._parser.done:
+                    self.sample.complete()
         return gains
 
     def end(self) -> list[Gain]:
@@ -125,24 +119,24 @@ class Answer:
 class AnswerWriter:
     """The part of a `Writer` that is the same in every dialect which tells an answer in blocks."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, table: TokenTable | None) -> None:
         self._job = job
-        self._answer = Answer(job.parsing)
+        self._answer = Answer(job, table)
 
     @property
     def completion_tokens(self) -> int:
         """Output tokens so far."""
-        return self._answer.tokens
+        return self._answer.tally.tokens
 
     @property
     def enough(self) -> bool:
         """Whether the answer is complete although the engine goes on with it."""
-        return self._answer.cut
+        return self._answer.sample.cut
 
     @property
     def cut(self) -> int:
         """How many samples are complete although the engine goes on with them."""
-        return int(self._answer.cut)
+        return int(self._answer.sample.cut)
 
     def add(self, output: RequestOutput) -> None:
         """Collect an output for `body`. Raises where the sample has failed."""

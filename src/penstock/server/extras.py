@@ -13,6 +13,8 @@ MAX_TIMEOUT = 86400.0 * 365
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
 # What the tiers of OpenAI's API are as priorities, of which lower ones run first.
 TIERS = {"auto": 0, "default": 0, "flex": 1, "priority": -1}
+# What "auto" comes to, and what an answer says in its place.
+_AUTOMATIC_TIER = "default"
 
 
 def check_extras(fields: CommonFields | EmbeddingFields) -> None:
@@ -49,6 +51,11 @@ def _check_tier(fields: CommonFields) -> None:
         raise InvalidParameter("service_tier", f"{tier[:40]!r} is not one of {', '.join(TIERS)}.")
     if fields.priority is not None:
         raise InvalidParameter("service_tier", "cannot be combined with priority; send one of them.")
+
+
+def told_tier(tier: str | None) -> str | None:
+    """The tier that a request was served in, as its answer says it; None where it asked for none."""
+    return _AUTOMATIC_TIER if tier == "auto" else tier
 
 
 def _check_stream_options(fields: CommonFields) -> None:

@@ -39,7 +39,7 @@ class ChatLogprobs:
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         piece = b"" if self._table is None else self._table.piece(token)
         if not piece:
-            return {"token": f"token_id:{token}", "logprob": max(logprob, _IMPOSSIBLE), "bytes": None}
+            return {"token": _by_id(token), "logprob": max(logprob, _IMPOSSIBLE), "bytes": None}
         text = piece.decode("utf-8", "replace")
         return {"token": text, "logprob": max(logprob, _IMPOSSIBLE), "bytes": list(piece)}
 
@@ -83,18 +83,32 @@ class CompletionLogprobs:
         return {name: echoed.get(name, []) + values for name, values in written.items()}
 
     def _tops(self, entry: TokenLogprobs, top: int) -> dict[str, float]:
-        best = zip(entry.top_tokens[:top], entry.top_logprobs[:top], strict=True)
-        return {self._name(token): max(logprob, _IMPOSSIBLE) for token, logprob in best}
+        """The `top` most likely tokens, and the token itself where it is none of them."""
+        likely = dict(zip(entry.top_tokens[:top], entry.top_logprobs[:top], strict=True))
+        likely.setdefault(entry.token, entry.logprob)
+        own = self._name(entry.token)
+        named: dict[str, float] = {}
+        for token, logprob in likely.items():
+            name = self._name(token)
+            # Several ids can have the same bytes. The text is the token's own, the others go by their ids.
+            if name in named or (name == own and token != entry.token):
+                name = _by_id(token)
+            named[name] = max(logprob, _IMPOSSIBLE)
+        return named
 
     def _name(self, token: int) -> str:
-        """A token as text that no other token has: bytes that are not UTF-8 are spelled out, as OpenAI does."""
+        """A token as text: bytes that are not UTF-8 are spelled out, as OpenAI does."""
         piece = b"" if self._table is None else self._table.piece(token)
         if not piece:
-            return f"token_id:{token}"
+            return _by_id(token)
         try:
             return piece.decode("utf-8")
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _by_id(token: int) -> str:
+    return f"token_id:{token}"
 
 
 def _offsets(table: TokenTable | None, text: str, tokens: Sequence[int]) -> list[int]:

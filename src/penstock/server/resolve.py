@@ -12,7 +12,7 @@ from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.chat_output import ChatOutput, resolve_output
 from penstock.server.effort import variables_of
-from penstock.server.extras import MAX_NAME_LENGTH, check_extras, standing_of
+from penstock.server.extras import MAX_NAME_LENGTH, check_extras, standing_of, told_tier
 from penstock.server.history import conversation_of, said_in
 from penstock.server.parsing import in_terms_of
 from penstock.server.schema import (
@@ -53,7 +53,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         params: for each prompt the parameters, `max_tokens` resolved; none where vectors are asked for.
         user, metadata: whose it is, for the log.
         timeout: seconds from its arrival in which it has to be finished, if the client asks for that.
-        service_tier: as it was asked for, to be repeated in the response.
+        service_tier: the tier that was asked for, as the response says it.
         keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
         pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
         echo: text to put before each prompt's outputs.
@@ -64,6 +64,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         ignored: names of the request's fields that have no effect.
         stream, include_usage, return_token_ids: how the response is written.
         continuous_usage: whether every event has the usage so far; only with include_usage.
+        obfuscated: whether streamed events are padded, so that their sizes tell less of their texts.
     """
 
     prompts: list[list[int]]
@@ -85,6 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    obfuscated: bool = False
     return_token_ids: bool = False
 
     @property
@@ -269,7 +271,7 @@ class Resolver:
             timeout=fields.timeout,
             user=fields.user,
             metadata=fields.metadata,
-            service_tier=fields.service_tier,
+            service_tier=told_tier(fields.service_tier),
             echo=echo,
             prompt_logprobs=fields.prompt_logprobs,
             values=_prompt_logprobs(prompts, params[0].n, scored),
@@ -278,6 +280,7 @@ class Resolver:
             stream=stream,
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.continuous_usage_stats),
+            obfuscated=bool(options.include_obfuscation),
             return_token_ids=bool(fields.return_token_ids),
         )
 

@@ -68,6 +68,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ from penstock.server.request_ids import caller_of, client_id_of
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
 from penstock.server.tenants import job_of, tenant_of
+from penstock.text.table import TokenTable
 from penstock.text.template_budget import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer
 
@@ -70,6 +71,11 @@ class Service:
     def reader(self) -> FieldReader:
         """What reads the fields of one request."""
         return FieldReader(self._unknown_fields)
+
+    @property
+    def table(self) -> TokenTable | None:
+        """The bytes of each token; None without a tokenizer."""
+        return None if self.tokenizer is None else self.tokenizer.table
 
     async def read(self, request: Request) -> bytes:
         """A request's body. Raises EngineUnavailable before there is an engine, RequestError for what is no JSON."""

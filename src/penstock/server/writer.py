@@ -15,7 +15,9 @@ from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.server.chat_message import ChatMessage
 from penstock.server.errors import OPENAI, ErrorForm, error_body
 from penstock.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_logprobs
+from penstock.server.obfuscation import padding
 from penstock.server.resolve import Job
+from penstock.server.sample import Sample, Tally, sample_of
 from penstock.text.table import TokenTable
 
 DONE = b"data: [DONE]\n\n"
@@ -57,9 +59,12 @@ COMPLETION = Shape(
 class _Choice:
     """What has been written, or collected, of one sample of one prompt."""
 
-    def __init__(self, index: int, prompt: int, echo: str, logprob_writer: LogprobWriter | None) -> None:
+    def __init__(
+        self, index: int, prompt: int, sample: Sample, echo: str, logprob_writer: LogprobWriter | None
+    ) -> None:
         self.index = index
         self.prompt = prompt
+        self.sample = sample
         self.prefix = b""
         self.started = False
         self.text = [echo] if echo else []
@@ -67,13 +72,14 @@ class _Choice:
         self.logprobs: list[TokenLogprobs] = []
         self.logprob_writer = logprob_writer
         self.seed: int | None = None
-        self.finish: str | None = None
-        self.stop_reason: int | str | None = None
         # The message that is cut into pieces, where it is; else all text is content.
         self.message: ChatMessage | None = None
-        # Nothing more is told of it; `cut`: although the engine goes on with it.
-        self.ended = False
-        self.cut = False
+
+    @property
+    def finish(self) -> str | None:
+        """Why it ended, as the API has it; None while it goes on."""
+        called = self.message is not None and self.message.has_calls
+        return "tool_calls" if called and self.sample.finish == "stop" else self.sample.finish
 
 
 class ResponseWriter:
@@ -81,7 +87,6 @@ class ResponseWriter:
 
     Attributes:
         id: the response's id.
-        completion_tokens: tokens of all choices so far.
         errors: how an error before any output is written.
     """
 
@@ -89,12 +94,12 @@ class ResponseWriter:
 
     def __init__(self, shape: Shape, job: Job, model: str, table: TokenTable | None) -> None:
         self.id = shape.id_prefix + uuid.uuid4().hex
-        self.completion_tokens = 0
         self._shape = shape
         self._job = job
         self._model = model
         self._table = table
         self._created = int(time.time())
+        self._tally = Tally()
         self._cached: dict[int, int] = {}
         self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
         self._head = b""
@@ -110,20 +115,18 @@ class ResponseWriter:
         """
         if not self._head:
             self._begin(output)
-        self._count(output)
-        if self._job.continuous_usage:
-            self._end_events_with(b',"usage":' + _encode(self._usage()))
-        events = b""
+        self._note(output)
+        events: list[bytes] = []
         for delta in output.deltas:
             choice = self._choices[delta.index]
-            choice.seed = output.seed
-            if choice.ended:
-                choice.cut = choice.cut and delta.finish_reason is None
-            elif choice.message is not None:
-                events += self._message_events(choice, choice.message, delta)
-            else:
-                events += self._event(choice, delta)
-        return events
+            for part in choice.sample.parts(delta):
+                if self._job.continuous_usage:
+                    self._end_events_with(b',"usage":' + _encode(self._usage()))
+                if choice.message is not None:
+                    events += self._message_events(choice, choice.message, part)
+                else:
+                    events += self._events(choice, part)
+        return b"".join(map(_padded, events) if self._job.obfuscated else events)
 
     def end(self) -> bytes:
         """What follows the last output of a stream."""
@@ -140,31 +143,32 @@ class ResponseWriter:
 
         Raises RowFailed, StepOutOfMemory or EngineUnavailable where a sample has failed.
         """
-        self._count(output)
+        self._note(output)
         for delta in output.deltas:
             choice = self._choices[delta.index]
-            choice.seed = output.seed
-            if choice.ended:
-                choice.cut = choice.cut and delta.finish_reason is None
-                continue
-            delta.check()
-            if choice.message is None:
-                choice.text.append(delta.text)
-            else:
-                choice.message.add(delta.text, ended=delta.finish_reason is not None)
-            choice.token_ids += delta.token_ids
-            choice.logprobs += delta.logprobs or ()
-            self._end_choice(choice, delta)
+            for part in choice.sample.parts(delta):
+                if choice.message is None:
+                    choice.text.append(part.text)
+                else:
+                    choice.message.add(part.text, ended=part.finish_reason is not None)
+                    self._end_if_done(choice, choice.message)
+                choice.token_ids += part.token_ids
+                choice.logprobs += part.logprobs or ()
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return self._tally.tokens
 
     @property
     def enough(self) -> bool:
         """Whether the response is complete although the engine goes on with some of its choices."""
-        return self.cut > 0 and all(choice.ended for choice in self._choices)
+        return self.cut > 0 and all(choice.sample.finish is not None for choice in self._choices)
 
     @property
     def cut(self) -> int:
         """How many choices are complete although the engine goes on with them."""
-        return sum(choice.cut for choice in self._choices)
+        return sum(choice.sample.cut for choice in self._choices)
 
     def body(self) -> bytes:
         """The whole response."""
@@ -198,7 +202,8 @@ class ResponseWriter:
                 if self._shape.is_chat
                 else CompletionLogprobs(self._table, params.skip_special_tokens, len(echo))
             )
-        choice = _Choice(prompt * params.n + sample, prompt, echo, writer)
+        told = sample_of(self._job, prompt, self._table, self._tally)
+        choice = _Choice(prompt * params.n + sample, prompt, told, echo, writer)
         if self._job.parsing is not None:
             choice.message = ChatMessage(self._job.parsing)
         return choice
@@ -223,63 +228,50 @@ class ResponseWriter:
         for choice in self._choices:
             choice.prefix = self._head + b'{"index":%d' % choice.index
 
-    def _count(self, output: RequestOutput) -> None:
+    def _note(self, output: RequestOutput) -> None:
+        """Take what an output says of its request."""
         # By prompt, and not by request: another engine computes the same one under another id.
         prompt = self._choices[output.deltas[0].index].prompt
         self._cached[prompt] = output.cached_tokens
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[prompt] = output.prompt_logprobs
         for delta in output.deltas:
-            if not self._choices[delta.index].ended:
-                self.completion_tokens += len(delta.token_ids)
+            self._choices[delta.index].seed = output.seed
 
-    def _event(self, choice: _Choice, delta: SampleDelta) -> bytes:
+    def _events(self, choice: _Choice, delta: SampleDelta) -> list[bytes]:
+        """The event of a choice whose text is content, if there is anything to tell."""
         text, shape = delta.text, self._shape
         if choice.started and self._is_plain(choice, delta):
             # The common case, and the one that has to be cheap.
-            return choice.prefix + shape.text + _encode(text) + self._plain_tail if text else b""
-        if delta.finish_reason is not None:
-            delta.check()
-            self._end_choice(choice, delta)
-        opening = shape.text
+            return [choice.prefix + shape.text + _encode(text) + self._plain_tail] if text else []
+        opening, tail = shape.text, self._tail_of(choice)
         if not choice.started:
             opening, text = shape.first_text, "".join(choice.text) + text
-        return b"".join(
-            (choice.prefix, opening, _encode(text), shape.after_text, self._rest(choice, delta), self._tail)
-        )
+        return [b"".join((choice.prefix, opening, _encode(text), shape.after_text, self._rest(choice, delta), tail))]
 
-    def _message_events(self, choice: _Choice, message: ChatMessage, delta: SampleDelta) -> bytes:
+    def _message_events(self, choice: _Choice, message: ChatMessage, delta: SampleDelta) -> list[bytes]:
         """The events of a chat's choice whose text is cut into pieces: one for each, the last with all that is new."""
-        if delta.finish_reason is not None:
-            delta.check()
         parts = message.deltas(delta.text, ended=delta.finish_reason is not None)
-        self._end_choice(choice, delta)
-        events = [choice.prefix, b',"delta":{']
-        if choice.started and not choice.ended and self._is_plain(choice, delta):
-            return b"".join(b"".join((*events, part, self._plain_tail)) for part in parts)
+        self._end_if_done(choice, message)
+        head = choice.prefix + b',"delta":{'
+        if choice.started and choice.sample.finish is None and self._is_plain(choice, delta):
+            return [head + part + self._plain_tail for part in parts]
         *others, last = parts or [b""]
-        whole = b""
+        events = []
         for part in others:
-            whole += b"".join(
-                (*events, part, b'},"logprobs":null,"finish_reason":null', self._opening(choice), self._tail)
-            )
-        return whole + b"".join((*events, last, b"}", self._rest(choice, delta), self._tail))
+            tail = self._tail_of(choice)
+            events.append(head + part + b'},"logprobs":null,"finish_reason":null' + self._opening(choice) + tail)
+        tail = self._tail_of(choice)
+        return [*events, head + last + b"}" + self._rest(choice, delta) + tail]
 
     def _is_plain(self, choice: _Choice, delta: SampleDelta) -> bool:
         """Whether an event says nothing beside its text."""
         return delta.finish_reason is None and choice.logprob_writer is None and not self._job.return_token_ids
 
-    def _end_choice(self, choice: _Choice, delta: SampleDelta) -> None:
-        """Note that a choice has ended, if it has: the engine says so, or its message is complete."""
-        choice.finish, choice.stop_reason = delta.finish_reason, delta.stop_reason
-        message = choice.message
-        if message is not None and message.done:
-            # Whatever came behind it in the same output is no part of the answer.
-            choice.cut = choice.finish is None
-            choice.finish, choice.stop_reason = "stop", None
-        if message is not None and message.has_calls and choice.finish == "stop":
-            choice.finish = "tool_calls"
-        choice.ended = choice.finish is not None
+    @staticmethod
+    def _end_if_done(choice: _Choice, message: ChatMessage) -> None:
+        if message.done:
+            choice.sample.complete()
 
     def _opening(self, choice: _Choice) -> bytes:
         """What only the first event of a choice says."""
@@ -287,9 +279,15 @@ class ResponseWriter:
             return b""
         choice.started = True
         opening = b',"seed":' + _encode(choice.seed)
-        if self._job.return_token_ids:
+        if self._job.return_token_ids and not self._shape.is_chat:
             opening += b',"prompt_token_ids":' + _encode(self._job.prompts[choice.prompt])
         return opening
+
+    def _tail_of(self, choice: _Choice) -> bytes:
+        """What ends the choice's next event. A chat's prompt is told beside the choices, as in whole responses."""
+        if choice.started or not (self._job.return_token_ids and self._shape.is_chat):
+            return self._tail
+        return b'}],"prompt_token_ids":' + _encode(self._job.prompts[0]) + self._tail.removeprefix(b"}]")
 
     def _rest(self, choice: _Choice, delta: SampleDelta) -> bytes:
         """What an event says behind its text."""
@@ -300,8 +298,8 @@ class ResponseWriter:
         logprobs = None
         if choice.logprob_writer is not None and (delta.logprobs or echoed):
             logprobs = choice.logprob_writer.write(delta.logprobs or ())
-        if choice.ended:
-            rest += b',"stop_reason":' + _encode(choice.stop_reason)
+        if choice.sample.finish is not None:
+            rest += b',"stop_reason":' + _encode(choice.sample.stop_reason)
         return b',"logprobs":%b,"finish_reason":%b%b' % (_encode(logprobs), _encode(choice.finish), rest)
 
     def _whole(self, choice: _Choice) -> dict[str, Any]:
@@ -316,7 +314,7 @@ class ResponseWriter:
             result["text"] = text
         writer = choice.logprob_writer
         result["logprobs"] = None if writer is None else writer.write(choice.logprobs)
-        result |= {"finish_reason": choice.finish, "stop_reason": choice.stop_reason, "seed": choice.seed}
+        result |= {"finish_reason": choice.finish, "stop_reason": choice.sample.stop_reason, "seed": choice.seed}
         if self._job.return_token_ids:
             result["token_ids"] = choice.token_ids
             if not self._shape.is_chat:
@@ -347,4 +345,10 @@ class ResponseWriter:
             "completion_tokens": self.completion_tokens,
             "total_tokens": prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            "completion_tokens_details": {"reasoning_tokens": self._tally.reasoning_tokens},
         }
+
+
+def _padded(event: bytes) -> bytes:
+    """The event with a field that hides how long its text is."""
+    return b'%b,"obfuscation":"%b"}\n\n' % (event[:-3], padding(len(event)).encode())

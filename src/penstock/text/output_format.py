@@ -13,6 +13,8 @@ from penstock.text.calls.tagged import GLM, QWEN
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.pieces import OutputParser, PlainParser
 from penstock.text.reasoning import THINK_CLOSER, THINK_OPENER, Before, ReasoningParser, thought_rules
+from penstock.text.reasoning_count import ReasoningCount
+from penstock.text.table import TokenStream
 from penstock.text.tokenizer import Tokenizer
 
 TOOL_CALL_PARSERS = ("auto", "none", *PARSERS)
@@ -47,6 +49,13 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
         if not self.reasoning:
             return inner
         return ReasoningParser(inner, opened=self.reasoning_opened, shown=self.reasoning_shown)
+
+    def reasoning_count(self, stream: TokenStream) -> ReasoningCount | None:
+        """What counts one sample's tokens of reasoning, told or not; None where there can be none.
+
+        `stream` gives the sample's text.
+        """
+        return ReasoningCount(stream, opened=self.reasoning_opened) if self.reasoning else None
 
     def call_id(self) -> str:
         """A new identifier of a call. Templates of Mistral's models accept none but those of nine characters."""

@@ -18,6 +18,10 @@ class ReasoningParser:
     """`<think>...</think>` at the answer's beginning is reasoning; another parser cuts what follows.
 
     A block that never ends is reasoning to the end. White space around the block, and at its edges, belongs to it.
+
+    Attributes:
+        begins, ends: where in the text, in characters, what is between the marks begins, None before it is known; and
+            how far it surely goes.
     """
 
     def __init__(self, inner: OutputParser | None = None, *, opened: bool = False, shown: bool = True) -> None:
@@ -31,6 +35,10 @@ class ReasoningParser:
         self._told = False
         self._pieces: list[Piece] = []
         self._mode: Callable[[str, int], int] = self._begin
+        # Characters of earlier texts.
+        self._fed = 0
+        self.begins: int | None = None
+        self.ends = 0
 
     @property
     def done(self) -> bool:
@@ -54,6 +62,7 @@ class ReasoningParser:
         position = 0
         while position < len(text):
             position = self._mode(text, position)
+        self._fed += len(text)
         return self._take_pieces()
 
     def finish(self) -> Sequence[Piece]:
@@ -61,6 +70,7 @@ class ReasoningParser:
         if self._mode == self._think or (self._mode == self._begin and self._opened):
             if self._partial:
                 self._tell(self._partial)
+            self.begins, self.ends = self.begins or 0, self._fed
         elif self._mode == self._begin:
             self._pieces += self._inner.feed("".join(self._space) + self._partial)
         self._partial, self._mode = "", self._answer
@@ -80,9 +90,11 @@ class ReasoningParser:
             self._partial = partial
             if partial == THINK_OPENER:
                 self._enter()
+                self.begins = self.ends = self._fed + position + 1
             return position + 1
         if self._opened:
             self._mode = self._think
+            self.begins = 0
             self._space.clear()
         else:
             self._mode = self._answer
@@ -98,8 +110,10 @@ class ReasoningParser:
     def _think(self, text: str, position: int) -> int:
         """Inside of the block."""
         seen = self._partial + text[position:]
+        start = self._fed + position - len(self._partial)
         where = seen.find(THINK_CLOSER)
         if where >= 0:
+            self.ends = start + where
             taken = where + len(THINK_CLOSER) - len(self._partial)
             self._partial = ""
             self._tell(seen[:where].rstrip(_SPACE))
@@ -108,6 +122,7 @@ class ReasoningParser:
             return position + taken
         cut = len(seen) - beginning_at_end(seen, THINK_CLOSER)
         self._partial = seen[cut:]
+        self.ends = start + cut
         shown = seen[:cut].rstrip(_SPACE)
         self._tell(shown)
         if len(shown) < cut:

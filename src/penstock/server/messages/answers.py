@@ -41,6 +41,12 @@ class CacheCreation(msgspec.Struct, forbid_unknown_fields=True):
     ephemeral_1h_input_tokens: int
 
 
+class OutputTokensDetails(msgspec.Struct, forbid_unknown_fields=True):
+    """How many of the output tokens are reasoning, shown or not, without the marks around it."""
+
+    thinking_tokens: int
+
+
 class MessageUsage(msgspec.Struct, forbid_unknown_fields=True):
     """Tokens of a message; all three kinds of input tokens add up to the prompt."""
 
@@ -49,6 +55,7 @@ class MessageUsage(msgspec.Struct, forbid_unknown_fields=True):
     cache_creation: CacheCreation
     cache_read_input_tokens: int
     output_tokens: int
+    output_tokens_details: OutputTokensDetails
 
 
 class MessageAnswer(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="message"):

@@ -42,7 +42,7 @@ class MessagesApi:
 
     async def _prepare(self, body: bytes) -> tuple[Job, MessagesWriter]:
         job = await self._service.beside(len(body), self._resolve, body)
-        return job, MessagesWriter(job, self._service.engine.model.name)
+        return job, MessagesWriter(job, self._service.engine.model.name, self._service.table)
 
     def _resolve(self, body: bytes) -> Job:
         reader, variables = self._service.reader(), self._service.resolver.template_variables

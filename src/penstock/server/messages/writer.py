@@ -12,6 +12,7 @@ from penstock.server.errors import ANTHROPIC, ErrorForm
 from penstock.server.messages.marks import input_usage
 from penstock.server.messages.tool_input import whole_members
 from penstock.server.resolve import Job
+from penstock.text.table import TokenTable
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,8 +38,8 @@ class MessagesWriter(AnswerWriter):
 
     errors: ErrorForm = ANTHROPIC
 
-    def __init__(self, job: Job, model: str) -> None:
-        super().__init__(job)
+    def __init__(self, job: Job, model: str, table: TokenTable | None) -> None:
+        super().__init__(job, table)
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._started = False
@@ -115,20 +116,21 @@ class MessagesWriter(AnswerWriter):
         }
 
     def _stop_reason(self) -> str:
-        if self._answer.finish == "length":
+        if self._answer.sample.finish == "length":
             return "max_tokens"
         if self._stop_sequence() is not None:
             return "stop_sequence"
         return "tool_use" if self._answer.has_calls else "end_turn"
 
     def _stop_sequence(self) -> str | None:
-        stop = self._answer.stop_reason
+        stop = self._answer.sample.stop_reason
         return stop if isinstance(stop, str) else None
 
     def _usage(self) -> dict[str, Any]:
         answer, job = self._answer, self._job
         usage = input_usage(job.prompt_tokens, answer.cached_tokens, job.keep, answer.kept)
-        return usage | {"output_tokens": self.completion_tokens}
+        details = {"thinking_tokens": answer.tally.reasoning_tokens}
+        return usage | {"output_tokens": self.completion_tokens, "output_tokens_details": details}
 
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:

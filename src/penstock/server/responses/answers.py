@@ -262,6 +262,7 @@ class OutputTextDelta(_PlacedEvent, tag="response.output_text.delta"):
     content_index: int
     delta: str
     logprobs: list[Any]
+    obfuscation: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class OutputTextDone(_PlacedEvent, tag="response.output_text.done"):
@@ -277,6 +278,7 @@ class ReasoningTextDelta(_PlacedEvent, tag="response.reasoning_text.delta"):
 
     content_index: int
     delta: str
+    obfuscation: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReasoningTextDone(_PlacedEvent, tag="response.reasoning_text.done"):
@@ -290,6 +292,7 @@ class ArgumentsDelta(_PlacedEvent, tag="response.function_call_arguments.delta")
     """More of a call's arguments."""
 
     delta: str
+    obfuscation: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ArgumentsDone(_PlacedEvent, tag="response.function_call_arguments.done"):

@@ -163,7 +163,8 @@ class ResponsesApi:
         job, items = await self._service.beside(len(body) + size, self._resolve, fields, earlier, reader)
         keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
-        writer = ResponsesWriter(job, name, told_back(fields, store is not None), ToolNames(fields.tools or ()), keep)
+        back, names = told_back(fields, store is not None), ToolNames(fields.tools or ())
+        writer = ResponsesWriter(job, name, self._service.table, back, names, keep)
         return job, writer, items
 
     async def _earlier(self, fields: InputFields, owner: str) -> tuple[list[StoredResponse], int]:

@@ -47,9 +47,6 @@ RULES: Rules = {
     "prompt_cache_options": schema.RULES["prompt_cache_options"],
     "prompt_cache_retention": schema.RULES["prompt_cache_retention"],
     "safety_identifier": schema.RULES["safety_identifier"],
-    "stream_options": Refused(
-        "nothing is ever added to hide lengths; leave it out.", ({}, {"include_obfuscation": False})
-    ),
     "top_logprobs": Refused("is not supported yet; leave it out.", (0,)),
     "truncation": Refused('only "disabled" is supported: no prompt is truncated.', ("disabled",)),
 }
@@ -98,6 +95,12 @@ class ReasoningConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: Effort | None = None
 
 
+class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a response is streamed."""
+
+    include_obfuscation: bool | None = None
+
+
 class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/responses/input_tokens`: what the prompt is made of."""
 
@@ -125,6 +128,7 @@ class ResponsesFields(InputFields, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
+    stream_options: StreamConfig | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None

@@ -6,10 +6,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.server.conversation import Conversation
+from penstock.server.extras import told_tier
 from penstock.server.responses.items import Item, add_items
 from penstock.server.responses.schema import FunctionTool, InputFields, NamedFunction, NamespaceTool, ResponsesFields
 from penstock.server.responses.tools import ToolNames
-from penstock.server.schema import ChatFields
+from penstock.server.schema import ChatFields, StreamOptions
 from penstock.server.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 
 # Which fields those of chats are made from.
@@ -38,6 +39,7 @@ def chat_of_response(fields: ResponsesFields, earlier: Iterable[Item], items: It
         stop=fields.stop,
         ignore_eos=fields.ignore_eos,
         stream=fields.stream,
+        stream_options=_stream_options(fields),
         user=fields.user,
         metadata=fields.metadata,
         priority=fields.priority,
@@ -71,6 +73,12 @@ def chat_of_input(fields: InputFields, earlier: Iterable[Item], items: Iterable[
     )
 
 
+def _stream_options(fields: ResponsesFields) -> StreamOptions | None:
+    """Only what asks for something: chats refuse others where nothing is streamed."""
+    asked = fields.stream_options is not None and fields.stream_options.include_obfuscation
+    return StreamOptions(include_obfuscation=True) if asked else None
+
+
 def _response_format(fields: InputFields) -> dict[str, Any] | None:
     """What chats have in an object of its own stands beside the type here."""
     given = None if fields.text is None else fields.text.format
@@ -98,7 +106,7 @@ def told_back(fields: ResponsesFields, kept: bool) -> dict[str, Any]:
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
         "reasoning": {"effort": None if fields.reasoning is None else fields.reasoning.effort, "summary": None},
-        "service_tier": fields.service_tier or "default",
+        "service_tier": told_tier(fields.service_tier) or "default",
         "store": kept,
         "text": {"format": text_format or {"type": "text"}},
         "tool_choice": fields.tool_choice or "auto",

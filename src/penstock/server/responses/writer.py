@@ -11,8 +11,10 @@ from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
 from penstock.server.blocks import AnswerWriter, Block, Gain
 from penstock.server.errors import OPENAI, ErrorForm
+from penstock.server.obfuscation import padding
 from penstock.server.resolve import Job
 from penstock.server.responses.tools import ToolNames
+from penstock.text.table import TokenTable
 
 _encode = msgspec.json.Encoder().encode
 
@@ -47,12 +49,13 @@ class ResponsesWriter(AnswerWriter):
         self,
         job: Job,
         model: str,
+        table: TokenTable | None,
         told_back: dict[str, Any],
         names: ToolNames,
         keep: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         """`told_back` are the fields that say what was asked; `keep` is called with the response when it has ended."""
-        super().__init__(job)
+        super().__init__(job, table)
         self.id = f"resp_{uuid.uuid4().hex}"
         self.ended = False
         self._model = model
@@ -126,7 +129,7 @@ class ResponsesWriter(AnswerWriter):
         if self._error is not None:
             self._status = "failed"
         elif not self._cancelled:
-            self._status = "incomplete" if self._answer.finish == "length" else "completed"
+            self._status = "incomplete" if self._answer.sample.finish == "length" else "completed"
         response = self.response()
         self.ended = True
         if self._keep is not None:
@@ -146,7 +149,8 @@ class ResponsesWriter(AnswerWriter):
                 self._close(events)
                 self._open_item(events, block)
             if text:
-                events.append(self._text_event(block, "delta", delta=text))
+                hidden = {"obfuscation": padding(len(_encode(text)))} if self._job.obfuscated else {}
+                events.append(self._text_event(block, "delta", delta=text, **hidden))
 
     def _open_item(self, events: list[bytes], block: Block) -> None:
         self._open = block
@@ -211,7 +215,7 @@ class ResponsesWriter(AnswerWriter):
             "input_tokens": prompt_tokens,
             "input_tokens_details": {"cached_tokens": self._answer.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": self.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._answer.reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self._answer.tally.reasoning_tokens},
             "total_tokens": prompt_tokens + self.completion_tokens,
         }
 
