@@ -23,6 +23,7 @@ from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.engine.journal import Journal
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineProcess
+from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer
 
@@ -211,7 +212,11 @@ class LLM:
         if len(each) != len(batch):
             raise InvalidParameter("params", f"{len(each)} given for {len(batch)} prompts; give one, or one for each.")
         requests = [
-            self._intake.request(prompt_tokens(prompt, self.tokenizer), chosen, Standing(priority=priority))
+            self._intake.request(
+                prompt_tokens(prompt, self.tokenizer),
+                with_words_as_ids(chosen, self.tokenizer),
+                Standing(priority=priority),
+            )
             for prompt, chosen in zip(batch, each, strict=True)
         ]
         return [_completion(state) for state in self._run(requests)]
@@ -345,7 +350,8 @@ class AsyncEngine:
         """
         ids = prompt_tokens(prompt, self.tokenizer)
         standing = Standing(priority=priority, tenant=tenant, weight=weight, cache_salt=cache_salt)
-        return self._engine.generate(ids, params or self.defaults.params(), standing=standing, follow=follow)
+        params = with_words_as_ids(params or self.defaults.params(), self.tokenizer)
+        return self._engine.generate(ids, params, standing=standing, follow=follow)
 
     async def embed(
         self, prompt: Prompt, pooling: Pooling = "last", *, priority: int = 0, cache_salt: str = ""

@@ -26,6 +26,9 @@ REFUSED = {
     "stop_token_ids": [[-1], [2**31], list(range(1025)), ["a"], 5, True, "12"],
     "kept_special_tokens": [[-1], list(range(1025)), 5, "12"],
     "logit_bias": [{1: 101.0}, {1: math.nan}, {-1: 0.0}, dict.fromkeys(range(1025), 0.0), [1], 5, "a"],
+    "allowed_token_ids": [[], [-1], [2**31], [True], ["a"], 5, "12", {1: 2}],
+    "bad_words": ["word", [""], [5], ["x" * 1025], ["x"] * 1025, ["\ud800"], 5],
+    "bad_words_ids": [[[]], [[-1]], [[2**31]], [["a"]], [5], 5, [[1, True]], None],
     "ignore_eos": [1, 0, "no", None],
     "include_stop_str_in_output": [1, "yes", None],
     "skip_special_tokens": [0, "yes", None],
@@ -48,6 +51,7 @@ def test_a_value_out_of_bounds_is_refused_by_name(name: str, value: object) -> N
         {"seed": -(2**63), "max_tokens": 1, "min_tokens": 1, "logprobs": 20},
         {"seed": 2**64 - 1, "logprobs": 0, "logit_bias": {5: -100}},
         {"prompt_logprobs": 20, "max_tokens": 0},
+        {"allowed_token_ids": (0, 2**31 - 1), "bad_words": ("a", " "), "bad_words_ids": ((5,), (6, 7))},
     ],
 )
 def test_bounds_are_inclusive(params: dict[str, object]) -> None:

@@ -21,6 +21,7 @@ SIZES: dict[str, Any] = {"threads": 1, "max_model_len": 128, "max_num_seqs": 6, 
 NEEDS_HOST: dict[str, dict[str, Any]] = {
     "penalties": {"presence_penalty": 1.0, "repetition_penalty": 1.2},
     "bias": {"logit_bias": {5: 3.0}},
+    "allowed": {"allowed_token_ids": tuple(range(3, 200)), "bad_words_ids": ((5,), (6, 7))},
     "least": {"min_tokens": 4, "stop_token_ids": tuple(range(3, 200))},
     "listed": {"logprobs": 2},
     "scored": {"prompt_logprobs": 1},

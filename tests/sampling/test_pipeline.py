@@ -8,6 +8,7 @@ from transformers.generation import logits_process as reference
 
 from penstock.core.errors import RowFailed
 from penstock.core.sampling import SamplingParams
+from penstock.sampling.bad_words import BadWords
 from penstock.sampling.choice import Choice, constants_of
 from penstock.sampling.history import TokenHistory
 from penstock.sampling.pipeline import Candidates, best, editing_steps, narrowing_steps, ranked
@@ -19,10 +20,10 @@ def narrowing_of(params):
     return narrowing_steps(Choice(0, -1, 0, *constants_of(params, 0))) if params.temperature > 0 else ()
 
 
-def prepare(logits, params, history=None, endings=()):
+def prepare(logits, params, history=None, endings=(), words=None):
     """The row after the whole pipeline."""
     candidates = Candidates(logits.copy())
-    for step in editing_steps(params, history, endings):
+    for step in editing_steps(params, history, endings, words):
         assert step.changes_argmax
         step.apply(candidates)
     candidates.peak = float(candidates.logits.max())
@@ -110,6 +111,36 @@ def test_bias_comes_after_penalties_and_the_mask_after_bias():
     params = SamplingParams(temperature=0.0, repetition_penalty=2.0, logit_bias={1: 3.0, 2: 100.0}, min_tokens=1)
     logits = prepare(np.array([0, 4, 1, 1], np.float32), params, history, endings=(2, 77)).logits
     assert logits.tolist() == [0.0, 5.0, -np.inf, 1.0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bad_words_equal_transformers(seed):
+    random = np.random.default_rng(seed)
+    words = [random.integers(0, 6, length).tolist() for length in (1, 2, 2, 3, 4, 4)]
+    words = [word for word in words if word != [0]]
+    theirs = reference.NoBadWordsLogitsProcessor(words)
+    output, state = [], BadWords(words)
+    for _ in range(60):
+        logits = random_logits(seed)
+        expected = theirs(torch.tensor([output], dtype=torch.long), torch.from_numpy(logits)[None].clone())[0]
+        found = Candidates(logits.copy())
+        for step in editing_steps(SamplingParams(bad_words_ids=words), None, (), state):
+            step.apply(found)
+        assert found.logits.tolist() == expected.tolist()
+        output.append(int(random.integers(0, 6)))
+        state.add(output[-1])
+
+
+def test_only_allowed_tokens_stay_whatever_their_logits():
+    params = SamplingParams(temperature=0.0, allowed_token_ids=[3, 1, 3, 99], logit_bias={1: -2.0, 2: 100.0})
+    logits = prepare(np.array([5, 1, 1, 0.5], np.float32), params).logits
+    assert logits.tolist() == [-np.inf, -1.0, -np.inf, 0.5]
+
+
+def test_a_word_beyond_the_vocabulary_is_never_chosen_anyhow():
+    params = SamplingParams(temperature=0.0, bad_words_ids=[[7], [1]])
+    logits = prepare(np.zeros(3, np.float32), params, words=BadWords(params.bad_words_ids)).logits
+    assert logits.tolist() == [0.0, -np.inf, 0.0]
 
 
 def test_bias_beyond_the_vocabulary_fails_with_the_numbers():

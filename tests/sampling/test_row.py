@@ -4,7 +4,7 @@ import pytest
 
 from penstock.sampling.choice import Choice
 from penstock.sampling.noise import Purpose
-from penstock.sampling.pipeline import Forced, MinTokens
+from penstock.sampling.pipeline import ForbiddenWords, Forced, MinTokens
 from penstock.text.stops import StopMatcher
 from support.sampling_rows import EOS, make_row
 
@@ -96,6 +96,20 @@ def test_a_choice_has_the_position_and_what_was_asked_for():
     row.advance(5)
     assert row.choice(7) == Choice(7, -1, 1, 0.5, 0, 0.9, 0.0, -1, 2**64 - 1, 3, Purpose.TOKEN)
     assert make_row(temperature=0.0, logprobs=2).choice(0)[6:] == (-math.inf, 2, 0, 0, 0)
+
+
+def test_words_are_followed_whatever_else_a_row_has():
+    for more in ({}, {"min_tokens": 2}, {"stop": ("xyz",), "stops": LetterSearch("xyz")}, {"presence_penalty": 1.0}):
+        row = make_row(prompt=(7,), bad_words_ids=[(7, 8)], **more)
+        found = []
+        for token in (5, 7, 5):
+            found.append(
+                [step for step in row.editing if isinstance(step, ForbiddenWords)][0].words.completing.tolist()
+            )
+            row.advance(token)
+        # The prompt does not count.
+        assert found == [[], [], [8]]
+        assert not row.foreseeable
 
 
 class Countdown:

@@ -23,6 +23,7 @@ MIXED = (
     {"temperature": 1.3, "min_p": 0.1, "logprobs": 4},
     {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2},
     {"temperature": 0.0, "logit_bias": {5: 3.0, 6: -100.0}, "min_tokens": 3, "logprobs": 0},
+    {"allowed_token_ids": [*range(3, 40)], "bad_words_ids": [[5], [7, 8]], "logprobs": 2},
 )
 
 
@@ -185,6 +186,26 @@ def test_logprobs_equal_log_softmax_whatever_the_temperature(seed, top, temperat
     order = sorted(range(VOCABULARY), key=lambda token: (-float(logits[0, token]), token))
     assert found.top_tokens == order[:top]
     np.testing.assert_allclose(found.top_logprobs, reference[found.top_tokens], atol=2e-6)
+
+
+def test_only_allowed_tokens_come_and_no_bad_words():
+    """What the steps leave is what is drawn, whatever narrows it further."""
+    allowed, words = (4, 6, 7, 8), [[6], [7, 8], [8, 7, 7]]
+    row = make_row(temperature=1.5, top_p=0.95, allowed_token_ids=allowed, bad_words_ids=words)
+    sampler, tokens = Sampler(VOCABULARY), []
+    for step in range(300):
+        (result,) = sampler.sample(logits_of(step, 1), [row], [0])
+        tokens += result.tokens
+    assert set(tokens) == {4, 7, 8}
+    text = " ".join(map(str, tokens))
+    assert "7 8" not in text and "8 7 7" not in text and "8 7 4" in text and "4 7 7" in text
+
+
+def test_where_nothing_is_left_the_message_says_what_took_it():
+    row = make_row(allowed_token_ids=(4, 5), bad_words_ids=[[4], [5, 5]])
+    first, second = (Sampler(VOCABULARY).sample(logits_of(0, 1), [row], [0])[0] for _ in range(2))
+    assert first.tokens == [5] and (second.finish, second.code) == ("error", "nothing_fits")
+    assert "allowed_token_ids, bad_words" in second.error
 
 
 def test_logprobs_come_after_penalties_bias_and_masks():

@@ -25,6 +25,8 @@ PARAMS: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.7, "presence_penalty": 0.9, "frequency_penalty": 0.7, "seed": 7, "logprobs": 1},
     {"temperature": 0.0, "min_tokens": 4, "logit_bias": {EOS: 9.0}},
     {"temperature": 0.0, "stop_token_ids": [11, 12, 13, 14]},
+    {"temperature": 1.1, "seed": 9, "allowed_token_ids": [*range(3, 30)], "bad_words_ids": [[4], [5, 6], [7, 8, 9]]},
+    {"temperature": 0.0, "bad_words_ids": [[token, token] for token in range(VOCABULARY)], "logprobs": 1},
     # From the fourth token on nothing depends on those before.
     {"temperature": 0.8, "seed": 8, "min_tokens": 3, "logprobs": 0},
 )

@@ -77,7 +77,7 @@ class RequestTooLarge(RequestError):
 
 
 class NothingFits(RequestError):
-    """No token can come next that the request's grammar, biases, penalties and min_tokens allow together."""
+    """No token can come next that the request's grammar, masks, biases, penalties and min_tokens allow together."""
 
     code = "nothing_fits"
 

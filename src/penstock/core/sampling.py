@@ -22,6 +22,10 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_STOP_TOKENS = 1024
 MAX_LOGIT_BIAS = 1024
+# No vocabulary has more.
+MAX_ALLOWED_TOKENS = 2**20
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LENGTH = 1024
 
 
 class ReasoningBudget(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +69,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         presence_penalty: -2..2, subtracted from the logits of tokens in the output.
         frequency_penalty: -2..2, subtracted once for each occurrence in the output.
         logit_bias: token id → -100..100, added to the logit.
+        allowed_token_ids: None, or the only ids that can be chosen, at least one. The ids that end an output are no
+            exception: where they are not among them, it ends otherwise.
+        bad_words: up to 1,024 words that must not be generated. They have to be made `bad_words_ids` before a request
+            is computed, which `LLM`, `AsyncEngine` and the server do.
+        bad_words_ids: sequences of ids that must not be generated: where the output ends with all ids of one but the
+            last, that one cannot be chosen. The prompt is not looked at.
         seed: 64-bit; None draws one at admission, which the result records.
         max_tokens: most output tokens; None means up to the model's context. 0, to score a prompt and generate nothing,
             only where `prompt_logprobs` is given.
@@ -91,6 +101,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -150,7 +163,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 raise InvalidParameter("stop", f"each must be a string of 1 to {MAX_STOP_LENGTH} characters.")
             check_characters("stop", text)
         for name in ("stop_token_ids", "kept_special_tokens"):
-            self._normalise_ids(name)
+            self._normalise_ids(name, MAX_STOP_TOKENS)
+        if self.allowed_token_ids is not None:
+            self._normalise_ids("allowed_token_ids", MAX_ALLOWED_TOKENS)
+            if not self.allowed_token_ids:
+                raise InvalidParameter("allowed_token_ids", "is empty, so that no token can be chosen; leave it out.")
+        self._normalise_bad_words()
         if self.logit_bias is not None:
             check_mapping("logit_bias", self.logit_bias)
             if len(self.logit_bias) > MAX_LOGIT_BIAS:
@@ -159,15 +177,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 check_integer("logit_bias", token, 0, 2**31 - 1)
                 check_number("logit_bias", bias, -100.0, 100.0)
 
-    def _normalise_ids(self, name: str) -> None:
+    def _normalise_ids(self, name: str, most: int) -> None:
         ids: Any = getattr(self, name)
-        ids = () if ids is None else ids
-        check_list(name, ids)
-        msgspec.structs.force_setattr(self, name, tuple(ids))
-        if len(ids) > MAX_STOP_TOKENS:
-            raise InvalidParameter(name, f"at most {MAX_STOP_TOKENS} ids are accepted.")
-        for token in ids:
-            check_integer(name, token, 0, 2**31 - 1)
+        msgspec.structs.force_setattr(self, name, _ids(name, ids, most))
+
+    def _normalise_bad_words(self) -> None:
+        words: Any = self.bad_words
+        words = () if words is None else words
+        check_list("bad_words", words)
+        msgspec.structs.force_setattr(self, "bad_words", tuple(words))
+        if len(words) > MAX_BAD_WORDS:
+            raise InvalidParameter("bad_words", f"{len(words)} words given, at most {MAX_BAD_WORDS} are accepted.")
+        for word in words:
+            if not isinstance(word, str) or not 1 <= len(word) <= MAX_BAD_WORD_LENGTH:
+                raise InvalidParameter("bad_words", f"each must be a string of 1 to {MAX_BAD_WORD_LENGTH} characters.")
+            check_characters("bad_words", word)
+        sequences: Any = self.bad_words_ids
+        check_list("bad_words_ids", sequences)
+        checked = tuple(_ids("bad_words_ids", ids, MAX_BAD_WORD_LENGTH) for ids in sequences)
+        if not all(checked):
+            raise InvalidParameter("bad_words_ids", "each must have at least one id.")
+        msgspec.structs.force_setattr(self, "bad_words_ids", checked)
 
     @property
     def greedy(self) -> bool:
@@ -178,6 +208,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def has_penalties(self) -> bool:
         """Whether a token's logit depends on the tokens before it."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _ids(name: str, ids: Any, most: int) -> tuple[int, ...]:
+    """Token ids as a tuple; raises InvalidParameter where they are none."""
+    ids = () if ids is None else ids
+    check_list(name, ids)
+    if len(ids) > most:
+        raise InvalidParameter(name, f"at most {most} ids are accepted.")
+    # Of a whole vocabulary, looking at each would take long.
+    if not set(map(type, ids)) <= {int} or (ids and not (min(ids) >= 0 and max(ids) < 2**31)):
+        for token in ids:
+            check_integer(name, token, 0, 2**31 - 1)
+    return tuple(ids)
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True):

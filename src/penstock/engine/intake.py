@@ -52,6 +52,7 @@ class Intake:
         self._check_common(prompt, standing)
         self._check_tokens("stop_token_ids", params.stop_token_ids)
         self._check_tokens("logit_bias", params.logit_bias or ())
+        self._check_choice(params)
         if params.stop and not self._has_text:
             raise InvalidParameter("stop", "no tokenizer is loaded, so strings cannot be matched; use stop_token_ids.")
         if params.reasoning_budget is not None:
@@ -100,6 +101,30 @@ class Intake:
         check_request(request, self._limits)
         return request
 
+    def _check_choice(self, params: SamplingParams) -> None:
+        """Refuse what leaves no token to choose from the first on, or was not made token ids."""
+        if params.bad_words:
+            raise InvalidParameter("bad_words", "no tokenizer is loaded, so words cannot be read; use bad_words_ids.")
+        budget = params.reasoning_budget
+        for sequence in params.bad_words_ids:
+            self._check_tokens("bad_words", sequence)
+            if budget is not None and _contains(budget.closing, sequence):
+                raise InvalidParameter("bad_words", "forbids what ends a reasoning whose budget is used up.")
+        if params.allowed_token_ids is None:
+            return
+        self._check_tokens("allowed_token_ids", params.allowed_token_ids)
+        left = set(params.allowed_token_ids) - {ids[0] for ids in params.bad_words_ids if len(ids) == 1}
+        if not left:
+            raise InvalidParameter("allowed_token_ids", "has only tokens that bad_words forbids; allow another one.")
+        if params.min_tokens and left <= {*self._eos_token_ids, *params.stop_token_ids}:
+            raise InvalidParameter(
+                "allowed_token_ids", "has only tokens that end the output, which min_tokens forbids; allow another one."
+            )
+        if budget is not None and not left.issuperset(budget.closing):
+            raise InvalidParameter(
+                "allowed_token_ids", "lacks tokens that end a reasoning whose budget is used up; leave out the budget."
+            )
+
     def _check_common(self, prompt: list[int], standing: Standing) -> None:
         self._check_tokens("prompt", prompt)
         check_integer("priority", standing.priority, -(2**63), 2**63 - 1)
@@ -119,3 +144,7 @@ class Intake:
             raise InvalidParameter(
                 name, f"token id {wrong} is outside this model's vocabulary, 0..{self._vocab_size - 1}."
             )
+
+
+def _contains(tokens: tuple[int, ...], sequence: tuple[int, ...]) -> bool:
+    return any(tokens[place : place + len(sequence)] == sequence for place in range(len(tokens)))

@@ -1,6 +1,7 @@
 """The logits pipeline: an ordered list of steps from the model's logits to the tokens that may be drawn.
 
-Order: repetition, presence and frequency penalties; logit_bias; the min_tokens mask; temperature; top-k; top-p; min-p.
+Order: repetition, presence and frequency penalties; logit_bias; allowed_token_ids; bad_words; the min_tokens mask;
+temperature; top-k; top-p; min-p.
 The first group edits logits and can change the most likely token; log probabilities are read after it. The rest only
 scales and narrows, never drops the most likely token, and is skipped at temperature 0. Tokens of equal logits rank by
 id, the lower first, in every step.
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from penstock.core.errors import RowFailed
 from penstock.core.sampling import SamplingParams
+from penstock.sampling.bad_words import BadWords
 from penstock.sampling.choice import Choice
 from penstock.sampling.draw import float_below, scaled
 from penstock.sampling.exponential import exp
@@ -112,6 +114,36 @@ class LogitBias:
         if self.ids.size and int(self.ids.max()) >= size:
             raise RowFailed(f"logit_bias names token {int(self.ids.max())}, but the model's ids are 0..{size - 1}.")
         candidates.logits[self.ids] += self.values
+
+
+@dataclass(slots=True)
+class AllowedTokens:
+    """Masks all tokens but some."""
+
+    changes_argmax: ClassVar[bool] = True
+    ids: Sequence[int]
+    _others: NDArray[np.bool_] | None = None
+
+    def apply(self, candidates: Candidates) -> None:
+        size = candidates.logits.size
+        if self._others is None:
+            # A token beyond the vocabulary can never be chosen and needs no place.
+            ids = np.asarray(self.ids, np.int64)
+            self._others = np.ones(size, np.bool_)
+            self._others[ids[ids < size]] = False
+        np.copyto(candidates.logits, -np.inf, where=self._others)
+
+
+@dataclass(frozen=True, slots=True)
+class ForbiddenWords:
+    """Masks the tokens that would complete a sequence which must not be generated."""
+
+    changes_argmax: ClassVar[bool] = True
+    words: BadWords
+
+    def apply(self, candidates: Candidates) -> None:
+        ids = self.words.completing
+        candidates.logits[ids[ids < candidates.logits.size]] = -np.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +247,12 @@ class MinP:
 
 
 def editing_steps(
-    params: SamplingParams, history: TokenHistory | None, endings: Sequence[int]
+    params: SamplingParams, history: TokenHistory | None, endings: Sequence[int], words: BadWords | None = None
 ) -> tuple[EditingStep, ...]:
     """The steps that change logits, in order.
 
-    `history` is needed where `params.has_penalties`; `endings` are the end-of-sequence and stop ids that the mask of
-    min_tokens covers, empty once enough tokens were produced.
+    `history` is needed where `params.has_penalties`, and `words` where there are `bad_words_ids`; `endings` are the
+    end-of-sequence and stop ids that the mask of min_tokens covers, empty once enough tokens were produced.
     """
     steps: list[EditingStep] = []
     if history is not None and params.has_penalties:
@@ -228,6 +260,10 @@ def editing_steps(
     if params.logit_bias:
         ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         steps.append(LogitBias(ids, np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))))
+    if params.allowed_token_ids is not None:
+        steps.append(AllowedTokens(params.allowed_token_ids))
+    if words is not None:
+        steps.append(ForbiddenWords(words))
     if endings:
         steps.append(MinTokens(np.asarray(endings, np.int64)))
     return tuple(steps)

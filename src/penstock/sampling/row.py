@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from penstock.core.plan import BeginRow, FinishReason
+from penstock.sampling.bad_words import BadWords
 from penstock.sampling.choice import Choice, constants_of
 from penstock.sampling.history import TokenHistory
 from penstock.sampling.pipeline import EditingStep, Forced, editing_steps
@@ -59,6 +60,7 @@ class RowState:
         "_reasoning",
         "_stops",
         "_stop_tokens",
+        "_words",
         "editing",
         "grammar",
         "params",
@@ -88,8 +90,10 @@ class RowState:
         # A repetition penalty looks at the prompt as well, the others at the output only.
         seen = prompt_token_ids if params.repetition_penalty != 1.0 else ()
         self._history = TokenHistory(seen) if params.has_penalties else None
-        self._plain = self._history is None and stops is None and params.min_tokens == 0
-        self._free = self._history is None and grammar is None and reasoning is None
+        self._words = BadWords(params.bad_words_ids) if params.bad_words_ids else None
+        depends = self._history is not None or self._words is not None
+        self._plain = not depends and stops is None and params.min_tokens == 0
+        self._free = not depends and grammar is None and reasoning is None
         self.grammar = grammar
         self.sequence = begin.sequence
         self.params = params
@@ -102,7 +106,7 @@ class RowState:
             self.editing = (Forced(self._reasoning.forced),)
             return
         endings = self._endings if self.position < self.params.min_tokens else ()
-        self.editing = editing_steps(self.params, self._history, endings)
+        self.editing = editing_steps(self.params, self._history, endings, self._words)
 
     @property
     def foreseeable(self) -> bool:
@@ -136,6 +140,8 @@ class RowState:
             return ("stop", token) if token in self._stop_tokens else otherwise
         if self._history is not None:
             self._history.add(token)
+        if self._words is not None:
+            self._words.add(token)
         if self.position == self.params.min_tokens:
             self._choose_editing()
         if self.position >= self.params.min_tokens:

@@ -351,7 +351,8 @@ def _nothing_fits(row: RowState, masks: Masks, mask: int) -> NothingFits:
     if grammar is not None and mask >= 0 and not masks[mask].any():
         return NothingFits(f"{grammar.param}: nothing that fits can follow this output; ask for something simpler.")
     return NothingFits(
-        "No token can come next that the grammar, logit_bias, penalties and min_tokens leave; ask for fewer of them."
+        "No token can come next that the grammar, allowed_token_ids, bad_words, logit_bias, penalties and min_tokens "
+        "leave; ask for fewer of them."
     )
 
 

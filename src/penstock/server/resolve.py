@@ -24,6 +24,7 @@ from penstock.server.schema import (
 )
 from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
+from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
 from penstock.text.reasoning import Before
@@ -343,14 +344,20 @@ class Resolver:
         params = SamplingParams(
             **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=scored, grammar=grammar
         )
-        for name, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+        for name, tokens in (
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias or ()),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+        ):
             if tokens and max(tokens) >= model.vocab_size:
                 raise InvalidParameter(name, f"{max(tokens)} is not below the vocabulary size {model.vocab_size}.")
+        if params.bad_words and self._tokenizer is None:
+            raise InvalidParameter("bad_words", "this server has no tokenizer, so words cannot be read; leave it out.")
         if params.stop and self._tokenizer is None:
             raise InvalidParameter(
                 "stop", "this server has no tokenizer, so strings are not found; use stop_token_ids."
             )
-        return params
+        return with_words_as_ids(params, self._tokenizer)
 
     def _fit(
         self, params: SamplingParams, prompt: list[int], model: ModelInfo, param: str, default_max_tokens: int | None

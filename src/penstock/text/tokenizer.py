@@ -130,7 +130,7 @@ class Tokenizer:
         first, *others = text.split(marker)
         ids = self.encode(first, add_special_tokens=False)
         for piece in others:
-            ids += self._encode_continuation(piece)
+            ids += self.encode_continuation(piece)
         return ids
 
     def decode(self, tokens: list[int], skip_special: bool = True) -> str:
@@ -169,7 +169,12 @@ class Tokenizer:
         ids: list[int] = self._raw.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
-    def _encode_continuation(self, piece: str) -> list[int]:
+    def encode_continuation(self, piece: str) -> list[int]:
+        """Token ids of a text that follows another, without special tokens around it.
+
+        Raises InvalidParameter where it has half of a surrogate pair.
+        """
+        check_characters("prompt", piece)
         # Some tokenizers put a space before a text. Behind a line break they don't, and its ids can be taken off again.
         ids = self._ids("\n" + piece)
         count = len(self._anchor_ids)

@@ -1,0 +1,40 @@
+"""Which tokens would complete one of the sequences that a row must not generate; goes on by one token at a time."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class BadWords:
+    """Follows a row's output against sequences of tokens that must not be in it.
+
+    A token costs a look at the sequences whose last but one it is, not at all of them.
+
+    Attributes:
+        completing: the tokens that must not come next, int64 [tokens].
+    """
+
+    __slots__ = ("_always", "_by_previous", "_tail", "completing")
+
+    def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
+        """Each sequence has at least one token."""
+        self._always = sorted({sequence[0] for sequence in sequences if len(sequence) == 1})
+        # For the last but one of each longer sequence those before it, and the last.
+        self._by_previous: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        for sequence in sequences:
+            if len(sequence) > 1:
+                *before, previous, last = sequence
+                self._by_previous.setdefault(previous, []).append((tuple(before), last))
+        longest = max(map(len, sequences), default=1)
+        self._tail: deque[int] = deque(maxlen=max(longest - 2, 0))
+        self.completing: NDArray[np.int64] = np.asarray(self._always, np.int64)
+
+    def add(self, token: int) -> None:
+        """Take the next token of the output."""
+        found = self._by_previous.get(token, ())
+        tail = tuple(self._tail) if found else ()
+        completed = {last for before, last in found if tail[len(tail) - len(before) :] == before}
+        self._tail.append(token)
+        self.completing = np.asarray(sorted({*self._always, *completed}) if completed else self._always, np.int64)
