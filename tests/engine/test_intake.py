@@ -77,3 +77,38 @@ def test_budgets_of_reasoning_need_text_and_tokens_of_the_vocabulary(
     with pytest.raises(InvalidParameter) as caught:
         make_intake(has_text=has_text).request([5], params)
     assert caught.value.param == param
+
+
+BUDGET = ReasoningBudget(tokens=4, closing=(7, 8, 9))
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        ({"bad_words": ("fox",)}, "bad_words"),
+        ({"bad_words_ids": ((5, 100),)}, "bad_words"),
+        ({"allowed_token_ids": (100,)}, "allowed_token_ids"),
+        # Nothing could ever be chosen.
+        ({"allowed_token_ids": (5, 6), "bad_words_ids": ((5,), (6,), (7,))}, "allowed_token_ids"),
+        ({"allowed_token_ids": (2, 9), "stop_token_ids": (9,), "min_tokens": 1}, "allowed_token_ids"),
+        # What ends a reasoning that is too long must be allowed.
+        ({"allowed_token_ids": (7, 8), "reasoning_budget": BUDGET}, "allowed_token_ids"),
+        ({"bad_words_ids": ((8, 9),), "reasoning_budget": BUDGET}, "bad_words"),
+    ],
+)
+def test_what_leaves_no_token_to_choose_is_refused(intake: Intake, params: dict[str, Any], name: str) -> None:
+    with pytest.raises(InvalidParameter) as caught:
+        intake.request([5], SamplingParams(max_tokens=4, **params))
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"allowed_token_ids": (5, 6), "bad_words_ids": ((5,), (6, 6))},
+        {"allowed_token_ids": (2, 9), "min_tokens": 1},
+        {"allowed_token_ids": (7, 8, 9), "bad_words_ids": ((9, 8),), "reasoning_budget": BUDGET},
+    ],
+)
+def test_what_leaves_one_is_accepted(intake: Intake, params: dict[str, Any]) -> None:
+    intake.request([5], SamplingParams(max_tokens=4, **params))

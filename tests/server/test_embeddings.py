@@ -105,7 +105,14 @@ def test_other_fields_reach_the_engine(served: Any) -> None:
         ({"dimensions": 2.5}, "dimensions"),
         ({"encoding_format": "int8"}, "encoding_format"),
         ({"pooling": "cls"}, "pooling"),
-        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": "5"}, "truncate_prompt_tokens"),
+        # No room beside the token that the tokenizer puts before a text.
+        ({"truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
+        ({"truncation_side": "left"}, "truncation_side"),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "middle"}, "truncation_side"),
         ({"priority": 2**40}, "priority"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"user": "x" * 513}, "user"),
@@ -118,6 +125,32 @@ def test_refusals_name_the_field(served: Any, fields: dict[str, Any], param: str
         fields = {**fields, "add_special_tokens": False}
     assert refused_field(embed(served, **fields)) == param
     assert served.engine.calls == []
+
+
+def test_a_request_can_have_its_inputs_cut(served: Any) -> None:
+    ids = served.tokenizer.encode("the quick brown fox")
+    assert len(ids) > 4
+
+    def embedded(given: Any, **fields: Any) -> list[int]:
+        usage = embed(served, input=given, **fields).json()["usage"]
+        prompt: list[int] = served.engine.calls[-1].prompt
+        assert usage["prompt_tokens"] == usage["total_tokens"] == len(prompt)
+        return prompt
+
+    text = "the quick brown fox"
+    # What the tokenizer puts before a text stays.
+    assert embedded(text, truncate_prompt_tokens=4) == ids[:4]
+    assert embedded(text, truncate_prompt_tokens=4, truncation_side="right") == ids[:4]
+    assert embedded(text, truncate_prompt_tokens=4, truncation_side="left") == [ids[0], *ids[-3:]]
+    assert embedded(text, truncate_prompt_tokens=4, truncation_side="left", add_special_tokens=False) == ids[-4:]
+    # Of ids, all are the client's.
+    assert embedded(ids, truncate_prompt_tokens=4, truncation_side="left") == ids[-4:]
+    assert embedded(ids, truncate_prompt_tokens=1) == ids[:1]
+    for more in (len(ids), 256, -1):
+        assert embedded(text, truncate_prompt_tokens=more) == ids
+    # -1 stands for what the model takes.
+    assert embedded([5] * 300, truncate_prompt_tokens=-1) == [5] * 256
+    assert len(embedded("a b " * 20_000, truncate_prompt_tokens=-1)) == 256
 
 
 def test_an_unknown_model_is_not_found(served: Any) -> None:

@@ -390,3 +390,33 @@ def test_half_of_a_surrogate_pair_is_refused(served: Any) -> None:
 def test_recommended_parameters_that_are_not_valid_name_their_file(config: dict[str, Any]) -> None:
     with pytest.raises(ModelFileError, match=rf"generation_config\.json: {next(iter(config))}"):
         SamplingDefaults.from_generation_config(config)
+
+
+def test_tokens_that_may_come_and_words_that_must_not(served: Any) -> None:
+    assert served.chat(allowed_token_ids=[7, 5], bad_words=["fox", "dog"]).status_code == 200
+    params = served.engine.calls[0].params
+    assert params.allowed_token_ids == (7, 5) and params.bad_words == ()
+    for text in ("fox", " fox", "dog", " dog"):
+        assert tuple(served.tokenizer.encode(text, False)) in params.bad_words_ids
+    assert served.complete(bad_words=["fox"], allowed_token_ids=[5]).status_code == 200
+    for asked in ({"bad_words": []}, {"bad_words": None, "allowed_token_ids": None}):
+        assert served.complete(**asked).status_code == 200
+        assert served.engine.calls[-1].params.bad_words_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [1000]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+        ({"allowed_token_ids": ["5"]}, "allowed_token_ids[0]"),
+        ({"bad_words": "fox"}, "bad_words"),
+        ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["x"] * 1025}, "bad_words"),
+    ],
+)
+def test_refusals_of_tokens_and_words_name_the_field(served: Any, fields: dict[str, Any], param: str) -> None:
+    for ask in (served.chat, served.complete):
+        response = ask(**fields)
+        assert response.status_code == 400 and response.json()["error"]["param"] == param

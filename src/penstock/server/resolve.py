@@ -24,6 +24,7 @@ from penstock.server.schema import (
 )
 from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
+from penstock.server.truncation import truncation_of
 from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
@@ -152,13 +153,20 @@ class Resolver:
         if not 1 <= size <= model.embedding_size:
             raise InvalidParameter("dimensions", f"{size} is outside 1..{model.embedding_size}, the model's own.")
         check_extras(fields)
-        _, prompts = self._prompts(
+        truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
+        given, prompts = self._prompts(
             "input",
             fields.input,
             model,
-            most_tokens=model.max_model_len,
-            add_special_tokens=fields.add_special_tokens is not False,
+            most_tokens=model.max_model_len if truncation is None else None,
+            add_special_tokens=added,
         )
+        if truncation is not None:
+            around = self._tokenizer.added if self._tokenizer is not None and added else (0, 0)
+            prompts = [
+                truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
+                for text, ids in zip(given, prompts, strict=True)
+            ]
         for prompt in prompts:
             if len(prompt) > model.max_model_len:
                 raise ContextLengthExceeded(
@@ -390,9 +398,9 @@ class Resolver:
         return self._max_tokens_policy == "cut" and not asked.ignore_eos
 
     def _prompts(
-        self, param: str, given: Any, model: ModelInfo, *, most_tokens: int, add_special_tokens: bool
+        self, param: str, given: Any, model: ModelInfo, *, most_tokens: int | None, add_special_tokens: bool
     ) -> tuple[Sequence[str | list[int]], list[list[int]]]:
-        """Each prompt as it was given, a text or ids, and its ids."""
+        """Each prompt as it was given, a text or ids, and its ids; without `most_tokens`, however long it is."""
         single = isinstance(given, str) or (bool(given) and all(isinstance(item, int) for item in given))
         prompts: Sequence[Any] = [given] if single else given
         if not prompts:
@@ -410,13 +418,14 @@ class Resolver:
             ids.append(tokens)
         return prompts, ids
 
-    def _encode(self, param: str, prompt: str, most_tokens: int, add_special_tokens: bool) -> list[int]:
+    def _encode(self, param: str, prompt: str, most_tokens: int | None, add_special_tokens: bool) -> list[int]:
         if self._tokenizer is None:
             raise InvalidParameter(param, NO_TOKENIZER)
         # A tokenizer may make a BOS token of it; whoever wants to continue that one alone can send its id.
         if not prompt:
             raise InvalidParameter(param, "it is empty; at least one character, or one token id, is needed.")
-        self._tokenizer.check_length(prompt, most_tokens, param)
+        if most_tokens is not None:
+            self._tokenizer.check_length(prompt, most_tokens, param)
         return self._tokenizer.encode(prompt, add_special_tokens)
 
     def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:

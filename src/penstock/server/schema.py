@@ -176,7 +176,8 @@ class EmbeddingFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     priority: int | None = None
     cache_salt: str | None = None
     timeout: float | None = None

@@ -113,6 +113,11 @@ class Tokenizer:
         suffix = [] if self._suffix and ids[-len(self._suffix) :] == self._suffix else self._suffix
         return [*prefix, *ids, *suffix]
 
+    @property
+    def added(self) -> tuple[int, int]:
+        """How many tokens `add_special_ids` puts before a text, and how many behind it."""
+        return len(self._prefix), len(self._suffix)
+
     def has_special(self, text: str) -> bool:
         """Whether the text of a special token occurs in `text`."""
         return self._special_start.search(text) is not None
