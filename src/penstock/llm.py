@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.core.config import EngineOptions
-from penstock.core.errors import EngineError, InvalidParameter, RowFailed, rebuild_error
+from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter, RowFailed, rebuild_error
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.facts import StepTotals
 from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
@@ -24,7 +24,7 @@ from penstock.engine.journal import Journal
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineProcess
 from penstock.text.bad_words import with_words_as_ids
-from penstock.text.chat_template import ChatEncoder, load_chat_template
+from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -113,9 +113,12 @@ def prompt_tokens(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     return ids
 
 
-def chat_encoder(tokenizer: Tokenizer) -> ChatEncoder:
-    """Writes conversations as the model was trained to see them."""
-    return ChatEncoder(tokenizer, load_chat_template(tokenizer))
+def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> ChatEncoder:
+    """Writes conversations as the model was trained to see them, or as the template in a file says.
+
+    Raises ConfigurationError where the file has no template, TokenizerError where the model's cannot be used.
+    """
+    return ChatEncoder(tokenizer, load_chat_template(tokenizer, chat_template))
 
 
 def _completion(state: RequestState) -> Completion:
@@ -158,16 +161,18 @@ class LLM:
 
     Args:
         model: a directory in Hugging Face's layout, a hub name, or a bundled model's name.
+        chat_template: a file with the chat template, or its name in the model's directory; the model's own by default.
         options: the engine options of `penstock serve`, see `EngineOptions`.
 
     Raises StartupError where the model cannot be loaded.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
         from penstock.assembly.build import build_engine
 
         self._prepared: Prepared = prepare(EngineOptions(model=model, **options), api_beside=False)
         self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
+        self._encoder = None if chat_template is None else self._encoder_of(chat_template)
         built = build_engine(self._prepared.config, lambda done, total: None)
         self._core, self._work = built.core, built.work
         self._totals = StepTotals()
@@ -239,12 +244,23 @@ class LLM:
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: SamplingParams | None = None
     ) -> list[Completion]:
-        """Answer one conversation, or several, written with the model's chat template."""
+        """Answer one conversation, or several, written with the chat template.
+
+        Messages are OpenAI's: what the template would leave out or refuse in their shape, it gets in another one.
+        """
         if self.tokenizer is None:
             raise InvalidParameter("messages", "no tokenizer is loaded, so text cannot be read; use generate with ids.")
-        encoder = chat_encoder(self.tokenizer)
-        prompts = [encoder.encode(conversation) for conversation in _as_conversations(messages)]
+        if self._encoder is None:
+            self._encoder = chat_encoder(self.tokenizer)
+        prompts = [self._encoder.encode(conversation) for conversation in _as_conversations(messages)]
         return self.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+
+    def _encoder_of(self, chat_template: str) -> ChatEncoder:
+        """What is asked for is looked at before the model is loaded, which takes longer."""
+        tokenizer = self._prepared.load_tokenizer()
+        if tokenizer is None:
+            raise ConfigurationError(NO_TOKENIZER_FOR_TEMPLATE)
+        return chat_encoder(tokenizer, chat_template)
 
     def _run(self, requests: list[Request]) -> list[RequestState]:
         """What became of each request, all of them being finished."""

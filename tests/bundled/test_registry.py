@@ -6,7 +6,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.bundled.registry import DEFAULT, FOLDER, bundled_models, find_bundled
-from penstock.core.errors import ModelFileError
+from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.llm import chat_encoder
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.models.declaration import ModelDeclaration
@@ -56,6 +56,18 @@ def test_the_draft_is_small_and_speaks_the_same_tokens() -> None:
     assert draft.vocab_size == target.vocab_size
     first, second = ((FOLDER / name / "tokenizer.json").read_bytes() for name in NAMES)
     assert first == second
+
+
+def test_a_template_in_a_file_is_used_in_python(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}")
+    llm = LLM("haiku", chat_template=str(file), threads=1, kv_cache_memory=64 << 20, load_format="dummy")
+    told = [{"role": "developer", "content": "Rhyme."}, {"role": "user", "content": "Rain."}]
+    (completion,) = llm.chat(told, SamplingParams(max_tokens=1))
+    assert llm.tokenizer is not None
+    assert llm.tokenizer.decode(completion.prompt_token_ids) == "[system] Rhyme.[user] Rain."
+    with pytest.raises(ConfigurationError, match="no such file"):
+        LLM("haiku", chat_template="none.jinja")
 
 
 def test_it_answers_in_python_by_its_name() -> None:

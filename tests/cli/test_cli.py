@@ -101,6 +101,22 @@ def test_parsers_are_chosen_and_explained(checkpoint: Path, penstock_here) -> No
         assert_refused(penstock_here("serve", str(checkpoint), option, "xml"), option, "xml", "auto, none")
 
 
+def test_a_template_in_a_file_is_used_and_explained(tmp_path: Path, penstock_here) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    result = penstock_here("serve", "haiku", "--explain-config", "--chat-template", str(file))
+    assert result.returncode == 0, result.stderr
+    lines = {line.partition("  ")[0]: line for line in result.stdout.splitlines()}
+    assert str(file) in lines["chat template"] and "as asked" in lines["chat template"]
+    assert "as JSON in the text" in lines["tool calls"] and "no calls" in lines["call arguments"]
+    own = penstock_here("serve", "haiku", "--explain-config")
+    lines = {line.partition("  ")[0]: line for line in own.stdout.splitlines()}
+    assert "the model's own" in lines["chat template"] and "as objects" in lines["call arguments"]
+    assert lines["developer messages"] and lines["system messages"]
+    missing = penstock_here("serve", "haiku", "--explain-config", "--chat-template", "none.jinja")
+    assert_refused(missing, "--chat-template", "none.jinja", "no such file")
+
+
 def test_run_answers_one_prompt(checkpoint: Path) -> None:
     arguments = ("run", str(checkpoint), "hello", "--max-tokens", "5", "--temperature", "0", "--threads", "1")
     first, second = penstock(*arguments), penstock(*arguments)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
+from penstock.core.errors import ConfigurationError, InvalidParameter, RequestError, TokenizerError
 from penstock.text import template_budget
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.template_budget import TakesLong, in_a_moment
@@ -192,6 +192,63 @@ def test_places_of_templates_and_their_order(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(TokenizerError, match="chat_template.jinja cannot be read as UTF-8"):
         rendered()
+
+
+def reason_of(tokenizer: Tokenizer, file: str | None = None) -> tuple[str, str]:
+    """Where the template comes from, and why."""
+    (reason,) = load_chat_template(tokenizer, file).reasons
+    return reason.value, reason.why
+
+
+def test_where_a_template_comes_from_is_told(tmp_path: Path) -> None:
+    source = "{{ messages }}"
+    assert reason_of(tokenizer_in(tmp_path))[0] == "plain"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": source}))
+    assert reason_of(tokenizer_in(tmp_path)) == ("chat_template.json", "the model's own")
+    named = [{"name": name, "template": source} for name in ("default", "tool_use", "rag")]
+    tokenizer = tokenizer_in(tmp_path, chat_template=named)
+    why = "the model's own; tool_use where there are tools; not used: rag"
+    assert reason_of(tokenizer) == ("tokenizer_config.json", why)
+    (tmp_path / "chat_template.jinja").write_text("\ufeff{{ messages[0] }}")
+    why = "the model's own; not used: another in tokenizer_config.json, another in chat_template.json"
+    assert reason_of(tokenizer) == ("chat_template.jinja", why)
+    # The mark that some editors write in front is no text.
+    assert load_chat_template(tokenizer).source == "{{ messages[0] }}"
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    assert load_chat_template(tokenizer).takes_tools
+    assert "tool_use where there are tools" in reason_of(tokenizer)[1]
+
+
+def test_a_template_in_a_file_takes_the_place_of_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    tokenizer = tokenizer_in(model, chat_template=CHATML)
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    (model / "short.jinja").write_text("model: {{ messages[0].content }}")
+    for file, path in (("short.jinja", model / "short.jinja"), (str(model / "short.jinja"), model / "short.jinja")):
+        template = load_chat_template(tokenizer, file)
+        assert template.render([{"role": "user", "content": "x"}], special_tokens={}) == "model: x"
+        assert reason_of(tokenizer, file) == (str(path), "as asked")
+    # What is here comes before what the model has.
+    (elsewhere / "short.jinja").write_text("here: {{ messages[0].content }}")
+    assert load_chat_template(tokenizer, "short.jinja").source.startswith("here")
+
+
+def test_a_file_that_is_no_template_is_refused(tmp_path: Path) -> None:
+    tokenizer = tokenizer_in(tmp_path)
+    (tmp_path / "other.jinja").write_text("{{ messages }}")
+    with pytest.raises(
+        ConfigurationError, match=r"none\.jinja: there is no such file.*whose templates are: other\.jinja"
+    ):
+        load_chat_template(tokenizer, "none.jinja")
+    for text in ("{{ tools }}", json.dumps({"chat_template": "{{ messages }}"}).replace("{{", "[").replace("}}", "]")):
+        (tmp_path / "no.jinja").write_text(text)
+        with pytest.raises(ConfigurationError, match="never reads messages"):
+            load_chat_template(tokenizer, "no.jinja")
+    (tmp_path / "no.jinja").write_text("{% for %}")
+    with pytest.raises(TokenizerError, match="cannot be compiled"):
+        load_chat_template(tokenizer, "no.jinja")
 
 
 def test_the_plain_template_writes_roles_and_bos(tmp_path: Path) -> None:

@@ -46,10 +46,17 @@ class _Session:
             sys.stdout.flush()
 
 
-def run_chat(options: dict[str, Any], prompt: str | None, system: str | None, given: dict[str, Any]) -> int:
+def run_chat(
+    options: dict[str, Any],
+    prompt: str | None,
+    system: str | None,
+    given: dict[str, Any],
+    chat_template: str | None = None,
+) -> int:
     """Answer one prompt, or chat until the input ends; returns the exit status.
 
-    `given` are sampling parameters of the command line, None where they are left to the model's recommendation.
+    `chat_template` is a file, None where the model's own is used. `given` are sampling parameters of the command line,
+    None where they are left to the model's recommendation.
     """
     path = resolve_model(options["model"])
     recommended = open_checkpoint(path, weights=False).generation_config
@@ -65,7 +72,7 @@ def run_chat(options: dict[str, Any], prompt: str | None, system: str | None, gi
                 raise ConfigurationError(
                     "This model has no tokenizer.json, so it cannot read text; give --tokenizer DIR."
                 )
-            session = _Session(engine, chat_encoder(engine.tokenizer), params, system)
+            session = _Session(engine, chat_encoder(engine.tokenizer, chat_template), params, system)
             for note in session.encoder.template.notes:
                 console.print(f"[dim]{escape(note)}[/dim]")
             if prompt is not None:

@@ -58,6 +58,7 @@ def serve(
     explain_config: Annotated[
         bool, typer.Option("--explain-config", help="Print every setting and why it has its value, and exit.")
     ] = False,
+    chat_template: options.ChatTemplateFile = None,
     tool_call_parser: Annotated[
         str,
         typer.Option(
@@ -109,6 +110,7 @@ def serve(
         host=host,
         port=port,
         names=tuple(served_model_name or ()),
+        chat_template=chat_template,
         parsers=(tool_call_parser, reasoning_parser),
         data_dir=data_dir,
         drain_timeout=options.parse_seconds(drain_timeout, "--drain-timeout", 0.0),
@@ -133,6 +135,7 @@ def run(
     model: options.Model = None,
     prompt: Annotated[list[str] | None, typer.Argument(help="Ask this one thing; without it, chat.")] = None,
     system: Annotated[str | None, typer.Option(help="System message that begins the conversation.")] = None,
+    chat_template: options.ChatTemplateFile = None,
     max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
@@ -146,7 +149,7 @@ def run(
     engine = computing.engine(model)
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     # A prompt need not be quoted.
-    raise typer.Exit(run_chat(engine, " ".join(prompt) if prompt else None, system, given))
+    raise typer.Exit(run_chat(engine, " ".join(prompt) if prompt else None, system, given, chat_template))
 
 
 @app.command()

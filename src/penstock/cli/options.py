@@ -26,6 +26,15 @@ Model = Annotated[
     ),
 ]
 Tokenizer = Annotated[str | None, typer.Option(help="Directory to take the tokenizer from, instead of the model's.")]
+ChatTemplateFile = Annotated[
+    str | None,
+    typer.Option(
+        "--chat-template",
+        metavar="FILE",
+        help="File with the chat template (Jinja), or the name of one in the model's directory; without it, the "
+        "model's own.",
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="What the model computes in: auto, bfloat16 or float32.")]
 Quantization = Annotated[
     str,

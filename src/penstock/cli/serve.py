@@ -46,7 +46,7 @@ from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
 from penstock.server.tenants import Tenant
 from penstock.server.tls import NO_TLS, Tls
-from penstock.text.chat_template import ChatTemplate, load_chat_template
+from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer
 
@@ -62,6 +62,12 @@ SHOWN_AT_START = (
     "kv cache dtype",
     "max model len",
     "kv cache memory",
+    "chat template",
+    "developer messages",
+    "system messages",
+    "call arguments",
+    "tool calls",
+    "tool results",
     "tool call parser",
     "reasoning parser",
 )
@@ -75,6 +81,7 @@ class ServeOptions:
 
     Attributes:
         names: under which the model is served; its own where there are none.
+        chat_template: the file with it; None where the model's own is used.
         parsers: of tool calls and of reasoning.
         data_dir: as asked for.
         drain_timeout: seconds for running requests to finish in.
@@ -91,6 +98,7 @@ class ServeOptions:
     host: str
     port: int
     names: tuple[str, ...]
+    chat_template: str | None
     parsers: tuple[str, str]
     data_dir: str | None
     drain_timeout: float
@@ -113,7 +121,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         # Where nobody watches, nothing is cut to the width of a screen.
         wide = None if sys.stdout.isatty() else 1000
         prepared = prepare(EngineOptions(**options), api_beside=True)
-        reading = _read_output(prepared.load_tokenizer(), serving.parsers)
+        reading = _read_output(prepared.load_tokenizer(), serving)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
         _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
@@ -153,7 +161,7 @@ async def _serve(
         with progress:
             before = time.monotonic()
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
-            reading = _read_output(tokenizer, serve_options.parsers)
+            reading = _read_output(tokenizer, serve_options)
             tokenizer_seconds = time.monotonic() - before
             text = None if tokenizer is None else partial(tokenizer.decode, skip_special=False)
             traces = await asyncio.to_thread(_make_traces, serve_options)
@@ -267,11 +275,14 @@ class _Reading:
     reasons: Sequence[Reason] = ()
 
 
-def _read_output(tokenizer: Tokenizer | None, parsers: tuple[str, str]) -> _Reading:
+def _read_output(tokenizer: Tokenizer | None, options: ServeOptions) -> _Reading:
     if tokenizer is None:
+        if options.chat_template is not None:
+            raise ConfigurationError(NO_TOKENIZER_FOR_TEMPLATE)
         return _Reading()
-    template = load_chat_template(tokenizer)
-    return _Reading(tokenizer, template, *choose_format(template, tokenizer, *parsers))
+    template = load_chat_template(tokenizer, options.chat_template)
+    output_format, reasons = choose_format(template, tokenizer, *options.parsers)
+    return _Reading(tokenizer, template, output_format, [*ChatEncoder(tokenizer, template).reasons, *reasons])
 
 
 def address_markup(host: str, port: int, encrypted: bool = False) -> str:

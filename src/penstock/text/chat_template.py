@@ -5,6 +5,7 @@ Templates are programs from strangers, and run in a sandbox. What they can use f
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import jinja2.meta
 import jinja2.nodes
 
 from penstock.core.config import Reason
-from penstock.core.errors import InvalidParameter, RequestError, TokenizerError
+from penstock.core.errors import ConfigurationError, InvalidParameter, RequestError, TokenizerError
 from penstock.text.history import adapted
 from penstock.text.template_budget import TakesLong, on_trial
 from penstock.text.template_capabilities import TemplateCapabilities, find_capabilities
@@ -41,6 +42,11 @@ _MESSAGE_FIELDS = frozenset(
 
 # What a template gets without anybody asking for it.
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
+
+NO_TOKENIZER_FOR_TEMPLATE = "--chat-template needs a tokenizer, and this model has none; name one with --tokenizer."
+
+# The name of a template for conversations with tools.
+_TOOL_USE = "tool_use"
 
 _CONTINUE_TAG = "<|continue-here|> "
 
@@ -251,31 +257,92 @@ class ChatEncoder:
         return self.tokenizer.add_special_ids(ids) if whole else ids
 
 
-def load_chat_template(tokenizer: Tokenizer) -> ChatTemplate:
-    """The template of a model, from any of its usual places; a plain one, with a note, where there is none.
+def load_chat_template(tokenizer: Tokenizer, file: str | None = None) -> ChatTemplate:
+    """The template in `file`, or that of the model; a plain one, with a note, where there is none.
 
-    Places, the first that has one: `chat_template.jinja` (with more, by name, in `additional_chat_templates/`),
-    `chat_template` in `tokenizer_config.json` (a string, or a list of named ones), `chat_template.json`. One
-    of the name "tool_use" is taken for conversations with tools.
+    Args:
+        tokenizer: the model's.
+        file: a path, or the name of a file in the model's directory, with a Jinja template.
+
+    Of a model, the first of these places is taken: `chat_template.jinja` (with more, by name, in
+    `additional_chat_templates/`), `chat_template` in `tokenizer_config.json` (a string, or a list of named ones),
+    `chat_template.json`. One of the name "tool_use" is for conversations with tools. Raises ConfigurationError where
+    `file` is no template, TokenizerError where those of the model cannot be used.
     """
-    candidates = named_templates(tokenizer)
-    if "default" in candidates:
-        return ChatTemplate(candidates["default"], tool_use=candidates.get("tool_use"))
-    if candidates:
-        names = ", ".join(sorted(candidates))
-        raise TokenizerError(f"The model has the chat templates {names}, but none of the name 'default'; add one.")
+    if file is not None:
+        return _template_in(file, tokenizer.directory)
+    found = _found_templates(tokenizer)
+    if "default" in found.templates:
+        reason = Reason("chat template", found.origin, found.why)
+        return ChatTemplate(found.templates["default"], tool_use=found.templates.get(_TOOL_USE), reasons=[reason])
+    if found.templates:
+        names = ", ".join(sorted(found.templates))
+        raise TokenizerError(
+            f"The model has the chat templates {names}, but none of the name 'default'; add one, or name a file with "
+            "--chat-template."
+        )
     note = "The model has no chat template; chats are written plainly, one line 'role: content' for each message."
-    return ChatTemplate(PLAIN_TEMPLATE, is_plain=True, notes=[note])
+    reason = Reason("chat template", "plain", "the model has none; --chat-template names a file with one")
+    return ChatTemplate(PLAIN_TEMPLATE, is_plain=True, notes=[note], reasons=[reason])
 
 
 def named_templates(tokenizer: Tokenizer) -> dict[str, str]:
     """All templates of a model by name; see `load_chat_template`."""
-    found: dict[str, str] = {}
-    for places in (_template_files, _config_templates, _json_templates):
-        if "default" in found:
-            break
-        found |= places(tokenizer)
-    return found
+    return _found_templates(tokenizer).templates
+
+
+def _template_in(file: str, directory: Path) -> ChatTemplate:
+    path = next((path for path in (Path(file).expanduser(), directory / file) if path.is_file()), None)
+    if path is None:
+        there = ", ".join(sorted(each.name for each in directory.glob("*.jinja"))) or "none"
+        raise ConfigurationError(
+            f"--chat-template {file}: there is no such file, neither here nor in {directory}, whose templates are: "
+            f"{there}."
+        )
+    template = ChatTemplate(_read_template(path), reasons=[Reason("chat template", str(path), "as asked")])
+    if not template.reads_messages:
+        raise ConfigurationError(
+            f"--chat-template {file}: it never reads messages, so every conversation would be left out; name a file "
+            "with a Jinja template."
+        )
+    return template
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The templates of a model by name, where the one that is used comes from, and why."""
+
+    templates: dict[str, str]
+    origin: str = ""
+    why: str = ""
+
+
+def _found_templates(tokenizer: Tokenizer) -> _Found:
+    # A GGUF file has a tokenizer's configuration in itself.
+    configured = "tokenizer_config.json" if tokenizer.directory.is_dir() else tokenizer.directory.name
+    templates: dict[str, str] = {}
+    origin = ""
+    unused = []
+    for place, look in (
+        ("chat_template.jinja", _template_files),
+        (configured, _config_templates),
+        ("chat_template.json", _json_templates),
+    ):
+        there = look(tokenizer)
+        if origin:
+            if there.get("default", templates["default"]) != templates["default"]:
+                unused.append(f"another in {place}")
+            continue
+        templates |= there
+        if "default" in there:
+            origin = place
+    whys = ["the model's own"]
+    if _TOOL_USE in templates:
+        whys.append(f"{_TOOL_USE} where there are tools")
+    unused += sorted(templates.keys() - {"default", _TOOL_USE})
+    if unused:
+        whys.append(f"not used: {', '.join(unused)}")
+    return _Found(templates, origin, "; ".join(whys))
 
 
 def _named_templates(value: Any) -> dict[str, str]:
@@ -307,7 +374,7 @@ def _json_templates(tokenizer: Tokenizer) -> dict[str, str]:
 
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"{path} cannot be read as UTF-8 text: {error}.") from error
 
