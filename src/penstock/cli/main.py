@@ -154,7 +154,7 @@ def run(
 
 @app.command()
 def key(
-    name: Annotated[str, typer.Argument(help="Whose it is; names are seen in logs.")],
+    name: Annotated[str, typer.Argument(help="The tenant; its name is in the log.")],
     weight: Annotated[
         float | None, typer.Option(help="How much of the engine it has beside others; 1 without.")
     ] = None,
@@ -181,7 +181,7 @@ def explain(
         typer.Option(metavar="KEY|-", help="- reads it from standard input; PENSTOCK_API_KEY does the same."),
     ] = None,
     admin_socket: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Ask the operator's socket instead, which tells of all requests.")
+        str | None, typer.Option(metavar="PATH", help="Ask the operator's socket instead, which knows all requests.")
     ] = None,
     slowest: Annotated[bool, typer.Option("--slowest", help="List those that took longest, not the newest.")] = False,
     limit: Annotated[int, typer.Option(help="How many are listed.", min=1, max=100)] = 20,
@@ -253,7 +253,7 @@ def bench_engine(
     output_len: Annotated[int, typer.Option(help="Output tokens after the first.", min=1)] = 64,
     batch_size: Annotated[str, typer.Option(help="Prompts at a time; several separated by commas.")] = "1,4,16,32",
     static: Annotated[bool, typer.Option("--static", help="Static batching, for comparison.")] = False,
-    repeat: Annotated[int, typer.Option(help="Runs of which the median counts.", min=1)] = 3,
+    repeat: Annotated[int, typer.Option(help="Runs; the median counts.", min=1)] = 3,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     max_num_seqs: options.MaxNumSeqs = None,
     enable_prefix_caching: options.PrefixCaching = False,
@@ -394,7 +394,7 @@ def bench_serve(
 @with_groups
 def bench_speculation(
     model: options.Model = None,
-    proposer: Annotated[str, typer.Option(help="Who drafts; several separated by commas.")] = "auto,ngram",
+    proposer: Annotated[str, typer.Option(help="Sources of drafts, separated by commas.")] = "auto,ngram",
     depth: Annotated[
         str, typer.Option(help="Tokens drafted at a time, or auto; several. 4+2: and 2 in other branches.")
     ] = "auto,2,4",
@@ -402,7 +402,7 @@ def bench_speculation(
     batch_size: Annotated[str, typer.Option(help="Prompts at a time; several separated by commas.")] = "1,4,16",
     workload: Annotated[str, typer.Option(help="What is asked: chat, quote, json or random.")] = "chat",
     output_len: Annotated[int, typer.Option(help="Output tokens of each prompt.", min=2)] = 64,
-    rounds: Annotated[int, typer.Option(help="Runs of which the median counts.", min=1)] = 5,
+    rounds: Annotated[int, typer.Option(help="Runs; the median counts.", min=1)] = 5,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
     plots: Annotated[
         Path | None, typer.Option(help="Draw speed-up against how often drafts are right, into this folder.")

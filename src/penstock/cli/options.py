@@ -64,8 +64,7 @@ SwapSpace = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="On a GPU, so much of the processor's memory takes the KV of preempted requests, which are else computed "
-        "again.",
+        help="On a GPU: memory of the processor for the KV of preempted requests; without it they are computed again.",
     ),
 ]
 PrefixCaching = Annotated[
@@ -86,7 +85,7 @@ PackedCache = Annotated[
 Speculative = Annotated[
     str,
     typer.Option(
-        help="Who drafts tokens for steps to verify: off, auto, ngram, draft, chain, self, medusa or eagle. "
+        help="Source of drafts that steps verify: off, auto, ngram, draft, chain, self, medusa or eagle. "
         "No output changes."
     ),
 ]
@@ -130,9 +129,9 @@ MaxTtft = Annotated[
     float | None,
     typer.Option(metavar="SECONDS", help="Refuse requests whose first token is expected later than this."),
 ]
-RequestTimeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Time that any request has at most.")]
+RequestTimeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Longest time of any request.")]
 StallTimeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Cut off clients that read nothing of an answer for so long.")
+    float | None, typer.Option(metavar="SECONDS", help="Cut off clients that read nothing of an answer for this time.")
 ]
 MaxConnections = Annotated[
     int | None, typer.Option(help="Connections at a time; idle ones give way to new ones, more are refused with 503.")
@@ -349,7 +348,9 @@ class HttpOptions:
 
     allowed_origin: Annotated[
         list[str] | None,
-        typer.Option(metavar="ORIGIN|*", help="Whose pages may use it from a browser; may be given several times."),
+        typer.Option(
+            metavar="ORIGIN|*", help="Web pages of this origin may use the server; may be given several times."
+        ),
     ] = None
     root_path: Annotated[str, typer.Option(metavar="PATH", help="Path below which a proxy has it, such as /llm.")] = ""
     keep_alive_timeout: Annotated[

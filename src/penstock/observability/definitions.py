@@ -120,7 +120,10 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
         _gauge("requests_waiting", "sequences", "Sequences that wait for their first step (queue depth)."),
         _gauge("requests_waiting_tokens", "tokens", "Prompt tokens of waiting sequences."),
         _counter(
-            "waiting_seconds", "seconds", "Steps in which somebody waited, by what the first waited for.", reason=WAITS
+            "waiting_seconds",
+            "seconds",
+            "Time of steps while requests waited, by what the first one waited for.",
+            reason=WAITS,
         ),
         _counter("preemptions", "sequences", "Sequences that had to give up their KV blocks."),
         _counter("recomputed_tokens", "tokens", "Tokens computed again after preemption."),
@@ -160,7 +163,7 @@ SECTIONS: dict[str, tuple[Definition, ...]] = {
     ),
     "Machine": (
         _counter("step_bytes", "bytes", "What steps moved through memory, estimated from what they must at least."),
-        _counter("step_operations", "operations", "Multiplications and additions of steps, estimated likewise."),
+        _counter("step_operations", "operations", "Multiplications and additions of steps, estimated in the same way."),
         _gauge("machine_bytes_per_second", "bytes/s", "What the machine's memory was measured to do.", _KNOWN),
         _gauge("machine_operations_per_second", "operations/s", "What its cores were measured to do.", _KNOWN),
         _counter("cpu_wait_seconds", "seconds", "Time in which the engine was ready to run and had no processor."),
