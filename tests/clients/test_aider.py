@@ -4,7 +4,7 @@ It calls no tools: it shows the model the files, takes edits from the answer's t
 how they failed.
 """
 
-from support.coding_agents import AFTER, BEFORE, WatchedModel, Workplace
+from support.coding_agents import AFTER, BEFORE, Endpoint, WatchedModel, Workplace, run_aider
 from support.seen_requests import Seen
 
 EDIT = Seen("POST", "/v1/chat/completions", 200, "text/event-stream")
@@ -24,13 +24,7 @@ def test_it_reads_edits_and_answers(served: WatchedModel, place: Workplace) -> N
         return whole_file(AFTER if "it does not add" in prompt else BEFORE.replace("-", "*"))
 
     served.model.answers(answer)
-    place.run(
-        "aider",
-        *("--model", "openai/scripted", "--edit-format", "whole", "--yes-always", "--no-pretty"),
-        *("--no-check-update", "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes"),
-        *("--auto-test", "--test-cmd", f'python3 -c "{CHECK}"', "--message", "Make calc.py add.", "calc.py"),
-        settings={"OPENAI_API_BASE": f"{served.url}/v1", "OPENAI_API_KEY": "none", "PYTHONDONTWRITEBYTECODE": "1"},
-    )
+    run_aider(place, Endpoint(served.url), "Make calc.py add.", f'python3 -c "{CHECK}"')
     assert place.file.read_text() == AFTER
     assert place.log()[:2] == ["calc.py adds", "calc.py adds"]
     assert served.asked() == [EDIT, COMMIT_MESSAGE, EDIT, COMMIT_MESSAGE]

@@ -1,8 +1,6 @@
 """Claude Code, unchanged, does a task with a model that is served in Anthropic's dialect."""
 
-import json
-
-from support.coding_agents import AFTER, WatchedModel, Workplace
+from support.coding_agents import AFTER, Endpoint, WatchedModel, Workplace, run_claude_code
 from support.seen_requests import Seen
 from support.speaking_model import Turn, by_results
 
@@ -19,21 +17,8 @@ def test_it_reads_edits_and_answers(served: WatchedModel, place: Workplace) -> N
         Turn("calc.py adds now."),
     ]
     served.model.answers(by_results(turns, aside="A title"))
-    output = place.run(
-        "claude",
-        *("--print", "Make calc.py add.", "--output-format", "json"),
-        *("--permission-mode", "acceptEdits", "--allowedTools", "Bash"),
-        settings={
-            "ANTHROPIC_BASE_URL": served.url,
-            "ANTHROPIC_API_KEY": "none",
-            "ANTHROPIC_MODEL": "scripted",
-            "ANTHROPIC_DEFAULT_HAIKU_MODEL": "scripted",
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        },
-    )
+    assert run_claude_code(place, Endpoint(served.url), "Make calc.py add.") == "calc.py adds now."
     assert place.file.read_text() == AFTER
-    answer = json.loads(output)
-    assert (answer["is_error"], answer["result"]) == (False, "calc.py adds now.")
     assert [seen for seen in served.asked() if seen != HELLO] == [MESSAGES] * 3
     prompt = served.model.prompt()
     assert "def add(a, b):" in prompt and "has been updated successfully" in prompt

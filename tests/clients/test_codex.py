@@ -1,24 +1,10 @@
 """Codex, unchanged, does a task with a model that is served in OpenAI's newer dialect."""
 
-from support.coding_agents import AFTER, WatchedModel, Workplace
+from support.coding_agents import AFTER, Endpoint, WatchedModel, Workplace, run_codex
 from support.seen_requests import Seen
 from support.speaking_model import Turn, by_results
 
 RESPONSES = Seen("POST", "/v1/responses", 200, "text/event-stream")
-SETTINGS = """
-model = "scripted"
-model_provider = "penstock"
-check_for_update_on_startup = false
-
-[model_providers.penstock]
-name = "Penstock"
-base_url = "{url}/v1"
-env_key = "PENSTOCK_API_KEY"
-wire_api = "responses"
-
-[analytics]
-enabled = false
-"""
 PATCH = """apply_patch <<'EOF'
 *** Begin Patch
 *** Update File: calc.py
@@ -31,7 +17,6 @@ EOF"""
 
 
 def test_it_reads_edits_and_answers(served: WatchedModel, place: Workplace) -> None:
-    place.write(".codex/config.toml", SETTINGS.format(url=served.url))
     look = (("exec_command", {"cmd": "cat calc.py"}), ("exec_command", {"cmd": "ls"}))
     turns = [
         Turn("I look.", "What is there?", look),
@@ -39,13 +24,8 @@ def test_it_reads_edits_and_answers(served: WatchedModel, place: Workplace) -> N
         Turn("calc.py adds now."),
     ]
     served.model.answers(by_results(turns, aside="A title"))
-    output = place.run(
-        "codex",
-        *("exec", "--dangerously-bypass-approvals-and-sandbox", "--color", "never", "Make calc.py add."),
-        settings={"PENSTOCK_API_KEY": "none"},
-    )
+    assert run_codex(place, Endpoint(served.url), "Make calc.py add.") == "calc.py adds now."
     assert place.file.read_text() == AFTER
-    assert output.splitlines()[-1] == "calc.py adds now."
     assert served.asked() == [RESPONSES] * 3
     prompt = served.model.prompt()
     assert "def add(a, b):" in prompt and "Success. Updated the following files:" in prompt

@@ -1,6 +1,7 @@
 """Coding agents as they come from package registries, run on a repository of their own without a network."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -25,7 +26,24 @@ PROGRAMS = {
 BEFORE = "def add(a, b):\n    return a - b\n"
 AFTER = "def add(a, b):\n    return a + b\n"
 # An agent that has not ended by then hangs.
-SECONDS = 300
+SECONDS = 300.0
+KEY = "none"
+CODEX_SETTINGS = """
+model = "{model}"
+model_provider = "penstock"
+model_context_window = {context}
+check_for_update_on_startup = false
+
+[model_providers.penstock]
+name = "Penstock"
+base_url = "{url}/v1"
+env_key = "PENSTOCK_API_KEY"
+wire_api = "responses"
+stream_idle_timeout_ms = 3600000
+
+[analytics]
+enabled = false
+"""
 
 
 def find_agent(name: str) -> Path:
@@ -88,8 +106,8 @@ class Workplace:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
 
-    def run(self, name: str, *arguments: str, settings: Mapping[str, str]) -> str:
-        """What an agent writes to its standard output; fails unless it ends with status 0.
+    def run(self, name: str, *arguments: str, settings: Mapping[str, str], seconds: float = SECONDS) -> str:
+        """What an agent writes to its standard output; fails unless it ends with status 0 and within `seconds`.
 
         `settings` are environment variables. The agent gets none of the test's own but the path of programs, and every
         connection that is not to this machine is refused.
@@ -118,7 +136,7 @@ class Workplace:
             start_new_session=True,
         )
         try:
-            output, errors = process.communicate(timeout=SECONDS)
+            output, errors = process.communicate(timeout=seconds)
         finally:
             # What it may have started and left running.
             with contextlib.suppress(ProcessLookupError):
@@ -137,3 +155,70 @@ class Workplace:
         return subprocess.run(
             command, cwd=self.repository, check=True, env=environment, stdout=subprocess.PIPE, text=True
         ).stdout
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A served model: the server's address, the model's name there, and the tokens of its context and of an answer."""
+
+    url: str
+    model: str = "scripted"
+    context: int = 200_000
+    output: int = 4096
+
+
+def run_codex(place: Workplace, server: Endpoint, task: str, seconds: float = SECONDS) -> str:
+    """Codex's last message."""
+    settings = CODEX_SETTINGS.format(model=server.model, context=server.context, url=server.url)
+    place.write(".codex/config.toml", settings)
+    arguments = ("exec", "--dangerously-bypass-approvals-and-sandbox", "--color", "never", task)
+    return place.run("codex", *arguments, settings={"PENSTOCK_API_KEY": KEY}, seconds=seconds).strip()
+
+
+def run_claude_code(place: Workplace, server: Endpoint, task: str, seconds: float = SECONDS) -> str:
+    """Claude Code's last message."""
+    settings = {
+        "ANTHROPIC_BASE_URL": server.url,
+        "ANTHROPIC_API_KEY": KEY,
+        "ANTHROPIC_MODEL": server.model,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": server.model,
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.output),
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "API_TIMEOUT_MS": "3600000",
+    }
+    arguments = ("--print", task, "--output-format", "json", "--permission-mode", "acceptEdits")
+    output = place.run("claude", *arguments, "--allowedTools", "Bash", settings=settings, seconds=seconds)
+    return str(json.loads(output)["result"])
+
+
+def run_opencode(place: Workplace, server: Endpoint, task: str, seconds: float = SECONDS) -> str:
+    """All that OpenCode says."""
+    limit = {"context": server.context, "output": server.output}
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{server.url}/v1", "apiKey": KEY, "timeout": False},
+        "models": {server.model: {"limit": limit}},
+    }
+    settings = {
+        "model": f"penstock/{server.model}",
+        "enabled_providers": ["penstock"],
+        "provider": {"penstock": provider},
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    place.write(".config/opencode/opencode.json", json.dumps(settings))
+    environment = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1"}
+    return place.run("opencode", "run", "--auto", task, settings=environment, seconds=seconds)
+
+
+def run_aider(place: Workplace, server: Endpoint, task: str, check: str, seconds: float = SECONDS) -> str:
+    """All that Aider says. It runs the command `check` after each edit, and goes on where that fails."""
+    settings = {"OPENAI_API_BASE": f"{server.url}/v1", "OPENAI_API_KEY": KEY, "PYTHONDONTWRITEBYTECODE": "1"}
+    return place.run(
+        "aider",
+        *("--model", f"openai/{server.model}", "--edit-format", "whole", "--yes-always", "--no-pretty"),
+        *("--no-check-update", "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes"),
+        *("--auto-test", "--test-cmd", check, "--message", task, place.file.name),
+        settings=settings,
+        seconds=seconds,
+    )
