@@ -157,14 +157,14 @@ def _grammars(path: str) -> Iterator[Case]:
 
 
 def _format(name: str, schema: Any) -> dict[str, Any]:
-    return {"type": "json_schema", name: {"name": "answer", "schema": schema}}
+    return {"type": "json_schema", name: {"name": "answer", "schema": schema, "strict": True}}
 
 
 SCHEMA_FIELDS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "/v1/completions": lambda schema: {"guided_json": schema},
     "/v1/chat/completions": lambda schema: {"response_format": _format("json_schema", schema)},
     "/v1/responses": lambda schema: {
-        "text": {"format": {"type": "json_schema", "name": "answer", "schema": schema}},
+        "text": {"format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": True}},
     },
     "/v1/messages": lambda schema: {"output_config": {"format": {"type": "json_schema", "schema": schema}}},
 }

@@ -1,6 +1,7 @@
 """Tools with a real model over HTTP: calls that must be made are made, and fit their schemas."""
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -8,6 +9,7 @@ import openai
 import pytest
 
 from support.live_server import RunningServer, serving
+from support.schemas import UNENFORCEABLE
 from support.waiting import PATIENCE
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Zürich?"}]
@@ -147,9 +149,135 @@ def test_a_call_or_an_answer_in_json(client: openai.OpenAI) -> None:
             jsonschema.validate(json.loads(choice.message.content or ""), schema)
 
 
-def test_a_schema_that_cannot_be_enforced_is_refused_by_its_keyword(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    strict: Any = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}]
-    with pytest.raises(openai.BadRequestError, match="uniqueItems") as caught:
-        client.chat.completions.create(model="haiku", messages=MESSAGES, tools=strict)
-    assert caught.value.param == "tools"
+@pytest.mark.parametrize("keyword", ["uniqueItems", "pattern", "patternProperties"])
+def test_what_cannot_be_enforced_is_refused_where_strict_and_told_elsewhere(
+    client: openai.OpenAI, keyword: str
+) -> None:
+    schema = {"type": "object", "properties": {"deep": {"type": "array", "items": UNENFORCEABLE[keyword]}}}
+    place = "tools[1].function.parameters"
+
+    def with_tool(strict: bool) -> Any:
+        return [*tools(), {"type": "function", "function": {"name": "odd", "parameters": schema, "strict": strict}}]
+
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="haiku", messages=MESSAGES, tools=with_tool(strict=True))
+    assert caught.value.param == place.replace("[1]", "[2]")
+    assert f"of the tool 'odd', the keyword '{keyword}' of the property 'deep[]'" in str(caught.value)
+    asked: Any = {"model": "haiku", "messages": MESSAGES, "tool_choice": "required", "max_tokens": 4}
+    answer = client.chat.completions.with_raw_response.create(**asked, tools=with_tool(strict=False))
+    assert not answer.parse().choices[0].message.content
+    assert answer.headers["x-penstock-ignored"] == f"tools[2].function.parameters.properties.deep.items.{keyword}"
+    # A response format likewise.
+    answer_format: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    answer = client.chat.completions.with_raw_response.create(
+        model="haiku", messages=MESSAGES, response_format=answer_format, max_tokens=4
+    )
+    told = f"response_format.json_schema.schema.properties.deep.items.{keyword}"
+    assert answer.headers["x-penstock-ignored"] == told
+    answer_format["json_schema"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match=rf"the keyword '{re.escape(keyword)}' of the property 'deep"):
+        client.chat.completions.create(model="haiku", messages=MESSAGES, response_format=answer_format, max_tokens=4)
+
+
+def test_a_schema_that_nothing_fits_is_refused_by_its_tool(client: openai.OpenAI) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3, "maximum": 2}}, "required": ["a"]}
+    odd: Any = {"type": "function", "function": {"name": "odd", "parameters": schema}}
+    with pytest.raises(openai.BadRequestError, match="the schema of the tool 'odd' cannot be used: .*'a'"):
+        client.chat.completions.create(
+            model="haiku", messages=MESSAGES, tools=[*tools(), odd], tool_choice="required", max_tokens=4
+        )
+
+
+AS_CLIENTS_SEND_THEM: list[dict[str, Any]] = [
+    {},
+    {"parameters": None, "strict": None},
+    {"parameters": {}},
+    {"parameters": {"type": "object"}},
+    {"parameters": {"type": "object", "properties": {}}},
+    {"parameters": {"type": "object", "additionalProperties": False}, "description": "x " * 100},
+    {
+        "parameters": {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "title": "Arguments",
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "description": "x " * 50, "examples": ["/a"], "default": None},
+                "limit": {"type": ["integer", "null"], "exclusiveMinimum": 0, "maximum": 9007199254740991},
+                "mode": {"anyOf": [{"enum": ["read", "write", None]}, {"type": "null"}], "nullable": True},
+                "kind": {"const": "file"},
+                "format": {"type": "string", "format": "int64-or-whatever"},
+                "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+                "meta": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
+                "range": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "integer"}], "minItems": 2},
+                "edits": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 1000,
+                    "items": {"type": "object", "properties": {"old": {"type": "string"}}, "required": ["old"]},
+                },
+            },
+            "required": ["path"],
+            "additionalProperties": False,
+        }
+    },
+    {
+        "parameters": {
+            "type": "object",
+            "properties": {"shape": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "discriminator": {}}},
+            "$defs": {
+                kind: {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in "ab"
+            },
+        }
+    },
+    {
+        "parameters": {
+            "type": "object",
+            "properties": {"x-a": {"type": "integer"}, "x": {"type": "integer"}},
+            "patternProperties": {"^x-": {"minimum": 1}, "^(x)$": {"minimum": 3}},
+            "required": ["x"],
+        }
+    },
+]
+
+
+@pytest.mark.parametrize("strict", [None, True])
+def test_tools_as_clients_send_them(client: openai.OpenAI, strict: bool | None) -> None:
+    """Each is called, all of its schema is held to, and nothing is told to be left out."""
+    names = ["get", "get.more", "get-more", "mcp__server__" + "x" * 60, "g", "Get", "get_", "a.b.c", "_"]
+    for name, function in zip(names, AS_CLIENTS_SEND_THEM, strict=True):
+        offered: Any = {"type": "function", "function": {"name": name, "strict": strict} | function}
+        answer = client.chat.completions.with_raw_response.create(
+            model="haiku",
+            messages=MESSAGES,
+            tools=[offered, *tools()],
+            tool_choice={"type": "function", "function": {"name": name}},
+            temperature=1,
+            seed=2,
+            max_tokens=120,
+        )
+        assert "x-penstock-ignored" not in answer.headers
+        choice = answer.parse().choices[0]
+        assert not choice.message.content
+        if choice.finish_reason == "tool_calls":
+            (call,) = choice.message.tool_calls or []
+            assert call.type == "function" and call.function.name == name
+            jsonschema.validate(json.loads(call.function.arguments), function.get("parameters") or {})
+
+
+def test_a_call_that_is_cut_off_has_no_marks_in_it(client: openai.OpenAI) -> None:
+    """Whole and streamed, after any number of tokens."""
+    request: Any = {"model": "haiku", "messages": MESSAGES, "tools": tools(), "tool_choice": "required", "seed": 4}
+    whole = client.chat.completions.create(**request, max_tokens=40).choices[0].message.tool_calls or []
+    assert whole and whole[0].type == "function"
+    for most in range(1, 25, 4):
+        choice = client.chat.completions.create(**request, max_tokens=most).choices[0]
+        arguments = ""
+        for chunk in client.chat.completions.create(**request, max_tokens=most, stream=True):
+            assert not chunk.choices[0].delta.content
+            for call in chunk.choices[0].delta.tool_calls or []:
+                arguments += (call.function and call.function.arguments) or ""
+        assert choice.message.content is None or choice.message.content == ""
+        if choice.finish_reason == "length":
+            (first,) = choice.message.tool_calls or [None]
+            told = first.function.arguments if first is not None and first.type == "function" else ""
+            assert told == arguments and whole[0].function.arguments.startswith(told)

@@ -33,6 +33,8 @@ class Grammar(msgspec.Struct, frozen=True):
         thought: what may, or must, come before it: rules in Lark, which define the rule `thought`, and as the terminal
             `OPENING` what no text behind it begins with. Empty where nothing comes before.
         json_inside: whether the outputs of a grammar that is no JSON schema have values in them that fit one.
+        parts: for messages, what the rules of a grammar are about whose names begin so.
+        unenforced: fields of the request that say what the output is not held to, for the client to know.
     """
 
     kind: GrammarKind
@@ -40,6 +42,8 @@ class Grammar(msgspec.Struct, frozen=True):
     param: str = "grammar"
     thought: str = ""
     json_inside: bool = False
+    parts: tuple[tuple[str, str], ...] = ()
+    unenforced: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str) or not self.text.strip():

@@ -11,6 +11,7 @@ from penstock.core.errors import InvalidParameter, NothingFits
 from penstock.core.grammar import Grammar
 from penstock.sampling.choice import Masks
 from penstock.sampling.keys import Keys, KeyTokens
+from penstock.text.schema.enforceable import enforceable, json_rule
 from penstock.text.table import TokenTable
 
 if TYPE_CHECKING:
@@ -23,10 +24,6 @@ MAX_CACHED = 128
 _STACK_BYTES = 512 * 1024 * 1024
 # The size is one setting for all threads that are started.
 _stack_size = threading.Lock()
-# White space between the parts of a JSON value is bounded, so that a model cannot fill its whole output with it: a
-# space, or a line break and its indentation.
-_WHITE_SPACE = r"( |\n[ \t]{0,32})?"
-_JSON_OPTIONS = {"whitespace_pattern": _WHITE_SPACE, "lenient": False, "coerce_one_of": False}
 # Text that a grammar leaves no choice about is drawn token by token like any other, among all that spell it.
 _NO_FORCING = '%llguidance {"no_forcing": true}'
 # Where messages quote the source, and the place in it where that is one that we have written.
@@ -155,7 +152,8 @@ class Grammars:
             # The first mask makes the first states of the lexer, which all copies have then.
             matcher.compute_bitmask()
         if matcher.is_error():
-            raise InvalidParameter(grammar.param, _reason(matcher.get_error()))
+            about = _part_at_fault(grammar)
+            raise InvalidParameter(grammar.param, about + _reason(matcher.get_error()))
         return matcher
 
     def _load(self) -> "LLTokenizer":
@@ -232,6 +230,18 @@ def _source_of(grammar: Grammar) -> str:
     return json.dumps({"grammars": [{"lark_grammar": whole}, named]})
 
 
+def _part_at_fault(grammar: Grammar) -> str:
+    """Which part of a grammar of several schemas cannot be compiled, as the beginning of a sentence."""
+    from llguidance import LLMatcher
+
+    for line in grammar.text.splitlines() if grammar.parts else ():
+        begins = next((about for beginning, about in grammar.parts if line.startswith(beginning)), None)
+        _, found, schema = line.partition(" %json ")
+        if begins and found and LLMatcher.validate_grammar(f"start: %json {schema}"):
+            return f"the schema of {begins} cannot be used: "
+    return ""
+
+
 def _expression(grammar: Grammar) -> str:
     from llguidance import regex_to_lark
 
@@ -243,9 +253,10 @@ def _lark_of(grammar: Grammar) -> str:
     """The grammar by itself in llguidance's dialect of Lark; raises InvalidParameter."""
     match grammar.kind:
         case "json_schema":
-            # What a schema says of itself comes first, so that it cannot be said again.
-            schema = {"x-guidance": _JSON_OPTIONS, **json.loads(grammar.text)}
-            source = f"start: %json {json.dumps(schema)}"
+            schema, unenforced = enforceable(json.loads(grammar.text))
+            if unenforced:
+                raise unenforced[0].refusal(grammar.param)
+            source = f"start: {json_rule(schema)}"
         case "regex":
             source = f"start: /{_expression(grammar)}/"
         case "lark":

@@ -11,6 +11,7 @@ from penstock.core.sampling import ReasoningBudget
 from penstock.server.tools import ToolUse
 from penstock.text.output_format import OutputFormat, Parsing
 from penstock.text.reasoning import THINK_CLOSER, Before
+from penstock.text.schema.enforceable import enforceable
 
 # As in vLLM.
 BUDGET_FIELD = "thinking_token_budget"
@@ -45,14 +46,14 @@ def resolve_output(
     """
     grammar = asked
     if use is not None:
-        text = use.grammar(style, None if asked is None else _schema_beside_tools(asked))
-        grammar = None if text is None else Grammar("lark", text, "tools", json_inside=True)
+        grammar = _with_calls(style, asked, use)
     if grammar is not None:
         grammar = msgspec.structs.replace(grammar, thought=style.thought_rules(before))
     parsing = style.parsing(
         tools=use is not None,
         most_calls=None if use is None else use.most_calls,
         texts=None if use is None else use.texts,
+        calls_alone=use is not None and use.required,
         # An answer that begins at once may begin like reasoning, where its grammar says so.
         reasoning=grammar is None or before != "nothing",
         reasoning_opened=before == "open reasoning",
@@ -61,6 +62,19 @@ def resolve_output(
     budget = None if reasoning_tokens is None else _budget(style, reasoning_tokens, before)
     # Where there can be no reasoning, there is nothing to end.
     return ChatOutput(parsing, grammar, budget if parsing is not None and parsing.reasoning else None)
+
+
+def _with_calls(style: OutputFormat, asked: Grammar | None, use: ToolUse) -> Grammar | None:
+    """The grammar of outputs that may, or must, call tools; None where they are free."""
+    otherwise: dict[str, Any] | None = None
+    unenforced: tuple[str, ...] = ()
+    if asked is not None:
+        otherwise, unenforced = _schema_beside_tools(asked), asked.unenforced
+    calls = use.grammar(style, otherwise)
+    if calls is None:
+        return None
+    told = (*unenforced, *calls.unenforced)
+    return Grammar("lark", calls.text, "tools", json_inside=True, parts=calls.parts, unenforced=told)
 
 
 def _budget(style: OutputFormat, tokens: int, before: Before) -> ReasoningBudget:
@@ -78,4 +92,7 @@ def _schema_beside_tools(asked: Grammar) -> dict[str, Any]:
     schema = json.loads(asked.text) if asked.kind == "json_schema" else None
     if not isinstance(schema, dict):
         raise InvalidParameter(asked.param, "cannot be combined with tools that may be called; a JSON schema can.")
-    return schema
+    left, unenforced = enforceable(schema)
+    if unenforced:
+        raise unenforced[0].refusal(asked.param)
+    return left

@@ -285,7 +285,7 @@ class Resolver:
             prompt_logprobs=fields.prompt_logprobs,
             values=_prompt_logprobs(prompts, params[0].n, scored),
             parsing=parsing,
-            ignored=ignored,
+            ignored=ignored + (() if params[0].grammar is None else params[0].grammar.unenforced),
             stream=stream,
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.continuous_usage_stats),

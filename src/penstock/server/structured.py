@@ -1,10 +1,14 @@
 """What a request says its output must look like: the fields of OpenAI's API and of vLLM's."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from penstock.core.errors import InvalidParameter
 from penstock.core.grammar import Grammar
+from penstock.text.schema.enforceable import enforceable
 
 # Each takes the value of a field and the field's name.
 _CONSTRAINTS: dict[str, Callable[[Any, str], Grammar]] = {
@@ -58,7 +62,7 @@ def _response_format(value: dict[str, Any] | None) -> Grammar | None:
 
 
 def _json_schema(value: Any, name: str) -> Grammar:
-    """The schema is held to whether it is called strict or not: an answer that fits is what both ask for."""
+    """What of the schema cannot be enforced is refused where it is strict, else told."""
     if not isinstance(value, dict):
         raise InvalidParameter(name, "must be an object with the fields name and schema.")
     for other in value:
@@ -73,7 +77,14 @@ def _json_schema(value: Any, name: str) -> Grammar:
             raise InvalidParameter(f"{name}.{field}", f"must be {meaning}.")
     if value.get("schema") is None:
         raise InvalidParameter(f"{name}.schema", "is missing.")
-    return Grammar.json_schema(value["schema"], f"{name}.schema")
+    grammar = Grammar.json_schema(value["schema"], f"{name}.schema")
+    if value.get("strict"):
+        return grammar
+    schema, unenforced = enforceable(json.loads(grammar.text))
+    if not unenforced:
+        return grammar
+    told = tuple(grammar.param + each.field for each in unenforced)
+    return replace(Grammar.json_schema(schema, grammar.param), unenforced=told)
 
 
 def _structured_outputs(value: dict[str, Any] | None) -> Grammar | None:

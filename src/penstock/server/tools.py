@@ -7,14 +7,15 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.text.calls.grammar import calls_grammar
+from penstock.text.calls.grammar import MAX_CALLS, CallsGrammar, calls_grammar
 from penstock.text.calls.parameters import ToolSchema, texts_of
 from penstock.text.output_format import OutputFormat
 
 MAX_TOOLS = 128
 # How deep lists and objects inside of a tool's parameters may go.
 MAX_SCHEMA_DEPTH = 32
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# As OpenAI and Anthropic have them, and the Model Context Protocol, whose names may be longer and have dots.
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -54,20 +55,20 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
         offered: them, as chat templates take them.
         callable: those of them that may be called.
         required: whether the output must be calls and nothing else.
-        most_calls: None, or what comes after so many calls is left out.
+        most_calls: what comes after so many calls is left out.
     """
 
     offered: list[dict[str, Any]]
     callable: list[ToolSchema]
     required: bool = False
-    most_calls: int | None = None
+    most_calls: int = MAX_CALLS
 
     @property
     def texts(self) -> dict[str, dict[str, bool]]:
         """Of each tool, those parameters whose values are text, and whether they may be null."""
         return {tool.name: texts_of(tool) for tool in self.callable}
 
-    def grammar(self, style: OutputFormat, otherwise: Mapping[str, Any] | None = None) -> str | None:
+    def grammar(self, style: OutputFormat, otherwise: Mapping[str, Any] | None = None) -> CallsGrammar | None:
         """A grammar that outputs must follow; None where the model may write what it likes.
 
         Answers that are no calls fit the JSON schema `otherwise`, where there is one.
@@ -79,7 +80,7 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
             style.calls,
             self.callable,
             "strict" if otherwise is None and not self.required else "required",
-            self.most_calls is None,
+            self.most_calls > 1,
             special_markers=style.special_markers,
             by_name=style.calls_by_name,
             otherwise=None if self.required else otherwise,
@@ -111,9 +112,13 @@ def resolve_tools(
         raise InvalidParameter("tools", style.refusal)
     return ToolUse(
         offered=[_as_template_takes_it(tool.function) for tool in tools],
-        callable=[_schema(tool.function) for tool in tools if named in (None, tool.function.name)],
+        callable=[
+            _schema(tool.function, f"tools[{index}].function.parameters")
+            for index, tool in enumerate(tools)
+            if named in (None, tool.function.name)
+        ],
         required=named is not None or choice == "required",
-        most_calls=1 if named is not None or parallel is False else None,
+        most_calls=1 if named is not None or parallel is False else MAX_CALLS,
     )
 
 
@@ -122,7 +127,9 @@ def _check_tool(tool: ToolFields, path: str, names: set[str]) -> None:
     if tool.type != "function":
         raise InvalidParameter(f"{path}.type", f"{tool.type[:40]!r} is not 'function'.")
     if not _NAME.fullmatch(function.name):
-        raise InvalidParameter(f"{path}.function.name", "must be 1 to 64 letters, digits, underscores and dashes.")
+        raise InvalidParameter(
+            f"{path}.function.name", "must be 1 to 128 letters, digits, underscores, dashes and dots."
+        )
     if function.name in names:
         raise InvalidParameter(f"{path}.function.name", f"{function.name!r} is the name of another tool, too.")
     names.add(function.name)
@@ -176,6 +183,6 @@ def _as_template_takes_it(function: FunctionFields) -> dict[str, Any]:
     return {"type": "function", "function": fields}
 
 
-def _schema(function: FunctionFields) -> ToolSchema:
+def _schema(function: FunctionFields, place: str) -> ToolSchema:
     parameters = _NO_PARAMETERS if function.parameters is None else function.parameters
-    return ToolSchema(function.name, parameters, bool(function.strict))
+    return ToolSchema(function.name, parameters, bool(function.strict), place)

@@ -32,6 +32,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
         calls: the format of calls; None where calls are text like any other.
         most_calls: what comes after so many calls is left out.
         texts: for each tool those of its parameters whose values are text, and whether they may be null.
+        calls_alone: whether the answer is calls and nothing else, so that what is left of one is no content.
         reasoning: whether a block of reasoning is looked for; `reasoning_opened`: the prompt has opened it;
             `reasoning_shown`: it is told, and not left out.
     """
@@ -39,13 +40,17 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
     calls: str | None = None
     most_calls: int | None = None
     texts: dict[str, dict[str, bool]] = {}
+    calls_alone: bool = False
     reasoning: bool = False
     reasoning_opened: bool = False
     reasoning_shown: bool = True
 
     def parser(self) -> OutputParser:
         """A parser for one sample."""
-        inner = PlainParser() if self.calls is None else PARSERS[self.calls](self.most_calls, self.texts)
+        if self.calls is None:
+            inner: OutputParser = PlainParser()
+        else:
+            inner = PARSERS[self.calls](self.most_calls, self.texts, alone=self.calls_alone)
         if not self.reasoning:
             return inner
         return ReasoningParser(inner, opened=self.reasoning_opened, shown=self.reasoning_shown)
@@ -88,6 +93,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
         tools: bool = False,
         most_calls: int | None = None,
         texts: dict[str, dict[str, bool]] | None = None,
+        calls_alone: bool = False,
         reasoning: bool = True,
         reasoning_opened: bool = False,
         reasoning_shown: bool = True,
@@ -104,6 +110,7 @@ class OutputFormat(msgspec.Struct, frozen=True, kw_only=True):
             calls=calls,
             most_calls=most_calls,
             texts=texts or {},
+            calls_alone=calls_alone,
             reasoning=reasoning,
             reasoning_opened=reasoning_opened,
             reasoning_shown=reasoning_shown,

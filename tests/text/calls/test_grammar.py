@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.errors import InvalidParameter
 from penstock.core.grammar import Grammar
-from penstock.text.calls.grammar import Enforced, ToolSchema, calls_grammar
+from penstock.text.calls.grammar import MAX_CALLS, Enforced, ToolSchema, calls_grammar
 from penstock.text.output_format import Parsing
 from penstock.text.reasoning import Before, thought_rules
 from support.language import Language, Vocabulary
@@ -43,7 +43,7 @@ def vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 def language(vocabulary: Vocabulary, *arguments: Any, before: Before = "nothing", **options: Any) -> Language:
     """What the grammar of calls with these arguments accepts."""
-    text = calls_grammar(*arguments, special_markers=vocabulary.marks, **options)
+    text = calls_grammar(*arguments, special_markers=vocabulary.marks, **options).text
     return Language(vocabulary, Grammar("lark", text, "tools", thought_rules(before, vocabulary.marks)))
 
 
@@ -143,8 +143,10 @@ def test_what_cannot_be_enforced_is_passed_over_unless_strict(vocabulary: Vocabu
     schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
     call = written("hermes", False, ("f", '{"a": [1, 1]}'))
     assert call in language(vocabulary, "hermes", [ToolSchema("f", schema)], "required", True)
-    with pytest.raises(InvalidParameter, match=r"tools: .*uniqueItems"):
-        "" in language(vocabulary, "hermes", [ToolSchema("f", schema, strict=True)], "required", True)  # noqa: B015
+    with pytest.raises(
+        InvalidParameter, match=r"tools: of the tool 'f', the keyword 'uniqueItems' of the property 'a'"
+    ):
+        language(vocabulary, "hermes", [ToolSchema("f", schema, strict=True)], "required", True)
 
 
 def test_remarks_in_schemas_are_left_out_and_names_are_not(vocabulary: Vocabulary) -> None:
@@ -157,4 +159,27 @@ def test_remarks_in_schemas_are_left_out_and_names_are_not(vocabulary: Vocabular
     accepted = language(vocabulary, "hermes", [ToolSchema("f", schema, strict=True)], "required", True)
     assert written("hermes", False, ("f", '{"title": {"title": ":)"}, "default": null}')) in accepted
     assert written("hermes", False, ("f", '{"title": {}, "default": null}')) not in accepted
-    assert ":(" not in calls_grammar("hermes", [ToolSchema("f", schema)], "required", True)
+    assert ":(" not in calls_grammar("hermes", [ToolSchema("f", schema)], "required", True).text
+
+
+@pytest.mark.parametrize(("calls", "by_name"), FORMATS)
+@pytest.mark.parametrize("enforced", ["required", "strict"])
+def test_one_answer_has_a_bounded_number_of_calls(
+    vocabulary: Vocabulary, calls: str, by_name: bool, enforced: Enforced
+) -> None:
+    accepted = language(vocabulary, calls, TOOLS, enforced, True, by_name=by_name)
+    assert written(calls, by_name, *[STOP] * MAX_CALLS) in accepted
+    assert written(calls, by_name, *[STOP] * (MAX_CALLS + 1)) not in accepted
+
+
+@pytest.mark.parametrize(("calls", "by_name"), FORMATS)
+def test_names_with_dots_and_names_that_others_begin_with(vocabulary: Vocabulary, calls: str, by_name: bool) -> None:
+    one = {"properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+    other = {"properties": {"a": {"type": "null"}}, "required": ["a"], "additionalProperties": False}
+    names = ["get", "get.more", "get.more-of_it", "mcp__server__" + "x" * 115]
+    tools = [ToolSchema(name, other if index % 2 else one) for index, name in enumerate(names)]
+    accepted = language(vocabulary, calls, tools, "required", True, by_name=by_name)
+    for index, name in enumerate(names):
+        good, bad = ('{"a": null}', '{"a": 1}')[:: 1 if index % 2 else -1]
+        assert written(calls, by_name, (name, good)) in accepted
+        assert written(calls, by_name, (name, bad)) not in accepted

@@ -49,7 +49,7 @@ def vocabulary(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def language(vocabulary: Vocabulary, calls: str, *arguments: Any, tools: list[ToolSchema] = TOOLS) -> Language:
-    text = calls_grammar(calls, tools, *arguments, special_markers=vocabulary.marks)
+    text = calls_grammar(calls, tools, *arguments, special_markers=vocabulary.marks).text
     return Language(vocabulary, Grammar("lark", text, "tools"))
 
 
@@ -168,20 +168,44 @@ def test_any_text_as_a_value(vocabulary: Vocabulary, calls: str) -> None:
 @pytest.mark.parametrize(
     ("calls", "parameters", "why"),
     [
-        ("qwen3_coder", {"properties": {"a": {"type": "string", "pattern": "x"}}}, "'pattern' of 'a'"),
-        ("glm45", {"properties": {"a": {"type": "string", "format": "date"}}}, "'format' of 'a'"),
+        (
+            "qwen3_coder",
+            {"properties": {"a": {"type": "string", "pattern": "x"}}},
+            "keyword 'pattern' of the property 'a'",
+        ),
+        (
+            "glm45",
+            {"properties": {"a": {"type": "string", "const": "y", "not": {}}}},
+            "keyword 'not' of the property 'a'",
+        ),
         ("pythonic", {"properties": {}, "minProperties": 1}, "'minProperties' beside"),
         ("glm45", {"properties": {}, "required": ["a"]}, "'a' is required"),
-        ("pythonic", {"properties": {"a b": {}}, "required": ["a b"]}, "the parameter 'a b'"),
-        ("qwen3_coder", {"properties": {"a": {"enum": ["</parameter>"]}}}, "one of the values of 'a'"),
-        ("glm45", {"properties": {"a": {"type": "string", "maxLength": "x"}}}, "the length of 'a'"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused_where_calls_are_strict(
     calls: str, parameters: dict[str, Any], why: str
 ) -> None:
-    with pytest.raises(InvalidParameter, match=f"of 'f', .*{why}.* cannot be enforced"):
-        calls_grammar(calls, [ToolSchema("f", parameters, strict=True)], "strict", True)
+    with pytest.raises(InvalidParameter, match=f"of the tool 'f', .*{why}.* cannot be enforced") as caught:
+        calls_grammar(calls, [ToolSchema("f", parameters, True, "tools[3].function.parameters")], "strict", True)
+    assert caught.value.param == "tools[3].function.parameters"
+
+
+@pytest.mark.parametrize(
+    ("calls", "parameters", "why"),
+    [
+        (
+            "pythonic",
+            {"properties": {"a b": {}}, "required": ["a b"]},
+            "the name of the parameter 'a b' cannot be written",
+        ),
+        ("qwen3_coder", {"properties": {"a": {"enum": ["</parameter>"]}}}, "the values of 'a' cannot be written"),
+        ("glm45", {"properties": {"a": {"type": "string", "maxLength": "x"}}}, "maxLength must be integers"),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_cannot_be_written_is_refused(calls: str, parameters: dict[str, Any], why: str, strict: bool) -> None:
+    with pytest.raises(InvalidParameter, match=why):
+        calls_grammar(calls, [ToolSchema("f", parameters, strict)], "required", True)
 
 
 def test_what_cannot_be_enforced_is_passed_over_otherwise(vocabulary: Vocabulary) -> None:
@@ -189,5 +213,15 @@ def test_what_cannot_be_enforced_is_passed_over_otherwise(vocabulary: Vocabulary
     for calls in FORMATS:
         accepted = language(vocabulary, calls, "required", True, tools=[ToolSchema("f", parameters)])
         assert written(calls, ("f", {})) in accepted
+        told = calls_grammar(calls, [ToolSchema("f", parameters, False, "tools[0]")], "required", True).unenforced
         if calls != "pythonic":
             assert written(calls, ("f", {"a": "y"})) in accepted
+            assert told == ("tools[0].minProperties", "tools[0].properties.a.pattern")
+        else:
+            assert told == ("tools[0].minProperties",)
+
+
+def test_forms_of_texts_are_remarks_where_values_are_no_json(vocabulary: Vocabulary) -> None:
+    parameters = {"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]}
+    accepted = language(vocabulary, "glm45", "required", True, tools=[ToolSchema("f", parameters, strict=True)])
+    assert written("glm45", ("f", {"a": "soon"})) in accepted

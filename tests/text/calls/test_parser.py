@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.text.calls.formats import PARSERS
 from penstock.text.calls.parser import CallParser, HermesParser, LlamaParser, MistralParser
+from penstock.text.output_format import Parsing
 from support.pieces import cut, every_cut, parsed
 
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Zürich \\"x\\"", "days": [1, 2.5e1]}}'
@@ -234,3 +235,38 @@ def test_long_outputs_that_are_no_calls_are_text_to_the_last_character(name: str
     for text in (opener * 20_000, " " * 200_000, f'{opener}{{"arguments": {{"a": "' + "b" * 200_000):
         found = parsed(PARSERS[name](), [text[start : start + 4] for start in range(0, len(text), 4)])
         assert found["content"] == text and not found["calls"]
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        (
+            "hermes",
+            '<tool_call>\n{"name": "f", "arguments": {"a": "}<", "b": [1]}}\n</tool_call>\n' + tag('{"name": "g"}'),
+        ),
+        ("llama3", '{"name": "f", "parameters": {"a": "x;"}}; {"name": "g", "parameters": {}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": {}}]'),
+        ("mistral", '[TOOL_CALLS]f[ARGS]{"a": "["}[TOOL_CALLS]g[ARGS]{}'),
+        (
+            "qwen3_coder",
+            tag("\n<function=f>\n<parameter=a>\nx <\n</parameter>\n<parameter=b>\n[1]\n</parameter>\n</function>\n"),
+        ),
+        (
+            "glm45",
+            tag("f\n<arg_key>a</arg_key>\n<arg_value>x</arg_value><arg_key>b</arg_key><arg_value>[1]</arg_value>"),
+        ),
+        ("pythonic", "[f(a='x]', b=[1, None]), g()]"),
+    ],
+)
+def test_what_is_left_of_a_call_that_was_cut_off_is_neither_content_nor_arguments(calls: str, text: str) -> None:
+    """Where the answer is calls and nothing else; wherever it ends, in one piece and character by character."""
+    parsing = Parsing(calls=calls, calls_alone=True, texts={"f": {"a": False}})
+    whole = parsed(parsing.parser(), [text])
+    assert whole["calls"][0][0] == "f" and whole["content"] == ""
+    json.loads(whole["calls"][0][1])
+    for end in range(len(text)):
+        for parts in ([text[:end]], list(text[:end])):
+            found = parsed(parsing.parser(), parts)
+            assert found["content"] == ""
+            for (name, arguments), (whole_name, whole_arguments) in zip(found["calls"], whole["calls"], strict=False):
+                assert name == whole_name and whole_arguments.startswith(arguments), (parts, arguments)

@@ -83,7 +83,8 @@ def _response_format(fields: MessagesFields) -> dict[str, Any] | None:
     config = fields.output_config
     if config is None or config.format is None:
         return None
-    return {"type": "json_schema", "json_schema": {"schema": config.format.schema}}
+    # There is none that is not strict.
+    return {"type": "json_schema", "json_schema": {"schema": config.format.schema, "strict": True}}
 
 
 def _chat(fields: PromptFields, variables: Collection[str], *, is_whole: bool = True, **others: Any) -> ChatFields:

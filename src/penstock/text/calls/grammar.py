@@ -8,15 +8,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
+from msgspec.structs import replace
+
+from penstock.core.errors import InvalidParameter
 from penstock.text.calls.formats import PARSERS
-from penstock.text.calls.parameters import (
-    REMARKS,
-    Parameter,
-    ToolSchema,
-    cannot_be_enforced,
-    check_enforceable,
-    parameters_of,
-)
+from penstock.text.calls.parameters import Parameter, ToolSchema, beside_parameters, parameters_of
 from penstock.text.calls.parser import (
     HERMES_CLOSER,
     HERMES_OPENER,
@@ -26,11 +23,15 @@ from penstock.text.calls.parser import (
 )
 from penstock.text.calls.python_calls import PYTHON_CLOSER, PYTHON_OPENER
 from penstock.text.calls.tagged import GLM, QWEN, Tags
+from penstock.text.schema.enforceable import enforceable, json_rule
 
 Enforced = Literal["required", "strict"]
 
-# White space inside of arguments is bounded, so that a model cannot fill its output with it.
-_WHITE_SPACE = r"( |\n[ \t]{0,32})?"
+# In one answer. A model that repeats a call for ever comes to an end.
+MAX_CALLS = 64
+_OTHER_FORMAT = "in this model's format of calls"
+# What is enforced of a value that is text, which is no JSON. Forms of texts are remarks there.
+_OF_TEXT = frozenset({"type", "enum", "const", "minLength", "maxLength", "format", "$defs", "definitions"})
 # TEXT, PROSE and UNLISTED have no opener of calls in them, even if it is spelled out where it is a special token.
 _TERMINALS = {
     "ANYTHING": r"/(?s:.*)/",
@@ -45,9 +46,14 @@ _TERMINALS = {
 
 # Names that stand for themselves, in tags and in Python.
 _PLAIN_NAME = re.compile(r"[^\s=(),:'\"\[\]{}<>]+")
-# Where a schema's keys are names and no keywords.
-_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
-_VALUES = frozenset({"const", "enum"})
+
+
+class CallsGrammar(msgspec.Struct, frozen=True):
+    """A grammar in Lark; `parts` and `unenforced` are as `Grammar` has them."""
+
+    text: str
+    parts: tuple[tuple[str, str], ...] = ()
+    unenforced: tuple[str, ...] = ()
 
 
 def calls_grammar(
@@ -59,28 +65,37 @@ def calls_grammar(
     special_markers: Mapping[str, int] | None = None,
     by_name: bool = False,
     otherwise: Mapping[str, Any] | None = None,
-) -> str:
-    """The grammar of outputs that call these tools.
+) -> CallsGrammar:
+    """The grammar of outputs that call these tools. Raises InvalidParameter where a strict one cannot be enforced.
 
     Args:
         calls: the format of calls, a name in `PARSERS`.
         tools: those that may be called, at least one.
         enforced: "required" outputs are calls and nothing else; "strict" ones may be text as well, but every call in
             them follows its tool's schema.
-        parallel: whether there may be several calls.
+        parallel: whether there may be several calls, `MAX_CALLS` at most.
         special_markers: ids of those marks of the format that are special tokens.
         by_name: of Mistral's two formats the newer one.
-        otherwise: the JSON schema of answers that may come in place of required calls.
+        otherwise: the JSON schema of answers that may come in place of required calls, of which all can be enforced.
     """
     rules = _Rules(PARSERS[calls].opener, special_markers or {}, parallel)
     answer = _ANSWERS[calls, by_name and calls == "mistral"](rules, enforced)
     rules.add("start", answer if otherwise is None else f"{answer} | otherwise")
     if otherwise is not None:
-        rules.add("otherwise", _json(otherwise, strict=True))
+        rules.add("otherwise", json_rule(otherwise))
     rules.add("call", " | ".join(f"call_{index}" for index in range(len(tools))))
     for index, tool in enumerate(tools):
-        rules.add(f"call_{index}", _CALLS.get(calls, _object_call)(rules, tool, index, calls, by_name))
-    return rules.text()
+        parameters, unenforced = enforceable({"type": "object", **tool.parameters})
+        for each in unenforced:
+            rules.leave_out(tool, each.field, str(each))
+        left = replace(tool, parameters=parameters)
+        rules.add(f"call_{index}", _CALLS.get(calls, _object_call)(rules, left, index, calls, by_name))
+    parts = tuple(
+        (f"{kind}_{index}{end}", f"the tool {tool.name!r}")
+        for index, tool in enumerate(tools)
+        for kind, end in (("arguments", ":"), ("value", "_"))
+    )
+    return CallsGrammar(rules.text(), parts, tuple(rules.unenforced))
 
 
 class _Rules:
@@ -91,6 +106,15 @@ class _Rules:
         self._special_markers = special_markers
         self._parallel = parallel
         self._lines: list[str] = []
+        self.unenforced: list[str] = []
+
+    def leave_out(self, tool: ToolSchema, field: str, what: str) -> None:
+        """Tell what is not enforced of a tool's parameters, or refuse it where all has to be."""
+        if tool.strict:
+            raise InvalidParameter(
+                tool.place, f"of the tool {tool.name!r}, {what} cannot be enforced; leave it out, or strict."
+            )
+        self.unenforced.append(tool.place + field)
 
     def add(self, name: str, body: str) -> None:
         self._lines.append(f"{name}: {body}")
@@ -122,12 +146,12 @@ class _Rules:
         return name
 
     def several(self, call: str, between: str) -> str:
-        """One call, or as many as the model likes."""
-        return f"{call} ({between} {call})*" if self._parallel else call
+        """One call, or several."""
+        return f"{call} ({between} {call}){{0,{MAX_CALLS - 1}}}" if self._parallel else call
 
     def among_text(self, calls: str) -> str:
         """Text with calls in it, or without."""
-        return f"({calls}){'*' if self._parallel else '?'} TEXT"
+        return f"({calls}){f'{{0,{MAX_CALLS}}}' if self._parallel else '?'} TEXT"
 
 
 def _hermes(rules: _Rules, enforced: Enforced) -> str:
@@ -182,7 +206,7 @@ _ANSWERS: dict[tuple[str, bool], Callable[[_Rules, Enforced], str]] = {
 
 def _object_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_name: bool) -> str:
     """A call whose arguments are one JSON object."""
-    rules.add(f"arguments_{index}", _json({"type": "object", **tool.parameters}, strict=tool.strict))
+    rules.add(f"arguments_{index}", json_rule(tool.parameters))
     if calls == "mistral" and by_name:
         return f"{_literal(tool.name)} {rules.mark(MISTRAL_ARGUMENTS)} arguments_{index}"
     key = "parameters" if calls == "llama3" else "arguments"
@@ -194,7 +218,7 @@ def _tagged_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_nam
     """A call between tags: parameters in the order of the schema, and no others."""
     tags = QWEN if calls == "qwen3_coder" else GLM
     parts = [_literal(f"{tags.name_begin}{tool.name}{tags.name_end}"), "BREAK?"]
-    for parameter in _written_parameters(tool, tags.key_end):
+    for parameter in _written_parameters(rules, tool, tags.key_end):
         place = f"{index}_{len(parts)}"
         begin = f"{rules.mark(tags.key_begin)} {_literal(parameter.name)} {rules.mark(tags.key_end)}"
         if tags.value_begin:
@@ -209,17 +233,17 @@ def _tagged_value(rules: _Rules, tool: ToolSchema, parameter: Parameter, tags: T
     pad = "\n" if tags.padded else ""
     before = _literal(pad) + " " if pad else ""
     if parameter.text is None:
-        rules.add(f"value_{place}", _json(parameter.schema, strict=tool.strict))
+        rules.add(f"value_{place}", json_rule(parameter.schema))
         return f"{before}value_{place} {before}{rules.mark(tags.value_end)}"
     schema = parameter.text
-    other = schema.keys() - REMARKS - {"type", "enum", "const", "minLength", "maxLength", "$defs", "definitions"}
-    if other and tool.strict:
-        raise cannot_be_enforced(tool, f"the keyword {min(other)!r} of {parameter.name!r}")
+    for key in sorted(schema.keys() - _OF_TEXT):
+        what = f"the keyword {key!r} of the property {parameter.name!r} ({_OTHER_FORMAT})"
+        rules.leave_out(tool, f".properties.{parameter.name}.{key}", what)
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list):
         texts = [value for value in values if isinstance(value, str) and tags.value_end not in value]
         if not texts:
-            raise cannot_be_enforced(tool, f"one of the values of {parameter.name!r}")
+            raise _cannot_be_written(tool, f"the values of {parameter.name!r}")
         return f"{before}({' | '.join(_literal(text + pad) for text in texts)}) {rules.mark(tags.value_end)}"
     end, name = _escaped(tags.value_end), f"VALUE_{place}"
     text = f"(?s:.{_times(tool, parameter.name, schema)}){_escaped(pad)}"
@@ -234,7 +258,7 @@ def _tagged_value(rules: _Rules, tool: ToolSchema, parameter: Parameter, tags: T
 def _times(tool: ToolSchema, name: str, schema: Mapping[str, Any]) -> str:
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
     if not isinstance(least, int) or not (isinstance(most, int) or most == ""):
-        raise cannot_be_enforced(tool, f"the length of {name!r}")
+        raise InvalidParameter(f"{tool.place}.properties.{name}", "minLength and maxLength must be integers.")
     return f"{{{least},{most}}}" if least or most != "" else "*"
 
 
@@ -242,12 +266,12 @@ def _python_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_nam
     """A call in Python's notation: parameters in the order of the schema, and no others."""
     # Both of what may come from a parameter on: as the call's first, and behind others.
     first, behind = "", ""
-    for place, parameter in reversed(list(enumerate(_written_parameters(tool, "=")))):
+    for place, parameter in reversed(list(enumerate(_written_parameters(rules, tool, "=")))):
         argument, name = f"argument_{index}_{place}", f"{index}_{place}"
         if parameter.is_boolean:
             rules.add(f"value_{name}", '"True" | "False"')
         else:
-            rules.add(f"value_{name}", _json(parameter.schema, strict=tool.strict))
+            rules.add(f"value_{name}", json_rule(parameter.schema))
         rules.add(argument, f"{_literal(parameter.name + '=')} value_{name}")
         begun = f"{argument} {behind}"
         optional = f"{begun} | {first}" if first else f"({begun})?"
@@ -258,16 +282,21 @@ def _python_call(rules: _Rules, tool: ToolSchema, index: int, calls: str, by_nam
     return f"{_literal(tool.name + '(')} {first} {_literal(')')}"
 
 
-def _written_parameters(tool: ToolSchema, name_end: str) -> list[Parameter]:
+def _written_parameters(rules: _Rules, tool: ToolSchema, name_end: str) -> list[Parameter]:
     """The parameters that a call may have: those whose names can be written. Raises InvalidParameter."""
-    check_enforceable(tool)
+    for field, what in beside_parameters(tool):
+        rules.leave_out(tool, field, f"{what} ({_OTHER_FORMAT})")
     found = []
     for parameter in parameters_of(tool):
         if _PLAIN_NAME.fullmatch(parameter.name) and name_end not in parameter.name:
             found.append(parameter)
         elif parameter.required:
-            raise cannot_be_enforced(tool, f"the parameter {parameter.name[:40]!r}")
+            raise _cannot_be_written(tool, f"the name of the parameter {parameter.name[:40]!r}")
     return found
+
+
+def _cannot_be_written(tool: ToolSchema, what: str) -> InvalidParameter:
+    return InvalidParameter(tool.place, f"of the tool {tool.name!r}, {what} cannot be written {_OTHER_FORMAT}.")
 
 
 _CALLS: dict[str, Callable[[_Rules, ToolSchema, int, str, bool], str]] = {
@@ -284,23 +313,3 @@ def _literal(text: str) -> str:
 def _escaped(mark: str) -> str:
     """A mark in a regular expression."""
     return re.sub(r"([][|/])", r"\\\1", mark).replace("\n", r"\n")
-
-
-def _json(schema: Mapping[str, Any], *, strict: bool) -> str:
-    options = {"whitespace_pattern": _WHITE_SPACE, "lenient": not strict, "coerce_one_of": not strict}
-    return f"%json {json.dumps({**_without_remarks(schema), 'x-guidance': options}, ensure_ascii=False)}"
-
-
-def _without_remarks(schema: Any) -> Any:
-    """The same schema in less text: remarks are not enforced, but count where a grammar's size is bounded."""
-    if isinstance(schema, list):
-        return [_without_remarks(inner) for inner in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    result: dict[str, Any] = {}
-    for key, inner in schema.items():
-        if key in _NAMED and isinstance(inner, Mapping):
-            result[key] = {name: _without_remarks(each) for name, each in inner.items()}
-        elif key not in REMARKS:
-            result[key] = inner if key in _VALUES else _without_remarks(inner)
-    return result

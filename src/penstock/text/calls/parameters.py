@@ -5,24 +5,25 @@ from typing import Any
 
 import msgspec
 
-from penstock.core.errors import InvalidParameter
+from penstock.text.schema.keywords import DEFINITIONS, REMARKS
 
-# What a schema says to people.
-REMARKS = frozenset(
-    {"$comment", "$schema", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"}
-)
-_DEFINITIONS = ("$defs", "definitions")
 # What is enforced of a tool's schema where parameters are written one by one.
-_ENFORCED = frozenset({"additionalProperties", "properties", "required", "type", *_DEFINITIONS, *REMARKS})
+_ENFORCED = frozenset({"additionalProperties", "properties", "required", "type", *DEFINITIONS, *REMARKS})
 _MOST_REFERENCES = 16
 
 
 class ToolSchema(msgspec.Struct, frozen=True):
-    """A tool whose calls are enforced; unless it is `strict`, keywords that cannot be enforced are passed over."""
+    """A tool whose calls are enforced.
+
+    Attributes:
+        strict: it is refused where a keyword of its parameters cannot be enforced; else, that is told.
+        place: the field of the request that has the parameters.
+    """
 
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
+    place: str = "tools"
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -43,16 +44,19 @@ class Parameter(msgspec.Struct, frozen=True):
     @property
     def is_boolean(self) -> bool:
         """Whether its values are true and false."""
-        return self.schema.get("type") == "boolean" and self.schema.keys() <= {"type", *_DEFINITIONS, *REMARKS}
+        return self.schema.get("type") == "boolean" and self.schema.keys() <= {"type", *DEFINITIONS, *REMARKS}
 
 
 def parameters_of(tool: ToolSchema) -> list[Parameter]:
     """A tool's parameters, in the order of its schema."""
     root = tool.parameters
-    definitions = {key: root[key] for key in _DEFINITIONS if key in root}
+    definitions = {key: root[key] for key in DEFINITIONS if key in root}
     required = root.get("required", [])
     found = []
     for name, schema in root.get("properties", {}).items():
+        if schema is False and name not in required:
+            # It is never there.
+            continue
         # A schema may be true, for anything.
         schema = schema if isinstance(schema, Mapping) else {} if schema is True else {"enum": []}
         text, nullable = _text_of(schema, root)
@@ -65,21 +69,14 @@ def texts_of(tool: ToolSchema) -> dict[str, bool]:
     return {each.name: each.nullable for each in parameters_of(tool) if each.text is not None}
 
 
-def check_enforceable(tool: ToolSchema) -> None:
-    """Raise InvalidParameter where a strict tool's schema says what no format can that writes parameters one by one."""
-    if not tool.strict:
-        return
-    for key in tool.parameters:
-        if key not in _ENFORCED:
-            raise cannot_be_enforced(tool, f"the keyword {key!r} beside its properties")
-    for name in tool.parameters.get("required", []):
-        if name not in tool.parameters.get("properties", {}):
-            raise cannot_be_enforced(tool, f"that {name!r} is required, which is none of its properties,")
-
-
-def cannot_be_enforced(tool: ToolSchema, what: str) -> InvalidParameter:
-    """The refusal of what this model's format of calls has no room for."""
-    return InvalidParameter("tools", f"of {tool.name!r}, {what} cannot be enforced in this model's format of calls.")
+def beside_parameters(tool: ToolSchema) -> list[tuple[str, str]]:
+    """What a tool's schema says that no format can enforce that writes parameters one by one: fields, and in words."""
+    schema, properties = tool.parameters, tool.parameters.get("properties", {})
+    found = [(f".{key}", f"the keyword {key!r} beside its properties") for key in schema if key not in _ENFORCED]
+    for name in schema.get("required", []):
+        if name not in properties:
+            found.append((".required", f"that {name!r} is required, which is none of its properties,"))
+    return found
 
 
 def _text_of(schema: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
@@ -111,7 +108,7 @@ def _resolved(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str
         if not isinstance(reference, str) or schema.keys() - REMARKS - {"$ref"}:
             break
         start, _, name = reference.removeprefix("#/").partition("/")
-        definitions = root.get(start) if start in _DEFINITIONS else None
+        definitions = root.get(start) if start in DEFINITIONS else None
         target = definitions.get(name) if isinstance(definitions, Mapping) else None
         if not isinstance(target, Mapping):
             break

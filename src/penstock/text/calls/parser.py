@@ -39,9 +39,13 @@ class CallParser(abc.ABC):
 
     opener: str
 
-    def __init__(self, most_calls: int | None = None, texts: Texts | None = None) -> None:
-        """`texts` matters to formats whose values do not say of which type they are."""
+    def __init__(self, most_calls: int | None = None, texts: Texts | None = None, *, alone: bool = False) -> None:
+        """`texts` matters to formats whose values do not say of which type they are.
+
+        Where calls are `alone`, nothing else is in the text: what is left of one that was cut off is no content.
+        """
         self.done = False
+        self._alone = alone
         self._most_calls = most_calls
         self._texts = texts or {}
         self._calls = 0
@@ -192,7 +196,7 @@ class CallParser(abc.ABC):
         self._held.clear()
 
     def _tell(self, text: str) -> None:
-        if text:
+        if text and not self._alone:
             self._after_call = False
             self._pieces.append(Content(text))
 
@@ -225,8 +229,8 @@ class LlamaParser(CallParser):
 
     opener = LLAMA_OPENER
 
-    def __init__(self, most_calls: int | None = None, texts: Texts | None = None) -> None:
-        super().__init__(most_calls, texts)
+    def __init__(self, most_calls: int | None = None, texts: Texts | None = None, *, alone: bool = False) -> None:
+        super().__init__(most_calls, texts, alone=alone)
         self._expect_one_of("{", LLAMA_OPENER)
 
     def _opened(self) -> None:
@@ -251,8 +255,8 @@ class MistralParser(CallParser):
 
     opener = MISTRAL_OPENER
 
-    def __init__(self, most_calls: int | None = None, texts: Texts | None = None) -> None:
-        super().__init__(most_calls, texts)
+    def __init__(self, most_calls: int | None = None, texts: Texts | None = None, *, alone: bool = False) -> None:
+        super().__init__(most_calls, texts, alone=alone)
         self._name = ""
         self._in_array = False
 

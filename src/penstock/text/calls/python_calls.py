@@ -114,8 +114,8 @@ class PythonParser(CallParser):
 
     opener = PYTHON_OPENER
 
-    def __init__(self, most_calls: int | None = None, texts: Texts | None = None) -> None:
-        super().__init__(most_calls, texts)
+    def __init__(self, most_calls: int | None = None, texts: Texts | None = None, *, alone: bool = False) -> None:
+        super().__init__(most_calls, texts, alone=alone)
         self._between_marks = False
         self._expect_one_of("[", PYTHON_OPENER)
 

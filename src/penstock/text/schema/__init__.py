@@ -1,0 +1,1 @@
+"""JSON schemas: what of them outputs can be held to."""

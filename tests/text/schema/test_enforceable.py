@@ -1,0 +1,134 @@
+"""What of a JSON schema outputs are held to: all that is not told."""
+
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from penstock.core.errors import InvalidParameter
+from penstock.core.grammar import Grammar
+from penstock.sampling.grammar import Grammars
+from penstock.text.schema.enforceable import enforceable
+from penstock.text.schema.patterns import is_open
+from support.random_outputs import adversarial_grammars, random_output, unique
+from support.schemas import UNENFORCEABLE, any_schema
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return adversarial_grammars()
+
+
+def test_outputs_fit_whatever_the_schema(grammars: Grammars, pytestconfig: pytest.Config) -> None:
+    """A keyword that is not enforced is told, and then the others are."""
+    count = 4 * int(pytestconfig.getoption("--schemas"))
+    complete = told = nothing_fits = 0
+    for seed in range(count):
+        schema = any_schema(seed)
+        left, unenforced = enforceable(schema)
+        assert enforceable(left) == (left, ()), schema
+        told += bool(unenforced)
+        if unenforced:
+            with pytest.raises(InvalidParameter, match="cannot be enforced"):
+                grammars.compile(Grammar.json_schema(schema))
+        grammar = Grammar.json_schema(left)
+        try:
+            grammars.compile(grammar)
+        except InvalidParameter as error:
+            assert "nsatisfiable" in error.message, (error.message, schema)
+            nothing_fits += 1
+            continue
+        for turn in range(3):
+            text = random_output(grammars, grammar, random.Random(f"{seed} {turn}"), 120)
+            if text is not None:
+                complete += 1
+                value = json.loads(text, object_pairs_hook=unique)
+                jsonschema.validate(value, left)
+                if not unenforced:
+                    jsonschema.validate(value, schema)
+    print(f"{complete} of {3 * count} outputs were complete; of {told} schemas a part was not enforced")
+    assert complete >= 1.5 * count and count // 5 <= told <= count * 4 // 5 and nothing_fits <= count // 10
+
+
+@pytest.mark.parametrize("keyword", UNENFORCEABLE)
+def test_what_cannot_be_enforced_is_told_by_its_place(keyword: str) -> None:
+    inner = UNENFORCEABLE[keyword]
+    schema = {"type": "object", "properties": {"deep": {"type": "array", "items": inner}}, "required": ["deep"]}
+    left, (unenforced,) = enforceable(schema)
+    assert unenforced.field == f".properties.deep.items.{keyword}"
+    assert str(unenforced).startswith(f"the keyword '{keyword}' of the property 'deep[]'")
+    assert list(left) == list(schema)
+    (unenforced,) = enforceable({"$defs": {"d": inner}, "$ref": "#/$defs/d"})[1]
+    assert unenforced.field == f".$defs.d.{keyword}"
+
+
+@pytest.mark.parametrize(
+    ("schema", "left"),
+    [
+        # Remarks, and what asks for nothing.
+        ({"type": "string", "nullable": True, "description": "d", "x-order": 1, "default": None}, {"type": "string"}),
+        ({"properties": {"title": {"title": "t"}, "default": {}}}, {"properties": {"title": {}, "default": {}}}),
+        ({"type": "string", "format": "color"}, {"type": "string"}),
+        ({"type": "string", "format": "date"}, {"type": "string", "format": "date"}),
+        ({"enum": ["x"], "format": "date"}, {"enum": ["x"]}),
+        ({"type": "array", "uniqueItems": False}, {"type": "array"}),
+        ({"type": "array", "uniqueItems": True, "maxItems": 1}, {"type": "array", "maxItems": 1}),
+        ({"if": {"type": "null"}}, {}),
+        ({"dependentRequired": {}, "not": False, "contains": {}, "minContains": 0}, {}),
+        ({"propertyNames": {"type": "string", "format": "date"}}, {}),
+        ({"maxLength": 2**40}, {}),
+        ({"minProperties": 1, "required": ["a"]}, {"required": ["a"]}),
+        ({"const": None}, {"const": None}),
+        # The same in other words.
+        (
+            {"propertyNames": {"enum": ["a", "b"]}, "properties": {"a": {"type": "null"}, "c": {}}},
+            {"properties": {"a": {"type": "null"}, "b": True}, "additionalProperties": False},
+        ),
+        (
+            {"propertyNames": {"pattern": "^a"}, "properties": {"ab": {"type": "null"}, "c": {}}},
+            {
+                "properties": {"ab": {"type": "null"}, "c": False},
+                "patternProperties": {"^a": True},
+                "additionalProperties": False,
+            },
+        ),
+        (
+            {"properties": {"ab": {"type": "integer"}}, "patternProperties": {"^ab$": {"minimum": 1}, "^(c|d-e)$": {}}},
+            {"properties": {"ab": {"allOf": [{"type": "integer"}, {"minimum": 1}]}, "c": {}, "d-e": {}}},
+        ),
+        ({"unevaluatedProperties": False}, {"additionalProperties": False}),
+        ({"prefixItems": [{}], "unevaluatedItems": False}, {"prefixItems": [{}], "items": False}),
+        ({"oneOf": [{"type": "null"}, {"type": "string"}]}, {"anyOf": [{"type": "null"}, {"type": "string"}]}),
+        (
+            {"oneOf": [{"type": "null"}, {"type": "string"}], "anyOf": [{"enum": [None]}]},
+            {"allOf": [{"anyOf": [{"type": "null"}, {"type": "string"}]}], "anyOf": [{"enum": [None]}]},
+        ),
+    ],
+)
+def test_what_is_left(schema: dict[str, Any], left: dict[str, Any]) -> None:
+    assert enforceable(schema) == (left, ())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "is_so"),
+    [
+        ("^x-", True),
+        ("_id$", True),
+        ("^[a-z]+$", True),
+        ("^[a-z]+(?:-[0-9]+)*$", True),
+        ("^([a-z]{2,})$", True),
+        ("^a.*?$", True),
+        ("^[$|]+$", True),
+        ("^[a-z]{2}$", False),
+        ("^[0-9]{4}-[0-9]{2}$", False),
+        ("^(a|b.*)$", False),
+        ("^a$|^b", False),
+        ("^a\\+$", False),
+        ("^([a-z]{2})+$", True),
+        ("^[+]$", False),
+    ],
+)
+def test_names_that_cannot_run_out(pattern: str, is_so: bool) -> None:
+    assert is_open(pattern) == is_so
