@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -120,12 +121,30 @@ def test_reasoning_has_two_names_in_histories() -> None:
 def test_unknown_fields_are_refused_or_told(served: Any, other: Callable[..., httpx.Client], path: str) -> None:
     body = {**PATHS[path], "no_such_field": 1, "modle": "scripted"}
     message = message_of(served.http.post(path, json=body))
-    assert message.startswith("no_such_field: is not a field of this request;")
+    assert message.startswith("no_such_field:") and "is not a field of this request;" in message
     assert message.endswith("start the server with --unknown-fields tell.")
     body.pop("no_such_field")
     assert "did you mean model?" in message_of(served.http.post(path, json=body))
     telling = other(unknown_fields="tell")
     assert ignored(telling.post(path, json={**body, "no_such_field": {"a": 1}})) == ["modle", "no_such_field"]
+
+
+def test_anthropics_clients_find_the_words_that_they_look_for(served: Any, other: Callable[..., httpx.Client]) -> None:
+    asked = {"messages": HI, "max_tokens": 9}
+    message = message_of(served.http.post("/v1/messages", json={**asked, "no_such_field": 1}))
+    assert message.startswith("no_such_field: Extra inputs are not permitted. ")
+    long = [{"role": "user", "content": "fox " * 400}]
+    message = message_of(served.http.post("/v1/messages", json={**asked, "messages": long}))
+    found = re.match(r"prompt is too long: (\d+) tokens > (\d+) maximum\. ", message)
+    assert found is not None and int(found[1]) > int(found[2]) == 255
+    refusing = other(max_tokens_policy="refuse")
+    message = message_of(refusing.post("/v1/messages", json={**asked, "max_tokens": 256}))
+    found = re.match(r"input length and `max_tokens` exceed context limit: (\d+) \+ 256 > 256\. ", message)
+    assert found is not None and 0 < int(found[1]) < 256
+    # OpenAI's have a code.
+    error = served.chat(no_such_field=1).json()["error"]
+    assert (error["code"], error["param"]) == ("unknown_parameter", "no_such_field")
+    assert served.chat(messages=long).json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_unknown_fields_are_found_wherever_they_are(other: Callable[..., httpx.Client]) -> None:

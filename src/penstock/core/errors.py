@@ -28,7 +28,7 @@ Every class has a stable `code`, an HTTP status, an exit status and says whether
 succeed if it is sent again. Messages are one sentence with the cause and what would work.
 """
 
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 
 class PenstockError(Exception):
@@ -64,10 +64,27 @@ class InvalidParameter(RequestError):
         super().__init__(f"{param}: {message}", param=param)
 
 
+class Lengths(NamedTuple):
+    """Tokens of a prompt, at least, of the output that it asks for, and of the context that is too short for both."""
+
+    prompt: int
+    output: int
+    context: int
+
+
 class ContextLengthExceeded(RequestError):
-    """Prompt and requested output together are longer than the model's context."""
+    """Prompt and requested output together are longer than the model's context.
+
+    Attributes:
+        lengths: how long they are, where that is known on this side of a process boundary.
+    """
 
     code = "context_length_exceeded"
+    lengths: Lengths | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, lengths: Lengths | None = None) -> None:
+        super().__init__(message, param=param)
+        self.lengths = lengths
 
 
 class RequestTooLarge(RequestError):

@@ -7,7 +7,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.core.errors import DeadlineExceeded, Overloaded, PenstockError, RequestError
+from penstock.core.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidParameter,
+    Overloaded,
+    PenstockError,
+    RequestError,
+)
 from penstock.observability.metrics import Outcome
 
 logger = logging.getLogger("penstock.server")
@@ -187,6 +194,12 @@ class ForeignHost(RequestError):
     http_status = 403
 
 
+class UnknownField(InvalidParameter):
+    """Nothing is known of a field of the request."""
+
+    code = "unknown_parameter"
+
+
 class InvalidApiKey(RequestError):
     """The request has no API key, or none that this server knows."""
 
@@ -268,7 +281,20 @@ class AnthropicErrors:
             kind = "api_error"
         else:
             kind = _ANTHROPIC_TYPES.get(error.http_status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": _message(error)}}
+        return {"type": "error", "error": {"type": kind, "message": _in_known_words(error) + _message(error)}}
+
+
+def _in_known_words(error: PenstockError) -> str:
+    """What programs look for in Anthropic's messages, to shorten a conversation or to leave a field out."""
+    lengths = error.lengths if isinstance(error, ContextLengthExceeded) else None
+    if isinstance(error, UnknownField):
+        return f"{error.param}: Extra inputs are not permitted. "
+    if lengths is None:
+        return ""
+    if lengths.output:
+        both = f"{lengths.prompt} + {lengths.output} > {lengths.context}"
+        return f"input length and `max_tokens` exceed context limit: {both}. "
+    return f"prompt is too long: {lengths.prompt} tokens > {lengths.context} maximum. "
 
 
 def _overloaded(error: PenstockError) -> bool:

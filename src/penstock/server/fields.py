@@ -16,6 +16,7 @@ import msgspec.inspect
 
 from penstock.core.errors import InvalidParameter
 from penstock.server.equivalents import EQUIVALENTS
+from penstock.server.errors import UnknownField
 from penstock.server.parsing import check_entries, decode_object, explain_mismatch
 
 UnknownFields = Literal["refuse", "tell"]
@@ -109,7 +110,7 @@ class FieldReader:
     def _take_out_unknown(self, fields: dict[str, Any], kind: Any) -> None:
         for path, holder, name, known in list(_unknown_fields(fields, _type_info(kind), "")):
             if holder[name] is not None and self._unknown != "tell":
-                raise InvalidParameter(path[-MAX_NAME_LENGTH:], self._why_unknown(name, known))
+                raise UnknownField(path[-MAX_NAME_LENGTH:], self._why_unknown(name, known))
             del holder[name]
             self.ignore(path)
             if len(self._ignored) > _MOST_IGNORED:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, Lengths, ModelNotFound
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
@@ -379,6 +379,7 @@ class Resolver:
                 f"The prompt has {len(prompt)} tokens; {_context(model)}, which{output} takes at most "
                 f"{model.max_model_len - least} of them. Shorten the prompt.",
                 param=param,
+                lengths=Lengths(len(prompt), 0, model.max_model_len - least),
             )
         if params.max_tokens is None:
             most = room if default_max_tokens is None else min(room, max(default_max_tokens, params.min_tokens))
@@ -391,6 +392,7 @@ class Resolver:
             f"The prompt has {len(prompt)} tokens, and {params.max_tokens} tokens of output are asked for; "
             f"{_context(model)}. Shorten the prompt or ask for at most {room} tokens.",
             param=param,
+            lengths=Lengths(len(prompt), params.max_tokens, model.max_model_len),
         )
 
     def _may_cut(self, asked: CommonFields | SamplingParams) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 
 from penstock.core.checks import check_characters
-from penstock.core.errors import ContextLengthExceeded, TokenizerError
+from penstock.core.errors import ContextLengthExceeded, Lengths, TokenizerError
 from penstock.text.table import TokenTable, build_table
 
 # Noncharacters of Unicode: text has no use for them, so one that a request does not contain can mark a position in it.
@@ -105,6 +105,7 @@ class Tokenizer:
                 f"The prompt is longer than the model's context length: its {size} bytes of text are at least "
                 f"{fewest} tokens, of which at most {most_tokens} fit; shorten it.",
                 param=param,
+                lengths=Lengths(fewest, 0, most_tokens),
             )
 
     def add_special_ids(self, ids: list[int]) -> list[int]:
