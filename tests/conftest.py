@@ -91,7 +91,7 @@ LONGEST = (
 
 def _turn(item: pytest.Item) -> int:
     """Which turn a test's file has."""
-    name = item.path.relative_to(Path(__file__).parent).as_posix()
+    name = Path(os.path.relpath(item.path, Path(__file__).parent)).as_posix()
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
