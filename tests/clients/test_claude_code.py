@@ -5,8 +5,7 @@ from support.seen_requests import Seen
 from support.speaking_model import Turn, by_results
 
 MESSAGES = Seen("POST", "/v1/messages?beta=true", 200, "text/event-stream")
-# It looks whether the host is there; every status will do.
-HELLO = Seen("HEAD", "/api/hello", 404, "application/json")
+COUNT = Seen("POST", "/v1/messages/count_tokens?beta=true", 200, "application/json")
 
 
 def test_it_reads_edits_and_answers(served: WatchedModel, place: Workplace) -> None:
@@ -19,7 +18,27 @@ def test_it_reads_edits_and_answers(served: WatchedModel, place: Workplace) -> N
     served.model.answers(by_results(turns, aside="A title"))
     assert run_claude_code(place, Endpoint(served.url), "Make calc.py add.") == "calc.py adds now."
     assert place.file.read_text() == AFTER
-    assert [seen for seen in served.asked() if seen != HELLO] == [MESSAGES] * 3
+    assert served.asked() == [MESSAGES] * 3
     prompt = served.model.prompt()
     assert "def add(a, b):" in prompt and "has been updated successfully" in prompt
     assert "<think>\nWhat is there?\n</think>\n\nI look." in prompt
+
+
+def test_it_compacts_a_conversation_and_counts_tokens(served: WatchedModel, place: Workplace) -> None:
+    server = Endpoint(served.url)
+
+    def answer(prompt: str) -> str:
+        if "Say hello." not in prompt:
+            return "We go on."
+        return "<summary>We have met.</summary>" if "summary" in prompt.rpartition("Say hello.")[2] else "Hello."
+
+    served.model.answers(answer)
+    assert run_claude_code(place, server, "Say hello.") == "Hello."
+    run_claude_code(place, server, "/compact", "--continue")
+    assert "summary of the conversation" in served.model.prompt()
+    assert run_claude_code(place, server, "Go on.", "--continue") == "We go on."
+    assert "We have met." in served.model.prompt() and "Hello." not in served.model.prompt()
+    assert set(served.asked()) == {MESSAGES}
+    served.asked().clear()
+    assert "Context Usage" in run_claude_code(place, server, "/context", "--continue")
+    assert set(served.asked()) == {COUNT}

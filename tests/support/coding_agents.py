@@ -167,27 +167,28 @@ class Endpoint:
     output: int = 4096
 
 
-def run_codex(place: Workplace, server: Endpoint, task: str, seconds: float = SECONDS) -> str:
+def run_codex(place: Workplace, server: Endpoint, task: str, *options: str, seconds: float = SECONDS) -> str:
     """Codex's last message."""
     settings = CODEX_SETTINGS.format(model=server.model, context=server.context, url=server.url)
     place.write(".codex/config.toml", settings)
-    arguments = ("exec", "--dangerously-bypass-approvals-and-sandbox", "--color", "never", task)
+    arguments = ("exec", "--dangerously-bypass-approvals-and-sandbox", "--color", "never", *options, task)
     return place.run("codex", *arguments, settings={"PENSTOCK_API_KEY": KEY}, seconds=seconds).strip()
 
 
-def run_claude_code(place: Workplace, server: Endpoint, task: str, seconds: float = SECONDS) -> str:
+def run_claude_code(place: Workplace, server: Endpoint, task: str, *options: str, seconds: float = SECONDS) -> str:
     """Claude Code's last message."""
     settings = {
         "ANTHROPIC_BASE_URL": server.url,
         "ANTHROPIC_API_KEY": KEY,
         "ANTHROPIC_MODEL": server.model,
         "ANTHROPIC_DEFAULT_HAIKU_MODEL": server.model,
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.output),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "API_TIMEOUT_MS": "3600000",
     }
     arguments = ("--print", task, "--output-format", "json", "--permission-mode", "acceptEdits")
-    output = place.run("claude", *arguments, "--allowedTools", "Bash", settings=settings, seconds=seconds)
+    output = place.run("claude", *arguments, "--allowedTools", "Bash", *options, settings=settings, seconds=seconds)
     return str(json.loads(output)["result"])
 
 
