@@ -17,8 +17,12 @@ from unittest import mock
 
 from penstock.core.config import CacheConfig, EngineConfig, ModelConfig
 from penstock.core.errors import EngineError, EngineUnavailable, RequestError
+from penstock.core.plan import StepPlan
 from penstock.core.request import Request
+from penstock.core.work import ModelWork
 from penstock.engine.client import MOST_INTERRUPTIONS, Engine
+from penstock.engine.contention import CpuWait
+from penstock.engine.core import GrammarCompiler
 from penstock.engine.interface import ModelInfo, RequestOutput
 from penstock.engine.messages import Abort
 from penstock.engine.outputs import RequestState
@@ -28,7 +32,7 @@ from penstock.engine.watch import Patience
 from penstock.text.detokenizer import Detokenizer
 from support.scripted import expected_output, expected_scores, expected_vector
 from support.simulated_loop import SimulatedLoop, simulate
-from support.world_engine import Broken, Death, Worker
+from support.world_engine import Broken, Death, NoWait, Worker
 from support.world_jobs import CONTEXT, EOS, Job, Scenario, scenario
 from support.world_manners import language
 from support.world_server import SEED, Server
@@ -51,7 +55,14 @@ class World:
         began: when the first users could come, on the world's clock.
         ill: names of jobs one of whose rows was made to fail.
         outcomes: how many jobs ended how.
+        work: what steps cost, as the engine tells.
+        grammars: what makes grammars ready; None where there are none.
+        cpu_wait: for how long the engine waits for a processor.
     """
+
+    work = ModelWork()
+    grammars: GrammarCompiler | None = None
+    cpu_wait: CpuWait = NoWait()
 
     def __init__(self, plan: Scenario) -> None:
         self.plan = plan
@@ -102,6 +113,9 @@ class World:
     def begun(self, requests: Collection[Request]) -> None:
         """A step computes these; raises Death where no engine survives one of them."""
         self._poison("computed", requests)
+
+    def computed(self, plan: StepPlan) -> None:
+        """A step was computed, which takes no time."""
 
     def _poison(self, when: str, requests: Collection[Request]) -> None:
         seeds = {request.sampling.seed for request in requests if request.pooling is None}

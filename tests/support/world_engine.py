@@ -119,6 +119,7 @@ class WatchedExecutor:
         except (AssertionError, LookupError) as error:
             raise Broken(str(error)) from error
         self._world.note(msgspec.msgpack.encode(plan))
+        self._world.computed(plan)
         if self.fails:
             raise RuntimeError("the executor was made to fail")
         return _Done(answer)
@@ -132,13 +133,17 @@ class WatchedExecutor:
 
 
 class NoWait(CpuWait):
-    """In the world, nobody waits for a processor."""
+    """Nobody waits for a processor, but for a `share` of each step where there is one."""
+
+    def __init__(self, share: float = 0.0) -> None:
+        self._share = share
+        self._began = 0.0
 
     def begin_step(self, now: float) -> None:
-        pass
+        self._began = now
 
     def since_last(self, now: float) -> float:
-        return 0.0
+        return self._share * (now - self._began)
 
 
 def build_core(plan: Scenario, world: "World") -> tuple[EngineCore, WatchedExecutor, TightPool]:
@@ -155,7 +160,7 @@ def build_core(plan: Scenario, world: "World") -> tuple[EngineCore, WatchedExecu
     cache.pool = pool
     scheduler = Scheduler(plan.config, cache)
     executor = WatchedExecutor(ScriptedExecutor(plan.spec, plan.num_blocks), scheduler, world)
-    core = EngineCore(scheduler, executor)
+    core = EngineCore(scheduler, executor, world.grammars)
     core.clock = lambda: world.loop.now
     return core, executor, pool
 
@@ -259,7 +264,8 @@ class Worker:
                 self.die(1)
             return
         self.core, self.executor, self.pool = build_core(plan, self.world)
-        self.send(Ready(PROTOCOL_VERSION, self.core.scheduler.limits, language()[0].vocab_size, [], []))
+        vocabulary = language()[0].vocab_size
+        self.send(Ready(PROTOCOL_VERSION, self.core.scheduler.limits, vocabulary, [], [], self.world.work))
         self._beat()
         self.world.expect_ready(self, ready=True)
 
@@ -284,7 +290,7 @@ class Worker:
             if self.hung:
                 return
             self._received = False
-            _Loop(self, self.core, self._record, NoWait()).run()  # type: ignore[arg-type]
+            _Loop(self, self.core, self._record, self.world.cpu_wait).run()  # type: ignore[arg-type]
         except TurnOver:
             # It is still where it waits for messages, or looks for some.
             self.memory[:] = self._left

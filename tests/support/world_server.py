@@ -14,6 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
+from penstock.observability.explain.explain import Figures
+from penstock.server.accounts import Accounts
 from penstock.server.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, Admission
 from penstock.server.app import create_app
 from penstock.server.drain import Drain
@@ -80,6 +82,8 @@ class Server:
             Key(Tenant(name=name, weight=weight, max_concurrent_requests=self.front.most), _digest(name))
             for name, weight in WEIGHTS.items()
         ]
+        accounts = Accounts(world.engine)
+        accounts.figures = Figures(world.work)
         app = create_app(
             world.engine,
             tokenizer,
@@ -87,6 +91,7 @@ class Server:
             keys=Keyring(keys) if self.front.keyed else None,
             admission=self.admission,
             request_timeout=self.front.request_timeout,
+            accounts=accounts,
         )
         self.drain = Drain(app)
 
