@@ -1,6 +1,7 @@
 """Stored responses: found again, bounded in number, size and age."""
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -72,6 +73,74 @@ def test_it_outlives_the_server(tmp_path: Path) -> None:
 
     run(tmp_path, first)
     run(tmp_path, second)
+
+
+async def places(store: ResponseStore, *items: str, owner: str = "") -> list[str]:
+    """The items' ids, where they are found."""
+    found = await store.items(dict.fromkeys(items, "input[0]"), owner)
+    return sorted(item["id"] for item in found.values())
+
+
+def test_items_are_found_by_their_ids(tmp_path: Path) -> None:
+    async def test(store: ResponseStore) -> None:
+        keep(store, "a")
+        keep(store, "b", owner="other")
+        assert await places(store, "into a", "out of a") == ["into a", "out of a"]
+        assert await places(store, "out of b", owner="other") == ["out of b"]
+        for item, owner in (("out of b", ""), ("out of c", ""), ("a", "")):
+            with pytest.raises(InvalidParameter, match=r"input\[0\]\.id: no item '.*' is stored here") as caught:
+                await places(store, item, owner=owner)
+            assert caught.value.param == "input[0].id"
+        # An item that came again is there as long as one of the responses that have it is.
+        store.keep({"id": "c", "previous_response_id": None, "output": []}, [{"type": "message", "id": "into a"}], "")
+        assert await store.delete("a", "")
+        assert await places(store, "into a") == ["into a"]
+        assert await store.delete("c", "")
+        with pytest.raises(InvalidParameter, match="into a"):
+            await places(store, "into a")
+
+    run(tmp_path, test)
+
+
+def test_items_of_responses_that_are_gone_are_gone(tmp_path: Path) -> None:
+    async def test(store: ResponseStore) -> None:
+        for response_id in ("a", "b", "c"):
+            keep(store, response_id)
+        with pytest.raises(InvalidParameter, match="out of a"):
+            await places(store, "out of a")
+        assert await places(store, "out of c") == ["out of c"]
+
+    run(tmp_path, test, Limits(responses=2))
+    with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite")) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM response_items").fetchone() == (4,)
+
+
+def test_items_are_read_up_to_a_bound(tmp_path: Path) -> None:
+    async def test(store: ResponseStore) -> None:
+        keep(store, "a", text="x" * 500)
+        keep(store, "b", text="x" * 500)
+        assert await places(store, "out of a", "into a") == ["into a", "out of a"]
+        with pytest.raises(InvalidParameter, match="more than the 1000 bytes that are read"):
+            await places(store, "out of a", "out of b")
+
+    run(tmp_path, test, Limits(conversation_bytes=1000))
+
+
+def test_items_of_a_database_that_is_older_are_found(tmp_path: Path) -> None:
+    async def keeps(store: ResponseStore) -> None:
+        keep(store, "a")
+        keep(store, "b", owner="other")
+
+    run(tmp_path, keeps)
+    with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite", isolation_level=None)) as connection:
+        connection.execute("DROP TABLE response_items")
+        connection.execute("PRAGMA user_version = 3")
+
+    async def test(store: ResponseStore) -> None:
+        assert await places(store, "into a", "out of a") == ["into a", "out of a"]
+        assert await places(store, "out of b", owner="other") == ["out of b"]
+
+    run(tmp_path, test)
 
 
 def test_conversations_are_followed_to_their_beginning(tmp_path: Path) -> None:

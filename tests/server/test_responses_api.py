@@ -354,7 +354,7 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": ["x"]}, "input[0]"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].id"),
         ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),

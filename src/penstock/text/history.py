@@ -288,10 +288,11 @@ def _results_as_user(messages: list[Message]) -> list[Message]:
 
 
 def _results_answered(messages: list[Message]) -> list[Message]:
-    """The messages, with an empty answer where the user speaks right behind a tool's result."""
+    """The messages, with an empty answer where the user speaks right behind a call or its result."""
     found: list[Message] = []
     for message in messages:
-        if message.get("role") == "user" and found and found[-1].get("role") == "tool":
+        called = bool(found) and (found[-1].get("role") == "tool" or "tool_calls" in found[-1])
+        if message.get("role") == "user" and called:
             found.append({"role": "assistant", "content": ""})
         found.append(message)
     return found

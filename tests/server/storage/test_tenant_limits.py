@@ -161,7 +161,13 @@ def test_stored_responses_may_have_the_bytes_that_the_key_says(tmp_path: Path) -
             for owner in ("large", "other"):
                 for number in range(10):
                     store.keep(
-                        {"id": f"{owner}{number}", "previous_response_id": None, "output": ["x" * 700]}, [], owner
+                        {
+                            "id": f"{owner}{number}",
+                            "previous_response_id": None,
+                            "output": [{"id": "i", "text": "x" * 700}],
+                        },
+                        [],
+                        owner,
                     )
             kept = {}
             for owner in ("large", "other"):
@@ -183,7 +189,8 @@ def test_stored_responses_of_one_tenant_do_not_push_out_those_of_another(tmp_pat
             for owner, count in (("quiet", 3), ("loud", 50), ("small", 5), ("other", 3), ("another", 3)):
                 for number in range(count):
                     text = "x" * (500 if owner == "loud" else 300)
-                    store.keep({"id": f"{owner}{number}", "previous_response_id": None, "output": [text]}, [], owner)
+                    output = [{"id": "i", "text": text}]
+                    store.keep({"id": f"{owner}{number}", "previous_response_id": None, "output": output}, [], owner)
             await asyncio.sleep(0)
             kept: dict[str, list[int]] = {}
             for owner, count in (("quiet", 3), ("loud", 50), ("small", 5), ("other", 3), ("another", 3)):

@@ -90,11 +90,11 @@ class ThinkingBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
 
 class ToolUseBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="tool_use"):
-    """A call of a tool in an earlier answer."""
+    """A call of a tool in an earlier answer. Of one that was cut off, the input may be text, or not there."""
 
     id: str
     name: str
-    input: dict[str, Any]
+    input: dict[str, Any] | list[Any] | str | None = None
     cache_control: CacheControl | None = None
 
 

@@ -146,6 +146,9 @@ def _blocks(messages: Iterable[TurnFields]) -> Iterator[tuple[str, list[PlacedBl
             yield message.role, [(place, TextBlock(message.content))]
         elif message.content:
             yield message.role, [(f"{place}[{number}]", block) for number, block in enumerate(message.content)]
+        elif message.role == "assistant":
+            # An answer may have ended before it said anything.
+            yield message.role, [(place, TextBlock(""))]
         else:
             raise InvalidParameter(place, "is empty; send at least one block.")
 
@@ -157,7 +160,14 @@ def _add_answer(conversation: Conversation, blocks: list[PlacedBlock]) -> None:
         elif isinstance(block, ThinkingBlock):
             conversation.think(block.thinking)
         elif isinstance(block, ToolUseBlock):
-            conversation.call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+            conversation.call(block.id, block.name, _arguments(block.input))
+
+
+def _arguments(given: dict[str, Any] | list[Any] | str | None) -> str:
+    """The input as the text that chats have; text is there as it is already."""
+    if isinstance(given, str):
+        return given
+    return "" if given is None else json.dumps(given, ensure_ascii=False)
 
 
 def _add_turn(conversation: Conversation, role: str, blocks: list[PlacedBlock]) -> None:

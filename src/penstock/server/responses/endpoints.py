@@ -1,8 +1,9 @@
 """The endpoints of `/v1/responses`: responses are made, and those that were stored are read and deleted."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -17,6 +18,7 @@ from penstock.server.parsing import in_terms_of
 from penstock.server.resolve import Job, check_model_name
 from penstock.server.responses.items import Item, listed, parse_items
 from penstock.server.responses.parsing import parse_response
+from penstock.server.responses.references import referenced, with_items
 from penstock.server.responses.schema import InputFields, ResponsesFields
 from penstock.server.responses.store import ResponseStore, StoredResponse
 from penstock.server.responses.tools import ToolNames
@@ -25,6 +27,8 @@ from penstock.server.responses.writer import ResponsesWriter
 from penstock.server.service import Service, json_response, told
 from penstock.server.storage.pages import Page
 from penstock.server.tenants import tenant_of
+
+Fields = TypeVar("Fields", bound=InputFields)
 
 _MOST_LISTED = 100
 _USUALLY_LISTED = 20
@@ -107,7 +111,7 @@ class ResponsesApi:
         """`POST /v1/responses/input_tokens`: how many tokens a prompt has."""
         body, reader = await self._service.read(request), self._service.reader()
         fields = await self._service.beside(len(body), parse_response, body, reader, InputFields)
-        earlier, size = await self._earlier(fields, tenant_of(request).name)
+        fields, earlier, size = await self._complete(fields, tenant_of(request).name)
         tokens = await self._service.beside(len(body) + size, self._count, fields, earlier, reader)
         return json_response({"object": "response.input_tokens", "input_tokens": tokens}, ignored=reader.ignored)
 
@@ -159,7 +163,7 @@ class ResponsesApi:
             if fields.store:
                 store.condition.check()
             store = None
-        earlier, size = await self._earlier(fields, owner)
+        fields, earlier, size = await self._complete(fields, owner)
         job, items = await self._service.beside(len(body) + size, self._resolve, fields, earlier, reader)
         keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
@@ -167,14 +171,22 @@ class ResponsesApi:
         writer = ResponsesWriter(job, name, self._service.table, back, names, keep)
         return job, writer, items
 
-    async def _earlier(self, fields: InputFields, owner: str) -> tuple[list[StoredResponse], int]:
-        """The responses that a request continues, and how many bytes they have."""
+    async def _complete(self, fields: Fields, owner: str) -> tuple[Fields, list[StoredResponse], int]:
+        """The fields with the items that they refer to, the responses that they continue, and the bytes of both."""
+        wanted = referenced(fields.input)
+        size = 0
+        if wanted:
+            if self._store is None:
+                raise InvalidParameter(next(iter(wanted.values())), _STORAGE_OFF)
+            found = await self._store.items(wanted, owner)
+            size = sum(len(msgspec.json.encode(item)) for item in found.values())
+            fields = replace(fields, input=with_items(fields.input, found))
         if fields.previous_response_id is None:
-            return [], 0
+            return fields, [], size
         if self._store is None:
             raise InvalidParameter("previous_response_id", _STORAGE_OFF)
         earlier = await self._store.conversation(fields.previous_response_id, owner)
-        return earlier, sum(response.size for response in earlier)
+        return fields, earlier, size + sum(response.size for response in earlier)
 
     def _resolve(
         self, fields: ResponsesFields, earlier: list[StoredResponse], reader: FieldReader

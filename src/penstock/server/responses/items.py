@@ -11,6 +11,7 @@ from penstock.server import schema
 from penstock.server.conversation import Conversation
 from penstock.server.fields import FieldReader, Hint, Refused, Rules
 from penstock.server.parsing import check_count
+from penstock.server.responses.references import KIND
 from penstock.server.responses.tools import ToolNames
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -21,6 +22,7 @@ ITEM_RULES: dict[str, Rules] = {
     "function_call": {
         "async": Refused("is not supported; leave it out.", (False,)),
         "caller": _CALLER,
+        "parsed_arguments": Hint("They are the arguments in another form."),
     },
     "function_call_output": {
         "caller": _CALLER,
@@ -32,6 +34,7 @@ ITEM_RULES: dict[str, Rules] = {
 PART_RULES: Rules = {
     "annotations": Hint("They say where a text came from, which the model is not told.", ([],)),
     "logprobs": Hint("They say how likely a text was, which the model is not told.", ([],)),
+    "parsed": Hint("It is the text in another form."),
     "prompt_cache_breakpoint": schema.PART_RULES["prompt_cache_breakpoint"],
 }
 _PARTS = {
@@ -80,7 +83,7 @@ class CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     call_id: str
     name: str
-    arguments: str
+    arguments: str = ""
     namespace: str | None | msgspec.UnsetType = msgspec.UNSET
     id: str | None = None
     status: Status | None = None
@@ -133,7 +136,8 @@ def _normal(item: Any, path: str, reader: FieldReader) -> Any:
     if not isinstance(kind, str):
         return item
     if kind not in ITEM_RULES:
-        raise InvalidParameter(f"{path}.type", f"{kind[:40]!r} is not supported; only {', '.join(ITEM_RULES)}.")
+        known = ", ".join((*ITEM_RULES, KIND))
+        raise InvalidParameter(f"{path}.type", f"{kind[:40]!r} is not supported; only {known}.")
     reader.settle(item, ITEM_RULES[kind], f"{path}.")
     name = "output" if kind == "function_call_output" else "content"
     if kind in _PARTS and isinstance(item.get(name), list):
@@ -146,6 +150,9 @@ def _normal_part(part: Any, kinds: Sequence[str], path: str, reader: FieldReader
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
+    if kind == "refusal" and "output_text" in kinds and part.keys() == {"type", "refusal"}:
+        # It is what the assistant said.
+        return {"type": "output_text", "text": part["refusal"]}
     if isinstance(kind, str) and kind not in kinds:
         raise InvalidParameter(f"{path}.type", f"{kind[:40]!r} is not supported here; only {', '.join(kinds)}.")
     part = dict(part)

@@ -6,7 +6,7 @@ import logging
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,22 @@ _MIGRATIONS: Migrations = (
         "ALTER TABLE responses ADD COLUMN owner TEXT NOT NULL DEFAULT ''",
     ),
     ("CREATE INDEX responses_by_owner ON responses (owner, used_at, sequence)",),
+    (
+        # In which responses an item is. The newest counts.
+        """CREATE TABLE response_items (
+            owner TEXT NOT NULL,
+            id TEXT NOT NULL,
+            response_sequence INTEGER NOT NULL REFERENCES responses (sequence) ON DELETE CASCADE,
+            PRIMARY KEY (owner, id, response_sequence)
+        ) WITHOUT ROWID""",
+        "CREATE INDEX items_by_response ON response_items (response_sequence)",
+        *(
+            f"""INSERT OR IGNORE INTO response_items SELECT owner, json_extract(item.value, '$.id'), sequence
+            FROM responses, json_each(CAST({column} AS TEXT), '{path}') AS item
+            WHERE json_type(item.value, '$.id') = 'text'"""
+            for column, path in (("input", "$"), ("response", "$.output"))
+        ),
+    ),
 )
 
 
@@ -79,6 +95,10 @@ class StoredResponse(msgspec.Struct, frozen=True):
         items: list[dict[str, Any]] = msgspec.json.decode(self.input)
         return items + msgspec.json.decode(self.response, type=_Output).output
 
+    def named(self, wanted: Container[str]) -> dict[str, dict[str, Any]]:
+        """Those of its items whose ids are wanted."""
+        return {item["id"]: item for item in self.items() if item["id"] in wanted}
+
 
 class _Kept(msgspec.Struct, frozen=True):
     """A response on its way to the disk."""
@@ -93,6 +113,10 @@ class _Output(msgspec.Struct):
     """Of a response, what later ones need."""
 
     output: list[dict[str, Any]]
+
+
+def _item_ids(response: StoredResponse) -> set[str]:
+    return {item["id"] for item in response.items()}
 
 
 class ResponseStore:
@@ -184,6 +208,23 @@ class ResponseStore:
             await self._database.run(lambda connection: self._mark_used(connection, used))
         return turns
 
+    async def items(self, wanted: Mapping[str, str], owner: str) -> dict[str, dict[str, Any]]:
+        """Items of stored responses, by their ids.
+
+        `wanted` are the ids, each with the place in the request that refers to it. Raises InvalidParameter, naming the
+        place, where one is not stored (any more), or where their responses are more than is read.
+        """
+        found = await self._database.run(lambda connection: self._items(connection, wanted, owner))
+        if len(found) < len(wanted):
+            # What was stored meanwhile had been asked for later, and so leaves this later.
+            for kept in self.waiting.values():
+                found |= kept.response.named(wanted) if kept.owner == owner else {}
+        for identifier, place in wanted.items():
+            if identifier not in found:
+                message = f"no item {identifier[:80]!r} is stored here (any more); send the item itself."
+                raise InvalidParameter(f"{place}.id", message)
+        return found
+
     async def _delete_stored(self, response_id: str, owner: str) -> bool:
         return await self._database.run(
             lambda connection: self._delete(connection, response_id, owner), self._forget_measure
@@ -234,6 +275,9 @@ class ResponseStore:
             "INSERT INTO responses (owner, id, previous, used_at, bytes, input, response) VALUES (?, ?, ?, ?, ?, ?, ?)",
             (kept.owner, kept.id, kept.previous, now, size, kept.response.input, kept.response.response),
         )
+        (sequence,) = connection.execute("SELECT last_insert_rowid()").fetchone()
+        rows = [(kept.owner, item, sequence) for item in _item_ids(kept.response)]
+        connection.executemany("INSERT INTO response_items (owner, id, response_sequence) VALUES (?, ?, ?)", rows)
         self._counts[kept.owner] += 1
         self._bytes[kept.owner] += size
 
@@ -259,6 +303,32 @@ class ResponseStore:
         query = "SELECT input, response FROM responses WHERE id = ? AND owner = ? AND used_at > ?"
         row = connection.execute(query, (response_id, owner, self._clock() - self._limits.seconds_kept)).fetchone()
         return None if row is None else StoredResponse(*row)
+
+    def _items(
+        self, connection: sqlite3.Connection, wanted: Mapping[str, str], owner: str
+    ) -> dict[str, dict[str, Any]]:
+        """The items that there are. Of those that several responses have, the newest."""
+        oldest = self._clock() - self._limits.seconds_kept
+        query = (
+            "SELECT MAX(sequence) FROM response_items JOIN responses ON sequence = response_sequence "
+            "WHERE response_items.owner = ? AND response_items.id = ? AND used_at > ?"
+        )
+        places: dict[int | None, str] = {}
+        for identifier, place in wanted.items():
+            (sequence,) = connection.execute(query, (owner, identifier, oldest)).fetchone()
+            places[sequence] = place
+        found: dict[str, dict[str, Any]] = {}
+        size = 0
+        for sequence in sorted(each for each in places if each is not None):
+            row = connection.execute("SELECT input, response FROM responses WHERE sequence = ?", (sequence,)).fetchone()
+            response = StoredResponse(*row)
+            size += response.size
+            if size > self._limits.conversation_bytes:
+                most = self._limits.conversation_bytes
+                message = f"the responses that have these items are more than the {most} bytes that are read."
+                raise InvalidParameter(places[sequence], message)
+            found |= response.named(wanted)
+        return found
 
     def _delete(self, connection: sqlite3.Connection, response_id: str, owner: str) -> bool:
         query = "DELETE FROM responses WHERE id = ? AND owner = ? RETURNING bytes"
