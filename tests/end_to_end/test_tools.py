@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from support.live_server import RunningServer, serving
-from support.schemas import UNENFORCEABLE
+from support.schemas import AS_CLIENTS_SEND_THEM, UNENFORCEABLE
 from support.waiting import PATIENCE
 
 MESSAGES: list[Any] = [{"role": "user", "content": "What is the weather in Zürich?"}]
@@ -186,58 +186,6 @@ def test_a_schema_that_nothing_fits_is_refused_by_its_tool(client: openai.OpenAI
         client.chat.completions.create(
             model="haiku", messages=MESSAGES, tools=[*tools(), odd], tool_choice="required", max_tokens=4
         )
-
-
-AS_CLIENTS_SEND_THEM: list[dict[str, Any]] = [
-    {},
-    {"parameters": None, "strict": None},
-    {"parameters": {}},
-    {"parameters": {"type": "object"}},
-    {"parameters": {"type": "object", "properties": {}}},
-    {"parameters": {"type": "object", "additionalProperties": False}, "description": "x " * 100},
-    {
-        "parameters": {
-            "$schema": "http://json-schema.org/draft-07/schema#",
-            "title": "Arguments",
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "x " * 50, "examples": ["/a"], "default": None},
-                "limit": {"type": ["integer", "null"], "exclusiveMinimum": 0, "maximum": 9007199254740991},
-                "mode": {"anyOf": [{"enum": ["read", "write", None]}, {"type": "null"}], "nullable": True},
-                "kind": {"const": "file"},
-                "format": {"type": "string", "format": "int64-or-whatever"},
-                "headers": {"type": "object", "additionalProperties": {"type": "string"}},
-                "meta": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
-                "range": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "integer"}], "minItems": 2},
-                "edits": {
-                    "type": "array",
-                    "minItems": 1,
-                    "maxItems": 1000,
-                    "items": {"type": "object", "properties": {"old": {"type": "string"}}, "required": ["old"]},
-                },
-            },
-            "required": ["path"],
-            "additionalProperties": False,
-        }
-    },
-    {
-        "parameters": {
-            "type": "object",
-            "properties": {"shape": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "discriminator": {}}},
-            "$defs": {
-                kind: {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in "ab"
-            },
-        }
-    },
-    {
-        "parameters": {
-            "type": "object",
-            "properties": {"x-a": {"type": "integer"}, "x": {"type": "integer"}},
-            "patternProperties": {"^x-": {"minimum": 1}, "^(x)$": {"minimum": 3}},
-            "required": ["x"],
-        }
-    },
-]
 
 
 @pytest.mark.parametrize("strict", [None, True])

@@ -306,6 +306,12 @@ def test_logits_that_are_not_numbers_are_seen_through_a_mask(grammars) -> None:
         (Grammar.json_schema({"type": "object", "minProperties": 3, "maxProperties": 1}), "minProperties"),
         (Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 2}), "minimum"),
         (Grammar.json_schema({"$ref": "#"}), "refer only to itself?"),
+        (Grammar.json_schema({"$ref": "#/$defs/x"}), "'/$defs/x' does not exist"),
+        (Grammar.json_schema({"allOf": [{"type": "string", "pattern": "^a$"}, {"const": "b"}]}), "no string fits its"),
+        (
+            Grammar.json_schema({"$defs": {"n": {"items": {"$ref": "#/$defs/n", "minItems": 1}}}, "$ref": "#/$defs/n"}),
+            ": #/$defs/n.",
+        ),
         (Grammar.ebnf("start: start"), "refer only to itself?"),
         (Grammar.regex("a{1"), ""),
         (Grammar.regex("(?<=a)b"), "look"),
@@ -322,6 +328,7 @@ def test_a_grammar_that_cannot_be_used_is_refused_with_the_cause(grammars, gramm
     assert caught.value.param == "grammar"
     assert len(caught.value.message) < 500
     assert "\n" not in caught.value.message
+    assert not re.search(r"coerce_one_of|lenient|\(And|json-schema:|llguidance", caught.value.message)
 
 
 def chain(count: int) -> Grammar:

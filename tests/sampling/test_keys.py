@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from penstock.core.grammar import Grammar
-from penstock.sampling.grammar import Grammars
 from penstock.sampling.keys import Keys, KeyTokens
-from support.random_outputs import PIECES, adversarial_grammars, random_output, unique
+from support.random_outputs import PIECES, RandomOutputs, unique
 
 FREE: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "integer"}}
 SCHEMAS: list[dict[str, Any]] = [
@@ -27,15 +26,15 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return adversarial_grammars()
+def outputs() -> RandomOutputs:
+    return RandomOutputs()
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
-def test_keys_are_unique_and_answers_valid(grammars: Grammars, schema: dict[str, Any]) -> None:
+def test_keys_are_unique_and_answers_valid(outputs: RandomOutputs, schema: dict[str, Any]) -> None:
     chance, complete, most_keys = random.Random(str(schema)), 0, 0
     for _ in range(60):
-        text = random_output(grammars, Grammar.json_schema(schema), chance)
+        text = outputs.draw(Grammar.json_schema(schema), chance)
         if text is None:
             continue
         complete += 1
@@ -45,12 +44,12 @@ def test_keys_are_unique_and_answers_valid(grammars: Grammars, schema: dict[str,
     assert complete >= 20 and most_keys > 1
 
 
-def test_a_key_may_be_what_another_begins_with_and_stand_in_other_objects(grammars: Grammars) -> None:
+def test_a_key_may_be_what_another_begins_with_and_stand_in_other_objects(outputs: RandomOutputs) -> None:
     for text in ('{"a": 1, "ab": 2, "": 3, "A": 4}', '{"x": {"a": 1}, "a": {"a": [{"a": 1}, {"a": 2}]}, "b\\n": "a"}'):
-        matcher = grammars.matcher(Grammar.json_object())
+        matcher = outputs.grammars.matcher(Grammar.json_object())
         masks = np.zeros((1, (len(PIECES) + 31) // 32), np.uint32)
         for byte in text.encode():
-            grammars.fill([matcher], masks)
+            outputs.grammars.fill([matcher], masks)
             assert masks[0][byte // 32] >> byte % 32 & 1, text
             matcher.advance(byte)
 

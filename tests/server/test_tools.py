@@ -467,6 +467,16 @@ def thought(chat: Chat, **fields: Any) -> str:
     return asked.thought
 
 
+def test_a_call_that_is_repeated_for_ever_comes_to_an_end(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is enforced; the answer ends as others do that call tools."""
+    monkeypatch.setattr("penstock.server.tools.MAX_CALLS", 2)
+    chat.says('<tool_call>{"name": "f"}</tool_call>' * 4)
+    message = chat.message(tools=[tool("f", parameters={})])
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert message["finish_reason"] == "tool_calls"
+    assert message["tool_calls"] == [call, call] and message["content"] is None
+
+
 def test_calls_that_must_be_made_are_enforced(chat: Chat) -> None:
     assert grammar(chat, tools=TOOLS) is None
     every = grammar(chat, tools=TOOLS, tool_choice="required") or ""

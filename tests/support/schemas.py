@@ -92,6 +92,58 @@ def _either(chance: random.Random, depth: int) -> dict[str, Any]:
     return {"anyOf": [_value(chance, depth + 1), _integer(chance, depth)]}
 
 
+# Functions whose parameters can all be enforced.
+AS_CLIENTS_SEND_THEM: list[dict[str, Any]] = [
+    {},
+    {"parameters": None, "strict": None},
+    {"parameters": {}},
+    {"parameters": {"type": "object"}},
+    {"parameters": {"type": "object", "properties": {}}},
+    {"parameters": {"type": "object", "additionalProperties": False}, "description": "x " * 100},
+    {
+        "parameters": {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "title": "Arguments",
+            "type": "object",
+            "properties": {
+                "path": {"type": "string", "description": "x " * 50, "examples": ["/a"], "default": None},
+                "limit": {"type": ["integer", "null"], "exclusiveMinimum": 0, "maximum": 9007199254740991},
+                "mode": {"anyOf": [{"enum": ["read", "write", None]}, {"type": "null"}], "nullable": True},
+                "kind": {"const": "file"},
+                "format": {"type": "string", "format": "int64-or-whatever"},
+                "headers": {"type": "object", "additionalProperties": {"type": "string"}},
+                "meta": {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
+                "range": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "integer"}], "minItems": 2},
+                "edits": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 1000,
+                    "items": {"type": "object", "properties": {"old": {"type": "string"}}, "required": ["old"]},
+                },
+            },
+            "required": ["path"],
+            "additionalProperties": False,
+        }
+    },
+    {
+        "parameters": {
+            "type": "object",
+            "properties": {"shape": {"oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}], "discriminator": {}}},
+            "$defs": {
+                kind: {"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in "ab"
+            },
+        }
+    },
+    {
+        "parameters": {
+            "type": "object",
+            "properties": {"x-a": {"type": "integer"}, "x": {"type": "integer"}},
+            "patternProperties": {"^x-": {"minimum": 1}, "^(x)$": {"minimum": 3}},
+            "required": ["x"],
+        }
+    },
+]
+
 # By the keyword that no output can be held to.
 UNENFORCEABLE: dict[str, Any] = {
     "uniqueItems": {"type": "array", "uniqueItems": True},

@@ -29,6 +29,9 @@ _NO_FORCING = '%llguidance {"no_forcing": true}'
 # Where messages quote the source, and the place in it where that is one that we have written.
 _QUOTED = re.compile(r"\n +\d+ \||\s<non-verbose/>|\n<state>")
 _PLACE = re.compile(r"^at 1\(8\): (failed to compile JSON schema: )?")
+# What it calls a schema's own parts, and a string that cannot be, before it quotes expressions.
+_OWN_ADDRESS = "json-schema:///"
+_NO_STRING = "Regex is empty:"
 # What it calls a grammar whose first mask is empty.
 _EMPTY = "NoExtensionBias"
 # Waking threads takes a few tenths of a millisecond, in which one thread computes masks of about so many tokens, where
@@ -274,8 +277,11 @@ def _lark_of(grammar: Grammar) -> str:
 
 def _reason(message: str) -> str:
     """llguidance's message as one sentence, without the source that it quotes."""
-    message = _QUOTED.split(_PLACE.sub("", message), maxsplit=1)[0]
+    message = _QUOTED.split(_PLACE.sub("", message), maxsplit=1)[0].replace(_OWN_ADDRESS, "")
     if message == _EMPTY:
         return "no text fits it; does a part of it refer only to itself?"
+    before, is_empty, _ = message.partition(_NO_STRING)
+    if is_empty:
+        message = f"{before}no string fits its pattern, format, lengths and values together"
     short = " ".join(message.split())[:400].strip().rstrip(".")
     return (short or "it cannot be used") + "."

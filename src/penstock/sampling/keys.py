@@ -11,7 +11,6 @@ Objects are found wherever the output reads like one: before them may stand a mo
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -216,6 +215,20 @@ class Keys:
         return not (readings and readings[0].repeats)
 
 
+class _Ids:
+    """Ids of tokens, to be looked up in masks."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = np.asarray(ids, np.int64)
+        self._words = self._ids >> 5
+        self._shifts = (self._ids & 31).astype(np.uint32)
+
+    def allowed(self, mask: NDArray[np.uint32]) -> list[int]:
+        """Those that a mask allows."""
+        found: list[int] = self._ids[(mask[self._words] >> self._shifts & 1).astype(bool)].tolist()
+        return found
+
+
 class KeyTokens:
     """The tokens of a vocabulary that can complete a key, or escape a character of one."""
 
@@ -225,11 +238,12 @@ class KeyTokens:
         quoted = sorted((piece, token) for token, piece in enumerate(pieces) if b'"' in piece)
         self._quoted = [piece for piece, _ in quoted]
         self._quoted_ids = [token for _, token in quoted]
+        harmful = [token for token, piece in enumerate(pieces) if piece.count(b'"') > 1 or b"\\u" in piece]
         self._tried = {
-            place: [token for token, piece in enumerate(pieces) if _may_harm(piece, *least)]
+            place: _Ids([token for token in harmful if _may_harm(pieces[token], *least)])
             for place, least in _LEAST_QUOTES.items()
         }
-        self._digits = [token for token, piece in enumerate(pieces) if piece and piece[0] in _IN_ESCAPE]
+        self._in_escape = _Ids([token for token, piece in enumerate(pieces) if piece and piece[0] in _IN_ESCAPE])
 
     def forbid(self, keys: Keys, mask: NDArray[np.uint32]) -> None:
         """Take those tokens out of a mask behind which a key would be there twice, or be escaped needlessly."""
@@ -238,8 +252,11 @@ class KeyTokens:
             while place < len(self._quoted) and self._quoted[place].startswith(ending):
                 _clear(mask, self._quoted_ids[place])
                 place += 1
-        for token in chain(self._tried[keys.place], self._digits if keys.escaping else ()):
-            if mask[token >> 5] >> (token & 31) & 1 and not keys.copy().feed(self._pieces[token]):
+        tried = self._tried[keys.place].allowed(mask)
+        if keys.escaping:
+            tried += self._in_escape.allowed(mask)
+        for token in tried:
+            if not keys.copy().feed(self._pieces[token]):
                 _clear(mask, token)
 
 

@@ -10,10 +10,12 @@ import pytest
 from penstock.core.errors import InvalidParameter
 from penstock.core.grammar import Grammar
 from penstock.text.calls.grammar import MAX_CALLS, Enforced, ToolSchema, calls_grammar
+from penstock.text.calls.parameters import texts_of
 from penstock.text.output_format import Parsing
 from penstock.text.reasoning import Before, thought_rules
 from support.language import Language, Vocabulary
 from support.pieces import parsed
+from support.schemas import AS_CLIENTS_SEND_THEM
 
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>")
 FORMATS = [("hermes", False), ("llama3", False), ("mistral", False), ("mistral", True)]
@@ -183,3 +185,29 @@ def test_names_with_dots_and_names_that_others_begin_with(vocabulary: Vocabulary
         good, bad = ('{"a": null}', '{"a": 1}')[:: 1 if index % 2 else -1]
         assert written(calls, by_name, (name, good)) in accepted
         assert written(calls, by_name, (name, bad)) not in accepted
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("calls", "by_name"), [*FORMATS, ("qwen3_coder", False), ("glm45", False), ("pythonic", False)]
+)
+def test_tools_as_clients_send_them(vocabulary: Vocabulary, calls: str, by_name: bool, strict: bool) -> None:
+    """In every format they can be called, and the calls fit; what a format has no room for is told."""
+    by_parameter = calls in ("qwen3_coder", "glm45", "pythonic")
+    complete = 0
+    for index, function in enumerate(AS_CLIENTS_SEND_THEM):
+        schema = function.get("parameters") or {}
+        tool = ToolSchema(f"get.more-{index}", schema, strict and not ("patternProperties" in schema and by_parameter))
+        found = calls_grammar(calls, [tool], "required", False, special_markers=vocabulary.marks, by_name=by_name)
+        assert bool(found.unenforced) == (by_parameter and not tool.strict and "patternProperties" in schema)
+        accepted = Language(vocabulary, Grammar("lark", found.text, "tools"))
+        for turn in range(3):
+            text = accepted.example(random.Random(f"{index} {turn}"), 300)
+            if text is not None:
+                complete += 1
+                pieces = parsed(Parsing(calls=calls, texts={tool.name: texts_of(tool)}).parser(), [text])
+                ((name, arguments),) = pieces["calls"]
+                assert name == tool.name and pieces["content"] == ""
+                if not found.unenforced:
+                    jsonschema.validate(json.loads(arguments), schema)
+    assert complete >= 9
