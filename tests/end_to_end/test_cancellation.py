@@ -3,7 +3,6 @@
 import contextlib
 import http.client
 import json
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,8 +13,10 @@ import httpx
 import psutil
 import pytest
 
+from support.leaving import sent
 from support.live_server import RunningServer, serving
-from support.waiting import PATIENCE
+from support.operator import Operator
+from support.waiting import PATIENCE, until
 
 PROMPT = [7] * 40
 LONG_PROMPT = [9] * 1900
@@ -23,11 +24,21 @@ OUTCOMES = "penstock_requests_total"
 
 
 @pytest.fixture(scope="module")
-def narrow(served_checkpoint: Path) -> Iterator[RunningServer]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("admin")
+
+
+@pytest.fixture(scope="module")
+def narrow(served_checkpoint: Path, folder: Path) -> Iterator[RunningServer]:
     """Two sequences at a time, and prompts in small steps."""
     options = ("--threads", "1", "--max-num-seqs", "2", "--max-num-batched-tokens", "16", "--stall-timeout", "1")
-    with serving(served_checkpoint, *options) as server:
+    with serving(served_checkpoint, *options, "--admin-socket", str(folder / "socket")) as server:
         yield server
+
+
+@pytest.fixture
+def operator(narrow: RunningServer, folder: Path) -> Operator:
+    return Operator(folder / "socket")
 
 
 @pytest.fixture
@@ -60,49 +71,34 @@ def body_of(stage: str, **fields: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def sent(server: RunningServer, path: str, body: dict[str, Any]) -> Iterator[socket.socket]:
-    content = json.dumps(body).encode()
-    host, port = server.base.removeprefix("http://").split(":")
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    )
-    with contextlib.closing(socket.socket()) as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect((host, int(port)))
-        connection.sendall(head.encode() + content)
-        yield connection
-
-
-@contextlib.contextmanager
-def occupied(server: RunningServer, stage: str) -> Iterator[None]:
-    """Where a request is to wait in the queue, others have both places."""
-    with contextlib.ExitStack() as stack:
+def occupied(server: RunningServer, operator: Operator, stage: str) -> Iterator[None]:
+    """Where a request is to wait in the queue, others have both places; the engine is paused."""
+    with operator.paused(), contextlib.ExitStack() as stack:
         if stage == "queued":
             for _ in range(2):
-                stack.enter_context(sent(server, "/v1/completions", body_of("decode", stream=True)))
-            server.wait_for("penstock_requests_running", 2)
+                stack.enter_context(sent(server.base, "/v1/completions", body_of("decode", stream=True)))
+            operator.step_until(lambda: server.metric("penstock_requests_running") == 2)
         yield
 
 
-def reach(server: RunningServer, stage: str, before: float) -> None:
+def reach(server: RunningServer, operator: Operator, stage: str, before: float) -> None:
     """Until the request is where it is to end."""
-    if stage == "queued":
-        server.wait_for("penstock_requests_waiting", 1)
-        return
-    server.wait_for("penstock_requests_running", 1)
-    if stage == "decode":
-        deadline = time.monotonic() + 20
-        while server.metric("penstock_decode_tokens_total") <= before + 3:
-            assert time.monotonic() < deadline
+    server.wait_for("penstock_requests_waiting", 1)
+    if stage == "prefill":
+        operator.step_until(lambda: server.metric("penstock_requests_running") == 1)
+        assert server.metric("penstock_decode_tokens_total") == before
+    elif stage == "decode":
+        operator.step_until(lambda: server.metric("penstock_decode_tokens_total") > before + 3)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stage", ["queued", "prefill", "decode"])
-def test_a_client_that_goes(idle: RunningServer, stage: str, stream: bool) -> None:
-    before, ended = idle.metric("penstock_decode_tokens_total"), idle.metric(OUTCOMES)
-    with occupied(idle, stage):
-        with sent(idle, "/v1/completions", body_of(stage, stream=stream)):
-            reach(idle, stage, before)
+def test_a_client_that_goes(idle: RunningServer, operator: Operator, stage: str, stream: bool) -> None:
+    ended = idle.metric(OUTCOMES)
+    with occupied(idle, operator, stage):
+        before = idle.metric("penstock_decode_tokens_total")
+        with sent(idle.base, "/v1/completions", body_of(stage, stream=stream)):
+            reach(idle, operator, stage, before)
         idle.wait_for(OUTCOMES, ended + 1)
     is_idle(idle)
     assert idle.metric(OUTCOMES) == ended + (3 if stage == "queued" else 1)
@@ -110,17 +106,12 @@ def test_a_client_that_goes(idle: RunningServer, stage: str, stream: bool) -> No
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("stage", ["queued", "prefill", "decode"])
-def test_a_deadline(idle: RunningServer, stage: str, stream: bool) -> None:
-    seconds = {"queued": 0.1, "prefill": 0.03, "decode": 0.2}[stage]
-    # Two samples, so that a fast machine is not done by then.
-    samples = 2 if stage == "decode" else 1
+def test_a_deadline(idle: RunningServer, operator: Operator, stage: str, stream: bool) -> None:
     ended = idle.metric(OUTCOMES)
-    with occupied(idle, stage):
-        answer = httpx.post(
-            idle.base + "/v1/completions",
-            json=body_of(stage, stream=stream, timeout=seconds, n=samples),
-            timeout=PATIENCE,
-        )
+    with occupied(idle, operator, stage):
+        if stage != "queued":
+            operator.pause(False)
+        answer, tries = late(idle, stage, stream)
         assert answer.text.count("deadline_exceeded") == 1
         if stream and answer.status_code == 200:
             assert answer.text.count("[DONE]") == 1 and '"finish_reason":"length"' not in answer.text
@@ -128,8 +119,25 @@ def test_a_deadline(idle: RunningServer, stage: str, stream: bool) -> None:
             assert answer.status_code == 504
         assert (answer.status_code == 200) == (stream and stage == "decode")
         # The answer comes when the engine has been told; it hears of it before its next step.
-        assert idle.metric(OUTCOMES) == ended + 1
+        assert idle.metric(OUTCOMES) == ended + tries
     is_idle(idle)
+
+
+def late(server: RunningServer, stage: str, stream: bool) -> tuple[httpx.Response, int]:
+    """A request whose time runs out in a stage, and how many were tried: how far one gets is the machine's affair."""
+    seconds = {"queued": 0.1, "prefill": 0.03, "decode": 0.2}[stage]
+    # Two samples, so that a fast machine is not done by then.
+    samples = 2 if stage == "decode" else 1
+    for tries in range(1, 16):
+        body = body_of(stage, stream=stream, timeout=seconds, n=samples)
+        answer = httpx.post(server.base + "/v1/completions", json=body)
+        if "deadline_exceeded" not in answer.text:
+            seconds /= 3
+        elif stage == "decode" and "before there was any output" in answer.text:
+            seconds *= 2
+        else:
+            return answer, tries
+    raise AssertionError(f"no deadline comes in {stage}")
 
 
 def test_a_response_that_is_cancelled(idle: RunningServer) -> None:
@@ -153,23 +161,21 @@ def test_a_response_that_is_cancelled(idle: RunningServer) -> None:
     is_idle(idle)
 
 
-def test_a_batch_that_is_cancelled(idle: RunningServer) -> None:
+def test_a_batch_that_is_cancelled(idle: RunningServer, operator: Operator) -> None:
     """While some of its lines are computed, and others wait."""
     lines = [
         {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body_of("decode")}
         for number in range(6)
     ]
     contents = "\n".join(map(json.dumps, lines)).encode()
-    with httpx.Client(base_url=idle.base, timeout=PATIENCE) as http:
+    with operator.paused(), httpx.Client(base_url=idle.base, timeout=PATIENCE) as http:
         file = http.post("/v1/files", files={"file": ("in.jsonl", contents)}, data={"purpose": "batch"}).json()
         body = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
         batch = http.post("/v1/batches", json=body).json()
-        idle.wait_for("penstock_requests_running", 2)
+        operator.step_until(lambda: idle.metric("penstock_requests_running") == 2)
         assert http.post(f"/v1/batches/{batch['id']}/cancel").json()["status"] == "cancelling"
-        deadline = time.monotonic() + 20
-        while batch["status"] != "cancelled":
-            assert time.monotonic() < deadline, batch["status"]
-            batch = http.get(f"/v1/batches/{batch['id']}").json()
+        until(lambda: http.get(f"/v1/batches/{batch['id']}").json()["status"] == "cancelled")
+        batch = http.get(f"/v1/batches/{batch['id']}").json()
         assert batch["request_counts"] == {"total": 6, "completed": 0, "failed": 0}
         assert http.post(f"/v1/batches/{batch['id']}/cancel").status_code == 409
     is_idle(idle)
@@ -177,7 +183,7 @@ def test_a_batch_that_is_cancelled(idle: RunningServer) -> None:
 
 def test_an_answer_that_is_finished_and_not_read_holds_nothing(idle: RunningServer) -> None:
     ended = idle.metric(OUTCOMES)
-    with sent(idle, "/v1/completions", body_of("decode", max_tokens=20, stream=True)):
+    with sent(idle.base, "/v1/completions", body_of("decode", max_tokens=20, stream=True)):
         idle.wait_for(OUTCOMES, ended + 1)
         is_idle(idle)
 
@@ -186,11 +192,8 @@ def test_a_reader_that_stops_is_cut_off_with_the_engines_work_on_it(idle: Runnin
     before = idle.metric("penstock_generation_tokens_total")
     cancelled = 'penstock_requests_total{endpoint="completions",outcome="cancelled"}'
     was = float(httpx.get(idle.base + "/metrics").text.split(cancelled)[1].split("\n")[0])
-    with sent(idle, "/v1/completions", body_of("decode", n=8, logprobs=20, stream=True, return_token_ids=True)):
-        deadline = time.monotonic() + 60
-        while float(httpx.get(idle.base + "/metrics").text.split(cancelled)[1].split("\n")[0]) == was:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    with sent(idle.base, "/v1/completions", body_of("decode", n=8, logprobs=20, stream=True, return_token_ids=True)):
+        until(lambda: float(httpx.get(idle.base + "/metrics").text.split(cancelled)[1].split("\n")[0]) != was)
         is_idle(idle)
     assert idle.metric("penstock_generation_tokens_total") - before < 8 * 1999
 
@@ -203,7 +206,7 @@ def test_any_number_of_cancellations_leaves_nothing(idle: RunningServer) -> None
         body = body_of("decode", max_tokens=60, n=1 + index % 3, stream=index % 2 == 0)
         if index % 3 == 0:
             body["timeout"] = 0.01 + index % 7 / 50
-        with sent(idle, "/v1/completions", body) as connection:
+        with sent(idle.base, "/v1/completions", body) as connection:
             connection.settimeout(index % 11 / 40 + 0.001)
             with contextlib.suppress(TimeoutError):
                 connection.recv(4096)
@@ -217,14 +220,17 @@ def test_any_number_of_cancellations_leaves_nothing(idle: RunningServer) -> None
     assert idle.metric(OUTCOMES) == ended + 60
 
 
-def test_a_full_queue_is_refused_whatever_the_engine_does(served_checkpoint: Path) -> None:
+def test_a_full_queue_is_refused_whatever_the_engine_does(served_checkpoint: Path, tmp_path: Path) -> None:
     options = ("--threads", "1", "--max-num-seqs", "1", "--max-queued-requests", "3")
+    options += ("--admin-socket", str(tmp_path / "socket"))
     with serving(served_checkpoint, *options) as server, contextlib.ExitStack() as stack:
         (engine,) = psutil.Process(server.process.pid).children()
-        first = stack.enter_context(sent(server, "/v1/completions", body_of("decode", stream=True)))
-        assert first.recv(64).startswith(b"HTTP/1.1 200")
+        operator = Operator(tmp_path / "socket")
+        operator.pause(True)
+        stack.enter_context(sent(server.base, "/v1/completions", body_of("decode", stream=True)))
+        operator.step_until(lambda: server.metric("penstock_requests_running") == 1)
         for _ in range(3):
-            stack.enter_context(sent(server, "/v1/completions", body_of("decode", stream=True)))
+            stack.enter_context(sent(server.base, "/v1/completions", body_of("decode", stream=True)))
         server.wait_for("penstock_requests_waiting", 3)
         engine.suspend()
         try:
@@ -235,6 +241,7 @@ def test_a_full_queue_is_refused_whatever_the_engine_does(served_checkpoint: Pat
         finally:
             engine.resume()
         stack.close()
+        operator.pause(False)
         is_idle(server)
         assert server.post("/v1/completions", {"prompt": "x", "max_tokens": 1})["object"] == "text_completion"
         assert server.metric("penstock_requests_refused_total") == 2

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from penstock.observability.explain.timeline import WAITING
 from support.checkpoints import make
 from support.documented import described_client
 from support.live_server import RunningServer, serving
+from support.operator import Operator
 from support.waiting import until
 
 CONTEXT = 4096
@@ -30,8 +30,7 @@ CONTEXT = 4096
 class Client:
     """Asks one server, and why its requests took as long as they did."""
 
-    def __init__(self, server: RunningServer, operator: Path) -> None:
-        """`operator`: the operator's socket of the server."""
+    def __init__(self, server: RunningServer, operator: Operator) -> None:
         self.server, self.operator = server, operator
         self.http = described_client(server.base)
 
@@ -73,16 +72,6 @@ class Client:
         listed = self.http.get("/v1/requests?limit=100").json()["data"]
         return [request for request in listed if request["state"] == state]
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """The engine begins with what comes once the block ends, in order."""
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(self.operator)), base_url="http://admin") as admin:
-            admin.post("/pause", json={"paused": True})
-            try:
-                yield
-            finally:
-                admin.post("/pause", json={"paused": False})
-
     def queue(self, pool: ThreadPoolExecutor, asked: "list[tuple[object, int]]") -> "list[Future[str]]":
         """Prompts with so many tokens of output, one behind the other, while the engine is paused."""
         futures = []
@@ -121,11 +110,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextlib.contextmanager
 def asking(checkpoint: Path, folder: Path, *options: str) -> Iterator[Client]:
     """A client of a server with these options."""
-    operator = folder / "socket"
-    with serving(checkpoint, "--threads", "1", "--admin-socket", str(operator), *options) as server:
-        until(operator.exists)
-        with Client(server, operator) as client:
-            yield client
+    socket = folder / "socket"
+    with (
+        serving(checkpoint, "--threads", "1", "--admin-socket", str(socket), *options) as server,
+        Client(server, Operator(socket)) as client,
+    ):
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +135,7 @@ def tight(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def test_a_long_queue(tight: Client) -> None:
     with ThreadPoolExecutor(8) as pool:
-        with tight.paused():
+        with tight.operator.paused():
             *_, last = tight.queue(pool, [*((ids(8, seed), 100) for seed in range(6)), (ids(8, 10), 1)])
         assert "queue_rows" in tight.causes(last.result())
 
@@ -159,13 +149,9 @@ def test_an_evicted_prefix(tight: Client) -> None:
 
 def test_a_preemption(tight: Client) -> None:
     with ThreadPoolExecutor(8) as pool:
-        with tight.paused():
+        with tight.operator.paused():
             (older,) = tight.queue(pool, [(ids(900, 5), 900)])
-        # Few steps at a time, so that it is not over before it was seen.
-        while not tight.in_state("decoding"):
-            with tight.paused():
-                pass
-        with tight.paused():
+            tight.operator.step_until(lambda: tight.in_state("decoding"))
             (younger,) = tight.queue(pool, [(ids(900, 6), 200)])
         assert "preemption" in tight.causes(younger.result())
         assert older.result()
@@ -183,7 +169,7 @@ def test_a_long_context(roomy: Client) -> None:
 
 def test_a_big_neighbour(roomy: Client) -> None:
     with ThreadPoolExecutor(8) as pool:
-        with roomy.paused():
+        with roomy.operator.paused():
             neighbour, small = roomy.queue(pool, [(ids(CONTEXT - 8, 13), 1), (ids(8, 14), 5)])
         told = roomy.explain(small.result())
         assert "neighbour_prefill" in {cause["code"] for cause in told["causes"]}
@@ -248,7 +234,7 @@ def test_contention_for_processors(roomy: Client) -> None:
 
 
 def test_an_engine_that_fails(roomy: Client) -> None:
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(roomy.operator)), base_url="http://admin") as admin:
+    with roomy.operator.client() as admin:
         armed = admin.post("/fail-points", json={"point": "engine.step", "action": "exit", "passes": 20})
         assert armed.status_code == 200
         request_id = roomy.complete(ids(8, 22), 40)
