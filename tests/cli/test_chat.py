@@ -6,14 +6,13 @@ import pty
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.checkpoints import make
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 CTRL_C = "\x03"
 # The terminal must be the controlling one of a session of its own, or Ctrl-C would reach nobody.
@@ -52,10 +51,15 @@ class Terminal:
 
     def wait_for(self, text: str, since: int = 0, more: int = 0) -> None:
         """Wait until `text` was shown, and `more` characters after it."""
-        deadline = time.monotonic() + 60
-        while (where := self.shown.find(text, since)) < 0 or len(self.shown) < where + len(text) + more:
-            assert time.monotonic() < deadline and self.process.poll() is None, self.shown[-2000:]
-            time.sleep(0.01)
+
+        def is_shown() -> bool:
+            where = self.shown.find(text, since)
+            if where >= 0 and len(self.shown) >= where + len(text) + more:
+                return True
+            assert self.process.poll() is None, self.shown[-2000:]
+            return False
+
+        until(is_shown, lambda: self.shown[-2000:])
 
     def close(self) -> None:
         if self.process.poll() is None:

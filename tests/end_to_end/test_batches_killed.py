@@ -11,7 +11,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import pytest
 from penstock.server.storage.directory import DataDirectory
 from support.http_server import free_port
 from support.live_server import RunningServer, serving
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = 1000
@@ -106,7 +106,7 @@ def test_no_line_is_lost_or_doubled_whenever_the_server_ends(tmp_path: Path, end
         rounds += 1
         done, seen = kept(folder), len(computed(tmp_path))
         with started(folder) as (process, http):
-            deadline = time.monotonic() + (rng.uniform(0.0, 0.12) if rounds < 6 else 20)
+            deadline = time.monotonic() + (rng.uniform(0.0, 0.12) if rounds < 6 else PATIENCE)
             while True:
                 batch: dict[str, Any] = http.get(f"/v1/batches/{batch_id}").json()
                 # Counts never fall, and never promise what is not kept.
@@ -159,7 +159,7 @@ def test_the_whole_product_goes_on_where_it_was_killed(served_checkpoint: Path, 
         batch_id = client.batches.create(
             input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
         ).id
-        wait_until(lambda: completed(client, batch_id) >= 30)
+        until(lambda: completed(client, batch_id) >= 30)
         # Others are served meanwhile.
         assert client.completions.create(model="tiny-llama", prompt="one", max_tokens=3).usage is not None
         server.process.kill()
@@ -167,7 +167,7 @@ def test_the_whole_product_goes_on_where_it_was_killed(served_checkpoint: Path, 
     with serving(served_checkpoint, *options) as server:
         client = client_of(server)
         assert completed(client, batch_id) >= 30
-        wait_until(lambda: client.batches.retrieve(batch_id).status == "completed")
+        until(lambda: client.batches.retrieve(batch_id).status == "completed")
         batch = client.batches.retrieve(batch_id)
         assert batch.output_file_id is not None
         answers = [json.loads(text) for text in client.files.content(batch.output_file_id).text.splitlines()]
@@ -176,13 +176,6 @@ def test_the_whole_product_goes_on_where_it_was_killed(served_checkpoint: Path, 
         # The same request gives the same tokens, in whichever way it came.
         once: Any = server.post("/v1/chat/completions", lines[7]["body"])
         assert once["choices"][0]["message"] == answers[7]["response"]["body"]["choices"][0]["message"]
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def client_of(server: RunningServer) -> openai.OpenAI:

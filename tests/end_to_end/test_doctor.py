@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from penstock.doctor.diagnosis import Diagnosis, diagnose
 from penstock.doctor.server import look
 from penstock.kernels.cpu.native import OBSTACLE
 from support.live_server import RunningServer, serving
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 SECONDS = 2.0
 
@@ -31,9 +30,12 @@ def load(server: RunningServer, *options: str, computed: tuple[str, int] = ("dec
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         # The look at the server at its beginning is not the load yet.
-        while server.metric(metric) < before + computed[1]:
+
+        def is_loaded() -> bool:
             assert process.poll() is None, "there is no load"
-            time.sleep(0.05)
+            return server.metric(metric) >= before + computed[1]
+
+        until(is_loaded)
         yield
     finally:
         process.kill()

@@ -17,7 +17,7 @@ import pytest
 from penstock.assembly.__main__ import NICENESS
 from support.http_server import free_port
 from support.live_server import RunningServer, serving
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 
 def engine_of(server: RunningServer) -> psutil.Process:
@@ -55,7 +55,7 @@ def test_a_killed_engine_is_replaced_and_answers_the_same(served_checkpoint: Pat
         server.wait_for("penstock_requests_in_flight", 8)
         engine.kill()
         assert [each.result(timeout=PATIENCE) for each in waiting] == [canary] * 8
-        server.wait_until_ready(10)
+        server.wait_until_ready()
         assert engine_of(server).pid != engine.pid
         # Where there are fewer cores than threads, the server's short work comes before the engine's.
         assert engine_of(server).nice() == min(19, psutil.Process(server.process.pid).nice() + NICENESS)
@@ -117,13 +117,11 @@ def test_an_engine_that_is_killed_while_descriptors_are_out_is_replaced_once_the
             # As many as it has: the engine's own end frees one, and a new one needs more.
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (process.num_fds() - 2, limits[1]))
             engine.kill()
-            deadline = time.monotonic() + 10
-            while client.get("/health/ready").status_code == 200:
-                assert time.monotonic() < deadline
+            until(lambda: client.get("/health/ready").status_code != 200)
             time.sleep(1.0)
             assert client.get("/health/ready").status_code == 503
             assert client.get("/health/live").status_code == 200
             assert not [each for each in process.children() if each.status() != psutil.STATUS_ZOMBIE]
             resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
         assert waiting.result(timeout=PATIENCE)["choices"] == canary
-        server.wait_until_ready(10)
+        server.wait_until_ready()

@@ -179,8 +179,6 @@ def test_without_a_collector_everything_is_served(served_checkpoint: Path, tmp_p
         for _ in range(20):
             answer = server.post("/v1/completions", {"prompt": [5], "max_tokens": 2, "ignore_eos": True})
             assert answer["usage"]["completion_tokens"] == 2  # type: ignore[index]
-        began = time.monotonic()
-    assert time.monotonic() - began < 30
     lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     told = [line for line in lines if line["logger"] == "penstock.tracing"]
     assert len(told) == 1 and "were dropped" in told[0]["message"]

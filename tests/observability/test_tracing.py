@@ -16,7 +16,7 @@ from penstock.observability.tracing import Tracing, check_endpoint
 from support.accounts_made import make_account, make_journal, mark
 from support.collector import Collector, collecting
 from support.http_server import free_port
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SERVER, INTERNAL = 2, 1
@@ -25,7 +25,9 @@ PHASES = {"receive", "prepare", "queue", "prefill", "decode", "deliver"}
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    """One that takes what comes, for which an end waits however slow this machine is."""
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", PATIENCE)
     with collecting() as collector:
         yield collector
 
@@ -64,14 +66,16 @@ def test_each_request_is_one_trace(collector: Collector) -> None:
 def test_times_are_those_of_the_clock_on_the_wall(collector: Collector) -> None:
     traces = Tracing(collector.url)
     made = account()
+    before = time.time()
     moved = time.monotonic() - 10.0 - made.arrived
+    after = time.time()
     made.arrived += moved
     made.ended = made.arrived + 10.0
     send(traces, made)
     traces.close()
     (root,) = collector.roots()
     assert root.ended - root.began == 10_000_000_000
-    assert abs(root.ended / 1e9 - time.time()) < 5
+    assert before - 1.0 < root.ended / 1e9 < after + 1.0
 
 
 @pytest.mark.parametrize(
@@ -137,14 +141,17 @@ def test_secrets_come_from_the_environment_and_nothing_else_does(
 
 def test_a_collector_that_is_not_there_costs_traces_and_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     traces = Tracing(f"http://127.0.0.1:{free_port()}")
-    began = time.monotonic()
-    send(traces, *(account(number) for number in range(tracing.MOST_WAITING + 100)))
-    assert traces.outcomes["queue_full"] >= 100 - tracing._BATCH
+    send(traces, *(account(number) for number in range(tracing.MOST_WAITING)))
+
+    def is_full() -> bool:
+        send(traces, account())
+        return traces.outcomes["queue_full"] > 0
+
+    until(is_full)
     with caplog.at_level(logging.DEBUG):
         traces.close()
         traces._thread.join(PATIENCE)
     assert not traces._thread.is_alive(), "it ends at once when it is told that nothing can be sent any more"
-    assert time.monotonic() - began < 20
     assert traces.outcomes["exported"] == 0
     lines = [record for record in caplog.records if record.name == "penstock.tracing"]
     assert len(lines) == 1 and "were dropped: " in lines[0].getMessage()

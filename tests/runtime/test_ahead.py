@@ -5,7 +5,6 @@ import gc
 import mmap
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from penstock.runtime import ahead
 from penstock.runtime.ahead import PAGE_BYTES, PIECE_BYTES, Ahead, populate
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 ROW = 64 << 10
 PIECE = PIECE_BYTES // ROW
@@ -56,10 +55,7 @@ def resident(array: NDArray[np.uint8], row: int) -> bool:
 
 
 def wait_for(array: NDArray[np.uint8], row: int) -> None:
-    deadline = time.monotonic() + 20
-    while not resident(array, row):
-        assert time.monotonic() < deadline, f"row {row} is not ready"
-        time.sleep(0.001)
+    until(lambda: resident(array, row), lambda: f"row {row} is not ready")
 
 
 @linux

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, reached
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Received:
 
 
 # Bytes to send, or seconds to wait.
-Step = bytes | float
+Step = bytes | float | Callable[[], object]
 Script = Callable[[Received], Sequence[Step]]
 
 CLOSE = b"\0close"
@@ -133,6 +133,8 @@ def scripted(
                     if isinstance(step, bytes):
                         writer.write(step)
                         await writer.drain()
+                    elif callable(step):
+                        await reached(step)
                     else:
                         await asyncio.sleep(step)
                     if reader.at_eof() or writer.is_closing():
