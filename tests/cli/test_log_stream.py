@@ -58,7 +58,7 @@ def test_a_reader_that_does_not_read_makes_nobody_wait() -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    until(lambda: b"were lost: nobody reads it" in got)
+    until(lambda: b"were lost: it has no reader" in got)
     stream.write("the end\n")
     stream.end()
     os.close(writer)

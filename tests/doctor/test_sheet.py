@@ -76,8 +76,8 @@ def test_what_was_swapped_was_not_computed_again() -> None:
     "number, observation, why",
     [
         (1, seen(steps=waits("rows", 9.0, operations=int(900e9))), "machine is used"),
-        (1, seen(steps=waits("blocks", 9.0)), "Nobody waited for a row"),
-        (1, seen(steps=waits("rows", 0.2)), "In 2% of the time somebody waited for a row"),
+        (1, seen(steps=waits("blocks", 9.0)), "No request waited for a row"),
+        (1, seen(steps=waits("rows", 0.2)), "In 2% of the time requests waited for a row"),
         (2, seen(steps=prompts(chunk_seconds=0.3, chunk_tokens=2000)), "do not stand out"),
         (2, WELL, "No prompt"),
         (3, seen(steps=prompts(), hit_tokens=1500), "75%"),

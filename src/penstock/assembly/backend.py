@@ -122,7 +122,7 @@ def _gpu(config: EngineConfig) -> Backend:
             if not memory_ended(error):
                 raise
             raise InsufficientMemory(
-                f"The weights do not fit into the memory of {place.device}, of which others may have taken some; free "
+                f"The weights do not fit into the memory of {place.device}; other programs may have taken some. Free "
                 "it, or use a smaller model, or --quantization int8 or int4."
             ) from error
 

@@ -163,8 +163,8 @@ def _ends(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> dict[str, int]
     names = ("eot", "eom") if first is not None else ("eos", "eot", "eom")
     if len(others) > len(names):
         raise ConfigurationError(
-            f"{len(others) + 1} tokens end the model's outputs, of which a GGUF file can name three; give another "
-            "--format."
+            f"{len(others) + 1} tokens end the model's outputs, and a GGUF file can name three of them; give "
+            "another --format."
         )
     return {f"tokenizer.ggml.{name}_token_id": token for name, token in zip(names, others, strict=False)}
 

@@ -81,7 +81,7 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
     for name, entry in checkpoint.locate(declaration).items():
         if isinstance(entry, TensorEntry) and entry.name != name:
             raise ConfigurationError(
-                f"The checkpoint has {name} as {entry.name}, as a part of a larger model, of which only this part "
+                f"The checkpoint has {name} as {entry.name}, as a part of a larger model, and only this part "
                 "could be written; give a checkpoint of the text model alone."
             )
     if recipe.method in BYTES:

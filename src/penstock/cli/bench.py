@@ -193,8 +193,8 @@ def _gpu_kernels(gpu: Gpu, formats: set[str], threads: int | None) -> _Kernels:
         raise _no_room(gpu) from error
     copied, product = ceilings.read, ceilings.arithmetic["bfloat16"]
     reached = (
-        f"{gpu.name}: copies read and write {copied:,.1f} GB/s; a product of bfloat16 {product:,.0f} GOP/s, of which "
-        "all shares of arithmetic are"
+        f"{gpu.name}: copies read and write {copied:,.1f} GB/s; a product of bfloat16 {product:,.0f} GOP/s. "
+        "All shares of arithmetic refer to this product"
     )
     return _Kernels(gpu.name, ceilings, reached, measure)
 
@@ -202,8 +202,8 @@ def _gpu_kernels(gpu: Gpu, formats: set[str], threads: int | None) -> _Kernels:
 def _no_room(gpu: Gpu) -> InsufficientMemory:
     free = gpu.free_memory / 2**30
     return InsufficientMemory(
-        f"What is measured takes several GiB, which the memory of {gpu.device}, of which {free:.1f} GiB were free, did "
-        "not have; free it, or measure less with --operation and --format."
+        f"The measurement takes several GiB, and the memory of {gpu.device} had {free:.1f} GiB free; free more, or "
+        "measure less with --operation and --format."
     )
 
 

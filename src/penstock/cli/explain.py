@@ -34,7 +34,7 @@ _COLORS = {
     "deliver": "red",
 }
 _MISSING = {
-    "unseen": "nobody had sent what follows",
+    "unseen": "no request had sent what follows",
     "different": "what was cached goes on otherwise",
     "evicted": "it had been evicted",
     "other_tenant": "it is there for another tenant only",
@@ -110,7 +110,7 @@ def show(told: Explanation, console: Console) -> None:
 def _heading(told: Explanation) -> str:
     status = "" if told.status is None else f" ({told.status})"
     ended = f"{told.outcome}{status}" if told.outcome is not None else f"is {told.state}"
-    prompts = f" in {told.prompts} prompts, of which this is number {told.prompt + 1}" if told.prompts > 1 else ""
+    prompts = f" in {told.prompts} prompts, number {told.prompt + 1} of them" if told.prompts > 1 else ""
     return (
         f"[bold]{escape(told.id)}[/bold] {told.endpoint}, {ended}, {duration(told.seconds)}: "
         f"{number(told.prompt_tokens)} prompt tokens{prompts}, {number(told.output_tokens)} output tokens"

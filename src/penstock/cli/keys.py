@@ -41,7 +41,7 @@ class Access:
             why = "every request but those to /health needs one; each key's files, batches and responses are its own"
             names, more = self.keys.names[:_NAMES_SHOWN], len(self.keys.names) - _NAMES_SHOWN
             return Reason(_SETTING, ", ".join(names) + (f" and {more} more" if more > 0 else ""), why)
-        why = "as asked with --no-auth: whoever reaches the server may ask" if self.no_auth else _WHY_NONE
+        why = "as asked with --no-auth: every client that reaches the server may ask" if self.no_auth else _WHY_NONE
         return Reason(_SETTING, "none", why)
 
     def check_exposed(self, listener: socket.socket) -> None:

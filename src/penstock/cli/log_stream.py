@@ -45,7 +45,7 @@ class LogStream(io.TextIOBase):
             self._texts.put(text)
         else:
             self._lost += 1
-            self._why = "nobody reads it"
+            self._why = "it has no reader"
         return len(text)
 
     def writable(self) -> bool:

@@ -108,7 +108,7 @@ SpeculativeAcceptance = Annotated[
     ),
 ]
 SpeculativeDepth = Annotated[
-    int | None, typer.Option(help="Tokens drafted at a time, always; without it, as many as pay.")
+    int | None, typer.Option(help="Tokens drafted at a time, always; without it, the number that pays.")
 ]
 SpeculativeWidth = Annotated[
     int | None, typer.Option(help="Tokens drafted beside those, in other branches of a tree; with --speculative-depth.")

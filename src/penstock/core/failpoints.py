@@ -8,7 +8,7 @@ from typing import Literal
 
 POINTS = {
     "engine.step": "before a step is computed",
-    "engine.send": "after a step, before anybody knows what came of it",
+    "engine.send": "after a step, before its outputs are sent",
 }
 
 FailAction = Literal["raise", "exit", "hang", "nothing"]

@@ -191,7 +191,7 @@ def _resolve_threads(options: EngineOptions, machine: MachineFacts, out: _Resolv
     if options.threads is not None:
         out.note("threads", options.threads, "as asked")
         return options.threads
-    beside = ", of which the API process has first what it needs" if machine.api_beside else ""
+    beside = "; the API process comes first" if machine.api_beside else ""
     out.note("threads", machine.cores, f"all {machine.cores} cores this process may use{beside}")
     return machine.cores
 
@@ -346,7 +346,7 @@ def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
     out.note("max num seqs", max_num_seqs, "as asked" if options.max_num_seqs else "sequences that run at a time")
     if batched is None:
         batched = max(DEFAULT_BATCHED_TOKENS, max_num_seqs)
-        out.note("max num batched tokens", batched, "bounds a step's memory, and what it computes where nobody waits")
+        out.note("max num batched tokens", batched, "bounds a step's memory, and its length where no client waits")
     else:
         out.note("max num batched tokens", batched, "as asked")
     if batched < max_num_seqs:
@@ -367,7 +367,7 @@ def _note_order(options: EngineOptions, batched: int, out: _Resolver) -> None:
     waiting = "as asked: the next batch starts when the last sequence of one has ended"
     filling = "a sequence that ends makes room for the next one at once"
     out.note("static batching", options.static_batching, waiting if options.static_batching else filling)
-    brief = "positions in a step for batches, which has no other requests in it; whoever comes waits for one at most"
+    brief = "positions in a step for batches, without other requests; a request that comes waits for one such step"
     out.note("background tokens", BACKGROUND_TOKENS, brief)
 
 
@@ -382,9 +382,9 @@ def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Res
         out.note("target itl", f"{asked:g}", "as asked, in seconds; prompts are cut and batches are bounded for it")
         return float(asked)
     if not machine.api_beside:
-        out.note("target itl", "none", "prompts are computed together here, and nobody waits for a step's end")
+        out.note("target itl", "none", "prompts are computed together, and no client waits for a step's end")
         return None
-    why = "seconds of a step with prompts in it, for whose end running streams and whoever comes wait"
+    why = "seconds of a step with prompts; running streams and new requests wait for its end"
     out.note("target itl", f"{DEFAULT_TARGET_ITL:g}", why)
     return DEFAULT_TARGET_ITL
 

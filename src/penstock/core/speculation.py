@@ -189,9 +189,9 @@ def resolve_speculation(
     if options.proposer == "off" or unasked:
         without = "without native kernels drafts could change a token near a tie; ask for them if that is no matter"
         note("speculative", "off", without if unasked else "each step gives a sequence one token")
-        note("speculative depth", 0, "nobody drafts")
-        note("speculative width", 0, "nobody drafts")
-        note("speculative memory", 0, "nobody drafts")
+        note("speculative depth", 0, "nothing is drafted")
+        note("speculative width", 0, "nothing is drafted")
+        note("speculative memory", 0, "nothing is drafted")
         return None, 0, 0
     config, who = _who_drafts(options.proposer, draft, chain, own)
     unchanged = "drafts never change " + ("how likely what comes out is" if rejects else "what comes out")
@@ -201,7 +201,7 @@ def resolve_speculation(
         raise ConfigurationError(
             f"--speculative-depth {depth} is more than the {draft.most} heads draft, one token each."
         )
-    measured = f"as many as pay by this machine's own measure, at most {most}"
+    measured = f"the number that pays on this machine, at most {most}"
     note("speculative depth", depth or "auto", measured if depth is None else "as asked, always")
     width = _width(options, config.proposer, note)
     if options.memory and not config.by_text:
@@ -228,14 +228,14 @@ def _width(options: SpeculationOptions, proposer: Proposer, note: Note) -> int:
                 f"--speculative-width {options.width} is more than the {most} that {proposer} can draft beside "
                 f"{options.depth} tokens."
             )
-        note("speculative width", options.width, "as asked: so many tokens more in other branches")
+        note("speculative width", options.width, "as asked: tokens in other branches")
         return options.width
     if proposer not in TREES or options.acceptance != "coupled":
         why = f"trees are drafted by {_WITH_TREES}, and accepted coupled"
     elif options.depth is not None:
         why = "each draft is one chain, as deep as asked"
     else:
-        measured = f"as many as pay by this machine's own measure, at most {DRAFT_WIDTH} in other branches"
+        measured = f"the number that pays on this machine, at most {DRAFT_WIDTH} in other branches"
         note("speculative width", "auto", measured)
         return DRAFT_WIDTH
     note("speculative width", 0, why)
@@ -275,7 +275,7 @@ def _who_drafts(
             who = "the draft model drafts, or the sequence's own text where that has been right as often"
             return SpeculationConfig("either", draft), who
         case "chain" if draft is not None:
-            return SpeculationConfig("chain", draft, chain), "the draft model drafts, and somebody for it"
+            return SpeculationConfig("chain", draft, chain), "the draft model drafts, and a cheaper source for it"
         case "medusa" | "eagle" if draft is not None:
             return SpeculationConfig(asked, draft), "heads on the model's hidden states draft"
         case "draft" | "chain" | "medusa" | "eagle":

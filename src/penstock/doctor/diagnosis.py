@@ -129,11 +129,11 @@ def _engine(seen: Observation) -> Iterator[Finding]:
 
 # Reasons to wait that no row is about.
 _WAITS = {
-    "share": "its tenant's share of the steps, of which weights of keys give more",
+    "share": "its tenant's share of the steps; a larger weight of its key gives more",
     "place": "a place in the batch that is not left to other tenants",
     "prefix": "a prefix that another request was computing, to find it in the cache then",
-    "scores": "scores of others' prompts, of which a step computes a bounded number",
-    "background": "a time at which nobody else wants to run, as batches do",
+    "scores": "scores of others' prompts; a step computes a bounded number of them",
+    "background": "a time without other requests, as batches do",
 }
 
 
@@ -146,7 +146,7 @@ def _waits(seen: Observation) -> Iterator[Finding]:
             layer="L5" if wait in ("share", "place") else "L4b",
             level="note",
             figure=f"{min(1.0, seconds / seen.seconds):.0%} of the time",
-            meaning=f"Whoever was next waited for {_WAITS[wait]}.",
+            meaning=f"The next request waited for {_WAITS[wait]}.",
             evidence=(Evidence(f"{seconds:.2f} s of {seen.seconds:.1f} s", f"steps.held: {wait}"),),
         )
 
@@ -160,7 +160,7 @@ def _clients(seen: Observation) -> Iterator[Finding]:
             level="note",
             figure=f"{left} of {ended} requests",
             meaning="What was computed for them is lost; clients leave when they wait for too long, or do not read.",
-            advice="Compare their time-out with the latencies; --request-timeout ends what nobody waits for.",
+            advice="Compare their time-out with the latencies; --request-timeout ends requests in time.",
             evidence=(Evidence(f"{left} of {ended}", "requests: cancelled"),),
         )
     hits = seen.hits or 0.0

@@ -145,7 +145,7 @@ def _memory(machine: Machine) -> Iterator[Finding]:
     advice = None
     if memory.limit is not None and memory.limit_source is not None:
         evidence.append(Evidence(f"limit {in_bytes(memory.limit)}", memory.limit_source))
-        meaning += f" A container's limit of {in_bytes(memory.limit)} counts; whoever goes beyond is killed."
+        meaning += f" A container's limit of {in_bytes(memory.limit)} counts; a process beyond it is killed."
         level = "note"
     if memory.usable < _LITTLE_MEMORY:
         level, advice = "warning", "Free memory, raise the limit, or serve a smaller model or a lower precision."
@@ -186,8 +186,8 @@ def _ceilings(machine: Machine) -> Iterator[Finding]:
         layer="L0",
         level="note" if disturbed else "ok",
         figure=", ".join(f"{name} {peak:,.0f} GOP/s" for name, peak in peaks.items()),
-        meaning="It bounds prompts and large batches: of prompts, a model of a billion parameters computes at most so "
-        f"many tokens/s: {', '.join(prompts)}; an int4 batch of more than about {max(1, round(rows))} sequences is "
+        meaning="It bounds prompts and large batches. The most tokens/s of prompts, with a billion parameters: "
+        f"{', '.join(prompts)}; an int4 batch of more than about {max(1, round(rows))} sequences is "
         "bound by it, not by memory.",
         evidence=tuple(
             Evidence(f"{name} {peak:,.0f} GOP/s", f"native.compute on {threads} threads")

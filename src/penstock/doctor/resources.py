@@ -92,8 +92,8 @@ def resources(seen: Observation) -> tuple[Resource, ...]:
 
 
 def in_waiting(share: float) -> str:
-    """That somebody waited in a share of the time, to go on with for what."""
-    return f"in {share:.0%} of the time somebody waited" if share >= 0.005 else "nobody waited"
+    """That requests waited in a share of the time; the caller adds what for."""
+    return f"in {share:.0%} of the time requests waited" if share >= 0.005 else "no request waited"
 
 
 def _state(share: float | None, bounds: tuple[float, float]) -> State:

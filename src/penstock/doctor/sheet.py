@@ -84,10 +84,10 @@ def _queue(seen: Observation) -> Answer:
         why = f"There is a queue, but the machine is used: {arithmetic:.0%} of its arithmetic."
         return Answer("does not apply", why, "Add machines, or take on less.", evidence)
     if waited < HELD:
-        why = f"In {paced:.0%} of the time somebody waited since a larger batch would have made streams slower than "
+        why = f"In {paced:.0%} of the time requests waited because a larger batch would have made streams slower than "
         why += f"they are to be (target_itl {seen.settings.target_itl})."
         return Answer("applies", why, "Raise --target-itl or --slo itl= if streams may be slower.", evidence)
-    why = f"In {waited:.0%} of the time somebody waited for a row while {seen.batch:.1f} sequences ran in a step."
+    why = f"In {waited:.0%} of the time requests waited for a row while {seen.batch:.1f} sequences ran in a step."
     advice = "Raise --max-num-seqs"
     advice += f" from {most} to {2 * most}" if most else ""
     if seen.kv > 0.5:
@@ -116,7 +116,7 @@ def _prefill(seen: Observation) -> Answer:
         )
         return Answer("applies", why, advice, evidence)
     if waited >= HELD:
-        why = f"In {waited:.0%} of the time a prompt waited for tokens of a step, of which {seen.budget:.0%} were used."
+        why = f"In {waited:.0%} of the time a prompt waited for tokens of a step; {seen.budget:.0%} of them were used."
         advice = "Raise --target-itl, or --max-num-batched-tokens, if streams may be slower: prompts then wait less."
         return Answer("applies", why, advice, evidence)
     why = f"Prompts take {seen.chunks:.0%} of the steps' time, and their steps do not stand out."
@@ -163,7 +163,7 @@ def _kv(seen: Observation) -> Answer:
         return Answer("does not apply", f"Sequences held at most {seen.kv:.0%} of the KV pool.", None, evidence)
     parts = []
     if waited >= HELD:
-        parts.append(f"somebody waited for blocks in {waited:.0%} of the time")
+        parts.append(f"requests waited for blocks in {waited:.0%} of the time")
     if preempted:
         parts.append(f"{preempted} sequences lost theirs, and {seen.recomputed_tokens:,} tokens were computed again")
     if pressure:
@@ -202,7 +202,7 @@ def _spikes(seen: Observation) -> Answer:
         advice = "Raise --kv-cache-memory, or lower --max-num-seqs, so that those who run can stay (row 4)."
     elif seen.chunks >= _PROMPTS_WEIGH:
         cause = f"prompts take {seen.chunks:.0%} of the steps' time"
-        advice = "Lower --target-itl (row 2), or put what can wait into batches (/v1/batches), which run beside nobody."
+        advice = "Lower --target-itl (row 2), or put what can wait into batches (/v1/batches), which run by themselves."
     else:
         cause = "no cause is seen in the engine's steps"
         advice = "Give requests that must not wait a higher priority; the account of a slow one says what it met."

@@ -319,7 +319,7 @@ def _block_of(declared: Mapping[str, Any]) -> tuple[int, int]:
                 break
     if not (isinstance(sides, list) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)):
         raise ModelFileError(
-            f"config.json's {CONFIG_KEY} does not say of which blocks scales are: weight_block_size must be two sizes."
+            f"config.json's {CONFIG_KEY} does not say the blocks of the scales: weight_block_size must be two sizes."
         )
     return sides[0], sides[1]
 

@@ -44,8 +44,8 @@ def _check_values(body: bytes) -> None:
     for marks, most in ((b",", MAX_VALUES), (b"[{", MAX_NESTED)):
         if sum(map(body.count, marks)) > most:
             raise RequestError(
-                f"The body has more than {MAX_VALUES} commas, or more than {MAX_NESTED} opening brackets and braces, "
-                "of which those in its texts count too; send less."
+                f"The body has more than {MAX_VALUES} commas, or more than {MAX_NESTED} opening brackets and braces; "
+                "those in its texts count too. Send less."
             )
 
 

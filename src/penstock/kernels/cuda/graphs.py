@@ -112,7 +112,7 @@ class DecodeGraphs:
                 raise
             ended = True
         if ended:
-            _log.warning("No memory is left for a graph of %d rows: steps of so many are launched one by one.", size)
+            _log.warning("No memory is left for a graph of %d rows: steps of that size are launched one by one.", size)
             self._left.clear()
             # Only now does no frame hold what the attempt has made.
             torch.cuda.empty_cache()

@@ -92,7 +92,7 @@ NAMES: dict[CauseCode, str] = {
     "queue_scores": "the wait for others' scores of prompts",
     "queue_background": "the wait for everybody else",
     "neighbour_prefill": "the computation of others' prompts",
-    "cold_prefix": "the computation of a prompt that nobody had sent before",
+    "cold_prefix": "the computation of a prompt that no request had before",
     "changed_prefix": "the computation of a prompt that goes on otherwise than the cached one",
     "evicted_prefix": "the computation of a prefix that had been evicted",
     "long_prompt": "the computation of its prompt",
@@ -133,7 +133,7 @@ def _computed(course: Course) -> str:
 
 
 def _cold(course: Course) -> str:
-    return _computed(course) + ", of which none was in the prefix cache; what prompts share belongs at their beginning"
+    return _computed(course) + "; none of it was in the prefix cache; what prompts share belongs at their beginning"
 
 
 def _changed(course: Course) -> str:
@@ -201,7 +201,7 @@ SENTENCES: dict[CauseCode, _Sentence] = {
     "queue_share": lambda _: "it waited since its key had had its share of the steps; the key's weight changes that",
     "queue_place": lambda _: "it waited since what was free is kept for other keys; --max-num-seqs gives more places",
     "queue_prefix": lambda _: "it waited for another request to compute what it then took from the prefix cache",
-    "queue_scores": lambda _: "it waited behind others' prompt_logprobs, of which a step computes few",
+    "queue_scores": lambda _: "it waited behind others' prompt_logprobs; a step computes few of them",
     "queue_background": lambda _: "it waited for everybody else, as its priority has it; priority changes that",
     "neighbour_prefill": _neighbours,
     "cold_prefix": _cold,
