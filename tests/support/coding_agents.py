@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Mapping
@@ -16,7 +17,9 @@ from support.seen_requests import Seen, SeenRequests
 from support.speaking_model import SpeakingModel
 
 # Where `make clients` puts them.
-FOLDER = Path(__file__).resolve().parents[2] / "build" / "clients"
+_ROOT = Path(__file__).resolve().parents[2]
+FOLDER = _ROOT / "build" / "clients"
+PAGE = _ROOT / "docs" / "clients.md"
 PROGRAMS = {
     "codex": "node_modules/.bin/codex",
     "claude": "node_modules/.bin/claude",
@@ -26,24 +29,7 @@ PROGRAMS = {
 BEFORE = "def add(a, b):\n    return a - b\n"
 AFTER = "def add(a, b):\n    return a + b\n"
 # An agent that has not ended by then hangs.
-SECONDS = 300.0
-KEY = "none"
-CODEX_SETTINGS = """
-model = "{model}"
-model_provider = "penstock"
-model_context_window = {context}
-check_for_update_on_startup = false
-
-[model_providers.penstock]
-name = "Penstock"
-base_url = "{url}/v1"
-env_key = "PENSTOCK_API_KEY"
-wire_api = "responses"
-stream_idle_timeout_ms = 3600000
-
-[analytics]
-enabled = false
-"""
+SECONDS = 900.0
 
 
 def find_agent(name: str) -> Path:
@@ -109,8 +95,8 @@ class Workplace:
     def run(self, name: str, *arguments: str, settings: Mapping[str, str], seconds: float = SECONDS) -> str:
         """What an agent writes to its standard output; fails unless it ends with status 0 and within `seconds`.
 
-        `settings` are environment variables. The agent gets none of the test's own but the path of programs, and every
-        connection that is not to this machine is refused.
+        `settings` are environment variables. The agent gets none of the test's own but the path of programs, and for
+        all other machines a proxy that does not answer.
         """
         nowhere = f"http://127.0.0.1:{free_port()}"
         environment = {
@@ -159,34 +145,36 @@ class Workplace:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A served model: the server's address, the model's name there, and the tokens of its context and of an answer."""
+    """A served model: the server's address, the model's name there, and the tokens of its context."""
 
     url: str
     model: str = "scripted"
     context: int = 200_000
-    output: int = 4096
+
+    def settings(self, agent: str) -> str:
+        """What docs/clients.md says an agent is to be given: the first block of code of its section, for this model."""
+        section = PAGE.read_text(encoding="utf-8").partition(f"\n## {agent}\n")[2]
+        block = section.partition("\n```")[2].partition("\n")[2].partition("\n```")[0]
+        assert block, f"{PAGE} has no settings of {agent}"
+        for documented, value in (
+            ("http://127.0.0.1:8000", self.url),
+            ("my-model", self.model),
+            ("32768", str(self.context)),
+        ):
+            block = block.replace(documented, value)
+        return block
 
 
 def run_codex(place: Workplace, server: Endpoint, task: str, *options: str, seconds: float = SECONDS) -> str:
     """Codex's last message."""
-    settings = CODEX_SETTINGS.format(model=server.model, context=server.context, url=server.url)
-    place.write(".codex/config.toml", settings)
+    place.write(".codex/config.toml", server.settings("Codex"))
     arguments = ("exec", "--dangerously-bypass-approvals-and-sandbox", "--color", "never", *options, task)
-    return place.run("codex", *arguments, settings={"PENSTOCK_API_KEY": KEY}, seconds=seconds).strip()
+    return place.run("codex", *arguments, settings={"PENSTOCK_API_KEY": "none"}, seconds=seconds).strip()
 
 
 def run_claude_code(place: Workplace, server: Endpoint, task: str, *options: str, seconds: float = SECONDS) -> str:
     """Claude Code's last message."""
-    settings = {
-        "ANTHROPIC_BASE_URL": server.url,
-        "ANTHROPIC_API_KEY": KEY,
-        "ANTHROPIC_MODEL": server.model,
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL": server.model,
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(server.output),
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "API_TIMEOUT_MS": "3600000",
-    }
+    settings, _ = _shell(server.settings("Claude Code"))
     arguments = ("--print", task, "--output-format", "json", "--permission-mode", "acceptEdits")
     output = place.run("claude", *arguments, "--allowedTools", "Bash", *options, settings=settings, seconds=seconds)
     return str(json.loads(output)["result"])
@@ -194,32 +182,21 @@ def run_claude_code(place: Workplace, server: Endpoint, task: str, *options: str
 
 def run_opencode(place: Workplace, server: Endpoint, task: str, seconds: float = SECONDS) -> str:
     """All that OpenCode says."""
-    limit = {"context": server.context, "output": server.output}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{server.url}/v1", "apiKey": KEY, "timeout": False},
-        "models": {server.model: {"limit": limit}},
-    }
-    settings = {
-        "model": f"penstock/{server.model}",
-        "enabled_providers": ["penstock"],
-        "provider": {"penstock": provider},
-        "autoupdate": False,
-        "share": "disabled",
-    }
-    place.write(".config/opencode/opencode.json", json.dumps(settings))
+    place.write(".config/opencode/opencode.json", server.settings("OpenCode"))
     environment = {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_DEFAULT_PLUGINS": "1"}
     return place.run("opencode", "run", "--auto", task, settings=environment, seconds=seconds)
 
 
 def run_aider(place: Workplace, server: Endpoint, task: str, check: str, seconds: float = SECONDS) -> str:
     """All that Aider says. It runs the command `check` after each edit, and goes on where that fails."""
-    settings = {"OPENAI_API_BASE": f"{server.url}/v1", "OPENAI_API_KEY": KEY, "PYTHONDONTWRITEBYTECODE": "1"}
-    return place.run(
-        "aider",
-        *("--model", f"openai/{server.model}", "--edit-format", "whole", "--yes-always", "--no-pretty"),
-        *("--no-check-update", "--analytics-disable", "--no-show-model-warnings", "--no-show-release-notes"),
-        *("--auto-test", "--test-cmd", check, "--message", task, place.file.name),
-        settings=settings,
-        seconds=seconds,
-    )
+    settings, (_, *options) = _shell(server.settings("Aider"))
+    arguments = ("--yes-always", "--no-pretty", "--auto-test", "--test-cmd", check, "--message", task, place.file.name)
+    environment = {**settings, "PYTHONDONTWRITEBYTECODE": "1"}
+    return place.run("aider", *options, *arguments, settings=environment, seconds=seconds)
+
+
+def _shell(lines: str) -> tuple[dict[str, str], list[str]]:
+    """The variables that lines of a shell export, and the command that is their last."""
+    words = [shlex.split(line, comments=True) for line in lines.splitlines()]
+    exported = [line[1] for line in words if line[0] == "export"]
+    return {name: value for name, _, value in (pair.partition("=") for pair in exported)}, words[-1]
