@@ -168,6 +168,16 @@ GEMMA3 = """{{ bos_token }}
 ONLY_PARTS = """{%- for message in messages %}{{ '<|' + message['role'] + '|>' }}
 {%- for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}<end>
 {%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+# LLaVA: of most contents nothing but the first part.
+ONE_PART = """{%- for message in messages %}
+{%- if message['role'] == 'system' %}{{ '<<SYS>>' + message['content'][0]['text'] + '<</SYS>>' }}
+{%- elif message['role'] == 'user' %}{{ '[INST] ' }}
+    {%- for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] }}{% endfor %}
+    {{- ' [/INST]' }}
+{%- elif message['role'] == 'assistant' %}{{ message['content'][0]['text'] + '</s>' }}
+{%- else %}{{ raise_exception('Only user and assistant roles are supported!') }}
+{%- endif %}
+{%- endfor %}"""
 # gpt-oss: developers, who are the system too; thoughts under another name.
 DEVELOPERS = """{%- if messages[0].role in ('developer', 'system') %}
     {{- '<|start|>developer<|message|># Instructions\n' + messages[0].content + '<|end|>' }}
@@ -197,5 +207,6 @@ TEMPLATES = {
     "gemma 2": GEMMA2,
     "gemma 3": GEMMA3,
     "only parts": ONLY_PARTS,
+    "one part": ONE_PART,
     "developers": DEVELOPERS,
 }

@@ -3,7 +3,6 @@ and what the template takes as it is becomes the text that transformers makes of
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,11 @@ Conversation = list[dict[str, Any]]
 
 USER: dict[str, Any] = {"role": "user", "content": "Weather?"}
 LONG_ID = "call_0123456789abcdef01234567"
+
+
+def said(name: str, text: str) -> Any:
+    """A content in the form that a template wants."""
+    return [{"type": "text", "text": text}] if name in ("only parts", "one part") else text
 
 
 def call(arguments: Any = '{"city": "Koeln"}', name: str = "weather", **fields: Any) -> dict[str, Any]:
@@ -87,12 +91,10 @@ def test_developers_are_the_system_where_they_are_unknown(
 ) -> None:
     """Right behind the system's message, what they say is a part of it."""
     told = [{"role": "system", "content": "Be brief."}, {"role": "developer", "content": "Rhyme."}]
-    content: Any = "Be brief.\n\nRhyme."
-    user = USER
-    if name == "only parts":
-        content = [{"type": "text", "text": content}]
-        user = {"role": "user", "content": [{"type": "text", "text": USER["content"]}]}
-    same = [{"role": "system", "content": content}, user]
+    same = [
+        {"role": "system", "content": said(name, "Be brief.\n\nRhyme.")},
+        {**USER, "content": said(name, "Weather?")},
+    ]
     assert write(name, [*told, USER]) == expected(reference, name, same)
 
 
@@ -234,7 +236,7 @@ def test_ids_have_nine_characters_where_they_must(write: Write) -> None:
 def test_parts_of_contents_are_kept(write: Write, reference: PreTrainedTokenizerFast, name: str) -> None:
     parts = [{"type": "text", "text": "The weather "}, {"type": "text", "text": "in Koeln?"}]
     text = write(name, [{"role": "user", "content": parts}])
-    if name in ("gemma 3", "only parts"):
+    if name in ("gemma 3", "only parts", "one part"):
         assert text == expected(reference, name, [{"role": "user", "content": parts}])
     else:
         # As lines, as in vLLM.
@@ -336,7 +338,7 @@ def test_the_template_for_tools_has_shapes_of_its_own(tokenizer: Tokenizer) -> N
     assert "<|call|>function<|sep|>weather" in with_tools and 'assistant\n{"name": "weather"' in without
 
 
-def test_a_template_that_ends_no_trial_is_loaded_soon(tokenizer: Tokenizer) -> None:
+def test_a_template_that_ends_no_trial_is_loaded(tokenizer: Tokenizer) -> None:
     """Its trials end by steps, which are the same on every machine."""
     source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     encoder = ChatEncoder(tokenizer, ChatTemplate(source))
@@ -352,8 +354,7 @@ def test_marks_are_found_in_arguments_that_became_objects(
     assert ids.count(end) == encoders["qwen2.5"].encode([USER, called(), result()]).count(end)
 
 
-def test_many_results_are_matched_soon(tmp_path: Path) -> None:
-    """Looking for a call does not go through all of them."""
+def test_many_results_are_matched() -> None:
     calls = [call(id=str(number)) for number in range(20_000)]
     messages = [called(*calls), *(result(tool_call_id=str(number)) for number in reversed(range(20_000)))]
     found = adapted([*messages, result(tool_call_id=None)], TemplateCapabilities(parallel_calls=False))

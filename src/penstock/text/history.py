@@ -303,8 +303,8 @@ def _content(message: Message, able: TemplateCapabilities, path: str) -> Any:
     role, content = message.get("role"), message.get("content", _NOTHING)
     if content is _NOTHING and role == "assistant" and "tool_calls" not in message:
         content = ""
+    if isinstance(content, list) and role not in able.parts:
+        content = text_of(content, path)
     if isinstance(content, str) and role in able.only_parts:
         return [{"type": "text", "text": content}]
-    if isinstance(content, list) and role not in able.parts:
-        return text_of(content, path)
     return content

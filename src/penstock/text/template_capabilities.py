@@ -39,7 +39,7 @@ class TemplateCapabilities(msgspec.Struct, frozen=True, kw_only=True):
             where nobody else instructs the model; "unknown": it does not.
         system: "anywhere": system messages may be everywhere; "leading": several at the beginning; "one": one, at the
             beginning; "none": the role is refused or left out.
-        parts: the roles whose content may be a list of parts; `only_parts`: those whose content must be one.
+        parts: the roles whose content may be a list of several parts; `only_parts`: those whose content must be a list.
         calls: "beside text"; "alone": text beside a call is left out; "apart": a call beside text is left out, but not
             one in a message of its own; "none": calls are left out.
         parallel_calls: whether a message may have several calls.
@@ -147,8 +147,7 @@ class _Trial:
 
     def said(self, role: str, word: str) -> Message:
         """A message of one word, in the form that the role wants."""
-        parts = role in self.only_parts
-        return {"role": role, "content": [{"type": "text", "text": word}] if parts else word}
+        return _one_part(role, word) if role in self.only_parts else {"role": role, "content": word}
 
     def user(self, word: str = "zquser") -> Message:
         return self.said("user", word)
@@ -168,7 +167,10 @@ class _Trial:
             self.parts.add(role)
             if not kept:
                 self.only_parts.add(role)
-            kept = True
+            return True
+        if not kept and self.keeps(["zqone", "zqtwo"], *around(_one_part(role, "zqone\nzqtwo"))):
+            self.only_parts.add(role)
+            return True
         return kept
 
     def system(self) -> Literal["anywhere", "leading", "one", "none"]:
@@ -249,6 +251,10 @@ class _Trial:
             return _TEXT in text
         # Not as Python writes it.
         return str(_OBJECT) not in text
+
+
+def _one_part(role: str, text: str) -> Message:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
 def _fields_in(text: str) -> int:
