@@ -18,7 +18,7 @@ serve: $(VENV)/.serve
 	$(BIN)/penstock serve $(ARGS)
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -rs $(ARGS)
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -76,6 +76,8 @@ LONGEST = (
     "end_to_end/test_doctor.py",
     "end_to_end/test_explained.py",
     "end_to_end/test_traces.py",
+    "clients/test_opencode.py",
+    "clients/test_aider.py",
     "cli/test_evaluate.py",
     "cli/test_chat.py",
     "cli/test_bench_serve.py",
