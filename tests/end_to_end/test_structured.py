@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field
 
 from support.documented import described_client
 from support.live_server import RunningServer, serving
+from support.random_outputs import unique
 from support.schemas import random_schema
 
 MESSAGES = [{"role": "user", "content": "Give me facts about rain as JSON."}]
@@ -72,7 +73,7 @@ def test_random_schemas(http: httpx.Client, pytestconfig: pytest.Config) -> None
             assert "choices" in answer, (answer, schema)
             text, finish = answer["choices"][0]["message"]["content"], answer["choices"][0]["finish_reason"]
         if finish == "stop":
-            jsonschema.validate(json.loads(text), schema)
+            jsonschema.validate(json.loads(text, object_pairs_hook=unique), schema)
         return finish == "stop"
 
     with ThreadPoolExecutor(16) as threads:

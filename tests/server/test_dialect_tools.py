@@ -197,6 +197,28 @@ def test_calls_that_must_come_are_enforced(model: Model) -> None:
         assert model.engine.calls[-1].params.grammar is not None
 
 
+def test_what_of_a_schema_is_not_enforced_is_told_in_each_dialects_terms(model: Model) -> None:
+    odd: Any = {"type": "object", "properties": {"cities": {"type": "array", "uniqueItems": True}}}
+    path = "properties.cities.uniqueItems"
+    model.says(CALL)
+    asked: Any = {"tools": [{**WEATHER, "input_schema": odd}], "tool_choice": {"type": "any"}}
+    told = model.anthropic.messages.with_raw_response.create(**ASKED, **asked).headers
+    assert told["x-penstock-ignored"] == f"tools[0].input_schema.{path}"
+    asked = {"tools": [{**FUNCTION, "parameters": odd}], "tool_choice": "required"}
+    told = model.openai.responses.with_raw_response.create(model="scripted", input="hi", **asked).headers
+    assert told["x-penstock-ignored"] == f"tools[0].parameters.{path}"
+    text: Any = {"format": {"type": "json_schema", "name": "a", "schema": odd}}
+    told = model.openai.responses.with_raw_response.create(model="scripted", input="hi", text=text).headers
+    assert told["x-penstock-ignored"] == f"text.format.schema.{path}"
+    # Nothing is promised of calls that may be made, and nothing told.
+    told = model.openai.responses.with_raw_response.create(model="scripted", input="hi", tools=asked["tools"]).headers
+    assert "x-penstock-ignored" not in told
+    # Where it is strict, it is refused in the same terms.
+    with pytest.raises(BadRequestError, match="of the tool 'weather', the keyword 'uniqueItems'") as caught:
+        response(model, False, tools=[{**FUNCTION, "parameters": odd, "strict": True}])
+    assert caught.value.param == "tools[0].parameters"
+
+
 def test_thinking_is_switched_off_where_the_template_knows_how(model: Model) -> None:
     model.says("No thoughts.")
     answer = message(model, False, thinking={"type": "disabled"})

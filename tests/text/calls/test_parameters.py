@@ -3,8 +3,10 @@
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from penstock.text.calls.parameters import ToolSchema, parameters_of, texts_of
+from penstock.text.schema.enforceable import enforceable
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,23 @@ def test_what_is_text(schema: Any, nullable: bool | None) -> None:
     assert texts_of(tool) == ({} if nullable is None else {"a": nullable})
     (parameter,) = parameters_of(tool)
     assert parameter.required and parameter.schema["$defs"] == definitions and not parameter.is_boolean
+
+
+def test_a_parameter_may_refer_to_the_whole_and_to_others() -> None:
+    number = {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/none"}]}
+    properties = {"n": number, "inner": {"$ref": "#"}, "same": {"type": "array", "items": {"$ref": "#/properties/n"}}}
+    root = {"type": "object", "properties": properties, "$defs": {"none": {"const": {"$ref": "#"}}}}
+    n, inner, same = (each.schema for each in parameters_of(ToolSchema("f", root)))
+    assert n == {**number, "$defs": root["$defs"]}
+    for value, fits in (
+        ({"n": 1, "inner": {"n": 2}}, True),
+        ({"inner": {"n": "x"}}, False),
+        ({"n": {"$ref": "#"}}, True),
+    ):
+        assert Draft202012Validator(inner).is_valid(value) == fits
+        assert Draft202012Validator(root).is_valid(value) == fits
+    assert Draft202012Validator(same).is_valid([1, {"$ref": "#"}]) and not Draft202012Validator(same).is_valid(["x"])
+    assert enforceable(inner) == (inner, ()) and enforceable(same) == (same, ())
 
 
 def test_a_tool_without_parameters_has_none() -> None:

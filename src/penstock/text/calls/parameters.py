@@ -5,11 +5,13 @@ from typing import Any
 
 import msgspec
 
-from penstock.text.schema.keywords import DEFINITIONS, REMARKS
+from penstock.text.schema.keywords import DEFINITIONS, REMARKS, VALUES
 
 # What is enforced of a tool's schema where parameters are written one by one.
 _ENFORCED = frozenset({"additionalProperties", "properties", "required", "type", *DEFINITIONS, *REMARKS})
 _MOST_REFERENCES = 16
+# What the whole schema of a tool is called among the definitions of one parameter's.
+_ROOT = "parameters"
 
 
 class ToolSchema(msgspec.Struct, frozen=True):
@@ -60,7 +62,10 @@ def parameters_of(tool: ToolSchema) -> list[Parameter]:
         # A schema may be true, for anything.
         schema = schema if isinstance(schema, Mapping) else {} if schema is True else {"enum": []}
         text, nullable = _text_of(schema, root)
-        found.append(Parameter(name, {**schema, **definitions}, name in required, text, nullable))
+        whole = {**schema, **definitions}
+        if _refers_beyond_definitions(whole):
+            whole = {**_moved(schema), "$defs": {_ROOT: _moved(root)}}
+        found.append(Parameter(name, whole, name in required, text, nullable))
     return found
 
 
@@ -77,6 +82,32 @@ def beside_parameters(tool: ToolSchema) -> list[tuple[str, str]]:
         if name not in properties:
             found.append((".required", f"that {name!r} is required, which is none of its properties,"))
     return found
+
+
+def _refers_beyond_definitions(schema: Any) -> bool:
+    """Whether a reference in a schema is to another part of the whole that it is from."""
+    if isinstance(schema, list):
+        return any(map(_refers_beyond_definitions, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    reference = schema.get("$ref")
+    beyond = isinstance(reference, str) and (reference + "/").startswith("#/")
+    if beyond and not str(reference).startswith(tuple(f"#/{key}/" for key in DEFINITIONS)):
+        return True
+    return any(_refers_beyond_definitions(inner) for key, inner in schema.items() if key not in VALUES)
+
+
+def _moved(schema: Any) -> Any:
+    """The same schema with references to where the whole is that it is from."""
+    if isinstance(schema, list):
+        return [_moved(inner) for inner in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    moved = {key: inner if key in VALUES else _moved(inner) for key, inner in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and (reference + "/").startswith("#/"):
+        moved["$ref"] = f"#/$defs/{_ROOT}{reference[1:]}"
+    return moved
 
 
 def _text_of(schema: Mapping[str, Any], root: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
