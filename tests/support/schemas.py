@@ -158,6 +158,10 @@ UNENFORCEABLE: dict[str, Any] = {
     "patternProperties": {"type": "object", "patternProperties": {"^[a-z]{2}$": {}}},
     "multipleOf": {"type": "integer", "multipleOf": 10**12},
     "const": {"const": 2**53 + 1},
+    "type": {"type": "str"},
+    "required": {"type": "string", "required": True},
+    "anyOf": {"anyOf": []},
+    "properties": {"type": "object", "properties": None},
     "$ref": {"$ref": "https://example.com/schema.json"},
 }
 

@@ -52,7 +52,7 @@ def resolve_output(
     parsing = style.parsing(
         tools=use is not None,
         most_calls=None if use is None else use.most_calls,
-        texts=None if use is None else use.texts,
+        texts=None if use is None else use.texts(style),
         calls_alone=use is not None and use.required,
         # An answer that begins at once may begin like reasoning, where its grammar says so.
         reasoning=grammar is None or before != "nothing",

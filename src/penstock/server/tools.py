@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidParameter
+from penstock.text.calls.formats import UNTYPED
 from penstock.text.calls.grammar import MAX_CALLS, CallsGrammar, calls_grammar
 from penstock.text.calls.parameters import ToolSchema, texts_of
 from penstock.text.output_format import OutputFormat
@@ -63,10 +64,9 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     required: bool = False
     most_calls: int = MAX_CALLS
 
-    @property
-    def texts(self) -> dict[str, dict[str, bool]]:
-        """Of each tool, those parameters whose values are text, and whether they may be null."""
-        return {tool.name: texts_of(tool) for tool in self.callable}
+    def texts(self, style: OutputFormat) -> dict[str, dict[str, bool]]:
+        """Where values do not say it: of each tool, those parameters that are text, and whether they may be null."""
+        return {tool.name: texts_of(tool) for tool in self.callable} if style.calls in UNTYPED else {}
 
     def grammar(self, style: OutputFormat, otherwise: Mapping[str, Any] | None = None) -> CallsGrammar | None:
         """A grammar that outputs must follow; None where the model may write what it likes.

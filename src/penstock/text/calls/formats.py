@@ -24,6 +24,9 @@ PARSERS: dict[str, type[CallParser]] = {
     "pythonic": PythonParser,
 }
 
+# Those whose values do not say of which type they are.
+UNTYPED = frozenset({"qwen3_coder", "glm45"})
+
 # The marks of each that may be special tokens.
 MARKERS: dict[str, tuple[str, ...]] = {
     "hermes": (HERMES_OPENER, HERMES_CLOSER),

@@ -246,7 +246,7 @@ def _tagged_value(rules: _Rules, tool: ToolSchema, parameter: Parameter, tags: T
             raise _cannot_be_written(tool, f"the values of {parameter.name!r}")
         return f"{before}({' | '.join(_literal(text + pad) for text in texts)}) {rules.mark(tags.value_end)}"
     end, name = _escaped(tags.value_end), f"VALUE_{place}"
-    text = f"(?s:.{_times(tool, parameter.name, schema)}){_escaped(pad)}"
+    text = f"(?s:.{_times(schema)}){_escaped(pad)}"
     if rules.is_special(tags.value_end):
         rules.add(name, rf"/{text}/ & ~/(?s:.*){end}(?s:.*)/")
         return f"{before}{name} {rules.mark(tags.value_end)}"
@@ -255,10 +255,8 @@ def _tagged_value(rules: _Rules, tool: ToolSchema, parameter: Parameter, tags: T
     return f"{before}{name}"
 
 
-def _times(tool: ToolSchema, name: str, schema: Mapping[str, Any]) -> str:
+def _times(schema: Mapping[str, Any]) -> str:
     least, most = schema.get("minLength", 0), schema.get("maxLength", "")
-    if not isinstance(least, int) or not (isinstance(most, int) or most == ""):
-        raise InvalidParameter(f"{tool.place}.properties.{name}", "minLength and maxLength must be integers.")
     return f"{{{least},{most}}}" if least or most != "" else "*"
 
 

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from penstock.text.schema.enforceable import enforceable
 from penstock.text.schema.keywords import DEFINITIONS, REMARKS, VALUES
 
 # What is enforced of a tool's schema where parameters are written one by one.
@@ -70,8 +72,10 @@ def parameters_of(tool: ToolSchema) -> list[Parameter]:
 
 
 def texts_of(tool: ToolSchema) -> dict[str, bool]:
-    """Those parameters whose values are text, and whether they may be null."""
-    return {each.name: each.nullable for each in parameters_of(tool) if each.text is not None}
+    """Those parameters whose values are text, and whether they may be null; as grammars have it, whatever is said."""
+    left, _ = enforceable(tool.parameters)
+    found = parameters_of(replace(tool, parameters=left))
+    return {each.name: each.nullable for each in found if each.text is not None}
 
 
 def beside_parameters(tool: ToolSchema) -> list[tuple[str, str]]:

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidParameter
+from penstock.text.schema.form import is_well_formed
 from penstock.text.schema.keywords import (
     ASSERTIONS,
     BOUNDS,
@@ -37,6 +38,7 @@ _MOST_DIGITS = 9
 # Expressions count no further; no output is longer.
 _MOST_LENGTH = 2**31
 _INEXACT = "a number of it has too many digits"
+_MALFORMED = "JSON Schema has no such value of it"
 _RUN_OUT = "it matches a limited number of names, and keys are not repeated"
 
 
@@ -117,6 +119,9 @@ class _Walk:
 
     def _kept(self, schema: Mapping[str, Any], key: str, value: Any, path: Path) -> Any:
         """What is left of a keyword's value."""
+        if key in ASSERTIONS and not is_well_formed(key, value):
+            self._leave_out(path, _MALFORMED)
+            return _NOTHING
         if key in NAMED and isinstance(value, Mapping):
             return {name: self._inner(each, (*path, name)) for name, each in value.items()}
         if key in INNER and isinstance(value, list):
@@ -134,7 +139,12 @@ class _Walk:
         return value if why is None and _is_constraint(schema, key, value) else _NOTHING
 
     def _inner(self, schema: Schema, path: Path, *, in_place: bool = False) -> Schema:
-        return self.whole(schema, path, in_place=in_place) if isinstance(schema, Mapping) else schema
+        if isinstance(schema, Mapping):
+            return self.whole(schema, path, in_place=in_place)
+        if not isinstance(schema, bool):
+            self._leave_out(path, _MALFORMED)
+            return True
+        return schema
 
     def _restrict_names(self, found: dict[str, Any], schema: Mapping[str, Any], path: Path) -> None:
         """Say by other keywords what names of properties are like."""
