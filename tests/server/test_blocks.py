@@ -36,7 +36,7 @@ def test_plain_text_is_one_block() -> None:
     (block,) = answer.blocks
     assert [(gained is block, text) for gained, text in gains] == [(True, "Hel"), (True, "lo")]
     assert (block.index, block.kind, block.text) == (0, "text", "Hello")
-    assert not answer.has_calls
+    assert not answer.calls
     assert (answer.tally.tokens, answer.cached_tokens, answer.seed) == (6, 4, 42)
 
 
@@ -56,7 +56,7 @@ def test_blocks_begin_where_the_kind_changes_and_with_each_call(monkeypatch: pyt
         (3, ""),
         (3, "{}"),
     ]
-    assert answer.has_calls
+    assert answer.calls
     assert len({block.call_id for block in answer.blocks[2:]}) == 2
 
 

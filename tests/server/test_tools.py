@@ -546,3 +546,23 @@ def test_reasoning_and_an_answer_that_is_held_to_a_grammar(chat: Chat) -> None:
     chat.says("<think>")
     choice = {"guided_choice": ["<think>", "no"], "chat_template_kwargs": {"think": False}}
     assert chat.message(**choice)["content"] == "<think>"
+
+
+def test_a_chat_is_finished_by_calls_only_where_they_are_whole(chat: Chat) -> None:
+    chat.says(f"{CALL} and so on")
+    for stop, finish in (("and", "tool_calls"), ("city", "stop")):
+        answer = chat.message(tools=TOOLS, stop=[stop])
+        assert answer["finish_reason"] == finish and len(answer["tool_calls"]) == 1
+    chat.says(CALL[:-20])
+    assert chat.message(tools=TOOLS)["finish_reason"] == "stop"
+
+
+def test_what_is_not_known_yet_is_no_content(chat: Chat) -> None:
+    """The first event comes with the first token, which may begin a call."""
+    chat.says(CALL)
+    deltas = [event["choices"][0]["delta"] for event in events(chat.ask(tools=TOOLS, stream=True).text)]
+    assert deltas[0] == {"role": "assistant", "content": None}
+    assert not any("content" in delta for delta in deltas[1:])
+    chat.says("")
+    deltas = [event["choices"][0]["delta"] for event in events(chat.ask(tools=TOOLS, stream=True).text)]
+    assert deltas == [{"role": "assistant", "content": ""}]

@@ -18,6 +18,7 @@ class ListedParser:
     """Whatever text comes, each `feed` yields the next pieces of a list, and `finish` the rest."""
 
     done = False
+    calls_whole = True
 
     def __init__(self, pieces: Sequence[Sequence[Piece]] = THOUGHTS_AND_CALLS) -> None:
         self._pieces = list(pieces)

@@ -86,9 +86,14 @@ class Answer:
         return self._add(self._parser.finish())
 
     @property
-    def has_calls(self) -> bool:
-        """Whether a tool is called."""
-        return any(block.kind == "call" for block in self.blocks)
+    def calls_whole(self) -> bool:
+        """Whether no call lacks a part of its arguments, so far."""
+        return self._parser.calls_whole
+
+    @property
+    def calls(self) -> bool:
+        """Whether tools are called, with all of their arguments."""
+        return self.calls_whole and any(block.kind == "call" for block in self.blocks)
 
     def _add(self, pieces: Iterable[Piece]) -> list[Gain]:
         gains = []

@@ -18,11 +18,16 @@ class ChatMessage:
     def __init__(self, parsing: Parsing) -> None:
         self._parsing = parsing
         self._parser = parsing.parser()
-        self._started = False
+        self._started = self._told = False
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[tuple[str, str, list[str]]] = []
-        self.has_calls = False
+        self._has_calls = False
+
+    @property
+    def calls(self) -> bool:
+        """Whether tools are called, with all of their arguments."""
+        return self._has_calls and self._parser.calls_whole
 
     @property
     def done(self) -> bool:
@@ -32,12 +37,14 @@ class ChatMessage:
     def deltas(self, text: str, *, ended: bool) -> list[bytes]:
         """Take more text; the fields of each delta that it makes, the first of all with the role."""
         deltas = [self._delta(piece) for piece in self._pieces(text, ended)]
+        self._told = self._told or bool(deltas)
+        if ended and not self._told:
+            deltas = [b'"content":""']
         if not self._started:
             self._started = True
-            if not deltas:
-                return [_ROLE + b'"content":""']
-            # Calls and reasoning alone have no content, which the first delta says as the whole message does.
-            deltas[0] = _ROLE + (b"" if deltas[0].startswith(b'"content"') else b'"content":null,') + deltas[0]
+            # Calls and reasoning alone have no content, and what is not known yet may be such.
+            first = deltas[0] if deltas else b'"content":null'
+            deltas[:1] = [_ROLE + (b"" if first.startswith(b'"content"') else b'"content":null,') + first]
         return deltas
 
     def add(self, text: str, *, ended: bool) -> None:
@@ -73,7 +80,7 @@ class ChatMessage:
         pieces = self._parser.feed(text)
         if ended:
             pieces = joined([*pieces, *self._parser.finish()])
-        self.has_calls = self.has_calls or any(isinstance(piece, CallStart) for piece in pieces)
+        self._has_calls = self._has_calls or any(isinstance(piece, CallStart) for piece in pieces)
         return pieces
 
     def _delta(self, piece: Piece) -> bytes:

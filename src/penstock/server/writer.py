@@ -78,7 +78,7 @@ class _Choice:
     @property
     def finish(self) -> str | None:
         """Why it ended, as the API has it; None while it goes on."""
-        called = self.message is not None and self.message.has_calls
+        called = self.message is not None and self.message.calls
         return "tool_calls" if called and self.sample.finish == "stop" else self.sample.finish
 
 

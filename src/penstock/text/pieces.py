@@ -44,10 +44,14 @@ class OutputParser(Protocol):
 
     Attributes:
         done: what follows is left out, so that nothing more needs to be fed.
+        calls_whole: no call that was told lacks a part of its arguments, so far.
     """
 
     @property
     def done(self) -> bool: ...
+
+    @property
+    def calls_whole(self) -> bool: ...
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Take more text; what is certain now."""
@@ -60,6 +64,7 @@ class PlainParser:
     """All of the text is content."""
 
     done = False
+    calls_whole = True
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Take more text; what is certain now."""

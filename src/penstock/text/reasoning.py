@@ -46,6 +46,11 @@ class ReasoningParser:
         return self._inner.done
 
     @property
+    def calls_whole(self) -> bool:
+        """Whether no call that was told lacks a part of its arguments, so far."""
+        return self._inner.calls_whole
+
+    @property
     def inside(self) -> bool:
         """Whether the text is inside of the block."""
         return self._mode == self._think or (self._opened and self._mode == self._begin)

@@ -104,7 +104,7 @@ MIXED = [
     ({"temperature": 0.0, "repetition_penalty": 1.5}, 1),
     ({"temperature": 0.8, "top_k": 9}, 3),
     ({"temperature": 0.7, "logprobs": 3}, 0),
-    ({"temperature": 0.9, "logit_bias": {5: 2.0}}, 3),
+    ({"temperature": 0.9, "logit_bias": {5: 2.0}, "allowed_token_ids": [*range(90)], "bad_words_ids": [[7]]}, 3),
     ({"temperature": 1.1, "min_p": 0.1}, 5),
     ({"temperature": 0.0, "logprobs": 0}, 2),
     ({"temperature": 0.6}, 1),

@@ -118,9 +118,9 @@ class MessagesWriter(AnswerWriter):
     def _stop_reason(self) -> str:
         if self._answer.sample.finish == "length":
             return "max_tokens"
-        if self._stop_sequence() is not None:
-            return "stop_sequence"
-        return "tool_use" if self._answer.has_calls else "end_turn"
+        if self._answer.calls:
+            return "tool_use"
+        return "end_turn" if self._stop_sequence() is None else "stop_sequence"
 
     def _stop_sequence(self) -> str | None:
         stop = self._answer.sample.stop_reason

@@ -199,8 +199,9 @@ class ResponsesWriter(AnswerWriter):
         return {"type": "message", "id": item_id, "status": status, "role": "assistant", "content": content}
 
     def _item_status(self, block: Block) -> str:
-        """Only the last item can be cut off."""
-        cut = self._status != "completed" and block is self._answer.blocks[-1]
+        """Only the last item can be cut off; a call also by a stop string in its arguments."""
+        is_whole = self._status == "completed" and (block.kind != "call" or self._answer.calls_whole)
+        cut = not is_whole and block is self._answer.blocks[-1]
         return "completed" if not cut else "in_progress" if self._status == "in_progress" else "incomplete"
 
     def _id_of(self, block: Block) -> str:

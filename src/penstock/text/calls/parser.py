@@ -60,6 +60,16 @@ class CallParser(abc.ABC):
         self._expected: tuple[str, ...] = ()
         self._reader: Reader = ObjectReader(0)
         self._reader_counted = False
+        self._has_lost = False
+
+    @property
+    def calls_whole(self) -> bool:
+        """Whether no call that was told lacks a part of its arguments, so far."""
+        return not self._has_lost and not self._lacks_part
+
+    @property
+    def _lacks_part(self) -> bool:
+        return self._reader_counted and not self._reader.complete
 
     def feed(self, text: str) -> Sequence[Piece]:
         """Take more text; what is certain now."""
@@ -164,6 +174,7 @@ class CallParser(abc.ABC):
     # Transitions.
 
     def _begin_call(self, reader: Reader) -> None:
+        self._has_lost = self._has_lost or self._lacks_part
         self._reader, self._reader_counted = reader, False
         self._mode = self._object
 
