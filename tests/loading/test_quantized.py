@@ -166,7 +166,7 @@ def test_a_bias_of_nothing_that_the_model_does_not_have(tmp_path: Path) -> None:
     save_file({**tensors, f"{name}.bias": torch.zeros(outputs)}, folder / "model.safetensors")
     make_stepper(folder)
     save_file({**tensors, f"{name}.bias": torch.ones(outputs)}, folder / "model.safetensors")
-    with pytest.raises(ModelFileError, match=r"q_proj\.bias"):
+    with pytest.raises(ModelFileError, match=r"lacks tensor model\.layers\.0\.self_attn\.k_proj\.bias"):
         make_stepper(folder)
 
 

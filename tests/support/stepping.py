@@ -16,10 +16,10 @@ from penstock.kernels.dispatch import Dispatcher, Implementation, KVLayout
 from penstock.kernels.kv_bytes import raw
 from penstock.kernels.program import Program, compile_program
 from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.fitting import model_of
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
-from penstock.models.registry import declare
 from penstock.runtime.storage import TORCH_DTYPES
 
 CPU = torch.device("cpu")
@@ -155,7 +155,7 @@ def make_stepper(
 ) -> Stepper:
     """A stepper for the checkpoint at `path`; `declaration` replaces the one of its config.json."""
     checkpoint = open_checkpoint(path)
-    declaration = declaration or declare(checkpoint.config)
+    declaration = declaration or model_of(checkpoint)
     weights = load_weights(checkpoint, declaration, dtype, packing=packing)
     storage = ShuffledStorage(declaration.kv_layers, dtype, tokens, rows, device=device)
     if set(NATIVE) <= set(implementations):

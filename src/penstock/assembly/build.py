@@ -26,7 +26,7 @@ from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
 from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
-from penstock.models.registry import declare
+from penstock.loading.fitting import model_of
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.runtime.tables import BlockTables
@@ -71,7 +71,7 @@ def build_engine(
     backend = backend_of(config)
     dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
-    declaration = declare(checkpoint.config)
+    declaration = model_of(checkpoint)
     loaded = backend.load(checkpoint, declaration, progress)
     budget.done("map packed weights" if loaded.mapped else "load and pack weights")
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)

@@ -18,12 +18,12 @@ from penstock.engine.interface import ModelInfo
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
+from penstock.loading.fitting import model_of
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
 from penstock.loading.integers import fp8_numbers, kept_integers
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
-from penstock.models.registry import declare
 from penstock.runtime.gpus import find_gpus
 from penstock.runtime.machine import machine_facts
 from penstock.text.tokenizer import Tokenizer
@@ -38,6 +38,7 @@ class Prepared:
         config: what they resolved to, and `reasons` why.
         checkpoint, declaration: the model's files and its meaning.
         integers: what the files have as integers that the kernels of the device that computes take.
+        found: of the reasons, those that the files gave: what in them is not as config.json says, or not read.
     """
 
     options: EngineOptions
@@ -46,6 +47,7 @@ class Prepared:
     checkpoint: Checkpoint
     declaration: ModelDeclaration
     integers: KeptIntegers
+    found: tuple[Reason, ...] = ()
 
     def load_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, checked against the model; None where the model's directory has none.
@@ -132,7 +134,8 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     gpu = resolve_device(options.device, machine.gpus, lambda *_note: None)
     facts = _facts(path, checkpoint, declaration, gpu=gpu)
     config, reasons = resolve(options, facts, machine, drafts)
-    return Prepared(options, config, reasons, checkpoint, declaration, facts.integers)
+    found = declaration.found
+    return Prepared(options, config, [*reasons, *found], checkpoint, declaration, facts.integers, tuple(found))
 
 
 def draft_model_of(options: EngineOptions) -> str | None:
@@ -146,7 +149,7 @@ def _open(model: str, options: EngineOptions) -> tuple[Path, Checkpoint, ModelDe
     """A model's directory, its files, and what they mean."""
     path = resolve_model(model)
     checkpoint = open_checkpoint(path, weights=options.load_format != "dummy")
-    return path, checkpoint, declare(checkpoint.config)
+    return path, checkpoint, model_of(checkpoint)
 
 
 def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -> ModelFacts:

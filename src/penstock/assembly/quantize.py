@@ -78,12 +78,12 @@ class _Part:
 def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe) -> None:
     """Raise ConfigurationError where the recipe cannot be followed for this model."""
     recipe.check()
-    for name, entry in checkpoint.locate(declaration).items():
-        if isinstance(entry, TensorEntry) and entry.name != name:
-            raise ConfigurationError(
-                f"The checkpoint has {name} as {entry.name}, as a part of a larger model, and only this part "
-                "could be written; give a checkpoint of the text model alone."
-            )
+    checkpoint.locate(declaration)
+    if declaration.unused_tensors:
+        raise ConfigurationError(
+            "The checkpoint also reads images, and only its text model could be written; give a checkpoint of the text "
+            "model alone."
+        )
     if recipe.method in BYTES:
         return
     for block in declaration.decoder.blocks:
@@ -155,7 +155,7 @@ def quantize_model(
     if description is not None:
         write_file(output, description, declaration, recipe, out)
     else:
-        output.finish(checkpoint, _declared(decoder.blocks, recipe, widths))
+        output.finish(checkpoint, _declared(decoder.blocks, recipe, widths), tied=decoder.head is None)
 
 
 def _apart(specs: Sequence[WeightSpec], recipe: Recipe, widths: Mapping[str, int]) -> dict[str, str]:

@@ -102,8 +102,11 @@ class Output:
                 f"{file} cannot be written: {error}. What is finished stays for another try."
             ) from None
 
-    def finish(self, checkpoint: Checkpoint, declared: Mapping[str, Any]) -> None:
-        """Make it a checkpoint, whose configuration says what is `declared`; the note on the run goes last."""
+    def finish(self, checkpoint: Checkpoint, declared: Mapping[str, Any], *, tied: bool) -> None:
+        """Make it a checkpoint, whose configuration says what is `declared`; the note on the run goes last.
+
+        `tied` says whether its head is its embedding.
+        """
         headers = [(self.shard(index).name, read_header(self.shard(index))) for index in range(self.count)]
         places = {name: shard for shard, header in headers for name in header}
         size = sum(entry.nbytes for _, header in headers for entry in header.values())
@@ -114,7 +117,8 @@ class Output:
                 shutil.copyfile(file, self.path / file.name)
         if (checkpoint.path / _TEMPLATES).is_dir():
             shutil.copytree(checkpoint.path / _TEMPLATES, self.path / _TEMPLATES, dirs_exist_ok=True)
-        (self.path / CONFIG).write_text(json.dumps({**checkpoint.config, CONFIG_KEY: declared}, indent=1))
+        config = {**checkpoint.config, "tie_word_embeddings": tied, CONFIG_KEY: declared}
+        (self.path / CONFIG).write_text(json.dumps(config, indent=1))
         (self.path / STATE).unlink()
 
 

@@ -17,11 +17,11 @@ from penstock.kernels.program import Program, compile_program
 from penstock.kernels.tape import Tape
 from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.fitting import model_of
 from penstock.loading.packing import heads_packing
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import declare_heads
-from penstock.models.registry import declare
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.runtime.tables import BlockTables
 from penstock.sampling.sampler import Sampler
@@ -86,7 +86,7 @@ def _draft_model(
     model = replace(config.model, path=draft.path, quantization=quantization, quantize_head=quantization)
     dtype = TORCH_DTYPES[model.dtype]
     checkpoint = open_checkpoint(Path(draft.path), weights=model.load_format != "dummy")
-    declaration = declare(checkpoint.config)
+    declaration = model_of(checkpoint)
     loaded = load(model, checkpoint, declaration, lambda done, all: None)
     assert draft.spec is not None, "a model has layers"
     storage = storage_for(draft.spec, config.cache.num_blocks, dtype)

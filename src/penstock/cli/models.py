@@ -13,6 +13,7 @@ from penstock.bundled.registry import FOLDER, BundledModel, bundled_models
 from penstock.core.errors import StartupError
 from penstock.loading.cache_folder import default_folder, packed_files
 from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.fitting import model_of
 from penstock.loading.hub import CachedModel, HubCache, is_hub_name, scan_cache
 from penstock.models.registry import declare
 
@@ -143,8 +144,10 @@ def _cached_entry(model: CachedModel) -> ModelEntry:
 def _inspect(directory: Path) -> tuple[str, int]:
     """Architecture and number of parameters; raises StartupError where the model cannot be served."""
     # The configuration first: an architecture that is not implemented says more than the format of its files.
-    declaration = declare(open_checkpoint(directory, weights=False).config)
-    open_checkpoint(directory).locate(declaration)
+    declare(open_checkpoint(directory, weights=False).config)
+    checkpoint = open_checkpoint(directory)
+    declaration = model_of(checkpoint)
+    checkpoint.locate(declaration)
     return declaration.architecture, declaration.num_parameters
 
 

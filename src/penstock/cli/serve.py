@@ -406,6 +406,6 @@ def _print_notes(prepared: Prepared, reading: "_Reading", reasons: list[Reason],
     for note in notes:
         console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
     for reason in reasons:
-        if reason.setting in SHOWN_AT_START:
+        if reason.setting in SHOWN_AT_START or reason in prepared.found:
             console.print(escape(_note(reason)), soft_wrap=True)
     console.print("--explain-config shows every setting with its reason.")

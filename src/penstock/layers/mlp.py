@@ -10,25 +10,30 @@ from penstock.layers.weights import WeightSpec
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """down(activation(gate(x)) · up(x)); gate and up are one matrix product (Shazeer, GLU variants, 2020)."""
+    """down(activation(gate(x)) · up(x)); gate and up are one matrix product (Shazeer, GLU variants, 2020).
+
+    Attributes:
+        gate_up_bias, down_bias: whether the projections have biases.
+    """
 
     name: str
     width: int
     inner_width: int
     activation: ActivationName
-    bias: bool = False
+    gate_up_bias: bool = False
+    down_bias: bool = False
 
     @property
     def gate_up(self) -> Linear:
         """The projections of gate and up, as one."""
         parts = ((f"{self.name}.gate_proj", self.inner_width), (f"{self.name}.up_proj", self.inner_width))
-        return Linear(f"{self.name}.gate_up_proj", self.width, parts, self.bias)
+        return Linear(f"{self.name}.gate_up_proj", self.width, parts, self.gate_up_bias)
 
     @property
     def down(self) -> Linear:
         """Back to the width of the model."""
         name = f"{self.name}.down_proj"
-        return Linear(name, self.inner_width, ((name, self.width),), self.bias)
+        return Linear(name, self.inner_width, ((name, self.width),), self.down_bias)
 
     @property
     def weights(self) -> tuple[WeightSpec, ...]:

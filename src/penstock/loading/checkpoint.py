@@ -24,7 +24,7 @@ INDEX = "model.safetensors.index.json"
 # Tables that old releases stored and every implementation computes.
 _ALWAYS_UNUSED = ("*rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
 _LONGEST_SHOWN = 255
-_WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 # Of what is read while a checkpoint is opened: shapes, states, biases.
 _MOST_READ = 1 << 20
 
@@ -112,31 +112,50 @@ class Checkpoint:
             )
         return found
 
+    def find(self, tensor: str, declaration: Declared) -> Entry | None:
+        """The entry of one of the model's tensors, by its canonical name; None where the files have none."""
+        names = [tensor]
+        for ours, theirs in declaration.tensor_prefixes:
+            if tensor.startswith(ours):
+                names.append(theirs + tensor.removeprefix(ours))
+        return next((self.tensors[name] for name in names if name in self.tensors), None)
+
+    def is_zero(self, entry: Entry) -> bool:
+        """Whether it is a vector of zeros alone, such as quantizers write for layers that have no bias."""
+        return isinstance(entry, TensorEntry) and len(entry.shape) == 1 and not any(read_bytes(entry))
+
     def _is_empty_bias(self, name: str) -> bool:
-        """Whether it is one of those that quantizers write for layers that have none."""
-        weight, entry = self.tensors.get(f"{name.removesuffix('.bias')}.weight"), self.tensors[name]
-        if not (name.endswith(".bias") and isinstance(weight, QuantizedEntry) and isinstance(entry, TensorEntry)):
-            return False
-        return not any(read_bytes(entry))
+        return (
+            name.endswith(".bias")
+            and f"{name.removesuffix('.bias')}.weight" in self.tensors
+            and self.is_zero(self.tensors[name])
+        )
 
     def _entry_for(self, part: WeightPart, declaration: Declared) -> Entry:
-        names = [part.tensor]
-        for ours, theirs in declaration.tensor_prefixes:
-            if part.tensor.startswith(ours):
-                names.append(theirs + part.tensor.removeprefix(ours))
-        entry = next((self.tensors[name] for name in names if name in self.tensors), None)
+        entry = self.find(part.tensor, declaration)
         if entry is None:
-            raise ModelFileError(f"The checkpoint lacks tensor {part.tensor}, which {declaration.architecture} needs.")
+            raise ModelFileError(
+                f"The checkpoint lacks tensor {part.tensor}, which {declaration.architecture} needs"
+                f"{self._instead_of(part.tensor)}."
+            )
         if entry.shape != part.shape:
             raise ModelFileError(
                 f"Tensor {entry.name} has shape {list(entry.shape)}, but by config.json it must be {list(part.shape)}."
             )
         if isinstance(entry, QuantizedEntry):
             return entry
-        if entry.dtype not in _WEIGHT_DTYPES and not is_packed(entry):
-            kinds = BLOCK_TYPES if entry.dtype.startswith(UNKNOWN) else _WEIGHT_DTYPES
+        if entry.dtype not in WEIGHT_DTYPES and not is_packed(entry):
+            kinds = BLOCK_TYPES if entry.dtype.startswith(UNKNOWN) else WEIGHT_DTYPES
             raise UnsupportedModel(f"Tensor {entry.name} is stored as {entry.dtype}; implemented: {', '.join(kinds)}.")
         return entry
+
+    def _instead_of(self, tensor: str) -> str:
+        """What to add to a message about a tensor that is not there."""
+        if tensor.endswith("lm_head.weight"):
+            return "; where the head is the embedding's matrix, config.json must have tie_word_embeddings = true"
+        if not self.tensors or any(name.startswith("model.") for name in self.tensors):
+            return ""
+        return f"; the names in the files are like {min(self.tensors)}"
 
 
 def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:

@@ -94,5 +94,5 @@ def llama_block(
         before_attention=RmsNorm(f"{name}.input_layernorm", sizes.width, sizes.eps),
         attention=attention,
         before_mlp=RmsNorm(f"{name}.post_attention_layernorm", sizes.width, sizes.eps),
-        mlp=GatedMlp(f"{name}.mlp", sizes.width, sizes.inner_width, style.activation, style.mlp_bias),
+        mlp=GatedMlp(f"{name}.mlp", sizes.width, sizes.inner_width, style.activation, style.mlp_bias, style.mlp_bias),
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from penstock.core.config import Reason
 from penstock.core.kv import LayerKV
 from penstock.kernels.tape import Tape
 from penstock.layers.decoder import Decoder, States
@@ -22,6 +23,7 @@ class ModelDeclaration:
         tensor_prefixes: (ours, checkpoint's) beginnings of tensor names that may stand for each other.
         unused_tensors: patterns of tensors that may be in the files and are not needed.
         notes: what the user should know, shown at start.
+        found: what the files hold otherwise than the configuration says.
     """
 
     architecture: str
@@ -33,6 +35,7 @@ class ModelDeclaration:
     tensor_prefixes: tuple[tuple[str, str], ...] = ()
     unused_tensors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    found: tuple[Reason, ...] = ()
 
     @property
     def kv_layers(self) -> tuple[LayerKV, ...]:
@@ -60,7 +63,10 @@ class ModelDeclaration:
 
     @property
     def inert_tensors(self) -> tuple[str, ...]:
-        """Patterns of all tensors that may be in the files and are not needed."""
+        """Patterns of all tensors that may be in the files and are not needed.
+
+        A head in the files is one where it is the embedding's matrix once more: `loading.fitting` has compared them.
+        """
         tied = () if self.decoder.head is not None else ("lm_head.weight", "*.lm_head.weight")
         return (*self.unused_tensors, *tied)
 

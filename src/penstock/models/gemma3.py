@@ -105,11 +105,6 @@ def declare_multimodal(config: Mapping[str, Any]) -> ModelDeclaration:
         inner.max_position_embeddings,
         inner.dtype,
         inner.decoder,
-        tensor_prefixes=(
-            ("model.", "language_model.model."),
-            ("model.", "model.language_model."),
-            ("lm_head.", "language_model.lm_head."),
-        ),
         unused_tensors=("*vision_tower.*", "*multi_modal_projector.*"),
         notes=("This checkpoint also reads images; only its text model is served.",),
     )

@@ -1,0 +1,151 @@
+"""A model as its files hold it: what config.json declares, changed where the tensors say otherwise, and told."""
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from penstock.core.config import Reason
+from penstock.core.errors import ModelFileError
+from penstock.layers.decoder import Decoder, DecoderBlock
+from penstock.layers.linear import Linear
+from penstock.loading.cache_folder import default_folder
+from penstock.loading.checkpoint import WEIGHT_DTYPES, Checkpoint
+from penstock.loading.comparison import are_same
+from penstock.loading.gguf import is_gguf
+from penstock.loading.quantized import INERT, Entry
+from penstock.loading.safetensors import TensorEntry
+from penstock.models.declaration import ModelDeclaration
+from penstock.models.registry import declare
+
+# What every family's first block has.
+_FIRST = "layers.0.input_layernorm.weight"
+_HEAD = "lm_head.weight"
+_COMPARED = "compared"
+
+
+def model_of(checkpoint: Checkpoint) -> ModelDeclaration:
+    """The model in a checkpoint; of one that was opened without weights, what its configuration declares.
+
+    What a file has and the configuration denies (an output head, biases) is used, and `found` says so. Raises
+    ModelFileError and UnsupportedModel as `declare` does, and ModelFileError where a file cannot be read.
+    """
+    declaration = declare(checkpoint.config)
+    if not checkpoint.tensors:
+        return declaration
+    for fit in (_with_names, _with_head, _with_biases, _with_dtype, _without_scales):
+        declaration = fit(checkpoint, declaration)
+    return declaration
+
+
+def _told(declaration: ModelDeclaration, *reason: str) -> tuple[Reason, ...]:
+    return (*declaration.found, Reason(*reason))
+
+
+def _with_names(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
+    """Beginnings of names: programs save a model as a part of another, or its inner part alone."""
+    names = checkpoint.tensors.keys()
+    body, head = _before(names, _FIRST), _before(names, _HEAD)
+    prefixes = []
+    if body is not None and body != "model.":
+        prefixes.append(("model.", body))
+    if head:
+        prefixes.append(("lm_head.", f"{head}lm_head."))
+    if not prefixes:
+        return declaration
+    shown = ", ".join(f"{theirs or 'nothing'} for {ours}" for ours, theirs in prefixes)
+    found = _told(declaration, "tensor names", shown, "the files' names begin otherwise than the architecture's")
+    return replace(declaration, tensor_prefixes=tuple(prefixes), found=found)
+
+
+def _before(names: Collection[str], end: str) -> str | None:
+    """What stands before `end` in the one name that ends with it; None where there is none, or another too."""
+    found = [name.removesuffix(end) for name in names if name == end or name.endswith(f".{end}")]
+    return found[0] if len(found) == 1 else None
+
+
+def _with_head(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
+    """A head of its own where the files have one that is not the embedding once more."""
+    decoder = declaration.decoder
+    head = checkpoint.find(_HEAD, declaration)
+    if decoder.head is not None or head is None:
+        return declaration
+    embedding = checkpoint.find(decoder.embedding_weight.name, declaration)
+    if embedding is None:
+        # One name is enough for a matrix that has two.
+        shared = (f"{decoder.embedding}.", head.name.removesuffix("weight"))
+        found = _told(declaration, "tensor names", f"{head.name} for {decoder.embedding}.weight", "they are tied")
+        return replace(declaration, tensor_prefixes=(*declaration.tensor_prefixes, shared), found=found)
+    if _are_same(embedding, head):
+        return declaration
+    why = "the configuration ties it to the embedding (tie_word_embeddings), but the files have another matrix: used"
+    found = _told(declaration, "output head", head.name, why)
+    return replace(declaration, decoder=replace(decoder, head="lm_head"), found=found)
+
+
+def _are_same(embedding: Entry, head: Entry) -> bool:
+    try:
+        return are_same(embedding, head, default_folder().parent / _COMPARED)
+    except OSError as error:
+        raise ModelFileError(f"{head.name} cannot be compared with {embedding.name} ({error.strerror}).") from None
+
+
+def _with_biases(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
+    """A bias wherever the files have one, and only there."""
+    changed: Counter[tuple[str, bool]] = Counter()
+
+    def has_bias(linear: Linear) -> bool:
+        entries = [checkpoint.find(f"{part}.bias", declaration) for part, _ in linear.parts]
+        # Where only some of the parts have one, what lacks is told when tensors are looked up.
+        has = any(entry is not None and (linear.bias or not checkpoint.is_zero(entry)) for entry in entries)
+        if has != linear.bias:
+            changed[" and ".join(part.rpartition(".")[2] for part, _ in linear.parts), has] += 1
+        return has
+
+    def fitted(block: DecoderBlock) -> DecoderBlock:
+        attention, mlp = block.attention, block.mlp
+        return replace(
+            block,
+            attention=replace(attention, qkv_bias=has_bias(attention.qkv), output_bias=has_bias(attention.output)),
+            mlp=replace(mlp, gate_up_bias=has_bias(mlp.gate_up), down_bias=has_bias(mlp.down)),
+        )
+
+    decoder: Decoder = replace(declaration.decoder, blocks=tuple(map(fitted, declaration.decoder.blocks)))
+    found = declaration.found
+    for (parts, has), count in changed.items():
+        value = f"{parts}: {'used' if has else 'none'}"
+        said, there = ("no bias", "has one") if has else ("a bias", "has none")
+        found = (*found, Reason("biases", value, f"the configuration says {said}, but each of {count} layers {there}"))
+    return replace(declaration, decoder=decoder, found=found)
+
+
+def _with_dtype(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
+    """The type that most numbers are stored in, where the configuration does not say one."""
+    if is_gguf(checkpoint.path):
+        return declaration
+    sizes: Counter[str] = Counter()
+    for entry in checkpoint.tensors.values():
+        if isinstance(entry, TensorEntry) and entry.dtype in WEIGHT_DTYPES:
+            sizes[entry.dtype] += entry.nbytes
+    stored = next((dtype for dtype, _ in sizes.most_common(1)), declaration.dtype)
+    if stored == declaration.dtype:
+        return declaration
+    config = checkpoint.config
+    inner = config.get("text_config")
+    saying = (config, inner) if isinstance(inner, dict) else (config,)
+    if not any(said.get(key) for said in saying for key in ("dtype", "torch_dtype")):
+        found = _told(declaration, "stored dtype", stored, "what the files have; the configuration does not say")
+        return replace(declaration, dtype=stored, found=found)
+    why = f"what the files have; the configuration says {declaration.dtype}, which --dtype auto follows"
+    return replace(declaration, found=_told(declaration, "stored dtype", stored, why))
+
+
+def _without_scales(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
+    """Of a quantized model, say what is not read."""
+    if not checkpoint.quantization:
+        return declaration
+    unread = [name for name in checkpoint.tensors if any(fnmatchcase(name, pattern) for pattern in INERT)]
+    if not unread:
+        return declaration
+    why = f"{len(unread)} scales of activations or of the KV cache are in the files; neither is rounded by them here"
+    return replace(declaration, found=_told(declaration, "scales", "not read", why))
