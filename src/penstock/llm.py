@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import sys
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -26,6 +27,8 @@ from penstock.engine.process import EngineProcess
 from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("penstock")
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
@@ -171,6 +174,7 @@ class LLM:
         from penstock.assembly.build import build_engine
 
         self._prepared: Prepared = prepare(EngineOptions(model=model, **options), api_beside=False)
+        _tell(self._prepared)
         self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
         built = build_engine(self._prepared.config, lambda done, total: None)
@@ -180,7 +184,7 @@ class LLM:
         self._intake = Intake(
             self._core.scheduler.limits,
             built.vocab_size,
-            self._prepared.eos_token_ids(self.tokenizer),
+            self._prepared.end_tokens(self.tokenizer).ids,
             has_text=self.tokenizer is not None,
         )
 
@@ -300,6 +304,12 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
+def _tell(prepared: Prepared) -> None:
+    """Log what of the model's files is not as its configuration says."""
+    for reason in prepared.found:
+        logger.warning("%s: %s (%s)", reason.setting, reason.value, reason.why)
+
+
 class AsyncEngine:
     """An engine in a process of its own, for services: many requests at a time, each an async iterator.
 
@@ -321,6 +331,7 @@ class AsyncEngine:
         try:
             prepared = await asyncio.to_thread(prepare, EngineOptions(model=model, **options), api_beside=True)
             defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
+            _tell(prepared)
             engine.configure(prepared.config)
             tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
             await engine.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)

@@ -91,6 +91,19 @@ def test_explain_config_gives_every_setting_a_reason(checkpoint: Path) -> None:
     assert "as asked" in result.stdout
 
 
+def test_what_the_files_say_otherwise_is_explained(copy: Path, penstock_here) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"]) * 2
+    save_file({**tensors, "lm_head.weight": head}, copy / "model.safetensors")
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True, "eos_token_id": 5}))
+    result = penstock_here("serve", str(copy), "--explain-config")
+    assert result.returncode == 0, result.stderr
+    lines = {line.partition("  ")[0]: line for line in result.stdout.splitlines()}
+    assert "lm_head.weight" in lines["output head"] and "tie_word_embeddings" in lines["output head"]
+    assert "</s> (2)" in lines["end tokens"] and "config.json: 5" in lines["end tokens"]
+
+
 def test_parsers_are_chosen_and_explained(checkpoint: Path, penstock_here) -> None:
     result = penstock_here("serve", "haiku", "--explain-config", "--reasoning-parser", "think")
     assert result.returncode == 0, result.stderr

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.assembly.backend import Backend, Storage, backend_of
+from penstock.assembly.end_tokens import end_tokens
 from penstock.assembly.gain import describe_gain, measure_machine
-from penstock.assembly.prepare import eos_token_ids
 from penstock.assembly.rehearsal import measure
 from penstock.assembly.speculation import STATES, make_proposer
 from penstock.assembly.tokenizers import tokenizer_in
@@ -97,7 +97,7 @@ def build_engine(
     encoder = functools.partial(compiled, storage, head=False)
     grammars = None
     if table is not None:
-        eos = eos_token_ids(checkpoint, tokenizer)
+        eos = end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids
         grammars = Grammars(table, declaration.vocab_size, eos, config.threads)
     fill_masks = None if grammars is None else grammars.fill
     sampler = Sampler(declaration.vocab_size, fill_masks=fill_masks, on_device=backend.choose)

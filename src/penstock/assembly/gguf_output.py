@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.assembly.prepare import eos_token_ids
+from penstock.assembly.end_tokens import end_tokens
 from penstock.assembly.quantized_files import PARTIAL, Output, replace_file
 from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerError, UnsupportedModel
 from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, RopeSpec
@@ -89,7 +89,7 @@ def describe(checkpoint: Checkpoint, declaration: ModelDeclaration, kind: str) -
             metadata |= tokenizer_metadata(tokenizer, declaration.vocab_size)
     except TokenizerError as error:
         raise ConfigurationError(f"{error} Give another --format.") from None
-    metadata |= _ends(checkpoint, metadata)
+    metadata |= _ends(end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids, metadata)
     found = Description(architecture, metadata, tuple(divisors))
     _try(found, declaration)
     return found
@@ -156,10 +156,10 @@ def _sliding(declaration: ModelDeclaration) -> dict[str, Any]:
     return found
 
 
-def _ends(checkpoint: Checkpoint, metadata: Mapping[str, Any]) -> dict[str, int]:
+def _ends(ids: tuple[int, ...], metadata: Mapping[str, Any]) -> dict[str, int]:
     """Tokens that end an output beside the one that is named. Raises ConfigurationError where there are too many."""
     first = metadata.get("tokenizer.ggml.eos_token_id")
-    others = [token for token in dict.fromkeys(eos_token_ids(checkpoint, None)) if token != first]
+    others = [token for token in ids if token != first]
     names = ("eot", "eom") if first is not None else ("eos", "eot", "eom")
     if len(others) > len(names):
         raise ConfigurationError(

@@ -1,23 +1,22 @@
 """Everything that is decided before an engine is built. Reads headers only; needs no torch."""
 
-import reprlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from penstock.assembly.end_tokens import EndTokens, end_tokens
 from penstock.assembly.tokenizers import has_tokenizer, tokenizer_in
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, ModelFacts, Reason
 from penstock.core.devices import Gpu, resolve_device
-from penstock.core.errors import ModelFileError, TokenizerError
+from penstock.core.errors import TokenizerError
 from penstock.core.resolve import resolve
 from penstock.engine.interface import ModelInfo
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.cache_folder import default_folder
-from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint, open_checkpoint
+from penstock.loading.checkpoint import Checkpoint, open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
@@ -56,9 +55,9 @@ class Prepared:
         """
         return tokenizer_in(Path(self.config.model.tokenizer), self.declaration.vocab_size)
 
-    def eos_token_ids(self, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    def end_tokens(self, tokenizer: Tokenizer | None) -> EndTokens:
         """What ends an output; see the function."""
-        return eos_token_ids(self.checkpoint, tokenizer)
+        return end_tokens(self.checkpoint, tokenizer, self.declaration.vocab_size)
 
     def served_names(self, asked: tuple[str, ...] = ()) -> tuple[str, ...]:
         """The names under which the model is served: those asked for, or its own."""
@@ -73,34 +72,9 @@ class Prepared:
             max_model_len=self.config.scheduler.max_model_len,
             vocab_size=self.declaration.vocab_size,
             embedding_size=self.declaration.decoder.width,
-            eos_token_ids=self.eos_token_ids(tokenizer),
+            eos_token_ids=self.end_tokens(tokenizer).ids,
             created=int(time.time()),
         )
-
-
-def eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> tuple[int, ...]:
-    """What ends an output: as generation_config.json says, else config.json, else the tokenizer.
-
-    Raises ModelFileError where a file says something else than ids.
-    """
-    for name, source in ((GENERATION_CONFIG, checkpoint.generation_config), (CONFIG, checkpoint.config)):
-        value = source.get("eos_token_id")
-        if value is not None:
-            return _token_ids(name, value)
-    if tokenizer is not None and tokenizer.eos_token_id is not None:
-        return (tokenizer.eos_token_id,)
-    return ()
-
-
-def _token_ids(file: str, value: Any) -> tuple[int, ...]:
-    """The ids in a file's `eos_token_id`, which is one or a list of them."""
-    ids = value if isinstance(value, list) else [value]
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**31:
-            raise ModelFileError(
-                f"{file}: eos_token_id is {reprlib.repr(value)}; it must be a token id, or a list of token ids."
-            )
-    return tuple(ids)
 
 
 def _served_name(model: str) -> str:

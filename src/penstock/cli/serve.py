@@ -126,7 +126,9 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
         _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
         traced = tracing.reason_of(serving.otlp_endpoint)
-        kept = (why, access.reason, encrypted, files, *bounds, *serving.edge.reasons, *serving.figures.reasons, traced)
+        ends = prepared.end_tokens(reading.tokenizer).reason
+        told = (*bounds, *serving.edge.reasons, *serving.figures.reasons, traced)
+        kept = (ends, why, access.reason, encrypted, files, *told)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
     # The port is taken first: if it is in use, nothing needs to be loaded to say so.
@@ -192,7 +194,8 @@ async def _serve(
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
         limits, bounds = _measured_limits(serve_options.limits, prepared.config, message)
         admission.bounds = limits.bounds
-        reasons = _settled([*prepared.reasons, *reading.reasons, *bounds], message)
+        ends = prepared.end_tokens(tokenizer).reason
+        reasons = _settled([*prepared.reasons, *reading.reasons, ends, *bounds], message)
         _print_notes(prepared, reading, reasons, message)
         encrypted = [] if tls is None else [_note(tls.reason)]
         for note in (storage.note, _note(files), _note(access.reason), *access.warnings, *encrypted):

@@ -52,7 +52,11 @@ _ENDS = {
     "</s>",
     "<|end|>",
     "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
     "<eos>",
+    "<end_of_utterance>",
 }
 _ABSENT = object()
 
