@@ -16,8 +16,9 @@ from penstock.assembly.prepare import prepare
 from penstock.core.config import EngineOptions
 from penstock.core.errors import TokenizerError
 from penstock.core.sampling import SamplingDefaults
-from penstock.loading.checkpoint import open_checkpoint, read_json
+from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.gguf import read_gguf
+from penstock.loading.json_file import read_json
 from penstock.loading.safetensors import read_header
 from penstock.models.registry import declare
 from penstock.text.chat_template import LONGEST_TEMPLATE, ChatTemplate, load_chat_template
@@ -141,6 +142,7 @@ def test_nesting_of_every_depth(folder: Path, key: str, pytestconfig: pytest.Con
 
 @pytest.mark.parametrize("shard", ["x" * 5000, "\ud800", "a\0b", "", ".", "..", "/etc/passwd", "../model.safetensors"])
 def test_shards_of_no_file(folder: Path, shard: str) -> None:
+    (folder / "model.safetensors").unlink()
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"model.norm.weight": shard}}))
     assert not attempt(lambda: start(folder), index.stat().st_size, shard[:20])

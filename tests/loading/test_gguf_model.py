@@ -157,10 +157,3 @@ def test_divisors_that_make_no_sense_are_refused(tmp_path: Path, factor: float) 
     file.write_bytes(content)
     with pytest.raises(UnsupportedModel, match="otherwise than Llama 3"):
         open_checkpoint(file)
-
-
-def test_a_directory_with_such_a_file_says_what_to_pass(tmp_path: Path) -> None:
-    folder, _ = made("qwen3", tmp_path, Kind.F32)
-    (folder / "model.safetensors").rename(folder / "a.gguf")
-    with pytest.raises(ModelFileError, match=r"pass the path of a\.gguf itself"):
-        open_checkpoint(folder)

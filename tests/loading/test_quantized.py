@@ -10,11 +10,12 @@ from safetensors.torch import load_file, save_file
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.fitting import model_of
 from penstock.loading.packing import plain
 from penstock.loading.weights import load_weights
 from penstock.models.registry import declare
 from support import checkpoints
-from support.quantized import LAYOUTS, Layout, gptq, quantize
+from support.quantized import LAYOUTS, Layout, gptq, mlx, quantize
 from support.stepping import all_logits, make_stepper
 
 PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 12, [41, 3]]
@@ -110,6 +111,11 @@ WRONG: tuple[tuple[str, dict[str, torch.Tensor | None], str], ...] = (
     ("LLM.int8", {"SCB": torch.ones(3)}, "do not belong"),
     ("LLM.int8", {"weight_format": torch.tensor(True)}, "stored as BOOL"),
     ("gptq act-order", {"g_idx": None}, "lacks .*g_idx"),
+    ("mlx 4", {"scales": None}, "lacks .*scales"),
+    ("mlx 4", {"biases": None}, "lacks .*biases"),
+    ("mlx 4", {"biases": torch.zeros(3, 2)}, "do not belong"),
+    ("mlx 4", {"scales": torch.zeros(64, 2, dtype=torch.int32)}, "stored as I32"),
+    ("mlx 4", {"scales": torch.zeros(64, 4), "biases": torch.zeros(64, 4)}, "4 bits in groups of 32"),
 )
 
 
@@ -144,6 +150,7 @@ def test_an_order_for_gpus_is_refused(tmp_path: Path) -> None:
         ({"quant_method": "exl2"}, "exl2's format"),
         ({"quant_method": "aqlm"}, "'aqlm'; implemented: gptq, awq"),
         ({}, "None; implemented"),
+        ({"bits": 4, "group_size": 64, "mode": "mxfp4"}, "MLX in the mode 'mxfp4'; implemented: affine"),
         ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
         ({"quant_method": "awq", "version": "GEMV"}, "GEMV"),
         ({"quant_method": "awq", "version": 1}, "version 1"),
@@ -195,4 +202,88 @@ def test_a_weight_that_is_there_twice(tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "model.layers.0.self_attn.q_proj.weight": torch.ones(4)}, folder / "model.safetensors")
     with pytest.raises(ModelFileError, match="both as it is and quantized"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(("key", "value"), [("bits", 9), ("bits", "4"), ("group_size", None), ("group_size", 0)])
+def test_sizes_that_mlx_cannot_have_are_named(tmp_path: Path, key: str, value: object) -> None:
+    _, folder = made(tmp_path, "mlx 4")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization"][key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=f"quantization has {key} = "):
+        open_checkpoint(folder)
+
+
+def test_a_model_as_mlx_writes_it(tmp_path: Path) -> None:
+    """Embedding and projections are integers, some of other widths, one is as it was, and no type is said."""
+    original = checkpoints.make("qwen2", tmp_path / "plain", hidden_size=64, dtype=torch.bfloat16)
+    config = json.loads((original / "config.json").read_text())
+    folder = tmp_path / "mlx"
+    folder.mkdir()
+    numbers = load_file(original / "model.safetensors")
+    tensors: dict[str, torch.Tensor] = {}
+    said: dict[str, Any] = {"group_size": 32, "bits": 4}
+    for name, tensor in list(numbers.items()):
+        module = name.removesuffix(".weight")
+        if tensor.dim() == 1 or name.endswith("layers.2.mlp.up_proj.weight"):
+            tensors[name] = tensor
+            if tensor.dim() > 1:
+                said[module] = False
+            continue
+        own = name.endswith("down_proj.weight")
+        stored, found = mlx(8 if own else 4, group=16 if own else 32)(module, tensor)
+        if own:
+            said[module] = {"group_size": 16, "bits": 8}
+        tensors |= stored
+        numbers[name] = found
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "mlx"})
+    plain_config = {key: value for key, value in config.items() if key not in ("dtype", "torch_dtype")}
+    both = {"quantization": said, "quantization_config": said}
+    (folder / "config.json").write_text(json.dumps(plain_config | both))
+    save_file({name: tensor.float() for name, tensor in numbers.items()}, original / "model.safetensors")
+    (original / "config.json").write_text(json.dumps(plain_config | {"torch_dtype": "float32"}))
+    declaration = model_of(open_checkpoint(folder))
+    assert declaration.dtype == "bfloat16" and declaration.decoder.head is None
+    (found,) = all_logits(make_stepper(folder, dtype=torch.float32), [PROMPTS[0]], None)
+    (same,) = all_logits(make_stepper(original), [PROMPTS[0]], None)
+    assert torch.equal(found, same)
+    expected = checkpoints.reference_logits(checkpoints.load_reference(original), PROMPTS[0])
+    assert (found - expected).abs().max() <= 1e-4
+
+
+OLDER = {
+    "gptq 4": ("quantize_config.json", {"bits": 4, "group_size": 16, "desc_act": False, "sym": False}),
+    "gptq 3, v2": ("quantize_config.json", {"bits": 3, "group_size": 16, "checkpoint_format": "gptq_v2"}),
+    "awq": ("quant_config.json", {"zero_point": True, "q_group_size": 16, "w_bit": 4, "version": "GEMM"}),
+}
+
+
+@pytest.mark.parametrize("layout", OLDER)
+def test_what_older_programs_wrote_beside_the_weights(tmp_path: Path, layout: str) -> None:
+    plain, folder = made(tmp_path, layout)
+    name, content = OLDER[layout]
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=r"quantized by GPTQ or AWQ.*quantize_config\.json or quant_config\.json"):
+        open_checkpoint(folder)
+    (folder / name).write_text(json.dumps(content))
+    assert torch.equal(*(all_logits(make_stepper(path), PROMPTS[1:], None)[0] for path in (plain, folder)))
+    (reason,) = open_checkpoint(folder).found
+    assert (reason.setting, reason.value) == ("quantization config", name)
+    (folder / name).write_text(json.dumps({**content, "version": "GEMV", "checkpoint_format": "marlin"}))
+    with pytest.raises(UnsupportedModel, match="GEMV|marlin"):
+        open_checkpoint(folder)
+    (plain / name).write_text(json.dumps(content))
+    assert open_checkpoint(plain).found == (), "left beside weights that are not quantized, it says nothing"
+
+
+@pytest.mark.parametrize(("layout", "method"), [("packed 4", "compressed-tensors"), ("nf4", "bitsandbytes")])
+def test_quantized_weights_of_which_nothing_says_how(tmp_path: Path, layout: str, method: str) -> None:
+    _, folder = made(tmp_path, layout)
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=f"quantized by {method}.*no quantization_config"):
         open_checkpoint(folder)

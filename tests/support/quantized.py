@@ -103,6 +103,22 @@ def packed(
     return pack
 
 
+def mlx(bits: int, scale: torch.dtype = torch.bfloat16, group: int = 32) -> Layout:
+    """MLX's unsigned words, whose groups have a scale and what is added."""
+
+    def pack(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        groups: Tensor = weight.float().unflatten(1, (-1, group))
+        low, high = groups.amin(2), groups.amax(2)
+        scales, biases = ((high - low) / ((1 << bits) - 1)).clamp(min=1e-6).to(scale), low.to(scale)
+        spread = scales.float()[:, :, None], biases.float()[:, :, None]
+        integers = ((groups - spread[1]) / spread[0]).round().clamp(0, (1 << bits) - 1).long()
+        tensors = {"weight": stream(integers.flatten(1), bits).view(torch.uint32), "scales": scales, "biases": biases}
+        found = (integers.float() * spread[0] + spread[1]).flatten(1)
+        return {f"{module}.{name}": tensor for name, tensor in tensors.items()}, found
+
+    return pack
+
+
 def scaled(kind: torch.dtype, scales: str, name: str = "weight_scale") -> Layout:
     """Bytes times scales: one for all, one for each output, for groups of inputs, or for blocks of two sizes."""
 
@@ -200,6 +216,8 @@ LAYOUTS: dict[str, tuple[Layout, dict[str, Any]]] = {
     ),
     "nf4": (nf4(nested=False), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
     "nf4 nested": (nf4(nested=True), {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    **{f"mlx {bits}": (mlx(bits), {"bits": bits, "group_size": 32}) for bits in (2, 3, 4, 5, 6, 8)},
+    "mlx 4, float16": (mlx(4, torch.float16, 16), {"bits": 4, "group_size": 16, "mode": "affine"}),
     "LLM.int8": (int8_rows, {"quant_method": "bitsandbytes", "load_in_8bit": True}),
 }
 
@@ -211,7 +229,9 @@ def quantize(model: Path, layout: Layout, said: dict[str, Any], target: Path) ->
     """
     target.mkdir()
     config = json.loads((model / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "quantization_config": said}))
+    # MLX has a key of its own.
+    key = "quantization_config" if "quant_method" in said else "quantization"
+    (target / "config.json").write_text(json.dumps({**config, key: said}))
     plain = load_file(model / "model.safetensors")
     tensors: dict[str, Tensor] = {}
     for name, tensor in plain.items():

@@ -11,7 +11,8 @@ from typing import Any
 
 from penstock.core.config import Reason
 from penstock.core.errors import ModelFileError
-from penstock.loading.checkpoint import CONFIG, GENERATION_CONFIG, Checkpoint
+from penstock.loading.checkpoint import GENERATION_CONFIG, Checkpoint
+from penstock.loading.folder import CONFIG
 from penstock.loading.gguf import is_gguf
 from penstock.text.tokenizer import Tokenizer
 

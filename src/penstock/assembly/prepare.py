@@ -108,8 +108,8 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     gpu = resolve_device(options.device, machine.gpus, lambda *_note: None)
     facts = _facts(path, checkpoint, declaration, gpu=gpu)
     config, reasons = resolve(options, facts, machine, drafts)
-    found = declaration.found
-    return Prepared(options, config, [*reasons, *found], checkpoint, declaration, facts.integers, tuple(found))
+    found = (*checkpoint.found, *declaration.found)
+    return Prepared(options, config, [*reasons, *found], checkpoint, declaration, facts.integers, found)
 
 
 def draft_model_of(options: EngineOptions) -> str | None:

@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from penstock.core.errors import ConfigurationError
-from penstock.loading.checkpoint import CONFIG, INDEX, Checkpoint
-from penstock.loading.quantized import CONFIG_KEY
+from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.folder import CONFIG, INDEX
+from penstock.loading.quantization_config import CONFIG_KEY, OLDER_FILES
 from penstock.loading.safetensors import read_header
 from penstock.quantization.recipe import Recipe
 from penstock.quantization.widths import Sensitivity
@@ -113,7 +114,7 @@ class Output:
         index = {"metadata": {"total_size": size}, "weight_map": places}
         (self.path / INDEX).write_text(json.dumps(index, indent=1))
         for file in checkpoint.path.iterdir():
-            if file.is_file() and file.suffix in _COPIED and file.name not in (CONFIG, INDEX):
+            if file.is_file() and file.suffix in _COPIED and file.name not in (CONFIG, INDEX, *OLDER_FILES):
                 shutil.copyfile(file, self.path / file.name)
         if (checkpoint.path / _TEMPLATES).is_dir():
             shutil.copytree(checkpoint.path / _TEMPLATES, self.path / _TEMPLATES, dirs_exist_ok=True)

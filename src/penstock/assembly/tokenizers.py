@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from penstock.loading.gguf import is_gguf, read_gguf
+from penstock.loading.gguf_parts import first_part
 from penstock.text.gguf_tokenizer import gguf_tokenizer
 from penstock.text.tokenizer import Tokenizer, find_tokenizer
 
@@ -19,7 +20,7 @@ def tokenizer_in(path: Path, model_vocab_size: int) -> Tokenizer | None:
     """
     if not is_gguf(path):
         return find_tokenizer(path, model_vocab_size)
-    tokenizer = gguf_tokenizer(read_gguf(path).metadata, path)
+    tokenizer = gguf_tokenizer(read_gguf(first_part(path)).metadata, path)
     if tokenizer is not None:
         tokenizer.check_against(model_vocab_size)
     return tokenizer

@@ -19,6 +19,7 @@ from penstock.cli.options import ModelOptions, parse_seconds
 from penstock.core.config import EngineOptions
 from penstock.core.devices import LEAST_CAPABILITY, Gpu
 from penstock.core.errors import ConfigurationError, InsufficientMemory
+from penstock.core.text_files import without_mark
 from penstock.doctor.compare import Change, Comparison, compare
 from penstock.doctor.diagnosis import Diagnosis, diagnose
 from penstock.doctor.finding import LAYERS, Evidence, Finding, worst
@@ -207,7 +208,7 @@ def _doctor_server(url: str, server: ServerOptions, *, as_json: bool) -> int:
 
 def _read_before(path: Path) -> Diagnosis:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ServerReport).diagnosis
+        return msgspec.json.decode(without_mark(path.read_bytes()), type=ServerReport).diagnosis
     except OSError as error:
         raise ConfigurationError(f"--compare {path}: it cannot be read ({error.strerror}).") from None
     except msgspec.MsgspecError as error:

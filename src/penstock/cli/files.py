@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from penstock.core.errors import ConfigurationError
+from penstock.core.text_files import decoded
 
 
 def check_writable(file: Path) -> None:
@@ -19,8 +20,10 @@ def check_writable(file: Path) -> None:
 def read_text(file: Path, option: str) -> str:
     """The text in a file that an option names. Raises ConfigurationError where there is none."""
     try:
-        return file.read_text(encoding="utf-8")
+        return decoded(file.read_bytes())
     except OSError as error:
         raise ConfigurationError(f"{option} {file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{option} {file} is not UTF-8.") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{option} {file} cannot be read: {error}.") from None

@@ -1,29 +1,29 @@
 """A checkpoint in Hugging Face's layout, or in a GGUF file, opened by reading headers only."""
 
 import fnmatch
-import json
-import os
+import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from penstock.core.config import Reason
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.weights import WeightPart, WeightSpec
-from penstock.loading.gguf import SUFFIX, UNKNOWN, is_gguf, is_packed, read_gguf
+from penstock.loading.folder import CONFIG, Weights, read_weights, without_config
+from penstock.loading.gguf import UNKNOWN, is_gguf, is_packed
 from penstock.loading.gguf_model import config_of, entries_of
-from penstock.loading.quantized import CONFIG_KEY, INERT, Entry, QuantizedEntry, checked_method, combined
-from penstock.loading.safetensors import TensorEntry, read_header
+from penstock.loading.gguf_parts import read_model
+from penstock.loading.json_file import read_json
+from penstock.loading.quantization_config import plain_config, read_quantization
+from penstock.loading.quantized import INERT, Entry, QuantizedEntry, combined
+from penstock.loading.safetensors import TensorEntry
 from penstock.quantization.gguf_types import BLOCK_TYPES
 
-CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
-SINGLE_FILE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 # Tables that old releases stored and every implementation computes.
 _ALWAYS_UNUSED = ("*rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
-_LONGEST_SHOWN = 255
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 # Of what is read while a checkpoint is opened: shapes, states, biases.
 _MOST_READ = 1 << 20
@@ -62,6 +62,7 @@ class Checkpoint:
         tensors: every tensor by its name in the files, and weights that several of them are by the name of the plain
             one; empty where only the configuration was opened.
         quantization: what config.json says of the latter, which `config` then lacks.
+        found: what users should know of the files.
 
     What a GGUF file says of itself is said here as such a directory would say it.
     """
@@ -71,6 +72,7 @@ class Checkpoint:
     generation_config: Mapping[str, Any]
     tensors: Mapping[str, Entry]
     quantization: Mapping[str, Any] = field(default_factory=dict)
+    found: tuple[Reason, ...] = ()
 
     @property
     def stored(self) -> list[TensorEntry]:
@@ -166,21 +168,24 @@ def open_checkpoint(path: str | Path, *, weights: bool = True) -> Checkpoint:
     """
     folder = Path(path)
     if is_gguf(folder):
-        file = read_gguf(folder)
-        return Checkpoint(folder, config_of(file), {}, entries_of(file) if weights else {})
+        file = read_model(folder)
+        return Checkpoint(file.path, config_of(file), {}, entries_of(file) if weights else {})
     if not folder.is_dir():
         kind = "is a file, not a directory" if folder.exists() else "does not exist"
         raise ModelFileError(f"{folder} {kind}; pass a directory with {CONFIG} and safetensors files, or a .gguf file.")
+    if not os.path.exists(folder / CONFIG):
+        raise ModelFileError(without_config(folder))
     config = read_json(folder / CONFIG)
-    generation = read_json(folder / GENERATION_CONFIG) if (folder / GENERATION_CONFIG).exists() else {}
-    declared = checked_method(config)
-    tensors = _read_tensors(folder) if weights else {}
-    if declared is None:
-        return Checkpoint(folder, config, generation, tensors)
-    method, said = declared
-    together = combined(tensors, method, said, read_bytes)
-    plain = {key: value for key, value in config.items() if key != CONFIG_KEY}
-    return Checkpoint(folder, plain, generation, together, said)
+    generation = read_json(folder / GENERATION_CONFIG) if os.path.exists(folder / GENERATION_CONFIG) else {}
+    # What is declared in a way that is not read says more than the files of weights.
+    read_quantization(folder, config, ())
+    read = read_weights(folder) if weights else Weights({})
+    quantization = read_quantization(folder, config, read.tensors)
+    found = (*read.found, *quantization.found)
+    if quantization.method is None:
+        return Checkpoint(folder, config, generation, read.tensors, found=found)
+    together = combined(read.tensors, quantization.method, quantization.said, read_bytes)
+    return Checkpoint(folder, plain_config(config), generation, together, quantization.said, found)
 
 
 def read_bytes(entry: TensorEntry) -> bytes:
@@ -190,51 +195,3 @@ def read_bytes(entry: TensorEntry) -> bytes:
     with entry.file.open("rb") as stream:
         stream.seek(entry.offset)
         return stream.read(entry.nbytes)
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`; raises ModelFileError where it is missing or is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        # JSON can spell half of a surrogate pair, which is no text: a message that shows it could not be written.
-        json.dumps(content, ensure_ascii=False).encode()
-    except FileNotFoundError:
-        raise ModelFileError(f"{file.parent} has no {file.name}; pass a directory with a complete model.") from None
-    except OSError as error:
-        raise ModelFileError(f"{file.name} cannot be read ({error.strerror}).") from None
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{file.name} is not valid JSON ({error}).") from None
-    if not isinstance(content, dict):
-        raise ModelFileError(f"{file.name} must hold a JSON object.")
-    return content
-
-
-def _read_tensors(folder: Path) -> dict[str, TensorEntry]:
-    if (folder / INDEX).exists():
-        return _read_shards(folder)
-    if (folder / SINGLE_FILE).exists():
-        return read_header(folder / SINGLE_FILE)
-    files = sorted(file.name for file in folder.iterdir() if file.suffix in (".bin", ".pt", ".pth", SUFFIX))
-    instead = f"; {files[0]} is in a format that is not loaded" if files else ""
-    if files and files[0].endswith(SUFFIX):
-        instead = f"; pass the path of {files[0]} itself"
-    raise ModelFileError(f"{folder} has neither {SINGLE_FILE} nor {INDEX}{instead}.")
-
-
-def _read_shards(folder: Path) -> dict[str, TensorEntry]:
-    names = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
-        raise ModelFileError(f"{INDEX} has no weight_map from tensor names to files.")
-    headers: dict[str, dict[str, TensorEntry]] = {}
-    for shard in sorted(set(names.values())):
-        # A shard is a file of this directory; anything else could read whatever the server can.
-        if Path(shard).name != shard:
-            raise ModelFileError(f"{INDEX} names {shard!r}, which is not a file of the model's own directory.")
-        # Unlike Path.exists, false for a name that no file can have.
-        if not os.path.exists(folder / shard):
-            raise ModelFileError(f"The shard {shard[:_LONGEST_SHOWN]}, which {INDEX} names, is missing; download it.")
-        headers[shard] = read_header(folder / shard)
-    for tensor, shard in names.items():
-        if tensor not in headers[shard]:
-            raise ModelFileError(f"{INDEX} says that {shard} holds {tensor}, but it does not; download both again.")
-    return {tensor: entry for header in headers.values() for tensor, entry in header.items()}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from penstock.core.errors import ModelFileError, UnsupportedModel
+from penstock.loading.json_file import check_kind
 from penstock.loading.safetensors import TensorEntry
 from penstock.quantization.gguf_types import BLOCK_TYPES, BY_CODE, OTHERS
 
@@ -209,6 +210,7 @@ def read_gguf(file: Path) -> GgufFile:
         try:
             return _read(file, _Reader(pages), len(pages))
         except _Malformed as error:
+            check_kind(file)
             raise ModelFileError(f"{file.name} {error}; it is damaged, or no GGUF file: download it again.") from None
 
 
@@ -246,6 +248,7 @@ def _read(file: Path, reader: _Reader, size: int) -> GgufFile:
         try:
             described.append(_describe(reader))
         except _Malformed as error:
+            check_kind(file)
             behind = f", behind {described[-1][0]}" if described else ""
             raise _Malformed(f"{error}, where it describes tensor {number} of {tensors}{behind}") from None
     base = -(-reader.place // alignment) * alignment

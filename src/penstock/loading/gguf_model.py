@@ -144,15 +144,8 @@ def family_of(file: GgufFile) -> tuple[str, _Family]:
     return name, FAMILIES[name]
 
 
-def _check_whole(file: GgufFile) -> None:
-    parts = file.metadata.get("split.count", 1)
-    if isinstance(parts, int) and parts > 1:
-        raise UnsupportedModel(f"{file.path.name} is one of {parts} parts; join them with `llama-gguf-split --merge`.")
-
-
 def config_of(file: GgufFile) -> dict[str, Any]:
     """What config.json says of the model. Raises ModelFileError and UnsupportedModel."""
-    _check_whole(file)
     name, family = family_of(file)
     values = _Values(file, name)
     embedding = file.tensors.get("token_embd.weight")

@@ -9,8 +9,10 @@ from typing import TypeGuard
 
 from penstock.bundled.registry import bundled_models, find_bundled
 from penstock.core.errors import ModelFileError
-from penstock.loading.checkpoint import CONFIG, INDEX, SINGLE_FILE, read_json
+from penstock.loading.folder import CONFIG, INDEX, SINGLE_FILE, gguf_in
 from penstock.loading.gguf import is_gguf
+from penstock.loading.gguf_parts import first_part
+from penstock.loading.json_file import read_json
 
 # Nothing else is read: no pickled weights, no code.
 _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
@@ -47,9 +49,10 @@ class HubCache:
 def resolve_model(name: str) -> Path:
     """The directory of `name`: a bundled model's, itself where it is one or a GGUF file, else the hub's snapshot.
 
-    The snapshot is taken from the cache where that is complete. The path is absolute: resolving it again gives the
-    same, also where a folder has the name of a bundled model. Raises ModelFileError where there is no such model, or it
-    is not cached and there is no network; the environment variable HF_HUB_OFFLINE is honoured.
+    Of a directory with one model in GGUF files, and no other, it is the GGUF file; of a file that is a part of a model,
+    the first part. The snapshot is taken from the cache where that is complete. The path is absolute: resolving it
+    again gives the same, also where a folder has the name of a bundled model. Raises ModelFileError where there is no
+    such model, or it is not cached and there is no network; the environment variable HF_HUB_OFFLINE is honoured.
     """
     bundled = find_bundled(name)
     if bundled is not None:
@@ -57,10 +60,13 @@ def resolve_model(name: str) -> Path:
     # Unlike Path's own methods, these do not raise where the text cannot be a path, such as one that is too long.
     path = os.path.expanduser(name)
     if os.path.isdir(path):
-        return Path(path).absolute()
+        folder = Path(path).absolute()
+        return gguf_in(folder) or folder
     if is_gguf(path):
-        return Path(path).absolute()
+        return first_part(Path(path).absolute())
     if os.path.exists(path):
+        if ".gguf" in os.path.basename(path):
+            raise ModelFileError(f"{name} is a piece of a GGUF file; join all of them with `cat`, in order.")
         raise ModelFileError(f"{name} is a file; {_ELSEWHERE}.")
     if not is_hub_name(name):
         names = " or ".join(model.name for model in bundled_models())

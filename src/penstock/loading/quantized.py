@@ -1,7 +1,7 @@
 """Quantized weights of Hugging Face checkpoints: which tensors of the files are one weight together.
 
 What a tensor is follows from the names and shapes of its parts, so that each layer may have bits and groups of its own;
-of config.json's `quantization_config` only the method counts, and what shapes do not tell.
+of what is declared (`quantization_config.py`) only the method counts, and what shapes do not tell.
 """
 
 import json
@@ -14,11 +14,9 @@ from typing import Any
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.loading.safetensors import TensorEntry
 
-CONFIG_KEY = "quantization_config"
 # How the parts of a weight are called, behind the weight's own name or its module's.
 _PACKED_BY_METHOD = {"gptq": ".qweight", "awq": ".qweight", "compressed-tensors": ".weight_packed"}
-_METHODS = (*_PACKED_BY_METHOD, "fp8", "fbgemm_fp8", "bitsandbytes")
-_COMPRESSED = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+METHODS = (*_PACKED_BY_METHOD, "fp8", "fbgemm_fp8", "bitsandbytes")
 _BYTES = ("I8", "F8_E4M3", "F8_E5M2")
 _FLOATS = ("float32", "float16", "bfloat16")
 _MOST_BITS = 8
@@ -33,12 +31,12 @@ class QuantizedEntry:
 
     Attributes:
         name: what the weight would be called if it was one tensor.
-        layout: "gptq", "gptq_v2", "awq", "packed", "scaled", "table" or "rows"; `loading.tensors` reads each.
+        layout: "gptq", "gptq_v2", "awq", "packed", "scaled", "table", "rows" or "affine"; `loading.tensors` reads each.
         shape: of the weight.
         bits: of a number.
         parts: the tensors, by what they are in the layout.
         block: for "scaled" the rows and columns that share a scale.
-        group: how many inputs share a scale of integers; 0 where not as many do in each group.
+        group: how many inputs share a scale of integers that kernels may take; 0 where not as many do in each group.
         group_of: the group of each input, in int32, where those of a group do not stand together.
     """
 
@@ -66,36 +64,6 @@ Entry = TensorEntry | QuantizedEntry
 Reader = Callable[[TensorEntry], bytes]
 
 
-def checked_method(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """The method that config.json declares, and what it says of it; None where it declares none.
-
-    Raises UnsupportedModel for those that are not read.
-    """
-    declared = config.get(CONFIG_KEY)
-    if declared is None:
-        return None
-    if not isinstance(declared, dict):
-        raise ModelFileError(f"config.json's {CONFIG_KEY} must be a JSON object.")
-    method = declared.get("quant_method", declared.get("method"))
-    if method == "exl2" or method == "exl3":
-        raise UnsupportedModel(
-            f"The checkpoint is in {method}'s format, whose integers have widths and orders made for one program's GPU "
-            "kernels; take the model as GPTQ, AWQ, compressed-tensors or GGUF."
-        )
-    if method not in _METHODS:
-        raise UnsupportedModel(
-            f"config.json has {CONFIG_KEY} with quant_method {method!r}; implemented: {', '.join(_METHODS)}."
-        )
-    if method == "compressed-tensors" and declared.get("format", "dense") not in _COMPRESSED:
-        raise UnsupportedModel(
-            f"The checkpoint is in compressed-tensors' format {declared['format']!r}; implemented: "
-            f"{', '.join(_COMPRESSED)}."
-        )
-    if method == "awq" and str(declared.get("version", "gemm")).lower() != "gemm":
-        raise UnsupportedModel(f"The checkpoint is AWQ of version {declared['version']!r}; implemented: gemm.")
-    return method, declared
-
-
 def combined(
     tensors: Mapping[str, TensorEntry], method: str, declared: Mapping[str, Any], read: Reader
 ) -> dict[str, Entry]:
@@ -103,7 +71,7 @@ def combined(
 
     Args:
         tensors: by name.
-        method, declared: as `checked_method` gives them.
+        method, declared: as `read_quantization` gives them.
         read: the bytes of a small tensor.
 
     Raises ModelFileError for a weight of which a part is missing or does not fit the others.
@@ -124,6 +92,8 @@ def combined(
             found = _scaled(name, tensors, declared)
         elif name.endswith(".weight") and entry.dtype in ("I8", "U8") and method == "bitsandbytes":
             found = _rows(name, tensors) if entry.dtype == "I8" else _table(name, tensors, read)
+        elif name.endswith(".weight") and entry.dtype == "U32" and method == "mlx":
+            found = _affine(name, tensors, declared)
         if found is not None:
             for part in found.parts.values():
                 left.pop(part.name, None)
@@ -319,7 +289,8 @@ def _block_of(declared: Mapping[str, Any]) -> tuple[int, int]:
                 break
     if not (isinstance(sides, list) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)):
         raise ModelFileError(
-            f"config.json's {CONFIG_KEY} does not say the blocks of the scales: weight_block_size must be two sizes."
+            "config.json's quantization_config does not say the blocks of the scales: weight_block_size must be two "
+            "sizes."
         )
     return sides[0], sides[1]
 
@@ -382,3 +353,35 @@ def _rows(name: str, tensors: Mapping[str, TensorEntry]) -> QuantizedEntry:
     if order in tensors:
         parts["order"] = _part(tensors, order, name, "U8")
     return QuantizedEntry(name, "rows", (outputs, values.shape[1]), 8, parts)
+
+
+def _affine(name: str, tensors: Mapping[str, TensorEntry], declared: Mapping[str, Any]) -> QuantizedEntry:
+    """MLX's: words along the inputs, and for each group of them a scale and what is added."""
+    module = name.removesuffix(".weight")
+    words, scales = tensors[name], _part(tensors, f"{module}.scales", name, *_FLOATS)
+    biases = _part(tensors, f"{module}.biases", name, *_FLOATS)
+    (outputs, columns), (rows, groups) = _matrix(words), _matrix(scales)
+    if rows != outputs or biases.shape != scales.shape:
+        raise _misfit(words, scales if rows != outputs else biases)
+    group, said = (_declared_size(module, declared, key) for key in ("group_size", "bits"))
+    inputs = groups * group
+    if inputs * said != columns * 32:
+        raise ModelFileError(
+            f"config.json says that {name} has {said} bits in groups of {group}, but it has {columns} words and "
+            f"{groups} groups in a row; download both again."
+        )
+    parts = {"weights": words, "scales": scales, "biases": biases}
+    return QuantizedEntry(name, "affine", (outputs, inputs), said, parts)
+
+
+def _declared_size(module: str, declared: Mapping[str, Any], key: str) -> int:
+    """A whole number that is said of all modules, or of one."""
+    own = declared.get(module)
+    found = own.get(key, declared.get(key)) if isinstance(own, dict) else declared.get(key)
+    largest = _MOST_BITS if key == "bits" else _LARGEST_SIDE
+    if type(found) is not int or not 1 <= found <= largest:
+        raise ModelFileError(
+            f"config.json's quantization has {key} = {found!r:.80} for {module}; it must be a whole number from 1 to "
+            f"{largest}."
+        )
+    return found

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ModelFileError
+from penstock.loading.json_file import check_kind
 
 _LONGEST_HEADER = 100_000_000
 _MOST_DIMENSIONS = 8
 _LARGEST_NUMBER = 2**63 - 1
 _SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
-_SIZES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_SIZES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -49,6 +50,7 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
             start = stream.read(8)
             length = int.from_bytes(start, "little")
             if len(start) < 8 or length > min(_LONGEST_HEADER, size - 8):
+                check_kind(file)
                 raise ModelFileError(
                     f"{file.name} is truncated or no safetensors file: it has {size} bytes, its header would need "
                     f"{length + 8}; download it again."

@@ -13,7 +13,16 @@ from penstock.loading.integers import fp8_form, runs_of
 from penstock.loading.quantized import Entry, QuantizedEntry, table_state
 from penstock.loading.safetensors import TensorEntry
 from penstock.quantization.gguf_blocks import Blocks, dequantize
-from penstock.quantization.grouped import Grouped, from_awq, from_gptq, from_packed, from_q4_0, stacked, to_q8_0
+from penstock.quantization.grouped import (
+    Grouped,
+    from_affine,
+    from_awq,
+    from_gptq,
+    from_packed,
+    from_q4_0,
+    stacked,
+    to_q8_0,
+)
 from penstock.quantization.scaled import Fp8Blocks, RowBytes, from_nested, from_rows, from_table, scaled, stacked_fp8
 
 DTYPES = {
@@ -24,6 +33,8 @@ DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64,
     "I32": torch.int32,
+    # Words, whose bits alone count.
+    "U32": torch.int32,
     "I8": torch.int8,
     "U8": torch.uint8,
 }
@@ -119,6 +130,8 @@ def _dequantized(entry: QuantizedEntry) -> Tensor:
         if "order" in parts and parts["order"].any():
             raise ModelFileError(f"{entry.name} is stored in an order for GPUs; save the model again in order of rows.")
         return from_rows(parts["values"], parts["largest"])
+    if entry.layout == "affine":
+        return from_affine(parts["weights"], parts["scales"], parts["biases"], entry.bits)
     if entry.layout == "table":
         return _from_table(entry, parts).view(entry.shape)
     return _grouped(entry, parts).numbers()

@@ -152,6 +152,16 @@ def from_packed(
     return Grouped(unpacked(weights, bits, inputs), scales, above, group_of, bits)
 
 
+def from_affine(weights: Tensor, scales: Tensor, biases: Tensor, bits: int) -> Tensor:
+    """MLX's words [outputs, inputs · bits / 32]: float32 [outputs, inputs], each scale · integer + bias.
+
+    Biases are numbers, no multiples of their scales, so that the integers have no zeros of their own.
+    """
+    outputs, groups = scales.shape
+    integers = unpacked(weights, bits, weights.shape[1] * 32 // bits).view(outputs, groups, -1)
+    return torch.addcmul(biases.float()[:, :, None], integers.float(), scales.float()[:, :, None]).flatten(1)
+
+
 def to_q8_0(matrix: Grouped) -> Tensor:
     """Integers of 8 bits around 128, in whole groups of 32 with float16 scales, as GGUF's Q8_0: uint8 [outputs, bytes].
 

@@ -7,6 +7,7 @@ import msgspec
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
+from penstock.core.text_files import without_mark
 from penstock.server.storage.batches import BatchProblem
 from penstock.server.storage.limits import Limits
 
@@ -80,6 +81,8 @@ def read_lines(contents: BinaryIO, most_bytes: int) -> Iterator[tuple[int, bytes
         while len(rest) > most_bytes and not rest.endswith(b"\n"):
             # Nothing will read what is too long, but the next line begins behind it.
             rest = contents.readline(most_bytes + 1)
+        if number == 1:
+            text = without_mark(text)
         if text.strip():
             yield number, text
 

@@ -14,6 +14,7 @@ import msgspec
 
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import WEIGHTS
+from penstock.core.text_files import decoded
 from penstock.server.tenants import EVERYBODY, Tenant
 
 # Where one key is given without a file.
@@ -140,11 +141,13 @@ def parse_keys(content: bytes, path: Path) -> list[Key]:
     if len(content) > _MOST_FILE_BYTES:
         raise ConfigurationError(f"{where} is longer than {_MOST_FILE_BYTES} bytes, which no list of keys needs.")
     try:
-        entries = msgspec.convert(tomllib.loads(content.decode()), _File).key
+        entries = msgspec.convert(tomllib.loads(decoded(content)), _File).key
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{where} is not UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{where} is not valid TOML: {error}.") from error
+    except ValueError as error:
+        raise ConfigurationError(f"{where} cannot be read: {error}.") from error
     except msgspec.ValidationError as error:
         raise ConfigurationError(
             f"{where} has another form than [[key]] tables with name, sha256 and maybe weight, "

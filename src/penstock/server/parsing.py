@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.core.errors import InvalidParameter, RequestError, rebuild_error
 from penstock.core.sampling import MAX_LOGIT_BIAS
+from penstock.core.text_files import without_mark
 
 # Of one conversation.
 MAX_MESSAGES = 16384
@@ -27,7 +28,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
     """The JSON object that a body is; raises RequestError where it is none."""
     _check_values(body)
     try:
-        fields = msgspec.json.decode(body)
+        fields = msgspec.json.decode(without_mark(body))
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         not_finite = _NOT_FINITE.search(body)
         if not_finite is not None:

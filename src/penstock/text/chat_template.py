@@ -15,6 +15,7 @@ import jinja2.nodes
 
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError, InvalidParameter, RequestError, TokenizerError
+from penstock.core.text_files import decoded
 from penstock.text.history import adapted
 from penstock.text.template_budget import TakesLong, on_trial
 from penstock.text.template_capabilities import TemplateCapabilities, find_capabilities
@@ -374,8 +375,8 @@ def _json_templates(tokenizer: Tokenizer) -> dict[str, str]:
 
 def _read_template(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        return decoded(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise TokenizerError(f"{path} cannot be read as UTF-8 text: {error}.") from error
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.core.errors import TokenizerError
+from penstock.core.text_files import decoded
 from penstock.text.chat_template import named_templates
 from penstock.text.gguf_tokenizer import BYTE, CONTROL, NAMED, UNKNOWN, USER_DEFINED, WORDS, gguf_tokenizer
 from penstock.text.tokenizer import Tokenizer
@@ -31,7 +32,7 @@ def tokenizer_metadata(original: Tokenizer, rows: int) -> dict[str, Any]:
 
     Raises TokenizerError where a file that says it would encode some text otherwise.
     """
-    raw = json.loads((original.directory / "tokenizer.json").read_text(encoding="utf-8"))
+    raw = json.loads(decoded((original.directory / "tokenizer.json").read_bytes()))
     if raw["model"].get("type", "BPE") != "BPE":
         raise TokenizerError(f"A GGUF file has no place for a tokenizer of type {raw['model']['type']}, only for BPE.")
     # Tokens that the model has no row for are never made: Gemma's for images, in models of text alone.

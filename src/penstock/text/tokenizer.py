@@ -11,6 +11,7 @@ import tokenizers
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import ContextLengthExceeded, Lengths, TokenizerError
+from penstock.core.text_files import HEAD, decoded, something_else, without_mark
 from penstock.text.table import TokenTable, build_table
 
 # Noncharacters of Unicode: text has no use for them, so one that a request does not contain can mark a position in it.
@@ -228,9 +229,13 @@ def load_tokenizer(directory: str | Path) -> Tokenizer:
             f"No tokenizer.json in {folder}{found}; put the model's there, or send prompts as token ids."
         )
     try:
-        raw = tokenizers.Tokenizer.from_file(str(path))
+        content = path.read_bytes()
+        raw = tokenizers.Tokenizer.from_buffer(without_mark(content))
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read ({error.strerror}).") from error
     except Exception as error:  # the library raises plain Exception
-        raise TokenizerError(f"{path} cannot be read as a tokenizer: {error}.") from error
+        other = something_else(content[:HEAD])
+        raise TokenizerError(f"{path} {other or f'cannot be read as a tokenizer: {error}'}.") from error
     names = read_json(folder / "special_tokens_map.json")
     config = {**names, **read_json(folder / "tokenizer_config.json")}
     return Tokenizer(raw, config, folder)
@@ -258,11 +263,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
+        content = json.loads(decoded(raw))
         # JSON can spell half of a surrogate pair, which is no text.
         json.dumps(content, ensure_ascii=False).encode()
-    except (OSError, ValueError, RecursionError) as error:
-        raise TokenizerError(f"{path} is not valid JSON: {error}.") from error
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read ({error.strerror}).") from error
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path} {something_else(raw[:HEAD]) or f'is not valid JSON: {error}'}.") from error
     if not isinstance(content, dict):
         raise TokenizerError(f"{path} must hold a JSON object.")
     return content

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import ConfigurationError
+from penstock.core.text_files import without_mark
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -28,7 +29,9 @@ def read_dataset(path: Path, chat: bool) -> Iterator[Row]:
     decoder, number, found = msgspec.json.Decoder(Row), 0, False
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):  # noqa: B007 -- an error names it
+            for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = without_mark(line)
                 if line.strip():
                     found = True
                     yield _checked(decoder.decode(line), chat)

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from penstock.core.errors import ConfigurationError
+from penstock.core.text_files import without_mark
 
 # Tokens that one of Mooncake's hash_ids stands for.
 BLOCK_TOKENS = 512
@@ -76,7 +77,7 @@ _Record = tuple[int, tuple[float, int, int, tuple[int, ...]]]
 
 
 def _read_azure(path: Path) -> Iterator[_Record]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         for row in rows:
             try:
@@ -93,6 +94,8 @@ def _read_mooncake(path: Path) -> Iterator[_Record]:
     decoder = msgspec.json.Decoder(_MooncakeLine)
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            if number == 1:
+                line = without_mark(line)
             if not line.strip():
                 continue
             try:

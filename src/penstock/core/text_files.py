@@ -1,0 +1,32 @@
+"""What stands in a file: a byte order mark before its text, or something else than what its name says."""
+
+_MARK = b"\xef\xbb\xbf"
+_OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff")
+# As much of a file as `something_else` needs.
+HEAD = 512
+
+
+def without_mark(raw: bytes) -> bytes:
+    """UTF-8 without the byte order mark that editors on Windows put in front."""
+    return raw.removeprefix(_MARK)
+
+
+def decoded(raw: bytes) -> str:
+    """The text of a file in UTF-8, whether it has a byte order mark or none.
+
+    Raises ValueError with what is wrong.
+    """
+    if raw.startswith(_OTHER_MARKS):
+        raise ValueError("it is UTF-16; save it as UTF-8")
+    return without_mark(raw).decode("utf-8")
+
+
+def something_else(head: bytes) -> str | None:
+    """What a file is instead of what its name says, by its beginning, and what to do; None where that does not tell."""
+    if not head:
+        return "is empty; download it again"
+    if head.startswith(b"version https://git-lfs"):
+        return "is a pointer of Git LFS, not the file itself; fetch that with `git lfs pull`, or `hf download`"
+    if without_mark(head).lstrip()[:14].lower().startswith((b"<!doctype html", b"<html")):
+        return "is a web page, as servers send instead of a file that needs a login; download it again"
+    return None
