@@ -49,6 +49,12 @@ def run(stored: StoredServer, contents: bytes, **fields: object) -> dict[str, An
     return stored.wait(stored.create(stored.upload(contents)["id"], **fields)["id"])
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(stored: StoredServer) -> None:
+    batch = run(stored, b"\xef\xbb\xbf" + line("a", prompt="the") + line("b", prompt="the"))
+    assert batch["status"] == "completed" and batch["request_counts"]["completed"] == 2
+    assert {each["custom_id"] for each in stored.lines(batch["output_file_id"])} == {"a", "b"}
+
+
 def block(stored: StoredServer) -> threading.Event:
     """Have every line wait for the event."""
     released = threading.Event()

@@ -168,3 +168,9 @@ def test_bytes_that_a_key_may_store() -> None:
     text = entry("alice", "x" * 20) + "max_stored_bytes = 0\n"
     with pytest.raises(ConfigurationError, match="key 1: max_stored_bytes is 0"):
         parse_keys(text.encode(), Path("keys.toml"))
+
+
+def test_a_file_with_a_byte_order_mark_and_one_of_another_encoding() -> None:
+    assert parse_keys(b"\xef\xbb\xbf" + GOOD.encode(), PLACE) == parse_keys(GOOD.encode(), PLACE)
+    with pytest.raises(ConfigurationError, match="UTF-16; save it as UTF-8"):
+        parse_keys(GOOD.encode("utf-16"), PLACE)

@@ -146,13 +146,13 @@ def parse_keys(content: bytes, path: Path) -> list[Key]:
         raise ConfigurationError(f"{where} is not UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigurationError(f"{where} is not valid TOML: {error}.") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{where} cannot be read: {error}.") from error
     except msgspec.ValidationError as error:
         raise ConfigurationError(
             f"{where} has another form than [[key]] tables with name, sha256 and maybe weight, "
             f"max_concurrent_requests and max_stored_bytes: {error}."
         ) from error
+    except ValueError as error:
+        raise ConfigurationError(f"{where} cannot be read: {error}.") from error
     if not entries:
         raise ConfigurationError(f"{where} has no keys; `penstock key NAME --add {path}` adds one.")
     return [_key(each, f"{where}, key {number}") for number, each in enumerate(entries, 1)]

@@ -34,6 +34,14 @@ def test_mooncake_fields_are_in_milliseconds(tmp_path: Path) -> None:
     assert found == [TraceRequest(0.0, 700, 5, (0, 7)), TraceRequest(3.5, 20, 6)]
 
 
+@pytest.mark.parametrize("name", ["trace.csv", "trace.jsonl"])
+def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path, name: str) -> None:
+    text = HEAD + "2023-11-16 18:17:03.9799600,48,10\n"
+    if name.endswith("jsonl"):
+        text = '{"timestamp": 0, "input_length": 48, "output_length": 10}\n'
+    assert list(read_trace(write(tmp_path, name, "\ufeff" + text))) == [TraceRequest(0.0, 48, 10)]
+
+
 def test_the_sample_is_a_trace() -> None:
     found = list(read_trace(SAMPLE))
     assert len(found) == 200

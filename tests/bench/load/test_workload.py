@@ -1,5 +1,6 @@
 """What is asked: lengths, shared content, and the same again for the same seed."""
 
+import codecs
 import itertools
 from pathlib import Path
 
@@ -109,6 +110,8 @@ def test_rows_of_a_dataset(tmp_path: Path) -> None:
     first, second = dataset_conversations(read_dataset(path, chat=False), TEN, seed=0)
     assert first.turns == (Turn("hello", 7),)
     assert second.turns == (Turn((1, 2), 10),)
+    path.write_bytes(codecs.BOM_UTF8 + path.read_bytes())
+    assert [row.prompt for row in read_dataset(path, chat=False)] == ["hello", (1, 2)]
 
 
 @pytest.mark.parametrize(
