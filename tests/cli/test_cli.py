@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import socket
 import subprocess
@@ -12,8 +13,17 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from penstock.assembly.prepare import prepare
 from penstock.cli.serve import _measured_limits, _note, _settled, address_markup
-from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWish, Reason, SchedulerConfig
+from penstock.core.config import (
+    CacheConfig,
+    EngineConfig,
+    EngineOptions,
+    ModelConfig,
+    PoolWish,
+    Reason,
+    SchedulerConfig,
+)
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.engine.messages import Ready
 from penstock.scheduler.admission import Limits
@@ -136,6 +146,30 @@ def test_run_answers_one_prompt(checkpoint: Path) -> None:
     assert first.returncode == 0, first.stderr
     assert first.stdout.strip()
     assert first.stdout == second.stdout
+
+
+def test_a_folder_whose_name_is_not_utf_8(copy: Path) -> None:
+    """Whatever names it: a start, its settings, a message, a file of figures, the process of the engine."""
+    folder = copy / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    for file in [file for file in copy.iterdir() if file.is_file()]:
+        file.rename(folder / file.name)
+    # As a terminal of UTF-8 has it.
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+
+    def penstock(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "penstock.cli.main", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=90, env=strict)
+
+    answered = penstock("run", str(folder), "hello", "--max-tokens", "2", "--temperature", "0", "--threads", "1")
+    assert answered.returncode == 0, answered.stderr
+    explained = penstock("serve", str(folder), "--explain-config")
+    assert explained.returncode == 0 and r"caf\xe9" in explained.stdout, explained.stderr
+    sizes = ("--input-len", "4", "--output-len", "2", "--batch-size", "1", "--repeat", "1", "--threads", "1")
+    measured = penstock("bench", "engine", str(folder), *sizes, "--json", str(copy / "figures.json"))
+    assert measured.returncode == 0, measured.stderr
+    assert_refused(penstock("run", str(folder / "nothing"), "hello"), r"caf\xe9/nothing does not exist")
+    assert prepare(EngineOptions(model=str(folder), threads=1), api_beside=True).served_names() == (r"caf\xe9",)
 
 
 def test_run_chats_and_goes_on_after_a_refusal(checkpoint: Path) -> None:

@@ -4,7 +4,9 @@ import codecs
 
 import pytest
 
-from penstock.core.text_files import HEAD, decoded, something_else, without_mark
+from penstock.core.config import Reason
+from penstock.core.errors import ModelFileError
+from penstock.core.text_files import HEAD, decoded, shown, something_else, without_mark
 
 TEXT = '{"a": "ü"}\n'
 
@@ -39,3 +41,12 @@ def test_another_encoding_is_named(encoding: str) -> None:
 def test_what_a_beginning_tells(head: bytes, says: str | None) -> None:
     found = something_else(head)
     assert found is None if says is None else says in (found or "")
+
+
+def test_a_name_that_is_not_utf_8_can_be_printed_and_sent() -> None:
+    name = b"/caf\xe9/m\xc3\xb6del".decode("utf-8", "surrogateescape")
+    assert shown(name) == r"/caf\xe9/m\u00f6del".replace(r"\u00f6", "ö")
+    assert shown("ö") == "ö"
+    error = ModelFileError(f"{name} is missing.")
+    assert str(error) == error.message == r"/caf\xe9/mödel is missing."
+    assert Reason("model", name, name).value == Reason("model", name, name).why == r"/caf\xe9/mödel"

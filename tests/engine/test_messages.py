@@ -4,17 +4,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from penstock.core.errors import EngineError
 from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
+from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.plan import TokenLogprobs
+from penstock.core.speculation import DraftModelConfig, SpeculationConfig
 from penstock.engine.messages import (
+    PROTOCOL_VERSION,
     Abort,
     FrameBuffer,
+    Start,
     StepOutputs,
     encode_frame,
     from_engine_decoder,
+    pack_config,
     pack_outputs,
     to_engine_decoder,
+    unpack_config,
     unpack_outputs,
 )
 
@@ -72,3 +79,18 @@ def test_frames_survive_every_cut(request_ids: list[int], data: st.DataObject) -
 def test_an_impossible_length_is_refused() -> None:
     with pytest.raises(EngineError, match="claims"):
         list(FrameBuffer().feed(b"\xff\xff\xff\xff"))
+
+
+def test_a_configuration_takes_names_that_are_not_utf_8() -> None:
+    path = b"/caf\xe9/m\xc3\xb6del".decode("utf-8", "surrogateescape")
+    spec = build_kv_spec((LayerKV(2, 16),), "float32", 16)
+    config = EngineConfig(
+        model=ModelConfig(path, "/tokenizer", "float32", packed_cache=path),
+        cache=CacheConfig(spec, 4),
+        scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=8, max_model_len=8),
+        threads=1,
+        speculation=SpeculationConfig("draft", draft=DraftModelConfig(path, "none", spec)),
+    )
+    (body,) = FrameBuffer().feed(encode_frame(Start(PROTOCOL_VERSION, pack_config(config))))
+    started = to_engine_decoder.decode(body)
+    assert isinstance(started, Start) and unpack_config(started.config) == config

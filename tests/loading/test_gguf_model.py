@@ -105,7 +105,6 @@ def changed(file: GgufFile, **values: Any) -> GgufFile:
         ("llama.rope.scaling.type", "yarn", "by yarn"),
         ("llama.attention.value_length", 8, "llama.attention.value_length = 8; implemented: that of its keys, 24"),
         ("llama.expert_count", 8, "8 experts"),
-        ("split.count", 3, "one of 3 parts"),
     ],
 )
 def test_what_cannot_be_served_is_refused(plain: GgufFile, name: str, value: Any, says: str) -> None:

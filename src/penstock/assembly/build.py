@@ -18,6 +18,7 @@ from penstock.cache.manager import KVCache
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.pool_size import fit_pool
 from penstock.core.speculation import blocks_of_branches
+from penstock.core.text_files import shown
 from penstock.engine.core import EngineCore
 from penstock.engine.messages import StageTime
 from penstock.engine.worker import BuiltEngine
@@ -116,7 +117,7 @@ def build_engine(
     budget.done("measure the machine")
     model = config.model
     weights_kept = (model.path, model.dtype, model.quantization, model.quantize_head)
-    namespace = "\0".join((*weights_kept, str(config.cache.spec))).encode()
+    namespace = "\0".join((*weights_kept, str(config.cache.spec))).encode("utf-8", "surrogateescape")
     cache = KVCache(
         config.cache.spec,
         config.cache.num_blocks,
@@ -128,6 +129,7 @@ def build_engine(
     core = EngineCore(Scheduler(config.scheduler, cache, config.cache.swap_blocks), executor, grammars)
     gain = describe_gain(model, declaration, loaded.weights, ceilings)
     notes = [*declaration.notes, *backend.notes, *loaded.notes, *([gain] if gain else []), _promise(program, rejects)]
+    notes = [shown(note) for note in notes]
     work = model_work(declaration, loaded.weights, spec)
     return BuiltEngine(
         core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings, settled

@@ -15,6 +15,7 @@ from torch import Tensor
 from penstock.assembly.end_tokens import end_tokens
 from penstock.assembly.quantized_files import PARTIAL, Output, replace_file
 from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerError, UnsupportedModel
+from penstock.core.text_files import shown
 from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, RopeSpec
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.gguf import PLAIN, SUFFIX, GgufFile
@@ -71,7 +72,7 @@ def describe(checkpoint: Checkpoint, declaration: ModelDeclaration, kind: str) -
     said = {f"{architecture}.{name}": value for name, value in _sizes(declaration, architecture).items()}
     metadata = {
         "general.architecture": architecture,
-        "general.name": checkpoint.path.resolve().name,
+        "general.name": shown(checkpoint.path.resolve().name),
         "general.quantization_version": 2,
         "general.file_type": _FILE_TYPES[kind],
         **said,

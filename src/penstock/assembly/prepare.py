@@ -13,6 +13,7 @@ from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, Mode
 from penstock.core.devices import Gpu, resolve_device
 from penstock.core.errors import TokenizerError
 from penstock.core.resolve import resolve
+from penstock.core.text_files import shown
 from penstock.engine.interface import ModelInfo
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.cache_folder import default_folder
@@ -83,9 +84,9 @@ def _served_name(model: str) -> str:
         return model
     path = Path(model).expanduser()
     if path.is_dir():
-        return path.resolve().name
+        return shown(path.resolve().name)
     # A file may be a link into a cache, whose names say nothing.
-    return path.name.removesuffix(SUFFIX) if is_gguf(path) else model
+    return shown(path.name).removesuffix(SUFFIX) if is_gguf(path) else model
 
 
 def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:

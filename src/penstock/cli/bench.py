@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from penstock.bench.engine import EngineFigures, measure_engine
-from penstock.cli.files import check_writable
+from penstock.cli.files import check_writable, json_bytes
 from penstock.core.ceilings import Ceilings
 from penstock.core.devices import FP8_CAPABILITY, Gpu, GpuFacts, dotted, resolve_device
 from penstock.core.errors import ConfigurationError, InsufficientMemory
@@ -70,7 +69,7 @@ def run_bench_engine(
             )
     console.print(table)
     if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode({"results": results}), indent=1))
+        json_file.write_bytes(json_bytes({"results": results}))
 
 
 def run_bench_kernels(
@@ -115,7 +114,7 @@ def run_bench_kernels(
             console.print(_kernel_table(name, own))
     if json_file is not None:
         value = {"device": kernels.device, "ceilings": kernels.ceilings, "operations": results}
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
+        json_file.write_bytes(json_bytes(value))
 
 
 @dataclass(frozen=True, slots=True)

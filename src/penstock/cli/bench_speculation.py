@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -11,7 +10,7 @@ from penstock.bench.drawing import check_plots
 from penstock.bench.prompts import SCHEMAS, make_prompts
 from penstock.bench.speculation import Setting, SpeculationFigures, measure_speculation
 from penstock.bench.speculation_plot import draw_speculation
-from penstock.cli.files import check_writable
+from penstock.cli.files import check_writable, json_bytes
 from penstock.core.errors import ConfigurationError
 from penstock.core.grammar import Grammar
 from penstock.core.speculation import CHECKPOINTS
@@ -65,7 +64,7 @@ def run_bench_speculation(
                     table.add_row(*_row(figures))
     console.print(table)
     if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode({"results": results}), indent=1))
+        json_file.write_bytes(json_bytes({"results": results}))
     if plots is not None:
         written = draw_speculation(results, plots)
         console.print(f"Drawn: {written}")

@@ -15,6 +15,7 @@ from rich.text import Text
 from penstock.assembly.prepare import prepare
 from penstock.bench.load.address import parse_address
 from penstock.cli.bench_serve import read_key
+from penstock.cli.files import json_bytes
 from penstock.cli.options import ModelOptions, parse_seconds
 from penstock.core.config import EngineOptions
 from penstock.core.devices import LEAST_CAPABILITY, Gpu
@@ -218,7 +219,7 @@ def _read_before(path: Path) -> Diagnosis:
 
 
 def _print_json(report: MachineReport | ServerReport) -> None:
-    print(msgspec.json.format(msgspec.json.encode(report), indent=1).decode())
+    print(json_bytes(report).decode())
 
 
 def _console() -> Console:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -13,7 +12,7 @@ from penstock.assembly.scoring import COMPARISON_SEED, ScoredText, Scorer, conve
 from penstock.bench.answers import FEWEST_ANSWERS, is_worse
 from penstock.bench.drawing import check_plots
 from penstock.bench.quality_plot import draw_quality
-from penstock.cli.files import check_writable, read_text
+from penstock.cli.files import check_writable, json_bytes, read_text
 from penstock.cli.serving_figures import Asked, Served, served_figures
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
@@ -111,7 +110,7 @@ def run_evaluate(
             "base_served": own,
             "candidates": found,
         }
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1))
+        json_file.write_bytes(json_bytes(content))
     if plots is not None:
         console.print(
             f"Drawn: {draw_quality([(each.name, each.weight_bytes, each.quality.kl) for each in found], plots)}"

@@ -1,10 +1,13 @@
-"""Files that figures are written to, and texts read from."""
+"""Files that figures are written to, as JSON, and texts read from."""
 
 import os
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from penstock.core.errors import ConfigurationError
-from penstock.core.text_files import decoded
+from penstock.core.text_files import decoded, shown
 
 
 def check_writable(file: Path) -> None:
@@ -15,6 +18,19 @@ def check_writable(file: Path) -> None:
         raise ConfigurationError(f"--json {file} is a directory; give the name of a file.")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise ConfigurationError(f"--json {file} cannot be written to; give a file that can.")
+
+
+def json_bytes(value: object) -> bytes:
+    """Figures as JSON for people to read, whatever names of files are in them."""
+    return msgspec.json.format(msgspec.json.encode(_printable(msgspec.to_builtins(value))), indent=1)
+
+
+def _printable(value: Any) -> Any:
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, dict):
+        return {_printable(key): _printable(each) for key, each in value.items()}
+    return [_printable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def read_text(file: Path, option: str) -> str:

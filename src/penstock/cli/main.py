@@ -1,6 +1,7 @@
 """`penstock`: the command that users type."""
 
 import enum
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -448,6 +449,9 @@ def bench_kernels(
 
 def main() -> None:
     """Run a command; an error on purpose is one sentence and its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A name of a file may be no text in the terminal's encoding, or in any.
+        sys.stdout.reconfigure(errors="backslashreplace")
     _exit_with_cause(app)
 
 

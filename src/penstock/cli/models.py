@@ -63,7 +63,7 @@ def run_models(*, as_json: bool, folder: Path = FOLDER) -> None:
     """Print what is bundled, in `folder`, and what is in the Hugging Face cache."""
     listing = list_models(bundled_models(folder), scan_cache())
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(listing), indent=1).decode())
+        print(json_bytes(listing).decode())
         return
     # Where nobody watches, nothing is cut to the width of a screen.
     console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)

@@ -7,6 +7,7 @@ import msgspec
 from penstock.core.devices import GpuFacts
 from penstock.core.kv import KVSpec, LayerKV
 from penstock.core.speculation import SpeculationConfig, SpeculationOptions
+from penstock.core.text_files import shown
 
 LoadFormat = Literal["auto", "dummy"]
 # Bytes of a weight; for int4 with its share of the multiples, a byte for 32 weights.
@@ -313,8 +314,12 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """One resolved setting and why it has its value."""
+    """One resolved setting and why it has its value, as they are shown."""
 
     setting: str
     value: str
     why: str
+
+    def __post_init__(self) -> None:
+        for name in ("value", "why"):
+            msgspec.structs.force_setattr(self, name, shown(getattr(self, name)))

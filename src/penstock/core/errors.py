@@ -30,6 +30,8 @@ succeed if it is sent again. Messages are one sentence with the cause and what w
 
 from typing import ClassVar, NamedTuple
 
+from penstock.core.text_files import shown
+
 
 class PenstockError(Exception):
     """Base of every error that Penstock raises on purpose."""
@@ -42,8 +44,9 @@ class PenstockError(Exception):
     retry_after: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        # It may name a file.
+        self.message = shown(message)
+        super().__init__(self.message)
         self.param = param
 
 

@@ -1,9 +1,20 @@
-"""What stands in a file: a byte order mark before its text, or something else than what its name says."""
+"""What stands in a file: a byte order mark before its text, or something else than what its name says; and its name."""
+
+import re
 
 _MARK = b"\xef\xbb\xbf"
 _OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff")
 # As much of a file as `something_else` needs.
 HEAD = 512
+
+
+# What Python makes of bytes in a name that are not UTF-8.
+_NO_CHARACTERS = re.compile("[\ud800-\udfff]")
+
+
+def shown(text: str) -> str:
+    """Text with names of files in it, as it can be printed and sent: bytes that are not UTF-8 become \\xNN."""
+    return _NO_CHARACTERS.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", text)
 
 
 def without_mark(raw: bytes) -> bytes:

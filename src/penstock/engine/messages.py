@@ -5,6 +5,7 @@ The first message in each direction carries the version; a peer that speaks anot
 
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,19 +17,20 @@ from penstock.core.facts import StepFacts
 from penstock.core.failpoints import FailAction
 from penstock.core.plan import FinishReason, TokenLogprobs
 from penstock.core.request import Request
+from penstock.core.text_files import shown
 from penstock.core.work import ModelWork
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """To the engine, first: build yourself from this configuration."""
+    """To the engine, first: build yourself from this configuration, as `pack_config` has made it."""
 
     version: int
-    config: EngineConfig
+    config: bytes
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -178,6 +180,32 @@ FromEngine = Progress | Ready | Heartbeat | Failed | Refused | Inspected | StepO
 _encoder = msgspec.msgpack.Encoder()
 to_engine_decoder = msgspec.msgpack.Decoder(ToEngine)
 from_engine_decoder = msgspec.msgpack.Decoder(FromEngine)
+
+
+def pack_config(config: EngineConfig) -> bytes:
+    """The configuration, whatever names of files are in it: one that is not UTF-8 goes as bytes."""
+    return _encoder.encode(_names_as_bytes(msgspec.to_builtins(config)))
+
+
+def unpack_config(packed: bytes) -> EngineConfig:
+    """What `pack_config` was given."""
+    return msgspec.convert(_bytes_as_names(msgspec.msgpack.decode(packed)), EngineConfig)
+
+
+def _names_as_bytes(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value == shown(value) else value.encode("utf-8", "surrogateescape")
+    if isinstance(value, dict):
+        return {key: _names_as_bytes(each) for key, each in value.items()}
+    return [_names_as_bytes(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _bytes_as_names(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    if isinstance(value, dict):
+        return {key: _bytes_as_names(each) for key, each in value.items()}
+    return [_bytes_as_names(each) for each in value] if isinstance(value, list) else value
 
 
 def encode_frame(message: ToEngine | FromEngine) -> bytes:

@@ -37,6 +37,7 @@ from penstock.engine.messages import (
     ToEngine,
     encode_frame,
     from_engine_decoder,
+    pack_config,
     unpack_outputs,
 )
 from penstock.engine.outputs import OutputChanged, RequestState
@@ -158,7 +159,7 @@ class EngineProcess(asyncio.Protocol):
 
     def configure(self, config: EngineConfig) -> None:
         """Tell the process what to build; to be called once."""
-        self._send(Start(PROTOCOL_VERSION, config))
+        self._send(Start(PROTOCOL_VERSION, pack_config(config)))
 
     async def ready(self) -> Ready:
         """Wait until the engine serves; raises what kept it from starting."""

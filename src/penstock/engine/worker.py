@@ -44,6 +44,7 @@ from penstock.engine.messages import (
     encode_frame,
     pack_outputs,
     to_engine_decoder,
+    unpack_config,
 )
 from penstock.engine.preparation import Preparations
 from penstock.engine.record import Record
@@ -202,7 +203,7 @@ def _start(connection: Connection, build: EngineBuilder) -> BuiltEngine:
             last_sent = now
             connection.send(Progress(done, total))
 
-    built = build(first.config, report)
+    built = build(unpack_config(first.config), report)
     connection.send(
         Ready(
             PROTOCOL_VERSION,
