@@ -105,7 +105,7 @@ def test_an_incomplete_installation_is_told(tmp_path: Path, capsys: pytest.Captu
         (write_config(architectures=["FancyForCausalLM"]), "FancyForCausalLM is not implemented"),
         (write_config(quantization_config={"quant_method": "aqlm"}), "quantization_config"),
         (write_config(hidden_size=80), "shape"),
-        (without("config.json"), "owner/model has no config.json"),
+        (without("config.json"), "owner/model has model.safetensors, but no config.json"),
         (without("model.safetensors"), "owner/model has neither model.safetensors"),
     ],
     ids=["whole", "architecture", "value", "contradiction", "no configuration", "no weights"],

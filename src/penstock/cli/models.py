@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from penstock.bundled.registry import FOLDER, BundledModel, bundled_models
+from penstock.cli.files import json_bytes
 from penstock.core.errors import StartupError
 from penstock.loading.cache_folder import default_folder, packed_files
 from penstock.loading.checkpoint import open_checkpoint
