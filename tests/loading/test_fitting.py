@@ -2,6 +2,7 @@
 
 import json
 import os
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import penstock.loading.comparison as comparison
+from penstock import LLM
 from penstock.core.errors import ModelFileError
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
@@ -19,6 +21,7 @@ from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from support import checkpoints
+from support.gguf_files import write_gguf
 from support.quantized import LAYOUTS
 from support.stepping import all_logits, make_stepper
 
@@ -296,3 +299,19 @@ def test_the_type_of_weights_where_the_configuration_does_not_say(tmp_path: Path
     assert "bfloat16" in told(folder)["stored dtype"] and "--dtype" in told(folder)["stored dtype"]
     configure(folder, torch_dtype="bfloat16")
     assert told(folder) == {}
+
+
+def test_of_a_gguf_file_the_file_is_named(tmp_path: Path) -> None:
+    file = write_gguf(checkpoints.make("qwen3", tmp_path / "model", head_dim=24), tmp_path / "a.gguf")
+    content = file.read_bytes()
+    size = b"qwen3.attention.head_count_kv" + struct.pack("<II", 4, 2)
+    assert content.count(size) == 1
+    file.write_bytes(content.replace(size, size[:-4] + struct.pack("<I", 3)))
+    with pytest.raises(ModelFileError, match=r"^a\.gguf, read as config\.json, has num_attention_heads = 4"):
+        model_of(open_checkpoint(file))
+
+
+def test_python_users_are_told_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = change(checkpoints.make("qwen2", tmp_path), with_head(flipped))
+    LLM(str(folder), threads=1, max_model_len=64, max_num_seqs=1)
+    assert any("output head: lm_head.weight" in record.getMessage() for record in caplog.records)

@@ -286,3 +286,12 @@ def _architectures(family: str) -> list[str]:
 def test_declaring_needs_no_torch() -> None:
     code = "import sys, penstock.models.registry, penstock.loading.checkpoint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_text_part_of_a_configuration_is_named_with_its_place() -> None:
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {**GEMMA, "hidden_size": "64"}}
+    with pytest.raises(ModelFileError, match=r"config\.json has text_config\.hidden_size = '64'"):
+        declare(config)
+    config["text_config"] = {**GEMMA, "mixture": 3}
+    with pytest.raises(UnsupportedModel, match=r"config\.json has text_config\.mixture = 3"):
+        declare(config)

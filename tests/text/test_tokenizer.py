@@ -91,7 +91,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"version": "1.0"}', "[]"])
+@pytest.mark.parametrize("content", [" ", "{", '{"version": "1.0"}', "[]"])
 def test_a_broken_file_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(TokenizerError, match="cannot be read as a tokenizer"):
@@ -202,3 +202,19 @@ def test_a_marker_that_the_text_does_not_contain() -> None:
     assert unused_marker(["plain"]) == "\ufdd0"
     assert unused_marker(["\ufdd0", "x\ufdd1"]) == "\ufdd2"
     assert unused_marker(["".join(map(chr, range(0xFDD0, 0xFDF0)))]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("eos_token", 5),
+        ("bos_token", {"text": "<s>"}),
+        ("pad_token", False),
+        ("unk_token", ["<unk>"]),
+        ("add_bos_token", 1),
+    ],
+)
+def test_a_setting_of_a_wrong_type_is_named(tmp_path: Path, name: str, value: object) -> None:
+    with pytest.raises(TokenizerError, match=rf"tokenizer_config\.json in .* has {name} = .*, but it must be"):
+        made(tmp_path, **{name: value})
+    assert made(tmp_path, **{name: None}).vocab_size > 0

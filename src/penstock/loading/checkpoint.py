@@ -110,7 +110,7 @@ class Checkpoint:
             shown = ", ".join(sorted(extra)[:3]) + (" …" if len(extra) > 3 else "")
             raise ModelFileError(
                 f"The checkpoint has {len(extra)} tensors that {declaration.architecture} does not use ({shown}); "
-                "its config.json describes another model."
+                "its configuration describes another model."
             )
         return found
 
@@ -141,8 +141,9 @@ class Checkpoint:
                 f"{self._instead_of(part.tensor)}."
             )
         if entry.shape != part.shape:
+            said = self.path.name if is_gguf(self.path) else CONFIG
             raise ModelFileError(
-                f"Tensor {entry.name} has shape {list(entry.shape)}, but by config.json it must be {list(part.shape)}."
+                f"Tensor {entry.name} has shape {list(entry.shape)}, but by {said} it must be {list(part.shape)}."
             )
         if isinstance(entry, QuantizedEntry):
             return entry

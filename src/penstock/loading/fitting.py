@@ -6,12 +6,13 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from penstock.core.config import Reason
-from penstock.core.errors import ModelFileError
+from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.layers.decoder import Decoder, DecoderBlock
 from penstock.layers.linear import Linear
 from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import WEIGHT_DTYPES, Checkpoint
 from penstock.loading.comparison import are_same
+from penstock.loading.folder import CONFIG
 from penstock.loading.gguf import is_gguf
 from penstock.loading.quantized import INERT, Entry
 from penstock.loading.safetensors import TensorEntry
@@ -30,12 +31,22 @@ def model_of(checkpoint: Checkpoint) -> ModelDeclaration:
     What a file has and the configuration denies (an output head, biases) is used, and `found` says so. Raises
     ModelFileError and UnsupportedModel as `declare` does, and ModelFileError where a file cannot be read.
     """
-    declaration = declare(checkpoint.config)
+    declaration = _declared(checkpoint)
     if not checkpoint.tensors:
         return declaration
     for fit in (_with_names, _with_head, _with_biases, _with_dtype, _without_scales):
         declaration = fit(checkpoint, declaration)
     return declaration
+
+
+def _declared(checkpoint: Checkpoint) -> ModelDeclaration:
+    if not is_gguf(checkpoint.path):
+        return declare(checkpoint.config)
+    try:
+        return declare(checkpoint.config)
+    except (ModelFileError, UnsupportedModel) as error:
+        # A GGUF file has another file's keys only in the form that they are read in.
+        raise type(error)(error.message.replace(CONFIG, f"{checkpoint.path.name}, read as {CONFIG},", 1)) from None
 
 
 def _told(declaration: ModelDeclaration, *reason: str) -> tuple[Reason, ...]:

@@ -29,9 +29,9 @@ _DEFAULTS = {
 }
 
 
-def declare(config: Mapping[str, Any]) -> ModelDeclaration:
-    """Declares a Gemma 3 checkpoint that takes text only."""
-    reader = ConfigReader({**_DEFAULTS, **config}, FAMILY)
+def declare(config: Mapping[str, Any], path: str = "") -> ModelDeclaration:
+    """Declares a Gemma 3 checkpoint that takes text only; `path` is where in config.json its configuration is."""
+    reader = ConfigReader({**_DEFAULTS, **config}, FAMILY, path)
     sizes = read_sizes(reader, kv_heads=None, head_dim=None, max_positions=131072)
     activation = read_activation(reader, "hidden_activation", "gelu_pytorch_tanh")
     bias = reader.flag("attention_bias", False)
@@ -97,7 +97,7 @@ def declare_multimodal(config: Mapping[str, Any]) -> ModelDeclaration:
     values = {"tie_word_embeddings": tied, **text}
     if values.get("dtype") is None and values.get("torch_dtype") is None:
         values["dtype"] = dtype
-    inner = declare(values)
+    inner = declare(values, "text_config.")
     return ModelDeclaration(
         MULTIMODAL_ARCHITECTURE,
         FAMILY,

@@ -4,6 +4,7 @@ Templates are programs from strangers, and run in a sandbox. What they can use f
 `apply_chat_template`.
 """
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -354,6 +355,10 @@ def _named_templates(value: Any) -> dict[str, str]:
     if isinstance(value, list):
         pairs = [(entry.get("name"), entry.get("template")) for entry in value if isinstance(entry, dict)]
         return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+    if value is not None:
+        raise TokenizerError(
+            f"The model has chat_template = {reprlib.repr(value)}, but it must be a text, or a list of named ones."
+        )
     return {}
 
 

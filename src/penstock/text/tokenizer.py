@@ -3,6 +3,7 @@
 import json
 import os.path
 import re
+import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ class Tokenizer:
         self._raw = raw
         self.config = config
         self.directory = directory
-        self.special_tokens = _named_tokens(config)
+        self.special_tokens = _named_tokens(config, directory)
         self.table: TokenTable = build_table(raw)
         self._prefix, self._suffix = self._added_ids()
         self._special_start = _special_start_pattern(raw)
@@ -207,7 +208,9 @@ class Tokenizer:
         wanted = self.config.get(f"add_{name}_token")
         text = self.special_tokens.get(f"{name}_token")
         token = None if text is None else self.token_id(text)
-        if token is None or not isinstance(wanted, bool):
+        if wanted is not None and not isinstance(wanted, bool):
+            raise _wrong_setting(self.directory, f"add_{name}_token", wanted, "true or false")
+        if token is None or wanted is None:
             return
         if wanted and token not in ids:
             ids.insert(0 if name == "bos" else len(ids), token)
@@ -276,7 +279,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def _named_tokens(config: Mapping[str, Any], directory: Path) -> dict[str, str]:
     named = {}
     for name in _NAMED_TOKENS:
         value = config.get(name)
@@ -284,7 +287,14 @@ def _named_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         text = value.get("content") if isinstance(value, dict) else value
         if isinstance(text, str):
             named[name] = text
+        elif value is not None:
+            raise _wrong_setting(directory, name, value, "a text, or an object whose content is one")
     return named
+
+
+def _wrong_setting(directory: Path, name: str, value: Any, expected: str) -> TokenizerError:
+    shown = reprlib.repr(value)
+    return TokenizerError(f"tokenizer_config.json in {directory} has {name} = {shown}, but it must be {expected}.")
 
 
 def _special_start_pattern(raw: tokenizers.Tokenizer) -> re.Pattern[str]:
