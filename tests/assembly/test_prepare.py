@@ -26,3 +26,11 @@ def test_a_bundled_model_is_served_under_its_name(
     assert served_name("haiku") == "haiku"
     # The folder of that name is another model.
     assert served_name("./haiku") == "llama"
+
+
+def test_what_the_files_of_a_draft_say_otherwise_is_told_too(checkpoint: Path, tmp_path: Path) -> None:
+    draft = make("llama", tmp_path / "draft")
+    (draft / "model.safetensors").rename(draft / "weights.safetensors")
+    options = EngineOptions(model=str(checkpoint), draft_model=str(draft), speculative="draft", threads=1)
+    (reason,) = prepare(options, api_beside=False).found
+    assert (reason.setting, reason.value) == ("draft model's weight files", "weights.safetensors")

@@ -86,8 +86,10 @@ def test_hub_name_without_network() -> None:
             "model-00001-of-00002.safetensors": "",
             "model-00002-of-00002.safetensors": "",
         },
+        {"config.json": "{}", "gptq_model-4bit-128g.safetensors": ""},
+        {"config.json": "{}", "model.safetensors.index.json": INDEX, "model.safetensors": ""},
     ],
-    ids=["one file", "shards"],
+    ids=["one file", "shards", "another name", "stale index"],
 )
 def test_complete_snapshot_is_used_without_network(offline_cache: Path, files: dict[str, str]) -> None:
     folder = _snapshot(offline_cache, files)

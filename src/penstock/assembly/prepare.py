@@ -95,11 +95,14 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     `api_beside` says whether the engine gets a process of its own, with a busy one beside it.
     """
     path, checkpoint, declaration = _open(options.model, options)
-    drafts = []
+    drafts, told = [], list[Reason]()
     if (drafting := draft_model_of(options)) is not None:
         # Elsewhere a chain model is of no use, which is said before it is looked for.
         chained = () if options.chain_model is None or options.speculative != "chain" else (options.chain_model,)
-        drafts = [_draft_facts(each, options, declaration) for each in (drafting, *chained)]
+        for role, each in zip(("draft model", "chain model"), (drafting, *chained), strict=False):
+            facts, found = _draft_facts(each, options, declaration)
+            drafts.append(facts)
+            told += [Reason(f"{role}'s {reason.setting}", reason.value, reason.why) for reason in found]
     if options.tokenizer is not None and not has_tokenizer(Path(options.tokenizer)):
         raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
     native = OBSTACLE is None
@@ -109,7 +112,7 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     gpu = resolve_device(options.device, machine.gpus, lambda *_note: None)
     facts = _facts(path, checkpoint, declaration, gpu=gpu)
     config, reasons = resolve(options, facts, machine, drafts)
-    found = (*checkpoint.found, *declaration.found)
+    found = (*checkpoint.found, *declaration.found, *told)
     return Prepared(options, config, [*reasons, *found], checkpoint, declaration, facts.integers, found)
 
 
@@ -127,15 +130,16 @@ def _open(model: str, options: EngineOptions) -> tuple[Path, Checkpoint, ModelDe
     return path, checkpoint, model_of(checkpoint)
 
 
-def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -> ModelFacts:
-    """What the model that drafts, or the heads, say of themselves."""
+def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -> tuple[ModelFacts, tuple[Reason, ...]]:
+    """Reads what the model that drafts, or the heads, say of themselves, and what users should know of their files."""
     if options.speculative not in ("medusa", "eagle"):
-        return _facts(*_open(model, options))
+        path, checkpoint, declaration = _open(model, options)
+        return _facts(path, checkpoint, declaration), (*checkpoint.found, *declaration.found)
     path = resolve_model(model)
     checkpoint = open_checkpoint(path)
     heads = declare_heads(options.speculative, checkpoint.config, checkpoint.tensors, target)
     whole, body, head = size_of(heads)
-    return ModelFacts(
+    facts = ModelFacts(
         path=str(path),
         stored_dtype=target.dtype,
         num_parameters=whole,
@@ -147,6 +151,7 @@ def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -
         vocab_size=heads.vocab_size,
         heads=heads.heads if isinstance(heads, MedusaHeads) else None,
     )
+    return facts, checkpoint.found
 
 
 def _facts(path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: Gpu | None = None) -> ModelFacts:

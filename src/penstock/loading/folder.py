@@ -47,7 +47,7 @@ def read_weights(folder: Path) -> Weights:
         return Weights(read_header(folder / SINGLE_FILE), _unread(folder, files, {SINGLE_FILE}))
     indexed = _indexed(folder) if (folder / INDEX).exists() else {}
     shards = set(indexed.values())
-    others = [name for name in files if not name.startswith(_APART)]
+    others = weight_names(folder)
     if shards and (shards & set(files) or not others):
         return Weights(_read_shards(folder, indexed), _unread(folder, files, shards))
     if not others:
@@ -68,6 +68,11 @@ def _names(folder: Path) -> list[str]:
 
 def _safetensors(folder: Path) -> list[str]:
     return [name for name in _names(folder) if name.endswith(_SAFETENSORS) and not os.path.isdir(folder / name)]
+
+
+def weight_names(folder: Path) -> list[str]:
+    """Names the safetensors files in a folder that may hold a model's weights, in order. Raises ModelFileError."""
+    return [name for name in _safetensors(folder) if not name.startswith(_APART)]
 
 
 def _unread(folder: Path, files: Sequence[str], read: set[str]) -> tuple[Reason, ...]:
@@ -170,7 +175,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def without_config(folder: Path) -> str:
     """A sentence on a folder without config.json, which says what a model is."""
-    files = [name for name in _safetensors(folder) if not name.startswith(_APART)]
+    files = weight_names(folder)
     if not files:
         return without_weights(folder)
     return f"{folder} has {files[0]}, but no {CONFIG}, which says what model it is; download that too."
@@ -186,7 +191,7 @@ def _base_of(folder: Path) -> str:
 
 def gguf_in(folder: Path) -> Path | None:
     """The GGUF file of a folder that has one model in GGUF files, and no weights as safetensors; else None."""
-    if any(not name.startswith(_APART) for name in _safetensors(folder)):
+    if weight_names(folder):
         return None
     models = models_in(folder)
     return models[0] if len(models) == 1 else None

@@ -9,7 +9,7 @@ from typing import TypeGuard
 
 from penstock.bundled.registry import bundled_models, find_bundled
 from penstock.core.errors import ModelFileError
-from penstock.loading.folder import CONFIG, INDEX, SINGLE_FILE, gguf_in
+from penstock.loading.folder import CONFIG, INDEX, SINGLE_FILE, gguf_in, weight_names
 from penstock.loading.gguf import is_gguf
 from penstock.loading.gguf_parts import first_part
 from penstock.loading.json_file import read_json
@@ -172,8 +172,9 @@ def _cached(name: str, unreachable: str) -> Path:
 
 
 def _needed_files(folder: Path) -> list[str]:
-    """What every complete snapshot has: the configuration, and one file of weights or all shards of its index."""
-    if not (folder / INDEX).exists():
-        return [CONFIG, SINGLE_FILE]
+    """Names what every complete snapshot has: the configuration, and one file of weights or all shards of its index."""
+    if os.path.exists(folder / SINGLE_FILE) or not os.path.exists(folder / INDEX):
+        # A single file may have another name; what lacks of several is told when they are read.
+        return [CONFIG] if weight_names(folder) else [CONFIG, SINGLE_FILE]
     listed = read_json(folder / INDEX).get("weight_map")
     return [CONFIG, *(sorted({str(file) for file in listed.values()}) if isinstance(listed, dict) else [])]
