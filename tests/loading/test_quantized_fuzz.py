@@ -121,7 +121,7 @@ def test_a_gguf_file_with_wrong_numbers(gguf_file: Path, tmp_path: Path, pytestc
     assert refused > SAMPLES // 2
 
 
-WRONG_LAYOUTS = ["gptq act-order", "awq", "packed 3", "fp8 blocks", "nf4 nested", "LLM.int8"]
+WRONG_LAYOUTS = ["gptq act-order", "awq", "packed 3", "fp8 blocks", "nf4 nested", "LLM.int8", "mlx 3"]
 
 
 def tiny(layout: str, tmp_path: Path) -> Path:

@@ -157,9 +157,15 @@ def from_affine(weights: Tensor, scales: Tensor, biases: Tensor, bits: int) -> T
 
     Biases are numbers, no multiples of their scales, so that the integers have no zeros of their own.
     """
-    outputs, groups = scales.shape
-    integers = unpacked(weights, bits, weights.shape[1] * 32 // bits).view(outputs, groups, -1)
-    return torch.addcmul(biases.float()[:, :, None], integers.float(), scales.float()[:, :, None]).flatten(1)
+    (outputs, groups), inputs = scales.shape, weights.shape[1] * 32 // bits
+    found = torch.empty(outputs, groups, inputs // groups)
+    step = max(1, _AT_ONCE // max(inputs, 1))
+    for first in range(0, outputs, step):
+        rows = slice(first, first + step)
+        integers = unpacked(weights[rows], bits, inputs).view(-1, groups, inputs // groups).float()
+        spread = (biases[rows].float()[:, :, None], scales[rows].float()[:, :, None])
+        torch.addcmul(spread[0], integers, spread[1], out=found[rows])
+    return found.flatten(1)
 
 
 def to_q8_0(matrix: Grouped) -> Tensor:
