@@ -9,6 +9,8 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 from penstock.cli.main import app
+from penstock.core.errors import Overloaded, PenstockError, StartupError
+from penstock.server import errors as server_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -115,6 +117,21 @@ def test_every_option_of_the_tables_exists() -> None:
     told = {option for row in rows for option in re.findall(r"--[a-z][a-z-]*", row)}
     real = {spelling for name in ("serve", "run", "key") for each in options(name) for spelling in each}
     assert len(told) > 50 and told <= real
+
+
+def kinds(error: type[PenstockError]) -> Iterator[type[PenstockError]]:
+    """A class of errors, and all below it."""
+    yield error
+    for below in error.__subclasses__():
+        yield from kinds(below)
+
+
+def test_every_error_that_clients_get_is_in_the_documents() -> None:
+    assert server_errors, "its classes are below PenstockError once it is imported"
+    never = {Overloaded, *kinds(StartupError)}
+    table = (ROOT / "docs" / "api.md").read_text().partition("## Errors\n")[2]
+    missing = {error.code for error in kinds(PenstockError) if error not in never and f"`{error.code}`" not in table}
+    assert not missing, "docs/api.md does not say what they mean"
 
 
 def test_the_readme_has_the_figures_of_the_newest_run() -> None:
