@@ -32,6 +32,7 @@ AT_THE_TOP = {"CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "constraints.t
 MOST_BYTES = 25_000_000  # of either; the bundled models are 17 MB
 KERNELS = re.compile(r"penstock/kernels/cpu/_native\.\S+\.so")
 PLATFORM = re.compile(r"manylinux_\d+_\d+_x86_64")
+COMPILERS = ("c++", "cc", "clang++", "cmake", "g++")
 PROMPT = "Write a haiku about rain."
 
 
@@ -213,6 +214,20 @@ def check_installed(installation: Installation, version: str) -> None:
     print(reached.partition("\n")[0])
 
 
+def try_out(archive: Path, place: Path, version: str) -> None:
+    """Install an archive into an empty environment under `place`, and use it. Exits with a sentence where it fails."""
+    print(f"{archive.name}: {archive.stat().st_size / 1e6:.1f} MB", flush=True)
+    path = str(place / "environment" / "bin")
+    if archive.suffix != ".whl":
+        path = os.pathsep.join((path, os.environ["PATH"]))
+    installation = Installation(place / "environment", place / "home", path)
+    installation.install(archive)
+    compilers = [program for program in COMPILERS if shutil.which(program, path=path)]
+    if archive.suffix == ".whl" and compilers:
+        raise SystemExit(f"The wheel's environment has {compilers[0]}, so it does not show that none is needed.")
+    check_installed(installation, version)
+
+
 def main() -> None:
     """Check the one sdist and the one wheel in a folder."""
     parser = argparse.ArgumentParser(description="Check the files of a release.")
@@ -227,21 +242,9 @@ def main() -> None:
     faults += faults_of_sdist(read_sdist(sdist), version) + faults_of_wheel(read_wheel(wheel), version)
     if faults:
         raise SystemExit("\n".join(faults))
-    with tempfile.TemporaryDirectory() as temporary:
-        for archive in (wheel, sdist):
-            place = Path(temporary, archive.suffix)
-            # A wheel brings all that it needs: only what its environment has can be found.
-            alone = f"{place / 'environment' / 'bin'}"
-            path = alone if archive is wheel else os.pathsep.join((alone, os.environ["PATH"]))
-            for program in ("g++", "c++", "clang++", "cmake"):
-                if archive is wheel and shutil.which(program, path=path):
-                    raise SystemExit(f"{program} is on the PATH of the wheel's environment.")
-            place.mkdir()
-            print(f"{archive.name}: {archive.stat().st_size / 1e6:.1f} MB", flush=True)
-            installation = Installation(place / "environment", place / "home", path)
-            installation.install(archive)
-            check_installed(installation, version)
-            shutil.rmtree(place)
+    for archive in (wheel, sdist):
+        with tempfile.TemporaryDirectory() as temporary:
+            try_out(archive, Path(temporary), version)
 
 
 if __name__ == "__main__":
