@@ -1,27 +1,16 @@
 """The environment: no CUDA packages without a GPU, and an installer that keeps it so."""
 
 import importlib.metadata
-import importlib.util
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.scripts import ROOT, load_script
 
-
-def load_installer() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("install", ROOT / "scripts" / "install.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-installer = load_installer()
+installer = load_script("install")
 
 
 def installed_cuda_packages() -> list[str]:

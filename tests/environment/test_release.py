@@ -1,30 +1,17 @@
 """The check of a release finds what an sdist or a wheel lacks, and versions that differ; `make dist` applies it."""
 
 import dataclasses
-import importlib.util
 import io
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.scripts import ROOT, load_script
 
-
-def load_check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_dist", ROOT / "scripts" / "check_dist.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["check_dist"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-check = load_check()
+check = load_script("check_dist")
 VERSION = check.this_version()
 
 
