@@ -1,7 +1,7 @@
 """Whether documents and docstrings are written in plain words, by the rules in `style.toml` beside this file.
 
-Without arguments, everything that the rules hold for is checked. Files that are named are checked in any case, those
-that do not pass yet included. Each fault is one line, `FILE:LINE: what is wrong`, and then the exit status is 1.
+Without arguments, everything that the rules hold for is checked, else the files that are named. Each fault is one line,
+`FILE:LINE: what is wrong`, and then the exit status is 1.
 """
 
 from __future__ import annotations
@@ -129,36 +129,24 @@ def _public(node: ast.AST) -> Iterator[Definition]:
 
 @dataclass(frozen=True)
 class Scope:
-    """The files under `root` that a rule holds for, and those of them, or folders, that do not pass yet."""
+    """The files under `root` that a rule holds for."""
 
     root: Path
     rule: Documents | Docstrings
     paths: Sequence[str]
-    unfinished: Sequence[str]
 
     def files(self) -> list[Path]:
-        """All that the rule holds for, those that do not pass yet included."""
+        """All that the rule holds for, in the order of their names."""
         return sorted({path for pattern in self.paths for path in self.root.glob(pattern)})
 
     def complaints(self, named: Sequence[Path] = ()) -> list[str]:
-        """A line for each fault in the files, or in those of them that are named, whether they have to pass or not."""
-        files = self.files()
-        if named:
-            return [complaint for path in files if path in named for complaint in self._faults(path)]
-        pending = {entry: self._under(entry, files) for entry in self.unfinished}
-        excused = {path for paths in pending.values() for path in paths}
-        complaints = [complaint for path in files if path not in excused for complaint in self._faults(path)]
-        for entry, paths in pending.items():
-            if not any(self._faults(path) for path in paths):
-                complaints.append(f"{entry}: is not there or passes; take it out of `unfinished` in {RULES.name}")
-        return complaints
-
-    def _under(self, entry: str, files: Sequence[Path]) -> list[Path]:
-        return [path for path in files if path.is_relative_to(self.root / entry)]
-
-    def _faults(self, path: Path) -> list[str]:
-        faults = self.rule.faults(path.read_text(encoding="utf-8"))
-        return [f"{path.relative_to(self.root)}:{fault.line}: {fault.message}" for fault in faults]
+        """A line for each fault in the files, or in those of them that are named."""
+        return [
+            f"{path.relative_to(self.root)}:{fault.line}: {fault.message}"
+            for path in self.files()
+            if not named or path in named
+            for fault in self.rule.faults(path.read_text(encoding="utf-8"))
+        ]
 
 
 def read_scopes(root: Path, rules: str) -> list[Scope]:
@@ -167,15 +155,15 @@ def read_scopes(root: Path, rules: str) -> list[Scope]:
     scopes = []
     for name, kind in (("documents", Documents), ("docstrings", Docstrings)):
         limits = settings[name]
-        paths, unfinished = limits.pop("paths"), limits.pop("unfinished")
-        scopes.append(Scope(root, kind(**limits), paths, unfinished))
+        paths = limits.pop("paths")
+        scopes.append(Scope(root, kind(**limits), paths))
     return scopes
 
 
 def main() -> None:
     """Check what the command line names, or everything."""
     parser = argparse.ArgumentParser(description="Check that documents and docstrings are written in plain words.")
-    parser.add_argument("file", nargs="*", type=Path, help="check these only, although they need not pass yet")
+    parser.add_argument("file", nargs="*", type=Path, help="check these only")
     named = [path.resolve() for path in parser.parse_args().file]
     scopes = read_scopes(ROOT, RULES.read_text(encoding="utf-8"))
     unknown = [path for path in named if not any(path in scope.files() for scope in scopes)]

@@ -1,37 +1,22 @@
 """The check of documents and docstrings finds what its rules name, and where."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support.scripts import ROOT, load_script
 
-
-def load_check() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_style", ROOT / "scripts" / "check_style.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["check_style"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-check = load_check()
+check = load_script("check_style")
 DOCUMENTS = check.Documents(most_words=5, most_characters=40, phrases={"so many": "the number", "whoever": "who"})
 RULES = """
 [documents]
 paths = ["*.md"]
 most_words = 5
 most_characters = 80
-unfinished = [%s]
 phrases = {nobody = "no client"}
 [docstrings]
 paths = ["src/**/*.py"]
 fewest_words = 5
-unfinished = [%s]
 """
 
 
@@ -92,26 +77,16 @@ class _Private:
     ]
 
 
-def complaints(root: Path, unfinished: str = "", packages: str = "", named: tuple[Path, ...] = ()) -> list[str]:
-    scopes = check.read_scopes(root, RULES % (unfinished, packages))
-    return [complaint for scope in scopes for complaint in scope.complaints(named)]
-
-
-def test_what_is_unfinished_is_excused_until_it_passes(tmp_path: Path) -> None:
+def test_all_files_are_checked_or_those_that_are_named(tmp_path: Path) -> None:
     (tmp_path / "src" / "room").mkdir(parents=True)
     (tmp_path / "good.md").write_text("Short.\n")
     (tmp_path / "bad.md").write_text("Short.\nNobody is.\n")
     (tmp_path / "src" / "room" / "module.py").write_text('def it():\n    """It."""\n')
-    bad = ["bad.md:2: “nobody”; say no client"]
-    room = ["src/room/module.py:1: it's docstring says little: “It.”"]
-    assert complaints(tmp_path) == bad + room
-    assert complaints(tmp_path, '"bad.md"') == room
-    assert complaints(tmp_path, '"bad.md"', '"src/room"') == []
-    assert complaints(tmp_path, '"bad.md"', '"src/room"', (tmp_path / "bad.md",)) == bad
-    assert complaints(tmp_path, '"bad.md", "good.md", "gone.md"', '"src/room"') == [
-        "good.md: is not there or passes; take it out of `unfinished` in style.toml",
-        "gone.md: is not there or passes; take it out of `unfinished` in style.toml",
-    ]
+    documents, docstrings = check.read_scopes(tmp_path, RULES)
+    assert documents.complaints() == ["bad.md:2: “nobody”; say no client"]
+    assert docstrings.complaints() == ["src/room/module.py:1: it's docstring says little: “It.”"]
+    assert documents.complaints([tmp_path / "bad.md"]) == documents.complaints()
+    assert documents.complaints([tmp_path / "good.md"]) == []
 
 
 def test_the_rules_that_stand_hold_for_documents_and_for_the_package() -> None:

@@ -9,7 +9,7 @@ import typer
 
 
 class Endpoint(enum.Enum):
-    """What is asked."""
+    """The endpoint that requests are sent to."""
 
     COMPLETIONS = "completions"
     CHAT = "chat"
@@ -49,7 +49,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadOptions:
-    """What is asked."""
+    """Options about what the requests ask for."""
 
     input_len: Annotated[
         str | None,
@@ -115,7 +115,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Where figures go."""
+    """Options about where the figures are written."""
 
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all settings and figures to this file.")

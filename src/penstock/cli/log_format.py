@@ -18,7 +18,7 @@ class LogLevel(enum.Enum):
 
 
 class LogFormat(enum.Enum):
-    """Of the server's log."""
+    """The format of the server's log."""
 
     CONSOLE = "console"
     JSON = "json"

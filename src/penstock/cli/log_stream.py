@@ -34,7 +34,7 @@ class LogStream(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """What characters become."""
+        """How characters become bytes: always UTF-8."""
         return "utf-8"
 
     def write(self, text: str) -> int:
@@ -49,11 +49,11 @@ class LogStream(io.TextIOBase):
         return len(text)
 
     def writable(self) -> bool:
-        """It is."""
+        """Always true; it is there to be written to."""
         return True
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """The descriptor that is written to."""
         return self._descriptor
 
     def isatty(self) -> bool:

@@ -42,7 +42,7 @@ def check_list(name: str, value: Any) -> None:
 
 
 def check_mapping(name: str, value: Any) -> None:
-    """A mapping."""
+    """Raises InvalidParameter where the value of `name` is no mapping."""
     if not isinstance(value, Mapping):
         raise InvalidParameter(name, f"must be a mapping, not {value!r}.")
 

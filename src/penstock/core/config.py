@@ -101,7 +101,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def speculation(self) -> SpeculationOptions:
-        """Those of speculative decoding."""
+        """The options of speculative decoding, as one value."""
         return SpeculationOptions(
             self.speculative,
             self.speculative_depth,

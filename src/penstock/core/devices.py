@@ -42,7 +42,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
     @property
     def device(self) -> str:
-        """Its name in options."""
+        """The GPU's name in options and in torch, such as `cuda:0`."""
         return f"cuda:{self.index}"
 
     @property

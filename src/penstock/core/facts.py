@@ -150,7 +150,7 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def drafted(self) -> int:
-        """Tokens that were drafted."""
+        """Tokens that were drafted, over all rows of the step."""
         return sum(row.drafted for row in self.drafts)
 
     @property
@@ -165,7 +165,7 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def tokens(self) -> int:
-        """Positions that were computed."""
+        """Positions that the step computed: decodes, prompts and drafts."""
         return self.decodes + self.chunk_tokens + self.drafted
 
     @property
@@ -220,7 +220,7 @@ class StepTotals(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Positions that were computed."""
+        """Positions that all steps computed: decodes, prompts and drafts."""
         return self.decodes + self.chunk_tokens + self.drafted
 
     @property

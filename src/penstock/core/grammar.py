@@ -90,7 +90,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
     @classmethod
     def json_object(cls, param: str = "grammar") -> "Grammar":
-        """Any JSON object."""
+        """Holds an output to any JSON object."""
         return cls("json_schema", '{"type": "object"}', param)
 
     @classmethod
@@ -100,7 +100,7 @@ class Grammar(msgspec.Struct, frozen=True):
 
     @classmethod
     def choice(cls, texts: Sequence[str], param: str = "grammar") -> "Grammar":
-        """One of some texts."""
+        """Holds an output to one of `texts`. Raises InvalidParameter where they are not texts."""
         if (
             not isinstance(texts, list | tuple)
             or not texts

@@ -39,7 +39,7 @@ class Plane(msgspec.Struct, frozen=True):
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of one entry."""
+        """Bytes of one entry: its extents times the size of its type."""
         size = DTYPE_BYTES[self.dtype]
         for extent in self.shape:
             size *= extent

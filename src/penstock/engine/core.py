@@ -31,7 +31,7 @@ class StepHandle(Protocol):
 
 
 class Executor(Protocol):
-    """Computes plans, in order."""
+    """Computes plans, in the order in which they come."""
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Start computing `plan`, behind all before it; their results are asked for in the same order."""

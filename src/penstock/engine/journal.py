@@ -108,7 +108,7 @@ class Journal:
         self.output_tokens += count
 
     def end(self, totals: StepTotals) -> None:
-        """Nothing more comes."""
+        """Mark the end of the request; later calls change nothing."""
         if self.finished is None:
             self.finished = Mark(time.monotonic(), totals)
 

@@ -154,7 +154,7 @@ class EngineProcess(asyncio.Protocol):
 
     @property
     def process_id(self) -> int:
-        """Of the engine's process."""
+        """The id of the engine's process."""
         return self._process.pid
 
     def configure(self, config: EngineConfig) -> None:
@@ -230,7 +230,7 @@ class EngineProcess(asyncio.Protocol):
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
+        """Keep the transport, as asyncio asks for."""
         # A socket pair gives a stream transport; uvloop's does not derive from asyncio's class.
         self._transport = cast(asyncio.Transport, transport)
 

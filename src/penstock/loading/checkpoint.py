@@ -84,7 +84,7 @@ class Checkpoint:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all tensors."""
+        """Bytes of all tensors in the files."""
         return sum(entry.nbytes for entry in self.tensors.values())
 
     def locate(self, declaration: Declared) -> dict[str, Entry]:

@@ -36,7 +36,7 @@ class NamedTensor:
 
     @property
     def nbytes(self) -> int:
-        """In the file."""
+        """Bytes of the tensor in the file."""
         kind = BLOCK_TYPES[self.kind]
         return math.prod(self.shape) // kind.elements * kind.nbytes
 

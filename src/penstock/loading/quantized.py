@@ -51,12 +51,12 @@ class QuantizedEntry:
 
     @property
     def nbytes(self) -> int:
-        """Of all parts."""
+        """Bytes of all tensors that make up the weight."""
         return sum(part.nbytes for part in self.parts.values())
 
     @property
     def dtype(self) -> str:
-        """What users may read."""
+        """Layout and width of the integers, in words for users."""
         return f"{self.layout} of {self.bits} bits"
 
 

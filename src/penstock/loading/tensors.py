@@ -79,7 +79,7 @@ class Stack:
     parts: tuple[Integers, ...]
 
     def numbers(self) -> Tensor:
-        """What they stand for."""
+        """The numbers that the parts stand for, one below the other."""
         return torch.cat([part.numbers() for part in self.parts])
 
 

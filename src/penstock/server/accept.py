@@ -53,7 +53,7 @@ class Acceptor:
         self._loop.add_reader(listener.fileno(), self._take)
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more connections; those that are open stay open."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -41,7 +41,7 @@ class CompletionTokensDetails(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Usage(msgspec.Struct, forbid_unknown_fields=True):
-    """Tokens of a request."""
+    """Tokens of a request's prompt and output."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -96,7 +96,7 @@ class ChatMessage(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """One sample."""
+    """One sample of a chat's answer, whole."""
 
     index: int
     message: ChatMessage
@@ -147,7 +147,7 @@ class CallDelta(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatDelta(msgspec.Struct, forbid_unknown_fields=True):
-    """More of a message."""
+    """What a chunk adds to a message; fields that add nothing are left out."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | None | msgspec.UnsetType = msgspec.UNSET
@@ -156,7 +156,7 @@ class ChatDelta(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ChatChunkChoice(msgspec.Struct, forbid_unknown_fields=True):
-    """More of one sample."""
+    """What a chunk adds to one sample of a chat."""
 
     index: int
     delta: ChatDelta
@@ -285,7 +285,7 @@ class ModelCard(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ModelList(msgspec.Struct, forbid_unknown_fields=True):
-    """All models."""
+    """The models that the server answers for."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -301,7 +301,7 @@ class Probe(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Status(msgspec.Struct, forbid_unknown_fields=True):
-    """That the server lives."""
+    """That the server's process is alive."""
 
     status: Literal["live"]
 
@@ -314,13 +314,13 @@ class Readiness(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Version(msgspec.Struct, forbid_unknown_fields=True):
-    """Which release answers."""
+    """The release of Penstock that answers."""
 
     version: str
 
 
 class Tokens(msgspec.Struct, forbid_unknown_fields=True):
-    """A prompt's tokens."""
+    """The tokens of a prompt, and what the model takes at most."""
 
     tokens: list[int]
     count: int
@@ -329,13 +329,13 @@ class Tokens(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, forbid_unknown_fields=True):
-    """The text of tokens."""
+    """The text that tokens stand for."""
 
     prompt: str
 
 
 class Deleted(msgspec.Struct, forbid_unknown_fields=True):
-    """What was deleted."""
+    """The object that was deleted, by its id."""
 
     id: str
     object: str
@@ -343,7 +343,7 @@ class Deleted(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FileAnswer(msgspec.Struct, forbid_unknown_fields=True):
-    """A stored file."""
+    """A stored file, without its content."""
 
     id: str
     object: Literal["file"]
@@ -357,7 +357,7 @@ class FileAnswer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FileList(msgspec.Struct, forbid_unknown_fields=True):
-    """A page of files."""
+    """A page of the list of stored files."""
 
     object: Literal["list"]
     data: list[FileAnswer]
@@ -408,7 +408,7 @@ class BatchAnswer(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchList(msgspec.Struct, forbid_unknown_fields=True):
-    """A page of batches."""
+    """A page of the list of batches."""
 
     object: Literal["list"]
     data: list[BatchAnswer]

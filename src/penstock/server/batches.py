@@ -31,7 +31,7 @@ _MOST_BODY_BYTES = 64 * 1024
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a file goes."""
+    """When a batch's files expire: seconds after the anchor."""
 
     anchor: str
     seconds: int
@@ -48,7 +48,7 @@ class BatchFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class BatchesApi:
-    """The endpoints of batches."""
+    """The endpoints that create, list, read and cancel batches."""
 
     def __init__(
         self, store: Store | None, why_none: str, endpoints: Collection[str], runner: BatchRunner | None
@@ -60,7 +60,7 @@ class BatchesApi:
         self._runner = runner
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/batches", self.collection, methods=["GET", "POST"]),
             Route("/v1/batches/{id}", self.one, methods=["GET"]),

@@ -37,7 +37,7 @@ class Block:
         return "".join(self._parts)
 
     def append(self, text: str) -> None:
-        """Take more of it."""
+        """Add what the model has written of the block."""
         self._parts.append(text)
 
 
@@ -130,7 +130,7 @@ class AnswerWriter:
 
     @property
     def completion_tokens(self) -> int:
-        """Output tokens so far."""
+        """Output tokens so far, reasoning included."""
         return self._answer.tally.tokens
 
     @property

@@ -61,7 +61,7 @@ class ChatMessage:
                     self._calls[piece.index][2].append(piece.text)
 
     def whole(self) -> dict[str, Any]:
-        """The message."""
+        """The message as whole answers have it, a dictionary for JSON."""
         content = "".join(self._content)
         reasoning = "".join(self._reasoning)
         message: dict[str, Any] = {"role": "assistant", "content": content}

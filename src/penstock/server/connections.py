@@ -43,7 +43,7 @@ class Connections:
         return True
 
     def begin(self, connection: Idle) -> None:
-        """A request has come."""
+        """A request has come on this connection: it is idle no more."""
         if self._idle.pop(connection, connection) is None:
             self._busy.add(connection)
 
@@ -54,7 +54,7 @@ class Connections:
             self._idle[connection] = None
 
     def remove(self, connection: Idle) -> None:
-        """It is closed."""
+        """Forget a connection that was closed."""
         self._idle.pop(connection, None)
         self._busy.discard(connection)
 

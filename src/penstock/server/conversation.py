@@ -30,7 +30,7 @@ class Conversation:
         self._messages.append(Message(role=role, content=text))
 
     def answer(self, text: str) -> None:
-        """The assistant said something."""
+        """Add a text that the assistant has said."""
         turn = self._turn
         if turn is None or turn.text is not None or turn.calls:
             turn = self._begin_turn()

@@ -17,7 +17,7 @@ td, th { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; bo
 
 
 def page(document: dict[str, Any]) -> str:
-    """The page as HTML."""
+    """The page that describes the API, as HTML, from an OpenAPI document."""
     operations = [
         _operation(path, method, operation, document)
         for path, methods in document["paths"].items()

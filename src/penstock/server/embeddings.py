@@ -44,7 +44,7 @@ class EmbeddingWriter:
         self._cached += output.cached_tokens
 
     def body(self) -> bytes:
-        """The whole response."""
+        """The body of the whole response, as JSON."""
         tokens = self._job.prompt_tokens
         # One by one, since the encoder lets nothing else run.
         data = [

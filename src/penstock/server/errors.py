@@ -237,21 +237,21 @@ class ErrorForm(Protocol):
     """How an API writes errors."""
 
     def status(self, error: PenstockError) -> int:
-        """The HTTP status."""
+        """The HTTP status that an error is answered with."""
 
     def fields(self, error: PenstockError) -> dict[str, Any]:
-        """The body's object."""
+        """The object that is the body of the answer to an error."""
 
 
 class OpenAIErrors:
     """`{"error": {"message", "type", "param", "code"}}`."""
 
     def status(self, error: PenstockError) -> int:
-        """The HTTP status."""
+        """The HTTP status that an error is answered with."""
         return error.http_status
 
     def fields(self, error: PenstockError) -> dict[str, Any]:
-        """The body's object."""
+        """The body in OpenAI's form: message, type, param and code."""
         kind = "invalid_request_error" if error.http_status < 500 else "server_error"
         return {"error": {"message": _message(error), "type": kind, "param": error.param, "code": error.code}}
 
@@ -272,7 +272,7 @@ class AnthropicErrors:
         return 529 if _overloaded(error) else error.http_status
 
     def fields(self, error: PenstockError) -> dict[str, Any]:
-        """The body's object."""
+        """The body in Anthropic's form: a type and a message."""
         if _overloaded(error):
             kind = "overloaded_error"
         elif isinstance(error, DeadlineExceeded):

@@ -31,7 +31,7 @@ class ExplainApi:
         self._whose = whose
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/requests", self.list, methods=["GET"]),
             # Ids that clients give may have slashes in them.

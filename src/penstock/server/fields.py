@@ -76,7 +76,7 @@ class FieldReader:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The names so far."""
+        """Names of the fields that were ignored so far."""
         return tuple(self._ignored)
 
     def ignore(self, name: str) -> None:

@@ -17,7 +17,7 @@ class FiguresApi:
         self._monitor = monitor
 
     def routes(self) -> list[Route]:
-        """Where the endpoints are."""
+        """The routes of `/metrics` and `/v1/stats`."""
         return [
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/v1/stats", self.stats, methods=["GET"]),

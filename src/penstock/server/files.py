@@ -31,14 +31,14 @@ def require(store: Store | None, why_none: str) -> Store:
 
 
 class FilesApi:
-    """The endpoints of files."""
+    """The endpoints that store, list, read and delete files."""
 
     def __init__(self, store: Store | None, why_none: str) -> None:
         self._store = store
         self._why_none = why_none
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/files", self.collection, methods=["GET", "POST"]),
             Route("/v1/files/{id}", self.one, methods=["GET", "DELETE"]),

@@ -56,7 +56,7 @@ class Pass:
 
 
 class Gate:
-    """Admission to one engine."""
+    """Lets requests in to one engine, or refuses them."""
 
     def __init__(self, engine: EngineClient, admission: Admission) -> None:
         self.engine = engine

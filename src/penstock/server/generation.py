@@ -64,7 +64,7 @@ class Writer(Protocol):
         """Collect an output. Raises where a sample has failed."""
 
     def body(self) -> bytes:
-        """The whole response."""
+        """The body of the whole response, as JSON."""
 
 
 @runtime_checkable

@@ -48,7 +48,7 @@ class HealthApi:
         self._found: Probe | PenstockError | None = None
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """The routes of the health checks."""
         return [
             # Where load generators and load balancers look that were made for vLLM.
             Route("/health", self.ready, methods=["GET"]),

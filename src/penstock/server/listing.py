@@ -27,7 +27,7 @@ def read_page(request: Request, *, usual: int, most: int, others: Sequence[str] 
 
 
 def list_page(items: list[dict[str, Any]], more: bool) -> dict[str, Any]:
-    """One page."""
+    """A page of a list in OpenAI's form; `more` says whether another follows."""
     return {
         "object": "list",
         "data": items,

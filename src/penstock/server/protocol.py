@@ -144,7 +144,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin the request."""
+        """Check the head of a request, and begin the request."""
         method = self.parser.get_method()
         check_head(method, self.url, self.parser.get_http_version(), self.headers)
         if self.parser.should_upgrade():

@@ -93,7 +93,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts."""
+        """Tokens of all prompts of the request together."""
         return sum(map(len, self.prompts))
 
 

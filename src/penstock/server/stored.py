@@ -26,7 +26,7 @@ class StoredApi:
         self._store = store
 
     def routes(self) -> list[Route]:
-        """Where the endpoints are."""
+        """The routes of files and batches."""
         return [*self._files.routes(), *self._batches.routes()]
 
     @contextlib.asynccontextmanager

@@ -59,13 +59,13 @@ class DetokenizeFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class TokensApi:
-    """The endpoints."""
+    """The endpoints that turn texts into tokens and back."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """The routes of these endpoints."""
         return [
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),

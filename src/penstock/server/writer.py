@@ -171,7 +171,7 @@ class ResponseWriter:
         return sum(choice.sample.cut for choice in self._choices)
 
     def body(self) -> bytes:
-        """The whole response."""
+        """The body of the whole response, as JSON."""
         response: dict[str, Any] = {
             "id": self.id,
             "object": self._shape.whole_object,

@@ -8,7 +8,7 @@ import msgspec
 
 
 class Content(msgspec.Struct, frozen=True):
-    """Text for the reader."""
+    """A piece of an output that is text for the reader."""
 
     text: str
 

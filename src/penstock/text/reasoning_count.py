@@ -33,7 +33,7 @@ class ReasoningCount:
         self.over = False
 
     def take(self, tokens: Iterable[int]) -> None:
-        """Take the next tokens."""
+        """Take the next tokens of the output."""
         for token in tokens:
             if self.over:
                 return

@@ -71,26 +71,26 @@ class MessageAnswer(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"
 
 
 class MessageStart(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="message_start"):
-    """The first event."""
+    """The first event of a stream: the message without its content."""
 
     message: MessageAnswer
 
 
 class ContentBlockStart(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="content_block_start"):
-    """A block begins, empty."""
+    """A block of the content begins; it is empty so far."""
 
     index: int
     content_block: Content
 
 
 class TextDelta(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text_delta"):
-    """More text."""
+    """What a block of text goes on with."""
 
     text: str
 
 
 class ThinkingDelta(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="thinking_delta"):
-    """More reasoning."""
+    """What a block of reasoning goes on with."""
 
     thinking: str
 
@@ -108,14 +108,14 @@ class InputDelta(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", t
 
 
 class ContentBlockDelta(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="content_block_delta"):
-    """A block goes on."""
+    """The block at `index` goes on."""
 
     index: int
     delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class ContentBlockStop(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="content_block_stop"):
-    """A block is complete."""
+    """The block at `index` is complete."""
 
     index: int
 
@@ -135,7 +135,7 @@ class MessageDelta(msgspec.Struct, forbid_unknown_fields=True, tag_field="type",
 
 
 class MessageStop(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="message_stop"):
-    """The last event."""
+    """The last event of a stream."""
 
 
 class MessageFailed(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="error"):

@@ -18,13 +18,13 @@ from penstock.server.service import Service, json_response, told
 
 
 class MessagesApi:
-    """The endpoints."""
+    """The endpoints in the form of Anthropic's API."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/messages", self.messages, methods=["POST"]),
             Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),

@@ -76,7 +76,7 @@ class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TextBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
-    """Text."""
+    """A part of a message that is text."""
 
     text: str
     cache_control: CacheControl | None = None

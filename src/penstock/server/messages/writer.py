@@ -66,7 +66,7 @@ class MessagesWriter(AnswerWriter):
         return _event("error", ANTHROPIC.fields(error))
 
     def body(self) -> bytes:
-        """The whole message."""
+        """The body of the whole response, as JSON."""
         self._answer.end()
         message = self._message([self._whole(block) for block in self._answer.blocks], self._usage())
         message["stop_reason"], message["stop_sequence"] = self._stop_reason(), self._stop_sequence()

@@ -20,7 +20,7 @@ class SaidText(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag
 
 
 class SaidMessage(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="message"):
-    """The model's message."""
+    """A message that the model has written, an item of the output."""
 
     id: str
     status: Status
@@ -112,7 +112,7 @@ class OutputDetails(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ResponseUsage(msgspec.Struct, forbid_unknown_fields=True):
-    """Tokens of a response."""
+    """Tokens of a response's input and output."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -206,11 +206,11 @@ class _ResponseEvent(_Event):
 
 
 class ResponseCreated(_ResponseEvent, tag="response.created"):
-    """The first event."""
+    """The first event of a stream."""
 
 
 class ResponseInProgress(_ResponseEvent, tag="response.in_progress"):
-    """The second one."""
+    """The second event of a stream."""
 
 
 class ResponseCompleted(_ResponseEvent, tag="response.completed"):
@@ -274,7 +274,7 @@ class OutputTextDone(_PlacedEvent, tag="response.output_text.done"):
 
 
 class ReasoningTextDelta(_PlacedEvent, tag="response.reasoning_text.delta"):
-    """More reasoning."""
+    """What a part of the reasoning goes on with."""
 
     content_index: int
     delta: str

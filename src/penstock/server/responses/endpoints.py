@@ -77,7 +77,7 @@ class _Running:
 
 
 class ResponsesApi:
-    """The endpoints."""
+    """The endpoints in the form of OpenAI's Responses API."""
 
     def __init__(self, service: Service, store: ResponseStore | None) -> None:
         self._service = service
@@ -85,7 +85,7 @@ class ResponsesApi:
         self._running: dict[str, _Running] = {}
 
     def routes(self) -> list[Route]:
-        """Where they are."""
+        """The routes of these endpoints."""
         return [
             Route("/v1/responses", self.create, methods=["POST"]),
             Route("/v1/responses/input_tokens", self.input_tokens, methods=["POST"]),

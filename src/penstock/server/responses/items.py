@@ -58,19 +58,19 @@ class OutputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 
 
 class ReasoningText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning_text"):
-    """Reasoning."""
+    """A part of reasoning, as the model wrote it."""
 
     text: str
 
 
 class SummaryText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="summary_text"):
-    """What reasoning amounted to."""
+    """A part of a summary of reasoning."""
 
     text: str
 
 
 class MessageItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="message"):
-    """Something that was said."""
+    """A message of the conversation, from either side."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText]

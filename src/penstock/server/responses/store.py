@@ -87,11 +87,11 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Bytes that the input and the response take."""
         return len(self.input) + len(self.response)
 
     def items(self) -> list[dict[str, Any]]:
-        """Input and output."""
+        """The items of the input and the output, in their order."""
         items: list[dict[str, Any]] = msgspec.json.decode(self.input)
         return items + msgspec.json.decode(self.response, type=_Output).output
 
@@ -158,7 +158,7 @@ class ResponseStore:
         await self._database.probe()
 
     def close(self) -> None:
-        """End what runs."""
+        """Close the database, and log what could not be stored."""
         self._database.close()
         if self.waiting:
             logger.error("%d responses could not be stored before the end.", len(self.waiting))

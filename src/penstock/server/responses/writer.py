@@ -94,7 +94,7 @@ class ResponsesWriter(AnswerWriter):
         return self.end()
 
     def body(self) -> bytes:
-        """The whole response."""
+        """The body of the whole response, as JSON."""
         self._answer.end()
         return _encode(self._ended())
 

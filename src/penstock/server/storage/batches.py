@@ -100,7 +100,7 @@ class BatchStore:
         await self._database.run(work)
 
     async def get(self, batch_id: str, owner: str) -> Batch:
-        """Raises BatchNotFound."""
+        """A batch of this owner. Raises BatchNotFound."""
         return await self._database.run(lambda connection: _find(connection, batch_id, owner))
 
     async def page(self, owner: str, page: Page) -> tuple[list[Batch], bool]:

@@ -125,7 +125,7 @@ class Delays:
         self._longest = longest
 
     def next(self) -> float:
-        """Before the next attempt."""
+        """Seconds to wait before the next attempt; they double each time."""
         now = self._next
         self._next = min(2 * now, self._longest)
         return now

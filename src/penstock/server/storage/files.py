@@ -235,7 +235,7 @@ class FileStore:
         return StoredFile(incoming.id, purpose, filename, size, now, now + kept, owner)
 
     async def get(self, file_id: str, owner: str) -> StoredFile:
-        """Raises StoredFileNotFound."""
+        """A stored file of this owner. Raises StoredFileNotFound."""
         return await self._database.run(lambda connection: find(connection, file_id, owner))
 
     async def page(self, owner: str, page: Page, purpose: str | None) -> tuple[list[StoredFile], bool]:
