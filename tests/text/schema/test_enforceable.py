@@ -117,6 +117,49 @@ def test_what_is_left(schema: dict[str, Any], left: dict[str, Any]) -> None:
     assert enforceable(schema) == (left, ())
 
 
+def test_names_that_could_run_out_are_not_written_but_for_those_that_are_declared(outputs: RandomOutputs) -> None:
+    declared = {"properties": {"ab": {"type": "integer"}}, "required": ["ab"]}
+    patterns = {"^[a-z]{2}$": {"minimum": 1, "maximum": 9}}
+    schema = {"type": "object", **declared, "patternProperties": patterns, "additionalProperties": False}
+    left, (unenforced,) = enforceable(schema)
+    assert "limited number of names" in str(unenforced)
+    for turn in range(5):
+        text = outputs.draw(Grammar.json_schema(left), random.Random(turn))
+        assert text is not None and 1 <= json.loads(text, object_pairs_hook=unique)["ab"] <= 9
+    left, (unenforced,) = enforceable({"patternProperties": patterns})
+    assert left == {"patternProperties": {"^[a-z]{2}$": False}}
+
+
+def test_a_property_that_a_pattern_matches_too_can_be_written(outputs: RandomOutputs) -> None:
+    """And what follows it: a comma only where there is a name for it."""
+    schema = {
+        "type": "object",
+        "properties": {"ab": {"type": "integer"}},
+        "patternProperties": {"^ab$": {"minimum": 1, "maximum": 9}},
+        "additionalProperties": False,
+    }
+    for turn in range(10):
+        text = outputs.draw(Grammar.json_schema(schema), random.Random(turn))
+        assert text is not None
+        jsonschema.validate(json.loads(text), schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"patternProperties": {"^" + "[" * 100_000 + "$": {}}},
+        {"patternProperties": {"^[" + "a" * 100_000 + "]{2}$": {}}},
+        {"patternProperties": {f"^{index}-": {} for index in range(5000)}},
+        {"oneOf": [{"const": index} for index in range(8000)]},
+        {"properties": {str(index): {"pattern": f"^(?={index})"} for index in range(3000)}},
+    ],
+    ids=range(5),
+)
+def test_a_hostile_schema_is_sorted_out_by_a_bounded_number_of_comparisons(schema: dict[str, Any]) -> None:
+    left, unenforced = enforceable(schema)
+    assert unenforced and enforceable(left)[1] == ()
+
+
 @pytest.mark.parametrize(
     ("pattern", "is_so"),
     [

@@ -6,7 +6,7 @@ words, it is; where it cannot, it is left out, and where that would let other na
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -47,6 +47,9 @@ _RUN_OUT = "it matches a limited number of names, and keys are not repeated"
 _OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,32})?", "lenient": False, "coerce_one_of": False}
 _TELLING = ("type", "const", "enum")
 _MOST_REFERENCES = 16
+# Each is compared to all others.
+_MOST_PATTERNS = 20
+_MOST_ALTERNATIVES = 1000
 _NOTHING = object()
 
 
@@ -198,26 +201,30 @@ class _Walk:
             listed = names_of(pattern)
             if listed is not None:
                 for name in listed:
-                    if name in properties:
-                        both = {"allOf": [properties[name], schema]}
-                        schema = self.whole(both, (*path[:-1], "properties", name), in_place=False)
-                    properties[name] = schema
+                    place = (*path[:-1], "properties", name)
+                    properties[name] = self._both(properties.get(name, True), schema, place)
                 continue
-            why = pattern_problem(pattern)
-            if why is None and problem({"type": "object", "patternProperties": dict.fromkeys([*kept, pattern], True)}):
-                why = "another pattern may match the same names"
-            if why is not None:
+            why = pattern_problem(pattern) or _beside_others(pattern, kept)
+            if why is None and schema is not False and not is_open(pattern):
+                why = _RUN_OUT
+                declared = [name for name in properties if matches(pattern, name)]
+                for name in declared:
+                    properties[name] = self._both(properties[name], schema, (*path[:-1], "properties", name))
+                if not declared:
+                    # No name that it matches is written.
+                    kept[pattern] = False
+            if why is None:
+                kept[pattern] = schema
+            else:
                 self._leave_out(path, f"{pattern[:80]}: {why}")
-                continue
-            kept[pattern] = schema
-            if schema is not False and not is_open(pattern):
-                # No name that it matches is written.
-                kept[pattern] = False
-                self._leave_out(path, f"{pattern[:80]}: {_RUN_OUT}")
         if properties:
             found["properties"] = properties
         if kept:
             found["patternProperties"] = kept
+
+    def _both(self, first: Schema, second: Schema, path: Path) -> Schema:
+        """What two schemas have in common that are sorted out already."""
+        return second if first is True else self.whole({"allOf": [first, second]}, path, in_place=False)
 
     def _restrict_counts(self, found: dict[str, Any], path: Path, *, in_place: bool) -> None:
         """Leave out numbers of properties that say nothing, or that llguidance cannot count."""
@@ -246,7 +253,7 @@ class _Walk:
         branches = found.get("oneOf")
         if not isinstance(branches, list):
             return found
-        if problem({"oneOf": [self._outline(branch) for branch in branches]}):
+        if len(branches) > _MOST_ALTERNATIVES or problem({"oneOf": [self._outline(branch) for branch in branches]}):
             self._leave_out(path, "its alternatives may overlap")
         if "anyOf" in found:
             found["allOf"] = [*found.get("allOf", ()), {"anyOf": found.pop("oneOf")}]
@@ -274,6 +281,14 @@ class _Walk:
                 if name in required and isinstance(schema, Mapping)
             }
         return outline or True
+
+
+def _beside_others(pattern: str, others: Collection[str]) -> str | None:
+    """Why an expression for names cannot stand beside others."""
+    if len(others) == _MOST_PATTERNS:
+        return f"no more than {_MOST_PATTERNS} patterns are told apart"
+    together = {"type": "object", "patternProperties": dict.fromkeys([*others, pattern], True)}
+    return "another pattern may match the same names" if problem(together) else None
 
 
 def _why_not(schema: Mapping[str, Any], key: str, value: Any) -> str | None:

@@ -58,6 +58,8 @@ def is_open(pattern: str) -> bool:
 
     Names that are to be unique need that: of `^[0-9]{2}$` there are a hundred, and behind `1` there may be none left.
     """
+    if len(pattern) > _MOST_CHARACTERS:
+        return False
     parts = _PARTS.findall(pattern)
     if "^" not in parts:
         # What is found anywhere can come later, too.
