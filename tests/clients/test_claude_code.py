@@ -24,6 +24,15 @@ def test_it_reads_edits_and_answers(served: WatchedModel, place: Workplace) -> N
     assert "<think>\nWhat is there?\n</think>\n\nI look." in prompt
 
 
+def test_it_does_without_checks_of_calls_that_the_server_does_not_make(served: WatchedModel, place: Workplace) -> None:
+    turns = [Turn("I look.", calls=(("Read", {"file_path": str(place.file)}),)), Turn("calc.py subtracts.")]
+    served.model.answers(by_results(turns, aside="A title"))
+    said = run_claude_code(place, Endpoint(served.url), "What does calc.py do?", "--permission-mode", "auto")
+    assert said == "calc.py subtracts."
+    refused = Seen("POST", MESSAGES.path, 400, "application/json")
+    assert served.asked() == [refused, MESSAGES, MESSAGES]
+
+
 def test_it_compacts_a_conversation_and_counts_tokens(served: WatchedModel, place: Workplace) -> None:
     server = Endpoint(served.url)
 

@@ -32,6 +32,7 @@ RULES: Rules = {
     "inference_geo": _HOSTED,
     "mcp_servers": Refused("is not supported; tools are called by the client.", ([],)),
     "output_format": Refused("is not supported; use output_config.format."),
+    "safeguards": Refused("calls of tools are not checked for safety here; the client has to check them.", ([],)),
     "service_tier": Hint("The server has one tier; its operator orders tenants.", ("auto", "standard_only")),
     "speed": Hint("There is one speed.", ("standard",)),
     "thread": Hint(
