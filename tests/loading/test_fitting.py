@@ -219,6 +219,16 @@ def test_biases_of_zeros_are_none(tmp_path: Path) -> None:
     agree(folder, expected)
 
 
+def test_a_bias_that_one_layer_lacks(tmp_path: Path) -> None:
+    folder = change(checkpoints.make("qwen2", tmp_path), without("layers.1.self_attn.q_proj.bias"))
+    with pytest.raises(ModelFileError, match=r"lacks tensor model\.layers\.1\.self_attn\.q_proj\.bias"):
+        model(folder)
+    change(folder, without("layers.1.self_attn.k_proj.bias"))
+    change(folder, without("layers.1.self_attn.v_proj.bias"))
+    with pytest.raises(ModelFileError, match=r"lacks tensor model\.layers\.1\.self_attn\.q_proj\.bias"):
+        model(folder)
+
+
 def test_a_bias_for_a_part_of_what_is_one_projection(tmp_path: Path) -> None:
     folder = change(checkpoints.make("mistral", tmp_path), biases({"self_attn.q_proj": 96}))
     with pytest.raises(ModelFileError, match=r"lacks tensor model\.layers\.0\.self_attn\.k_proj\.bias"):

@@ -9,6 +9,7 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from huggingface_hub import ModelInfo
 from huggingface_hub.errors import HfHubHTTPError
 
 from penstock.bundled.registry import FOLDER
@@ -127,7 +128,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Callable[[Download], list[dict[str, 
             calls.append(arguments)
             return download()
 
-        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_args, **_kwargs: None)
+        monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_args, **_kwargs: ModelInfo(id="owner/model"))
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
         return calls
 
@@ -153,6 +154,21 @@ def test_only_what_is_read_is_downloaded(hub: Callable[[Download], list[dict[str
     assert all(wanted(file) for file in (*read, "model.safetensors.index.json", "chat_template.jinja"))
     not_read = ("consolidated.safetensors", "consolidated-00001.safetensors", "onnx/config.json", "pytorch_model.bin")
     assert not any(wanted(file) for file in (*not_read, "original/consolidated.00.pth", "modeling.py"))
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (["README.md", "b.Q8_0.gguf", "a.Q4_K.gguf"], "hf download owner/model a.Q4_K.gguf"),
+        (["config.json", "pytorch_model.bin"], "pytorch_model.bin"),
+    ],
+)
+def test_a_model_without_safetensors_is_not_downloaded(
+    monkeypatch: pytest.MonkeyPatch, files: list[str], says: str
+) -> None:
+    info = ModelInfo(id="owner/model", siblings=[{"rfilename": file} for file in files])
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *_args, **_kwargs: info)
+    assert says in _message()
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])

@@ -1,13 +1,12 @@
 """A model as its files hold it: what config.json declares, changed where the tensors say otherwise, and told."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from penstock.core.config import Reason
 from penstock.core.errors import ModelFileError, UnsupportedModel
-from penstock.layers.decoder import Decoder, DecoderBlock
 from penstock.layers.linear import Linear
 from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import WEIGHT_DTYPES, Checkpoint
@@ -102,32 +101,31 @@ def _are_same(embedding: Entry, head: Entry) -> bool:
 
 
 def _with_biases(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:
-    """A bias wherever the files have one, and only there."""
-    changed: Counter[tuple[str, bool]] = Counter()
+    """A bias for each projection that the files have one for, in whichever layer; then all layers must have it."""
+    blocks, found = declaration.decoder.blocks, declaration.found
 
-    def has_bias(linear: Linear) -> bool:
-        entries = [checkpoint.find(f"{part}.bias", declaration) for part, _ in linear.parts]
-        # Where only some of the parts have one, what lacks is told when tensors are looked up.
-        has = any(entry is not None and (linear.bias or not checkpoint.is_zero(entry)) for entry in entries)
-        if has != linear.bias:
-            changed[" and ".join(part.rpartition(".")[2] for part, _ in linear.parts), has] += 1
+    def has_bias(linears: Sequence[Linear]) -> bool:
+        nonlocal found
+        said, parts = linears[0].bias, [part for linear in linears for part, _ in linear.parts]
+        entries = (checkpoint.find(f"{part}.bias", declaration) for part in parts)
+        has = any(entry is not None and (said or not checkpoint.is_zero(entry)) for entry in entries)
+        if has != said:
+            names = " and ".join(part.rpartition(".")[2] for part, _ in linears[0].parts)
+            why = f"the configuration says {'a' if said else 'no'} bias, but the files have {'one' if has else 'none'}"
+            found = (*found, Reason("biases", f"{names}: {'used' if has else 'none'}", why))
         return has
 
-    def fitted(block: DecoderBlock) -> DecoderBlock:
-        attention, mlp = block.attention, block.mlp
-        return replace(
+    qkv, output = (has_bias([getattr(block.attention, name) for block in blocks]) for name in ("qkv", "output"))
+    gate_up, down = (has_bias([getattr(block.mlp, name) for block in blocks]) for name in ("gate_up", "down"))
+    fitted = tuple(
+        replace(
             block,
-            attention=replace(attention, qkv_bias=has_bias(attention.qkv), output_bias=has_bias(attention.output)),
-            mlp=replace(mlp, gate_up_bias=has_bias(mlp.gate_up), down_bias=has_bias(mlp.down)),
+            attention=replace(block.attention, qkv_bias=qkv, output_bias=output),
+            mlp=replace(block.mlp, gate_up_bias=gate_up, down_bias=down),
         )
-
-    decoder: Decoder = replace(declaration.decoder, blocks=tuple(map(fitted, declaration.decoder.blocks)))
-    found = declaration.found
-    for (parts, has), count in changed.items():
-        value = f"{parts}: {'used' if has else 'none'}"
-        said, there = ("no bias", "has one") if has else ("a bias", "has none")
-        found = (*found, Reason("biases", value, f"the configuration says {said}, but each of {count} layers {there}"))
-    return replace(declaration, decoder=decoder, found=found)
+        for block in blocks
+    )
+    return replace(declaration, decoder=replace(declaration.decoder, blocks=fitted), found=found)
 
 
 def _with_dtype(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:

@@ -20,7 +20,7 @@ _ADAPTER = "adapter_config.json"
 # Safetensors files that hold something else than a model's weights in this layout.
 _APART = ("consolidated", "adapter_model", "optimizer")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 # What a trainer leaves beside weights.
 _ARGUMENTS = "training_args.bin"
 _OTHERS = (".h5", ".msgpack", ".npz", ".onnx", ".ot", ".pkl")
@@ -150,7 +150,7 @@ def without_weights(folder: Path) -> str:
         )
     if models := [file.name for file in models_in(folder)]:
         return f"{folder} has weights in GGUF files ({_listed(models)}); pass the path of one."
-    pickled = [name for name in names if name.endswith(_PICKLED) and name != _ARGUMENTS]
+    pickled = [name for name in names if name.endswith(PICKLED) and name != _ARGUMENTS]
     if pickled:
         return (
             f"{folder} has weights only as PyTorch pickles them ({_listed(pickled)}), which is not read, since it can "

@@ -3,14 +3,15 @@
 import os.path
 import re
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
 from penstock.bundled.registry import bundled_models, find_bundled
 from penstock.core.errors import ModelFileError
-from penstock.loading.folder import CONFIG, INDEX, SINGLE_FILE, gguf_in, weight_names
-from penstock.loading.gguf import is_gguf
+from penstock.loading.folder import CONFIG, INDEX, PICKLED, SINGLE_FILE, gguf_in, weight_names
+from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.gguf_parts import first_part
 from penstock.loading.json_file import read_json
 
@@ -115,7 +116,8 @@ def _snapshot(name: str) -> Path:
     connection_errors: tuple[type[BaseException], ...] = (OSError, *HfHubHTTPError.__bases__)
     try:
         # Unlike a download, this is not retried for half a minute where there is no network.
-        HfApi().model_info(name, timeout=_TIMEOUT_SECONDS)
+        info = HfApi().model_info(name, timeout=_TIMEOUT_SECONDS)
+        _check_offer(name, [file.rfilename for file in info.siblings or ()])
         return _download(name, local_files_only=False)
     except GatedRepoError:
         reason = f"{name} is gated on the hub; accept its licence there and log in with `hf auth login`"
@@ -131,6 +133,21 @@ def _snapshot(name: str) -> Path:
             ) from None
         return _cached(name, f"the hub cannot be reached ({type(error).__name__})")
     raise ModelFileError(f"{reason}; {_ELSEWHERE}.")
+
+
+def _check_offer(name: str, files: Sequence[str]) -> None:
+    """Raises ModelFileError if a model of the hub has weights in other formats only than the one that is downloaded."""
+    if not files or any(file.endswith(".safetensors") for file in files):
+        return
+    if ggufs := sorted(file for file in files if file.endswith(SUFFIX)):
+        raise ModelFileError(
+            f"{name} has GGUF files only; download one with `hf download {name} {ggufs[0]}`, and pass its path."
+        )
+    if pickled := sorted(file for file in files if file.endswith(PICKLED)):
+        raise ModelFileError(
+            f"{name} has weights only as PyTorch pickles them ({pickled[0]}), which is not read, since it can run "
+            "code; take a model with safetensors files."
+        )
 
 
 def _is_local(error: BaseException) -> TypeGuard[OSError]:
