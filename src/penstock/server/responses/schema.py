@@ -29,6 +29,7 @@ def _includes_nothing(value: Any) -> bool:
 RULES: Rules = {
     "access_programs": Hint("It is for the operator of a hosted API."),
     "background": Refused("responses are not computed in the background; leave it out, and stream.", (False,)),
+    "background_options": Refused("responses are not computed in the background; leave it out, and stream.", ({},)),
     "client_metadata": schema.RULES["client_metadata"],
     "context_management": Hint("Conversations are never shortened; the client can send less of it.", ([],)),
     "conversation": Refused("is not supported; use previous_response_id."),
