@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.core.errors import ContextLengthExceeded, InvalidParameter, Lengths, ModelNotFound
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
@@ -14,6 +14,7 @@ from penstock.server.chat_output import ChatOutput, resolve_output
 from penstock.server.effort import variables_of
 from penstock.server.extras import MAX_NAME_LENGTH, check_extras, standing_of, told_tier
 from penstock.server.history import conversation_of, said_in
+from penstock.server.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.server.parsing import in_terms_of
 from penstock.server.schema import (
     ChatFields,
@@ -22,17 +23,13 @@ from penstock.server.schema import (
     EmbeddingFields,
     StreamOptions,
 )
-from penstock.server.structured import grammar_of
 from penstock.server.tools import ToolUse, resolve_tools
 from penstock.server.truncation import truncation_of
-from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import ChatEncoder
 from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
 from penstock.text.reasoning import Before
 from penstock.text.tokenizer import Tokenizer
 
-MaxTokensPolicy = Literal["cut", "refuse"]
-MAX_TOKENS_POLICIES: tuple[MaxTokensPolicy, ...] = ("cut", "refuse")
 COMPLETION_MAX_TOKENS = 16
 MAX_CHOICES = 1024
 # Log probabilities of prompts in one response, each of some 80 bytes of JSON: a prompt of 131,072 tokens with the most
@@ -111,9 +108,8 @@ class Resolver:
         """`max_tokens_policy`: what becomes of a max_tokens that the context has no room for."""
         self._tokenizer = tokenizer
         self._chat = chat
-        self._defaults = defaults
         self._format = output_format or OutputFormat()
-        self._max_tokens_policy = max_tokens_policy
+        self._parameters = Parameters(tokenizer, defaults, max_tokens_policy)
 
     @property
     def template_variables(self) -> frozenset[str]:
@@ -132,7 +128,7 @@ class Resolver:
             raise InvalidParameter("best_of", f"must equal n ({fields.n or 1}); choosing the best is not supported.")
         # An echoed prompt is part of the text, whose log probabilities are asked for.
         echoed = fields.logprobs if fields.echo else None
-        template = self._sampling(fields, fields.max_tokens, fields.logprobs, model, echoed=echoed)
+        template = self._parameters.of(fields, fields.max_tokens, fields.logprobs, model, echoed=echoed)
         # Where nothing is generated, nothing of the context is left for it.
         room = model.max_model_len - (fields.max_tokens != 0)
         given, prompts = self._prompts(
@@ -141,9 +137,9 @@ class Resolver:
         texts = [self._text(prompt, fields) for prompt in given] if fields.echo else None
         if len(prompts) * template.n > MAX_CHOICES:
             raise InvalidParameter("n", f"{len(prompts)} prompts × {template.n} samples are more than {MAX_CHOICES}.")
-        params = [self._fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
+        params = [self._parameters.fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
         scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
-        ignored = _cut_fields(template, params, "max_tokens")
+        ignored = cut_fields(template, params, "max_tokens")
         return self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
 
     def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
@@ -170,7 +166,7 @@ class Resolver:
         for prompt in prompts:
             if len(prompt) > model.max_model_len:
                 raise ContextLengthExceeded(
-                    f"The input has {len(prompt)} tokens; {_context(model)}. Shorten it.",
+                    f"The input has {len(prompt)} tokens; {context_of(model)}. Shorten it.",
                     param="input",
                 )
         if len(prompts) * size > MAX_EMBEDDING_VALUES:
@@ -201,7 +197,7 @@ class Resolver:
         logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
         name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
         with in_terms_of((("logprobs", "top_logprobs"), ("max_tokens", name))):
-            template = self._sampling(fields, next(iter(limits), None), logprobs, model, name)
+            template = self._parameters.of(fields, next(iter(limits), None), logprobs, model)
         use = self._tool_use(fields)
         variables, ignored = self._variables(fields)
         prompt = self._chat_prompt(fields, use, variables, model.max_model_len - 1)
@@ -213,9 +209,9 @@ class Resolver:
             grammar=output.grammar,
             reasoning_budget=output.budget,
         )
-        params = self._fit(template, prompt, model, "messages", None)
+        params = self._parameters.fit(template, prompt, model, "messages", None)
         scored = {"prompt_logprobs": fields.prompt_logprobs}
-        ignored += _cut_fields(template, [params], name)
+        ignored += cut_fields(template, [params], name)
         return self._job(fields, [prompt], [params], scored, parsing=output.parsing, ignored=ignored)
 
     def chat_prompt(self, fields: ChatFields) -> list[int]:
@@ -319,86 +315,6 @@ class Resolver:
         unwanted = any(variables.get(switch) is False for switch in THINKING_SWITCHES)
         return "nothing" if unwanted and before == "reasoning" else before
 
-    def _sampling(
-        self,
-        fields: CommonFields,
-        max_tokens: int | None,
-        logprobs: int | None,
-        model: ModelInfo,
-        max_tokens_name: str = "max_tokens",
-        *,
-        echoed: int | None = None,
-    ) -> SamplingParams:
-        """The request's parameters, except that `max_tokens` may still be None."""
-        values: dict[str, Any] = {
-            name: default
-            for name in SamplingDefaults.__struct_fields__
-            if (default := getattr(self._defaults, name)) is not None
-        }
-        for name in SamplingParams.__struct_fields__:
-            given = getattr(fields, name, None)
-            if given is not None and name not in ("max_tokens", "logprobs", "prompt_logprobs"):
-                values[name] = given
-        scored = max((top for top in (fields.prompt_logprobs, echoed) if top is not None), default=None)
-        if max_tokens is not None and max_tokens > model.max_model_len and not self._may_cut(fields):
-            raise ContextLengthExceeded(
-                f"{max_tokens_name}: {max_tokens} tokens of output are too many; {_context(model)}.",
-                param=max_tokens_name,
-            )
-        guided = {name: getattr(fields, name) for name in fields.__struct_fields__ if name.startswith("guided_")}
-        grammar = grammar_of(fields.response_format, fields.structured_outputs, guided)
-        if grammar is not None and self._tokenizer is None:
-            raise InvalidParameter(grammar.param, "this server has no tokenizer, so it cannot hold text to a grammar.")
-        params = SamplingParams(
-            **values, max_tokens=max_tokens, logprobs=logprobs, prompt_logprobs=scored, grammar=grammar
-        )
-        for name, tokens in (
-            ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", params.logit_bias or ()),
-            ("allowed_token_ids", params.allowed_token_ids or ()),
-        ):
-            if tokens and max(tokens) >= model.vocab_size:
-                raise InvalidParameter(name, f"{max(tokens)} is not below the vocabulary size {model.vocab_size}.")
-        if params.bad_words and self._tokenizer is None:
-            raise InvalidParameter("bad_words", "this server has no tokenizer, so words cannot be read; leave it out.")
-        if params.stop and self._tokenizer is None:
-            raise InvalidParameter(
-                "stop", "this server has no tokenizer, so strings are not found; use stop_token_ids."
-            )
-        return with_words_as_ids(params, self._tokenizer)
-
-    def _fit(
-        self, params: SamplingParams, prompt: list[int], model: ModelInfo, param: str, default_max_tokens: int | None
-    ) -> SamplingParams:
-        """The parameters with `max_tokens` resolved; raises ContextLengthExceeded where the context is too short."""
-        room = model.max_model_len - len(prompt)
-        least = 0 if params.max_tokens == 0 else max(1, params.min_tokens)
-        if room < least:
-            output = f" with at least {_tokens(least)} of output" if least else ""
-            raise ContextLengthExceeded(
-                f"The prompt has {len(prompt)} tokens; {_context(model)}, which{output} takes at most "
-                f"{model.max_model_len - least} of them. Shorten the prompt.",
-                param=param,
-                lengths=Lengths(len(prompt), 0, model.max_model_len - least),
-            )
-        if params.max_tokens is None:
-            most = room if default_max_tokens is None else min(room, max(default_max_tokens, params.min_tokens))
-            return msgspec.structs.replace(params, max_tokens=most)
-        if params.max_tokens <= room:
-            return params
-        if self._may_cut(params):
-            return msgspec.structs.replace(params, max_tokens=room)
-        raise ContextLengthExceeded(
-            f"The prompt has {len(prompt)} tokens, and {params.max_tokens} tokens of output are asked for; "
-            f"{_context(model)}. Shorten the prompt or ask for at most {room} tokens.",
-            param=param,
-            lengths=Lengths(len(prompt), params.max_tokens, model.max_model_len),
-        )
-
-    def _may_cut(self, asked: CommonFields | SamplingParams) -> bool:
-        """Whether an output may have fewer tokens than it may have at most; without an end it would have just these."""
-        return self._max_tokens_policy == "cut" and not asked.ignore_eos
-
     def _prompts(
         self, param: str, given: Any, model: ModelInfo, *, most_tokens: int | None, add_special_tokens: bool
     ) -> tuple[Sequence[str | list[int]], list[list[int]]]:
@@ -472,20 +388,6 @@ def _prompt_logprobs(prompts: Sequence[list[int]], n: int, scored: dict[str, int
                 f"at most {MAX_PROMPT_LOGPROBS} fit into one response. Send fewer prompts, or ask for fewer.",
             )
     return total
-
-
-def _cut_fields(asked: SamplingParams, params: Sequence[SamplingParams], name: str) -> tuple[str, ...]:
-    """The name of the field that limits outputs, where one has less than was asked for."""
-    return (name,) if any(asked.max_tokens not in (None, each.max_tokens) for each in params) else ()
-
-
-def _tokens(count: int) -> str:
-    return "one token" if count == 1 else f"{count} tokens"
-
-
-def _context(model: ModelInfo) -> str:
-    """Programs in front of a server know by these words that another model, or a shorter prompt, may help."""
-    return f"this model's maximum context length is {model.max_model_len} tokens"
 
 
 def _template_variables(values: dict[str, Any] | None, known: frozenset[str]) -> dict[str, Any]:
