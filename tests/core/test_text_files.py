@@ -47,6 +47,7 @@ def test_a_name_that_is_not_utf_8_can_be_printed_and_sent() -> None:
     name = b"/caf\xe9/m\xc3\xb6del".decode("utf-8", "surrogateescape")
     assert shown(name) == r"/caf\xe9/m\u00f6del".replace(r"\u00f6", "ö")
     assert shown("ö") == "ö"
+    assert shown("a\ud800") == r"a\ud800"
     error = ModelFileError(f"{name} is missing.")
     assert str(error) == error.message == r"/caf\xe9/mödel is missing."
     assert Reason("model", name, name).value == Reason("model", name, name).why == r"/caf\xe9/mödel"

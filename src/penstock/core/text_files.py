@@ -6,15 +6,21 @@ _MARK = b"\xef\xbb\xbf"
 _OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff")
 # As much of a file as `something_else` needs.
 HEAD = 512
-
-
 # What Python makes of bytes in a name that are not UTF-8.
 _NO_CHARACTERS = re.compile("[\ud800-\udfff]")
 
 
 def shown(text: str) -> str:
-    """Text with names of files in it, as it can be printed and sent: bytes that are not UTF-8 become \\xNN."""
-    return _NO_CHARACTERS.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", text)
+    """Text with names of files in it, as it can be printed and sent: bytes that are not UTF-8 become \\xNN.
+
+    Other halves of surrogate pairs, which JSON can spell, become \\udNNN.
+    """
+    return _NO_CHARACTERS.sub(_spelled, text)
+
+
+def _spelled(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code & 0xFF:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
 
 
 def without_mark(raw: bytes) -> bytes:
