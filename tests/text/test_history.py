@@ -342,7 +342,7 @@ def test_a_template_that_ends_no_trial_is_loaded(tokenizer: Tokenizer) -> None:
     """Its trials end by steps, which are the same on every machine."""
     source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     encoder = ChatEncoder(tokenizer, ChatTemplate(source))
-    assert reasons(encoder)["developer messages"] == "as they are"
+    assert reasons(encoder) == {"conversations": "as they come"}
 
 
 def test_marks_are_found_in_arguments_that_became_objects(

@@ -63,6 +63,7 @@ SHOWN_AT_START = (
     "max model len",
     "kv cache memory",
     "chat template",
+    "conversations",
     "developer messages",
     "system messages",
     "call arguments",

@@ -20,7 +20,6 @@ Message = dict[str, Any]
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 _WHY = "tried on the chat template"
-_TRIED = ("user", "system", "assistant", "tool")
 _NO_CONTENT: tuple[NoContent, ...] = ("missing", "null", "empty")
 _FORMS: dict[NoContent, dict[str, Any]] = {"missing": {}, "null": {"content": None}, "empty": {"content": ""}}
 
@@ -49,6 +48,7 @@ class TemplateCapabilities(msgspec.Struct, frozen=True, kw_only=True):
         tool_role: whether results of tools are kept.
         user_after_result: whether the user may speak before the result of a tool is answered.
         short_ids: whether ids of calls must have nine letters and digits.
+        tried: whether this was found out; a template that refuses a single message of the user cannot be tried.
     """
 
     developer: Literal["known", "alone", "unknown"] = "known"
@@ -64,9 +64,12 @@ class TemplateCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     tool_role: bool = True
     user_after_result: bool = True
     short_ids: bool = False
+    tried: bool = True
 
     def reasons(self) -> list[Reason]:
         """What users should know of it: what every conversation meets, and what is unusual."""
+        if not self.tried:
+            return [Reason("conversations", "as they come", "the chat template refuses those that it was tried on")]
         found = [
             Reason("developer messages", *_DEVELOPER[self.developer]),
             Reason("system messages", _SYSTEM[self.system], _WHY),
@@ -112,7 +115,7 @@ def find_capabilities(render: Render) -> TemplateCapabilities:
     trial = _Trial(render)
     if not trial.keeps_users():
         # It wants something else than conversations, and says so itself.
-        return TemplateCapabilities()
+        return TemplateCapabilities(tried=False)
     system = trial.system()
     trial.try_parts("assistant", lambda said: [trial.user(), said, trial.user("zqnext")])
     calls = trial.calls()
