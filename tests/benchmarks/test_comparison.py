@@ -15,6 +15,8 @@ from comparison.contenders import CONTENDERS, LARGE, MACHINE, TOY, Job, Plan, Wo
 from comparison.page import page
 from comparison.record import Machine, Record, Run, best, ratio
 
+from support.waiting import PATIENCE
+
 EVERYBODY = [contender.name for contender in CONTENDERS]
 NOBODY = {"penstock": "/ours", "vllm": None, "llama-cpp": None, "openvino": None, "transformers": None}
 HERE = Machine("A processor", 2, 23.5, "one boot")
@@ -92,7 +94,7 @@ class TestOptions:
 class TestChildren:
     @pytest.fixture
     def run(self) -> Callable[..., Outcome]:
-        return lambda text, limit=60.0: run_child([sys.executable, "-c", text], limit)
+        return lambda text, limit=PATIENCE: run_child([sys.executable, "-c", text], limit)
 
     def test_the_last_object_counts(self, run: Callable[..., Outcome]) -> None:
         outcome = run("print('log'); print('{broken'); print('{\"a\": 1}'); print('bye')")
@@ -126,7 +128,7 @@ class TestChildren:
         outcome = run(
             "import os, time; print('{\"a\": %f}' % (time.monotonic() - float(os.environ['BENCHMARK_LAUNCHED'])))"
         )
-        assert outcome.figures is not None and 0 < outcome.figures["a"] < 30
+        assert outcome.figures is not None and outcome.figures["a"] > 0
 
 
 class TestFigures:

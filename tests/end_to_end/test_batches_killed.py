@@ -94,7 +94,10 @@ def computed(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_no_line_is_lost_or_doubled_whenever_the_server_ends(tmp_path: Path, end: signal.Signals) -> None:
+def test_no_line_is_lost_or_doubled_whenever_the_server_ends(
+    tmp_path: Path, end: signal.Signals, pytestconfig: pytest.Config
+) -> None:
+    early = 6 if pytestconfig.getoption("slow") else 4
     folder = tmp_path / "server"
     folder.mkdir()
     rng = random.Random(end)
@@ -106,7 +109,7 @@ def test_no_line_is_lost_or_doubled_whenever_the_server_ends(tmp_path: Path, end
         rounds += 1
         done, seen = kept(folder), len(computed(tmp_path))
         with started(folder) as (process, http):
-            deadline = time.monotonic() + (rng.uniform(0.0, 0.12) if rounds < 6 else PATIENCE)
+            deadline = time.monotonic() + (rng.uniform(0.0, 0.12) if rounds < early else PATIENCE)
             while True:
                 batch: dict[str, Any] = http.get(f"/v1/batches/{batch_id}").json()
                 # Counts never fall, and never promise what is not kept.

@@ -101,7 +101,7 @@ def is_ready(engine: Engine) -> bool:
 async def impatience(engine: Engine) -> None:
     """Have a process that hangs killed soon, and give the next one the time that it needs to start."""
     usual, first = engine._patience, engine.process_id
-    engine._patience = msgspec.structs.replace(usual, unready_seconds=1.5, hang_seconds=3.0)
+    engine._patience = msgspec.structs.replace(usual, look_seconds=0.1, unready_seconds=0.6, hang_seconds=1.5)
     await reached(lambda: engine.process_id != first)
     engine._patience = usual
 

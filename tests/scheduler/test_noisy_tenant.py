@@ -123,7 +123,14 @@ def test_who_goes_first_takes_no_more_than_its_share(short_at_a_time: int, other
 
 @pytest.mark.parametrize(
     ("machine", "quiet", "share", "seconds"),
-    [(SMALL, 8.0, 2.2, 40.0), (FAST, 23.0, 3.8, 40.0), (LARGE, 0.4, 0.13, 800.0)],
+    [
+        (SMALL, 8.0, 2.2, 20.0),
+        (FAST, 23.0, 3.8, 10.0),
+        (LARGE, 0.4, 0.13, 400.0),
+        pytest.param(SMALL, 8.0, 2.2, 40.0, marks=pytest.mark.slow),
+        pytest.param(FAST, 23.0, 3.8, 40.0, marks=pytest.mark.slow),
+        pytest.param(LARGE, 0.4, 0.13, 800.0, marks=pytest.mark.slow),
+    ],
 )
 def test_beside_a_noisy_tenant_a_quiet_one_is_served_as_on_its_share(
     machine: Machine, quiet: float, share: float, seconds: float
