@@ -29,6 +29,7 @@ _NO_FORCING = '%llguidance {"no_forcing": true}'
 # Where messages quote the source, and the place in it where that is one that we have written.
 _QUOTED = re.compile(r"\n +\d+ \||\s<non-verbose/>|\n<state>")
 _PLACE = re.compile(r"^at 1\(8\): (failed to compile JSON schema: )?")
+_PLACE_OF_PART = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 # What it calls a schema's own parts, and a string that cannot be, before it quotes expressions.
 _OWN_ADDRESS = "json-schema:///"
 _NO_STRING = "Regex is empty:"
@@ -155,8 +156,7 @@ class Grammars:
             # The first mask makes the first states of the lexer, which all copies have then.
             matcher.compute_bitmask()
         if matcher.is_error():
-            about = _part_at_fault(grammar)
-            raise InvalidParameter(grammar.param, about + _reason(matcher.get_error()))
+            raise InvalidParameter(grammar.param, _part_at_fault(grammar) + _reason(matcher.get_error(), grammar))
         return matcher
 
     def _load(self) -> "LLTokenizer":
@@ -275,9 +275,11 @@ def _lark_of(grammar: Grammar) -> str:
     return f"{source}\n{_NO_FORCING}"
 
 
-def _reason(message: str) -> str:
-    """llguidance's message as one sentence, without the source that it quotes."""
-    message = _QUOTED.split(_PLACE.sub("", message), maxsplit=1)[0].replace(_OWN_ADDRESS, "")
+def _reason(message: str, grammar: Grammar | None = None) -> str:
+    """llguidance's message as one sentence, without the source that it quotes; the place only in a client's source."""
+    is_ours = grammar is not None and bool(grammar.parts)
+    place = _PLACE_OF_PART if is_ours else _PLACE
+    message = _QUOTED.split(place.sub("", message), maxsplit=1)[0].replace(_OWN_ADDRESS, "")
     if message == _EMPTY:
         return "no text fits it; does a part of it refer only to itself?"
     before, is_empty, _ = message.partition(_NO_STRING)

@@ -12,8 +12,11 @@ from penstock.core.grammar import Grammar
 from penstock.text.calls.grammar import Enforced, calls_grammar
 from penstock.text.calls.parameters import ToolSchema, texts_of
 from penstock.text.output_format import Parsing
+from penstock.text.schema.enforceable import enforceable
+from penstock.text.schema.patterns import problem
 from support.language import Language, Vocabulary
 from support.pieces import parsed
+from support.schemas import any_schema
 
 MARKS = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|python_start|>")
 MARKS += ("<|python_end|>",)
@@ -224,3 +227,27 @@ def test_forms_of_texts_are_remarks_where_values_are_no_json(vocabulary: Vocabul
     parameters = {"properties": {"a": {"type": "string", "format": "date"}}, "required": ["a"]}
     accepted = language(vocabulary, "glm45", "required", True, tools=[ToolSchema("f", parameters, strict=True)])
     assert written("glm45", ("f", {"a": "soon"})) in accepted
+
+
+@pytest.mark.parametrize("calls", FORMATS)
+def test_calls_fit_whatever_the_schema(vocabulary: Vocabulary, calls: str) -> None:
+    """But for what is told."""
+    complete = 0
+    for seed in range(16):
+        properties = {name: any_schema(seed + place) for place, name in ((0, "a"), (100, "b-c"))}
+        definitions = {name: each for schema in properties.values() for name, each in schema.pop("$defs", {}).items()}
+        schema = {"type": "object", "properties": properties, "required": ["a"], "$defs": definitions}
+        tool = ToolSchema("f", schema)
+        if problem(enforceable(schema)[0]):
+            # Nothing fits it.
+            continue
+        accepted = language(vocabulary, calls, "required", False, tools=[tool])
+        text = accepted.example(random.Random(seed), 400)
+        if text is not None:
+            complete += 1
+            pieces = parsed(Parsing(calls=calls, texts={"f": texts_of(tool)}).parser(), [text])
+            ((name, arguments),) = pieces["calls"]
+            assert name == "f" and pieces["content"] == ""
+            if not calls_grammar(calls, [tool], "required", False).unenforced:
+                jsonschema.validate(json.loads(arguments), schema)
+    assert complete >= 6
