@@ -13,7 +13,7 @@ from penstock.text.calls.grammar import Enforced, calls_grammar
 from penstock.text.calls.parameters import ToolSchema, texts_of
 from penstock.text.output_format import Parsing
 from penstock.text.schema.enforceable import enforceable
-from penstock.text.schema.patterns import problem
+from penstock.text.schema.patterns import fits_nothing
 from support.language import Language, Vocabulary
 from support.pieces import parsed
 from support.schemas import any_schema
@@ -238,8 +238,7 @@ def test_calls_fit_whatever_the_schema(vocabulary: Vocabulary, calls: str) -> No
         definitions = {name: each for schema in properties.values() for name, each in schema.pop("$defs", {}).items()}
         schema = {"type": "object", "properties": properties, "required": ["a"], "$defs": definitions}
         tool = ToolSchema("f", schema)
-        if problem(enforceable(schema)[0]):
-            # Nothing fits it.
+        if fits_nothing(enforceable(schema)[0]):
             continue
         accepted = language(vocabulary, calls, "required", False, tools=[tool])
         text = accepted.example(random.Random(seed), 400)

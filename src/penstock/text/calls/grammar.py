@@ -24,6 +24,7 @@ from penstock.text.calls.parser import (
 from penstock.text.calls.python_calls import PYTHON_CLOSER, PYTHON_OPENER
 from penstock.text.calls.tagged import GLM, QWEN, Tags
 from penstock.text.schema.enforceable import enforceable, json_rule
+from penstock.text.schema.patterns import fits_nothing
 
 Enforced = Literal["required", "strict"]
 
@@ -286,6 +287,9 @@ def _written_parameters(rules: _Rules, tool: ToolSchema, name_end: str) -> list[
         rules.leave_out(tool, field, f"{what} ({_OTHER_FORMAT})")
     found = []
     for parameter in parameters_of(tool):
+        if not parameter.required and fits_nothing(parameter.schema):
+            # It is never there.
+            continue
         if _PLAIN_NAME.fullmatch(parameter.name) and name_end not in parameter.name:
             found.append(parameter)
         elif parameter.required:

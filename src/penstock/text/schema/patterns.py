@@ -21,6 +21,11 @@ def problem(schema: Mapping[str, Any]) -> str | None:
     return _problem(json.dumps(schema))
 
 
+def fits_nothing(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema that can be enforced leaves no value."""
+    return "nsatisfiable" in (problem(schema) or "")
+
+
 @lru_cache(maxsize=1024)
 def _problem(schema: str) -> str | None:
     from llguidance import LLMatcher
