@@ -159,7 +159,7 @@ def test_a_folder_whose_name_is_not_utf_8(copy: Path) -> None:
 
     def penstock(*arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "penstock.cli.main", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=90, env=strict)
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=strict)
 
     answered = penstock("run", str(folder), "hello", "--max-tokens", "2", "--temperature", "0", "--threads", "1")
     assert answered.returncode == 0, answered.stderr

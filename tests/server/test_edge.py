@@ -30,7 +30,7 @@ def server(tokenizer: Tokenizer) -> Iterator[Server]:
             edge = EdgeOptions(**options).check()  # type: ignore[arg-type]
             keys = Keyring([only_key(KEY)]) if keyed else None
             app = create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer, edge=edge, keys=keys, local=True)
-            return stack.enter_context(httpx.Client(base_url=stack.enter_context(running(app, edge=edge)), timeout=60))
+            return stack.enter_context(httpx.Client(base_url=stack.enter_context(running(app, edge=edge))))
 
         yield start
 
