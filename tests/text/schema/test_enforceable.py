@@ -1,5 +1,6 @@
 """What of a JSON schema outputs are held to: all that is not told."""
 
+import contextlib
 import json
 import random
 from typing import Any
@@ -11,6 +12,7 @@ from penstock.bundled.registry import FOLDER
 from penstock.core.errors import InvalidParameter
 from penstock.core.grammar import Grammar
 from penstock.text.schema.enforceable import enforceable
+from penstock.text.schema.keywords import ASSERTIONS, UNSUPPORTED
 from penstock.text.schema.patterns import is_open
 from penstock.text.tokenizer import load_tokenizer
 from support.random_outputs import RandomOutputs, unique
@@ -56,6 +58,29 @@ def test_outputs_fit_whatever_the_schema(outputs: RandomOutputs, pytestconfig: p
                     jsonschema.validate(value, schema)
     print(f"{complete} of {2 * count} outputs were complete; of {told} schemas a part was not enforced")
     assert complete >= count and count // 5 <= told <= count * 4 // 5 and nothing_fits <= count // 10
+
+
+_KEYWORDS = sorted({*ASSERTIONS, *UNSUPPORTED, "format", "propertyNames", "unevaluatedProperties", "unevaluatedItems"})
+JUNK: list[Any] = [None, True, 0, -1, 2.5, "x", "(", [], [None], {}, {"type": {}}, ["a", 1], {"a": None}, {"$ref": 1}]
+
+
+def test_values_that_no_keyword_has_are_told_or_refused(outputs: RandomOutputs) -> None:
+    """They are never the cause of anything else."""
+    chance = random.Random(1)
+    for seed in range(300):
+        schema = any_schema(seed)
+        place: Any = schema
+        while chance.random() < 0.6:
+            inner = [each for each in place.values() if isinstance(each, dict) and each]
+            if not inner:
+                break
+            place = chance.choice(inner)
+        place[chance.choice([*place, *_KEYWORDS])] = chance.choice(JUNK)
+        left, unenforced = enforceable(schema)
+        assert all(str(each) and each.field for each in unenforced)
+        assert enforceable(left)[1] == ()
+        with contextlib.suppress(InvalidParameter):
+            outputs.grammars.compile(Grammar.json_schema(left))
 
 
 @pytest.mark.parametrize("keyword", UNENFORCEABLE)

@@ -40,8 +40,6 @@ _MOST_LENGTH = 2**31
 _INEXACT = "a number of it has too many digits"
 _MALFORMED = "JSON Schema has no such value of it"
 _RUN_OUT = "it matches a limited number of names, and keys are not repeated"
-
-
 # White space between the parts of a JSON value is bounded, so that a model cannot fill its whole output with it: a
 # space, or a line break and its indentation.
 _OPTIONS = {"whitespace_pattern": r"( |\n[ \t]{0,32})?", "lenient": False, "coerce_one_of": False}
@@ -152,17 +150,22 @@ class _Walk:
     def _restrict_names(self, found: dict[str, Any], schema: Mapping[str, Any], path: Path) -> None:
         """Say by other keywords what names of properties are like."""
         names = schema.get("propertyNames", True)
-        names = {key: names[key] for key in names if key in ASSERTIONS} if isinstance(names, Mapping) else names
-        if names in (True, {}, {"type": "string"}):
+        if isinstance(names, Mapping):
+            names = {
+                key: each for key, each in names.items() if key in ASSERTIONS and (key, each) != ("type", "string")
+            }
+        if names is True or names == {}:
             return
         properties, others = found.get("properties", {}), found.get("additionalProperties", True)
-        listed = names.get("enum", [names["const"]] if "const" in names else None) if names else None
-        if (
-            not names
-            or found.get("patternProperties")
-            or names.keys() - {"type"} not in ({"enum"}, {"const"}, {"pattern"})
-        ):
+        only: tuple[str, Any] = (
+            next(iter(names.items())) if isinstance(names, Mapping) and len(names) == 1 else ("", None)
+        )
+        keyword, value = only
+        listed = [value] if keyword == "const" else value
+        if keyword not in ("const", "enum", "pattern") or not is_well_formed(keyword, value):
             self._leave_out(path)
+        elif found.get("patternProperties"):
+            self._leave_out(path, "beside patternProperties")
         elif isinstance(listed, list):
             found["properties"] = {name: each for name, each in properties.items() if name in listed} | {
                 name: others for name in listed if isinstance(name, str) and name not in properties
@@ -170,13 +173,11 @@ class _Walk:
             found["additionalProperties"] = False
         elif properties and others not in (True, {}):
             self._leave_out(path)
-        elif (why := pattern_problem(names["pattern"])) is not None:
+        elif (why := pattern_problem(value)) is not None:
             self._leave_out(path, why)
         else:
-            found["properties"] = {
-                name: each if matches(names["pattern"], name) else False for name, each in properties.items()
-            }
-            found["patternProperties"] = {names["pattern"]: others}
+            found["properties"] = {name: each if matches(value, name) else False for name, each in properties.items()}
+            found["patternProperties"] = {value: others}
             found["additionalProperties"] = False
 
     def _restrict_unevaluated(self, found: dict[str, Any], schema: Mapping[str, Any], path: Path) -> None:
@@ -267,7 +268,8 @@ class _Walk:
             if "$ref" not in branch:
                 break
             start, _, name = str(branch["$ref"]).removeprefix("#/").partition("/")
-            target = self._root.get(start, {}).get(name) if start in DEFINITIONS else None
+            definitions = self._root.get(start) if start in DEFINITIONS else None
+            target = definitions.get(name) if isinstance(definitions, Mapping) else None
             if not isinstance(target, Mapping):
                 return True
             branch = target
@@ -310,7 +312,7 @@ def _is_constraint(schema: Mapping[str, Any], key: str, value: Any) -> bool:
     """Whether a keyword says something about outputs that its value does not say by itself."""
     if key == "format":
         # A value that is one of some need not be in a form.
-        return value in FORMATS and not schema.keys() & VALUES
+        return isinstance(value, str) and value in FORMATS and not schema.keys() & VALUES
     return key in ASSERTIONS and key not in UNSUPPORTED and not (key == "maxLength" and _is_huge(value))
 
 
