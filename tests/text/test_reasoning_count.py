@@ -11,7 +11,7 @@ from penstock.text.table import TokenStream, TokenTable
 
 
 def counted(pieces: Sequence[bytes], *, opened: bool = False, cuts: Sequence[int] = ()) -> int:
-    """The tokens of reasoning, where each piece is a token; they are handed over in as many parts as `cuts` says."""
+    """The tokens of reasoning, where each piece is a token; `cuts` says where parts begin that are handed over."""
     table = TokenTable(list(pieces), list(pieces), 0, [not piece for piece in pieces])
     count, tokens = ReasoningCount(TokenStream(table, True), opened=opened), list(range(len(pieces)))
     places = sorted({0, len(tokens), *(cut % (len(tokens) + 1) for cut in cuts)})

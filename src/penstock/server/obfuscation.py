@@ -2,7 +2,7 @@
 
 import secrets
 
-# Events with up to so many bytes of text between two multiples of it have one size.
+# Bytes. Events have the same size if their texts end between the same two multiples of it.
 STEP = 64
 
 

@@ -15,7 +15,7 @@ class Truncation(msgspec.Struct, frozen=True):
     """Which tokens of an input stay.
 
     Attributes:
-        most: at most so many.
+        most: the largest number of tokens that stay.
         side: where others are left out: "right" keeps the first ones, "left" the last ones.
     """
 
