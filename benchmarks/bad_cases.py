@@ -29,7 +29,15 @@ NUMBERS = {"NaN": float("nan"), "1e308": 1e308, "2^63": 2**63, "-1": -1}
 # Where they mean something.
 LEGAL = {
     "2^63": ("seed",),
-    "-1": ("frequency_penalty", "logit_bias", "presence_penalty", "priority", "seed", "top_k"),
+    "-1": (
+        "frequency_penalty",
+        "logit_bias",
+        "presence_penalty",
+        "priority",
+        "seed",
+        "top_k",
+        "truncate_prompt_tokens",
+    ),
 }
 # Numeric fields whose path is not seen from the type of the body.
 NESTED: dict[str, dict[str, Callable[[Any], Any]]] = {

@@ -374,6 +374,7 @@ def test_fields_that_ask_for_nothing_are_accepted(served: Any) -> None:
         ({"text": {"format": {"type": "json_schema", "schema": {}, "more": 1}}}, "text.format.more"),
         ({"tools": [{"type": "local_shell"}]}, "tools[0].type"),
         ({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "custom"}]}]}, "tools[0].tools[0].type"),
+        ({"tools": [{"type": {}}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"type": 1}}]}, "tools[0].parameters.type"),

@@ -46,7 +46,7 @@ def _settled(tools: list[Any], path: str, reader: FieldReader) -> Iterator[Any]:
     for index, tool in enumerate(tools):
         place = f"{path}[{index}]"
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind in HOSTED_TOOLS:
+        if isinstance(kind, str) and kind in HOSTED_TOOLS:
             reader.ignore(f"{place}.{kind}")
             continue
         if isinstance(kind, str) and kind not in ("function", "namespace"):
