@@ -1,4 +1,4 @@
-"""Links and anchors of the documents resolve, every page is reachable, options and figures are the real ones."""
+"""Links of the documents resolve, pages are reachable, and what they name is there: options, errors, files, figures."""
 
 import re
 from collections.abc import Iterator
@@ -132,6 +132,23 @@ def test_every_error_that_clients_get_is_in_the_documents() -> None:
     table = (ROOT / "docs" / "api.md").read_text().partition("## Errors\n")[2]
     missing = {error.code for error in kinds(PenstockError) if error not in never and f"`{error.code}`" not in table}
     assert not missing, "docs/api.md does not say what they mean"
+
+
+def test_what_the_architecture_names_is_there() -> None:
+    """Files, and of `file.py: Name.method` the names."""
+    sources = [
+        *(ROOT / "src" / "penstock").rglob("*.py"),
+        *(ROOT / "native" / "src").iterdir(),
+        *ROOT.glob("tests/**/*.py"),
+    ]
+    named = re.findall(r"`([\w/]+\.(?:py|cpp|hpp))(?:: ([\w.]+))?`", (ROOT / "docs" / "architecture.md").read_text())
+    missing = []
+    for file, name in named:
+        texts = [path.read_text() for path in sources if path.as_posix().endswith(f"/{file}")]
+        words = name.split(".") if name else []
+        if not any(all(re.search(rf"\b{word}\b", text) for word in words) for text in texts):
+            missing.append(f"{file}: {name}")
+    assert len(named) > 80 and not missing
 
 
 def test_the_readme_has_the_figures_of_the_newest_run() -> None:
