@@ -1,6 +1,7 @@
 """What of a JSON schema outputs are held to: all that is not told."""
 
 import contextlib
+import copy
 import json
 import random
 from typing import Any
@@ -75,7 +76,7 @@ def test_values_that_no_keyword_has_are_told_or_refused(outputs: RandomOutputs) 
             if not inner:
                 break
             place = chance.choice(inner)
-        place[chance.choice([*place, *_KEYWORDS])] = chance.choice(JUNK)
+        place[chance.choice([*place, *_KEYWORDS])] = copy.deepcopy(chance.choice(JUNK))
         left, unenforced = enforceable(schema)
         assert all(str(each) and each.field for each in unenforced)
         assert enforceable(left)[1] == ()
