@@ -259,16 +259,17 @@ def compared(base: Scorer, path: Path, texts: list[ScoredText]) -> Quality:
 
 
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
-def test_calibration_pays_on_the_bundled_model(tmp_path: Path) -> None:
-    base = Scorer(EngineOptions(model="haiku", dtype="float32", quantization="none", speculative="off"), 512)
+@pytest.mark.parametrize("model", ["haiku-draft", pytest.param("haiku", marks=pytest.mark.slow)])
+def test_calibration_pays_on_a_bundled_model(model: str, tmp_path: Path) -> None:
+    base = Scorer(EngineOptions(model=model, dtype="float32", quantization="none", speculative="off"), 512)
     calibration, held_out = (
         conversations(base.path, base.vocab_size, 512, 24, seed=seed) for seed in (CALIBRATION_SEED, COMPARISON_SEED)
     )
     grid = Grid(4, 64, searched=True)
-    write("haiku", Recipe("rtn", grid, "compressed-tensors"), [], tmp_path / "rtn")
+    write(model, Recipe("rtn", grid, "compressed-tensors"), [], tmp_path / "rtn")
     for method in ("gptq", "awq"):
         recipe = Recipe(method, grid, "compressed-tensors")
-        write("haiku", recipe, [text.ids for text in calibration], tmp_path / method)
+        write(model, recipe, [text.ids for text in calibration], tmp_path / method)
     nearest, gptq, awq = (compared(base, tmp_path / name, held_out).kl.value for name in ("rtn", "gptq", "awq"))
     assert gptq < 0.8 * nearest and awq < 0.9 * nearest
 
