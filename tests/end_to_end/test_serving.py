@@ -114,7 +114,7 @@ BAD = [
     ({"prompt": "x", "temperature": -1}, "temperature"),
     ({"prompt": "x", "top_p": "much"}, "top_p"),
     ({"prompt": "x" * 5000}, "2048"),
-    ({"prompt": "x", "max_tokens": 3000}, "2048"),
+    ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
     ({"prompt": "x", "suffix": "y"}, "suffix"),
     ({"prompt": "x", "made_up": 1}, "made_up"),
 ]
