@@ -62,12 +62,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # Files that take longest come first: the last ones are short, so that no worker waits long for another.
 LONGEST = (
-    "kernels/cuda/test_compiles.py",
+    "end_to_end/test_bit_exact.py",
+    "end_to_end/test_speculation.py",
     "end_to_end/test_gpu.py",
+    "kernels/cuda/test_compiles.py",
+    "cli/test_cli.py",
     "kernels/cuda/test_graphs.py",
     "assembly/test_quantize.py",
     "engine/test_supervision.py",
-    "end_to_end/test_speculation.py",
     "kernels/cpu/test_native.py",
     "end_to_end/test_batches_killed.py",
     "end_to_end/test_processes.py",
