@@ -359,3 +359,17 @@ def test_many_results_are_matched() -> None:
     messages = [called(*calls), *(result(tool_call_id=str(number)) for number in reversed(range(20_000)))]
     found = adapted([*messages, result(tool_call_id=None)], TemplateCapabilities(parallel_calls=False))
     assert len(found) == 40_001 and [message["role"] for message in found[:4]] == ["assistant", "tool"] * 2
+
+
+@pytest.mark.parametrize(
+    ("role", "able"),
+    [
+        ("developer", TemplateCapabilities(developer="unknown")),
+        ("tool", TemplateCapabilities(tool_role=False)),
+    ],
+)
+def test_many_messages_are_joined_at_once(role: str, able: TemplateCapabilities) -> None:
+    """Joined one by one, each would be copied thousands of times."""
+    (joined,) = adapted([{"role": role, "content": "x" * 1000}] * 16_384, able)
+    assert joined["role"] == {"developer": "system", "tool": "user"}[role]
+    assert joined["content"] == "\n\n".join(["x" * 1000] * 16_384)

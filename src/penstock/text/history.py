@@ -159,15 +159,13 @@ def _system_in_place(messages: list[Message], able: TemplateCapabilities) -> lis
 
 def _developers_as_system(messages: list[Message]) -> list[Message]:
     """Developers' messages as the system's; right behind one of these, as a part of it."""
-    found: list[Message] = []
+    runs: list[list[Message]] = []
     for message in messages:
-        if message.get("role") != "developer":
-            found.append(message)
-        elif found and found[-1].get("role") == "system":
-            found[-1] = _joined([found[-1], message], "system")
+        if message.get("role") == "developer" and runs and runs[-1][0].get("role") in ("developer", "system"):
+            runs[-1].append(message)
         else:
-            found.append({**message, "role": "system"})
-    return found
+            runs.append([message])
+    return [_joined(run, "system") if run[0].get("role") == "developer" or len(run) > 1 else run[0] for run in runs]
 
 
 def _joined(messages: Sequence[Message], role: str) -> Message:
@@ -274,17 +272,17 @@ def _short(identifier: str) -> str:
 
 def _results_as_user(messages: list[Message]) -> list[Message]:
     """Results of tools as what the user says, with what the user says next to them."""
-    found: list[Message] = []
+    runs: list[list[Message]] = []
     joins = False
     for message in messages:
         is_result = message.get("role") == "tool"
         user = {"role": "user", "content": message.get("content", "")} if is_result else message
-        if found and (is_result or joins) and user.get("role") == found[-1].get("role") == "user":
-            found[-1] = _joined([found[-1], user], "user")
+        if runs and (is_result or joins) and user.get("role") == runs[-1][0].get("role") == "user":
+            runs[-1].append(user)
         else:
-            found.append(user)
+            runs.append([user])
         joins = is_result or (joins and user.get("role") == "user")
-    return found
+    return [_joined(run, "user") if len(run) > 1 else run[0] for run in runs]
 
 
 def _results_answered(messages: list[Message]) -> list[Message]:
