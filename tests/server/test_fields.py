@@ -167,6 +167,8 @@ def test_unknown_fields_are_found_wherever_they_are(other: Callable[..., httpx.C
     assert ignored(telling.post("/v1/messages", json=tagged)) == ["system[].more"]
     many = {"messages": HI, **{f"field{index}": 1 for index in range(300)}}
     assert "more than 256 unknown fields" in message_of(telling.post("/v1/chat/completions", json=many))
+    many = {"messages": [{**HI[0], **{f"field{index}": 1 for index in range(300)}}]}
+    assert "more than 256 unknown fields" in message_of(telling.post("/v1/chat/completions", json=many))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +213,8 @@ def test_a_header_holds_any_name() -> None:
     told = ignored_header([f"f{index}" for index in range(MOST_TOLD + 5)])["x-penstock-ignored"]
     assert told.endswith(f"f{MOST_TOLD - 1}, and 5 more")
     assert len(ignored_header(["x" * 10_000])["x-penstock-ignored"]) < 100
+    # A character takes up to twelve there; no escape is cut.
+    assert ignored_header(["𝕏" * 80])["x-penstock-ignored"] == "%F0%9D%95%8F" * 6 + "%F0%9D"
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,10 @@ class FieldReader:
         return tuple(self._ignored)
 
     def ignore(self, name: str) -> None:
-        """A field has no effect."""
+        """A field has no effect. Raises InvalidParameter where there are more than any client has use for."""
         self._ignored[re.sub(r"\[\d+\]", "[]", name)] = None
+        if len(self._ignored) > _MOST_IGNORED:
+            raise InvalidParameter("body", f"has more than {_MOST_IGNORED} unknown fields; leave them out.")
 
     def settle(self, fields: dict[str, Any], rules: Rules, path: str = "") -> None:
         """Take the fields that have rules out of an object; raises InvalidParameter for a value that is refused."""
@@ -113,8 +115,6 @@ class FieldReader:
                 raise UnknownField(path[-MAX_NAME_LENGTH:], self._why_unknown(name, known))
             del holder[name]
             self.ignore(path)
-            if len(self._ignored) > _MOST_IGNORED:
-                raise InvalidParameter("body", f"has more than {_MOST_IGNORED} unknown fields; leave them out.")
 
     def _why_unknown(self, name: str, known: Iterable[str]) -> str:
         if name in EQUIVALENTS:
@@ -137,12 +137,20 @@ def parse_fields(body: bytes, kind: type[Fields]) -> Fields:
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
     """The header that tells them; none where all fields had their effect."""
-    all_names = [quote(name[:MAX_NAME_LENGTH], safe="[]().$@ ") for name in names]
+    all_names = tuple(names)
     if not all_names:
         return {}
+    told = [_quoted(name) for name in all_names[:MOST_TOLD]]
     rest = len(all_names) - MOST_TOLD
-    told = [*all_names[:MOST_TOLD], f"and {rest} more"] if rest > 0 else all_names
+    if rest > 0:
+        told.append(f"and {rest} more")
     return {IGNORED_HEADER: ", ".join(told)}
+
+
+def _quoted(name: str) -> str:
+    """A name as headers can have it, at most MAX_NAME_LENGTH characters: proxies refuse answers with long headers."""
+    quoted = quote(name[:MAX_NAME_LENGTH], safe="[]().$@ ")
+    return quoted if len(quoted) <= MAX_NAME_LENGTH else re.sub("%.?$", "", quoted[:MAX_NAME_LENGTH])
 
 
 _Unknown = tuple[str, dict[str, Any], str, Iterable[str]]

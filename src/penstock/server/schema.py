@@ -230,7 +230,7 @@ def settle_messages(fields: dict[str, Any], reader: FieldReader) -> None:
 
 def _drop_own(fields: dict[str, Any], kind: type[msgspec.Struct], path: str, reader: FieldReader) -> None:
     """Take out what the type of an object in the history does not have: records of the client's or of its library."""
-    for name in fields.keys() - set(kind.__struct_fields__):
+    for name in [name for name in fields if name not in kind.__struct_fields__]:
         if fields.pop(name) is not None:
             reader.ignore(path + name)
 
