@@ -332,6 +332,14 @@ def test_references_to_what_is_not_stored_are_refused(qwen: Model) -> None:
         assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
+def test_an_item_is_referred_to_once(model: Model) -> None:
+    model.says("Rain.")
+    first = model.openai.responses.create(model="scripted", input="Weather?").output[0]
+    given = [USER, {"type": "item_reference", "id": first.id}, {"id": first.id}]
+    error = model.http.post("/v1/responses", json={"input": given}).json()["error"]
+    assert error["param"] == "input[2].id" and "input[1]" in error["message"]
+
+
 def test_a_template_says_what_it_reads_and_nothing_of_its_own(_models: Callable[[str], Model]) -> None:
     model = _models("llama 3.1")
     body = {"messages": [USER], "chat_template_kwargs": {"date_string": "1 May"}}

@@ -9,14 +9,20 @@ KIND = "item_reference"
 
 
 def referenced(given: str | list[Any]) -> dict[str, str]:
-    """The ids that an input refers to, each with the place of its first reference. Raises InvalidParameter."""
+    """The ids that an input refers to, each with the place of its reference. Raises InvalidParameter.
+
+    An item that could come back many times would make a short request a conversation of any length.
+    """
     found: dict[str, str] = {}
     for index, item in enumerate(given if isinstance(given, list) else ()):
         if _is_reference(item):
             identifier = item.get("id")
             if not isinstance(identifier, str):
                 raise InvalidParameter(f"input[{index}].id", "must be a string, the id of an item.")
-            found.setdefault(identifier, f"input[{index}]")
+            if identifier in found:
+                message = f"is the id that {found[identifier]} refers to; refer to an item once."
+                raise InvalidParameter(f"input[{index}].id", message)
+            found[identifier] = f"input[{index}]"
     return found
 
 
