@@ -7,6 +7,8 @@ import pytest
 from anthropic import Anthropic
 from openai import BadRequestError, OpenAI
 
+from penstock.server.responses.schema import FunctionTool
+from penstock.server.responses.tools import ToolNames
 from penstock.text.tokenizer import Tokenizer
 from support.speaking_model import CALL, SAID, SpeakingModel, serving_speaking_model
 
@@ -145,6 +147,39 @@ def test_tools_of_a_hosted_api_are_left_out_and_told(model: Model) -> None:
     for choice in ({"type": "web_search"}, "required"):
         with pytest.raises(BadRequestError, match="tool_choice"):
             response(model, False, tools=[hosted], tool_choice=choice)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [("name", {"name": "a b"}), ("parameters.type", {"parameters": {"type": "array"}}), ("more", {"more": 1})],
+)
+def test_errors_name_the_place_that_the_client_gave_a_tool(model: Model, field: str, wrong: Any) -> None:
+    hosted: Any = {"type": "web_search"}
+    inner: Any = {**AGENTS, "tools": [SPAWN, {**FUNCTION, **wrong}]}
+    for tools, place in (
+        ([hosted, FUNCTION, {**SPAWN, **wrong}], "tools[2]"),
+        ([hosted, AGENTS, {**SPAWN, "name": "last", **wrong}], "tools[2]"),
+        ([hosted, {**FUNCTION, "name": "first"}, inner], "tools[2].tools[1]"),
+    ):
+        for path in ("responses", "responses/input_tokens"):
+            with pytest.raises(BadRequestError) as caught:
+                model.openai.post(f"/{path}", body={"input": "hi", "tools": tools}, cast_to=object)
+            assert caught.value.param == f"{place}.{field}" and f"{place}.{field}: " in caught.value.message
+    odd: Any = {
+        **FUNCTION,
+        "parameters": {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}},
+    }
+    told = model.openai.responses.with_raw_response.create(
+        model="scripted", input="hi", tools=[hosted, odd], tool_choice="required"
+    )
+    assert told.headers["x-penstock-ignored"].split(", ")[1] == "tools[1].parameters.properties.a.uniqueItems"
+
+
+def test_many_calls_of_many_tools_are_found_by_name() -> None:
+    """Each looked for among all, these would be a billion comparisons."""
+    names = ToolNames([FunctionTool(f"f{number}") for number in range(60_000)])
+    called = [f"f{number}" for number in reversed(range(60_000))]
+    assert [names.known(None, name) for name in called] == called
 
 
 def test_what_a_client_says_of_billing_is_not_for_the_model(model: Model) -> None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -83,8 +83,9 @@ def explain_mismatch(message: str) -> InvalidParameter:
     return InvalidParameter(path or "body", f"{reason[:1].lower()}{reason[1:]}.")
 
 
-Names = Sequence[tuple[str, str]]
-"""Patterns of fields of chats, the first that fits counts, and which fields of another dialect they were made from."""
+Names = Sequence[tuple[str, str | Callable[[re.Match[str]], str]]]
+"""Patterns of fields of chats, the first that fits counts, and which fields of another dialect they were made from: a
+template for what the pattern found, or a function of it."""
 
 
 def renamed(param: str, names: Names) -> str:
@@ -92,7 +93,8 @@ def renamed(param: str, names: Names) -> str:
     for pattern, name in names:
         found = re.match(rf"{pattern}(?=[.\[]|$)", param)
         if found is not None:
-            return found.expand(name) + param[found.end() :]
+            other = found.expand(name) if isinstance(name, str) else name(found)
+            return other + param[found.end() :]
     return param
 
 

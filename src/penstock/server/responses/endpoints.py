@@ -164,10 +164,10 @@ class ResponsesApi:
                 store.condition.check()
             store = None
         fields, earlier, size = await self._complete(fields, owner)
-        job, items = await self._service.beside(len(body) + size, self._resolve, fields, earlier, reader)
+        job, items, names = await self._service.beside(len(body) + size, self._resolve, fields, earlier, reader)
         keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
-        back, names = told_back(fields, store is not None), ToolNames(fields.tools or ())
+        back = told_back(fields, store is not None)
         writer = ResponsesWriter(job, name, self._service.table, back, names, keep)
         return job, writer, items
 
@@ -190,14 +190,15 @@ class ResponsesApi:
 
     def _resolve(
         self, fields: ResponsesFields, earlier: list[StoredResponse], reader: FieldReader
-    ) -> tuple[Job, list[dict[str, Any]]]:
-        items = parse_items(fields.input, reader)
-        job = self._service.chat(chat_of_response(fields, _items(earlier), items), NAMES)
-        return told(reader, job), listed(items)
+    ) -> tuple[Job, list[dict[str, Any]], ToolNames]:
+        items, names = parse_items(fields.input, reader), ToolNames(fields.tools or ())
+        job = self._service.chat(chat_of_response(fields, names, _items(earlier), items), (*names.places, *NAMES))
+        return told(reader, job), listed(items), names
 
     def _count(self, fields: InputFields, earlier: list[StoredResponse], reader: FieldReader) -> int:
-        chat = chat_of_input(fields, _items(earlier), parse_items(fields.input, reader))
-        with in_terms_of(NAMES):
+        items, names = parse_items(fields.input, reader), ToolNames(fields.tools or ())
+        chat = chat_of_input(fields, names, _items(earlier), items)
+        with in_terms_of((*names.places, *NAMES)):
             check_model_name(fields.model, self._service.engine.model)
             return len(self._service.resolver.chat_prompt(chat))
 

@@ -13,9 +13,8 @@ from penstock.server.responses.tools import ToolNames
 from penstock.server.schema import ChatFields, StreamOptions
 from penstock.server.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 
-# Which fields those of chats are made from.
+# Which fields those of chats are made from; those of functions are `ToolNames.places`.
 NAMES = (
-    (r"(tools\[\d+\])\.function", r"\1"),
     (r"messages(\[\d+\].*)?", "input"),
     ("reasoning_effort", "reasoning.effort"),
     ("max_(completion_)?tokens", "max_output_tokens"),
@@ -23,13 +22,15 @@ NAMES = (
 )
 
 
-def chat_of_response(fields: ResponsesFields, earlier: Iterable[Item], items: Iterable[Item]) -> ChatFields:
+def chat_of_response(
+    fields: ResponsesFields, names: ToolNames, earlier: Iterable[Item], items: Iterable[Item]
+) -> ChatFields:
     """The chat that a response continues: instructions, the items of earlier responses, those of this one.
 
     Raises InvalidParameter.
     """
     return replace(
-        chat_of_input(fields, earlier, items),
+        chat_of_input(fields, names, earlier, items),
         max_completion_tokens=fields.max_output_tokens,
         temperature=fields.temperature,
         top_p=fields.top_p,
@@ -49,18 +50,17 @@ def chat_of_response(fields: ResponsesFields, earlier: Iterable[Item], items: It
     )
 
 
-def chat_of_input(fields: InputFields, earlier: Iterable[Item], items: Iterable[Item]) -> ChatFields:
+def chat_of_input(fields: InputFields, names: ToolNames, earlier: Iterable[Item], items: Iterable[Item]) -> ChatFields:
     """The chat as far as its prompt goes; raises InvalidParameter."""
     conversation = Conversation()
     if fields.instructions is not None:
         conversation.say("system", fields.instructions)
-    names = ToolNames(fields.tools or ())
     # They were checked when they came.
     add_items(conversation, earlier, names)
     add_items(conversation, items, names)
     # Without tools, these say nothing.
-    choice = None if not fields.tools and fields.tool_choice == "auto" else _choice(fields.tool_choice, names)
-    parallel = fields.parallel_tool_calls if fields.tools else None
+    choice = None if not names.functions and fields.tool_choice == "auto" else _choice(fields.tool_choice, names)
+    parallel = fields.parallel_tool_calls if names.functions else None
     return ChatFields(
         model=fields.model,
         messages=conversation.messages(),
@@ -110,11 +110,15 @@ def told_back(fields: ResponsesFields, kept: bool) -> dict[str, Any]:
         "store": kept,
         "text": {"format": text_format or {"type": "text"}},
         "tool_choice": fields.tool_choice or "auto",
-        "tools": [_told_back_tool(tool) for tool in fields.tools or ()],
+        "tools": [_told_back_tool(tool) for tool in fields.tools or () if _has_functions(tool)],
         "top_logprobs": 0,
         "truncation": "disabled",
         "user": fields.user,
     }
+
+
+def _has_functions(tool: FunctionTool | NamespaceTool) -> bool:
+    return not isinstance(tool, NamespaceTool) or bool(tool.tools)
 
 
 def _told_back_tool(tool: FunctionTool | NamespaceTool) -> dict[str, Any]:
