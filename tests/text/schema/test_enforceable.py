@@ -178,12 +178,26 @@ def test_a_property_that_a_pattern_matches_too_can_be_written(outputs: RandomOut
         {"patternProperties": {f"^{index}-": {} for index in range(5000)}},
         {"oneOf": [{"const": index} for index in range(8000)]},
         {"properties": {str(index): {"pattern": f"^(?={index})"} for index in range(3000)}},
+        {"properties": {str(index): {"pattern": f"^{index}-"} for index in range(3000)}},
+        {
+            "properties": {str(index): {} for index in range(3000)},
+            "patternProperties": {f"^[0-9]{{1,{index + 4}}}$": {} for index in range(300)},
+        },
+        {"properties": {f"a{index}": {} for index in range(10_000)}, "propertyNames": {"pattern": "^a"}},
     ],
-    ids=range(5),
+    ids=range(8),
 )
 def test_a_hostile_schema_is_sorted_out_by_a_bounded_number_of_comparisons(schema: dict[str, Any]) -> None:
     left, unenforced = enforceable(schema)
     assert unenforced and enforceable(left)[1] == ()
+
+
+def test_a_name_may_be_in_any_number_of_patterns() -> None:
+    """What they say of it stands side by side: nested, a few hundred would be too deep."""
+    patterns = {f"^(a|b{index})$": {"minLength": index} for index in range(1, 1000)}
+    left, unenforced = enforceable({"patternProperties": patterns})
+    assert left["properties"]["a"] == {"allOf": list(patterns.values())} and unenforced == ()
+    assert enforceable(left) == (left, ())
 
 
 @pytest.mark.parametrize(

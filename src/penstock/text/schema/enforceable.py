@@ -6,7 +6,7 @@ words, it is; where it cannot, it is left out, and where that would let other na
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -48,6 +48,9 @@ _MOST_REFERENCES = 16
 # Each is compared to all others.
 _MOST_PATTERNS = 20
 _MOST_ALTERNATIVES = 1000
+# Expressions of one schema, and names that one is tried on. Each is compiled, in some 0.2 ms.
+_MOST_TRIED = 1000
+_NOT_TRIED = f"no more than {_MOST_TRIED} expressions, and names for them, are looked at"
 _NOTHING = object()
 
 
@@ -101,6 +104,7 @@ class _Walk:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self.unenforced: list[Unenforced] = []
+        self._tried = 0
 
     def whole(self, schema: Mapping[str, Any], path: Path, *, in_place: bool) -> dict[str, Any]:
         """A schema that is an object; `in_place`: it is one of several for the same value."""
@@ -118,6 +122,11 @@ class _Walk:
     def _leave_out(self, path: Path, why: str = "") -> None:
         self.unenforced.append(Unenforced(path, why))
 
+    def _may_try(self, count: int) -> bool:
+        """Whether as much as this may still be compiled."""
+        self._tried += count
+        return self._tried <= _MOST_TRIED
+
     def _kept(self, schema: Mapping[str, Any], key: str, value: Any, path: Path) -> Any:
         """What is left of a keyword's value."""
         if key in ASSERTIONS and not is_well_formed(key, value):
@@ -134,7 +143,7 @@ class _Walk:
             if len(exact) < len(value):
                 self._leave_out(path, _INEXACT)
             return exact or _NOTHING
-        why = _why_not(schema, key, value)
+        why = _NOT_TRIED if key == "pattern" and not self._may_try(1) else _why_not(schema, key, value)
         if why is not None:
             self._leave_out(path, why)
         return value if why is None and _is_constraint(schema, key, value) else _NOTHING
@@ -173,6 +182,8 @@ class _Walk:
             found["additionalProperties"] = False
         elif properties and others not in (True, {}):
             self._leave_out(path)
+        elif not self._may_try(1 + len(properties)):
+            self._leave_out(path, _NOT_TRIED)
         elif (why := pattern_problem(value)) is not None:
             self._leave_out(path, why)
         else:
@@ -196,36 +207,43 @@ class _Walk:
         patterns = found.pop("patternProperties", None)
         if not isinstance(patterns, Mapping):
             return
-        properties = dict(found.get("properties", {}))
+        declared: dict[str, list[Schema]] = {name: [schema] for name, schema in found.get("properties", {}).items()}
         kept: dict[str, Schema] = {}
         for pattern, schema in patterns.items():
             listed = names_of(pattern)
             if listed is not None:
                 for name in listed:
-                    place = (*path[:-1], "properties", name)
-                    properties[name] = self._both(properties.get(name, True), schema, place)
+                    declared.setdefault(name, []).append(schema)
                 continue
-            why = pattern_problem(pattern) or _beside_others(pattern, kept)
+            why = self._why_no_pattern(pattern, kept)
             if why is None and schema is not False and not is_open(pattern):
-                why = _RUN_OUT
-                declared = [name for name in properties if matches(pattern, name)]
-                for name in declared:
-                    properties[name] = self._both(properties[name], schema, (*path[:-1], "properties", name))
-                if not declared:
+                why = _RUN_OUT if self._may_try(len(declared)) else _NOT_TRIED
+                matched = [name for name in declared if why is _RUN_OUT and matches(pattern, name)]
+                for name in matched:
+                    declared[name].append(schema)
+                if why is _RUN_OUT and not matched:
                     # No name that it matches is written.
                     kept[pattern] = False
             if why is None:
                 kept[pattern] = schema
             else:
                 self._leave_out(path, f"{pattern[:80]}: {why}")
-        if properties:
-            found["properties"] = properties
+        if declared:
+            properties = (*path[:-1], "properties")
+            found["properties"] = {name: self._all(each, (*properties, name)) for name, each in declared.items()}
         if kept:
             found["patternProperties"] = kept
 
-    def _both(self, first: Schema, second: Schema, path: Path) -> Schema:
-        """What two schemas have in common that are sorted out already."""
-        return second if first is True else self.whole({"allOf": [first, second]}, path, in_place=False)
+    def _why_no_pattern(self, pattern: str, kept: Collection[str]) -> str | None:
+        """Why an expression for names cannot be enforced beside those that are kept."""
+        return (pattern_problem(pattern) or _beside_others(pattern, kept)) if self._may_try(2) else _NOT_TRIED
+
+    def _all(self, schemas: Sequence[Schema], path: Path) -> Schema:
+        """What schemas have in common that are sorted out already."""
+        told = [schema for schema in schemas if schema is not True]
+        if len(told) > 1:
+            return self.whole({"allOf": told}, path, in_place=False)
+        return told[0] if told else True
 
     def _restrict_counts(self, found: dict[str, Any], path: Path, *, in_place: bool) -> None:
         """Leave out numbers of properties that say nothing, or that llguidance cannot count."""
