@@ -210,6 +210,15 @@ def test_what_cannot_be_written_is_refused(calls: str, parameters: dict[str, Any
         calls_grammar(calls, [ToolSchema("f", parameters, strict)], "required", True)
 
 
+@pytest.mark.parametrize("calls", FORMATS)
+def test_parameters_that_refer_to_much_are_refused_before_they_are_compiled(calls: str) -> None:
+    properties = {f"p{index}": {"$ref": "#/properties/p0"} for index in range(2000)}
+    with pytest.raises(
+        InvalidParameter, match="of the tool 'f', the schemas of all parameters, .* are more than 262144"
+    ):
+        calls_grammar(calls, [ToolSchema("f", {"properties": properties})], "required", True)
+
+
 def test_what_cannot_be_enforced_is_passed_over_otherwise(vocabulary: Vocabulary) -> None:
     parameters = {"properties": {"a": {"type": "string", "pattern": "x"}, "b c": {}}, "minProperties": 1}
     for calls in FORMATS:

@@ -64,5 +64,12 @@ def test_a_parameter_may_refer_to_the_whole_and_to_others() -> None:
     assert enforceable(inner) == (inner, ()) and enforceable(same) == (same, ())
 
 
+def test_parameters_that_refer_to_the_whole_share_it() -> None:
+    """A copy each would take gigabytes of memory for a request of a few hundred kilobytes."""
+    properties = {f"p{index}": {"$ref": "#/properties/p0"} for index in range(2000)}
+    found = parameters_of(ToolSchema("f", {"type": "object", "properties": properties}))
+    assert len({id(each.schema["$defs"]) for each in found}) == 1 and len(found) == 2000
+
+
 def test_a_tool_without_parameters_has_none() -> None:
     assert parameters_of(ToolSchema("f", {})) == []

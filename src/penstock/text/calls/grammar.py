@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.core.errors import InvalidParameter
+from penstock.core.grammar import MAX_GRAMMAR_BYTES
 from penstock.text.calls.formats import PARSERS
 from penstock.text.calls.parameters import Parameter, ToolSchema, beside_parameters, parameters_of
 from penstock.text.calls.parser import (
@@ -285,8 +286,12 @@ def _written_parameters(rules: _Rules, tool: ToolSchema, name_end: str) -> list[
     """The parameters that a call may have: those whose names can be written. Raises InvalidParameter."""
     for field, what in beside_parameters(tool):
         rules.leave_out(tool, field, f"{what} ({_OTHER_FORMAT})")
-    found = []
+    found, size = [], 0
     for parameter in parameters_of(tool):
+        size += len(json.dumps(parameter.schema))
+        if size > MAX_GRAMMAR_BYTES:
+            what = f"the schemas of all parameters, with what they refer to, are more than {MAX_GRAMMAR_BYTES} bytes"
+            raise InvalidParameter(tool.place, f"of the tool {tool.name!r}, {what}.")
         if not parameter.required and fits_nothing(parameter.schema):
             # It is never there.
             continue

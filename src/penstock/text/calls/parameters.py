@@ -55,6 +55,9 @@ def parameters_of(tool: ToolSchema) -> list[Parameter]:
     """A tool's parameters, in the order of its schema."""
     root = tool.parameters
     definitions = {key: root[key] for key in DEFINITIONS if key in root}
+    beyond = _refers_beyond_definitions(definitions)
+    # One for all: a copy for each parameter would take memory that grows with the square of the schema.
+    whole_root: dict[str, Any] = {}
     required = root.get("required", [])
     found = []
     for name, schema in root.get("properties", {}).items():
@@ -65,8 +68,9 @@ def parameters_of(tool: ToolSchema) -> list[Parameter]:
         schema = schema if isinstance(schema, Mapping) else {} if schema is True else {"enum": []}
         text, nullable = _text_of(schema, root)
         whole = {**schema, **definitions}
-        if _refers_beyond_definitions(whole):
-            whole = {**_moved(schema), "$defs": {_ROOT: _moved(root)}}
+        if beyond or _refers_beyond_definitions(schema):
+            whole_root = whole_root or {_ROOT: _moved(root)}
+            whole = {**_moved(schema), "$defs": whole_root}
         found.append(Parameter(name, whole, name in required, text, nullable))
     return found
 
