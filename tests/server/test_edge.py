@@ -106,6 +106,8 @@ def test_connections_without_a_request_are_closed_after_their_time(server: Serve
     [
         ({"allowed_origins": ("chat.example.org",)}, "--allowed-origin 'chat.example.org' is not an origin"),
         ({"allowed_origins": ("https://chat.example.org/",)}, "without a path"),
+        ({"allowed_origins": ("https://Chat.Example.org",)}, "is sent by browsers as https://chat.example.org; write"),
+        ({"allowed_origins": ("https://chat.example.org:443",)}, "browsers as https://chat.example.org; write"),
         ({"root_path": "llm"}, "--root-path 'llm' is not a path like /llm"),
         ({"root_path": "/llm/"}, "without a / at its end"),
         ({"keep_alive_timeout": 0.0}, "--keep-alive-timeout is 0"),

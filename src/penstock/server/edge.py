@@ -47,6 +47,8 @@ class EdgeOptions:
                     f"--allowed-origin {origin!r} is not an origin; write one like https://chat.example.org, without a "
                     "path, or * for all."
                 )
+            if origin != (sent := _as_browsers_send(origin)):
+                raise ConfigurationError(f"--allowed-origin {origin!r} is sent by browsers as {sent}; write that.")
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigurationError(f"--root-path {self.root_path!r} is not a path like /llm, without a / at its end.")
         if not 0.001 <= self.keep_alive_timeout <= LARGEST_SECONDS:
@@ -86,6 +88,13 @@ class EdgeOptions:
                 "an output that the context has no room for is cut to it, and the answer's header tells",
             ),
         ]
+
+
+def _as_browsers_send(origin: str) -> str:
+    """Browsers write origins in lower case, and leave out the port that a scheme has anyway."""
+    lower = origin.lower()
+    port = {"http": ":80", "https": ":443"}.get(lower.partition("://")[0], "")
+    return lower.removesuffix(port)
 
 
 def at_the_edge(app: ASGIApp, options: EdgeOptions) -> ASGIApp:
