@@ -115,6 +115,49 @@ def test_reasoning_has_two_names_in_histories() -> None:
     body = {"messages": [*HI, {"role": "assistant", "content": "x", "reasoning": "Hm."}]}
     fields = parse_chat(json.dumps(body).encode(), reader)
     assert fields.messages[1].reasoning_content == "Hm." and reader.ignored == ()
+    for other, told in ((None, ()), ("Hm.", ()), ("Ah.", ("messages[].reasoning",))):
+        reader, body["messages"][1]["reasoning_content"] = FieldReader(), other
+        fields = parse_chat(json.dumps(body).encode(), reader)
+        assert fields.messages[1].reasoning_content == (other or "Hm.") and reader.ignored == told
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        (
+            "/v1/chat/completions",
+            {"reasoning_effort": "huge"},
+            "reasoning_effort: 'huge' is not one of high, low, max",
+        ),
+        (
+            "/v1/chat/completions",
+            {"reasoning_effort": "x" * 9999},
+            f"reasoning_effort: '{'x' * 40}' is not one of high",
+        ),
+        ("/v1/embeddings", {"pooling": "max"}, "pooling: 'max' is not one of last, mean."),
+        ("/v1/messages", {"thinking": {"type": "x"}}, "thinking.type: 'x' is not one of adaptive, disabled, enabled."),
+        ("/v1/messages", {"tool_choice": {"type": ""}}, "tool_choice.type: '' is not one of any, auto, none, tool."),
+        (
+            "/v1/messages",
+            {"system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral", "ttl": "2h"}}]},
+            "system[0].cache_control.ttl: '2h' is not one of 1h, 5m.",
+        ),
+        (
+            "/v1/messages",
+            {"output_config": {"format": {"type": "text"}}},
+            "output_config.format.type: 'text' is not one of json_schema.",
+        ),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", "content": "x", "status": "done"}]},
+            "input[0].status: 'done' is not one of completed, in_progress, incomplete.",
+        ),
+    ],
+)
+def test_a_value_that_is_not_one_of_some_is_told_which_there_are(
+    served: Any, path: str, fields: dict[str, Any], message: str
+) -> None:
+    assert message_of(served.http.post(path, json={**PATHS[path], **fields})).startswith(message)
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -25,6 +25,7 @@ UNKNOWN_FIELDS: tuple[UnknownFields, ...] = ("refuse", "tell")
 IGNORED_HEADER = "x-penstock-ignored"
 MOST_TOLD = 32
 MAX_NAME_LENGTH = 80
+_LONGEST_QUOTED = 42
 # Of one body.
 _MOST_IGNORED = 256
 
@@ -107,7 +108,8 @@ class FieldReader:
         try:
             return msgspec.convert(fields, kind, str_keys=True)
         except msgspec.ValidationError as error:
-            raise explain_mismatch(str(error)) from error
+            mismatch = explain_mismatch(str(error))
+            raise _with_values(mismatch, fields, _type_info(kind)) from error
 
     def _take_out_unknown(self, fields: dict[str, Any], kind: Any) -> None:
         for path, holder, name, known in list(_unknown_fields(fields, _type_info(kind), "")):
@@ -182,6 +184,37 @@ def _member(value: Any, kind: msgspec.inspect.UnionType) -> msgspec.inspect.Type
         return kind
     tagged = [each for each in structs if each.tag_field is not None and value.get(each.tag_field) == each.tag]
     return tagged[0] if tagged else structs[0] if len(structs) == 1 and structs[0].tag_field is None else kind
+
+
+def _with_values(mismatch: InvalidParameter, fields: dict[str, Any], kind: msgspec.inspect.Type) -> InvalidParameter:
+    """The error; where a value is not one of some, with those."""
+    param = mismatch.param or ""
+    given = re.match(r"invalid (?:enum )?value (.*)\.$", mismatch.message.removeprefix(f"{param}: "), re.DOTALL)
+    values = [] if given is None else sorted(_values_at(param, fields, kind))
+    if given is None or not values:
+        return mismatch
+    # It is quoted already.
+    shown = given[1] if len(given[1]) <= _LONGEST_QUOTED else given[1][: _LONGEST_QUOTED - 1] + given[1][0]
+    return InvalidParameter(param, f"{shown} is not one of {', '.join(values)}.")
+
+
+def _values_at(param: str, value: Any, kind: msgspec.inspect.Type) -> set[str]:
+    """The texts that a field may be, by the type of what it is in; none where that cannot be told."""
+    for name, index in re.findall(r"(\w+)|\[(\d+)\]", param):
+        union = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+        tags = {
+            str(each.tag) for each in union if isinstance(each, msgspec.inspect.StructType) and each.tag_field == name
+        }
+        if tags:
+            return tags
+        kind = _member(value, kind) if isinstance(kind, msgspec.inspect.UnionType) else kind
+        if index and isinstance(kind, msgspec.inspect.ListType):
+            value, kind = value[int(index)], kind.item_type
+        elif isinstance(kind, msgspec.inspect.StructType):
+            types = {field.encode_name: field.type for field in kind.fields}
+            value, kind = value.get(name), types.get(name, msgspec.inspect.AnyType())
+    union = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return {str(each) for one in union if isinstance(one, msgspec.inspect.LiteralType) for each in one.values}
 
 
 @cache

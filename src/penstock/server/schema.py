@@ -215,9 +215,12 @@ def settle_messages(fields: dict[str, Any], reader: FieldReader) -> None:
             continue
         path = f"messages[{index}]."
         reader.settle(message, MESSAGE_RULES, path)
-        if isinstance(message.get("reasoning"), str):
-            # vLLM's newer name for it.
-            message.setdefault("reasoning_content", message.pop("reasoning"))
+        if isinstance(message.get("reasoning"), str) and message.get("reasoning_content") in (
+            None,
+            message["reasoning"],
+        ):
+            # vLLM's newer name for it. Beside another text it is the client's own, and told as ignored.
+            message["reasoning_content"] = message.pop("reasoning")
         _drop_own(message, Message, path, reader)
         for number, part in _objects(message.get("content")):
             reader.settle(part, PART_RULES, f"{path}content[{number}].")
