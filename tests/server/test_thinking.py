@@ -196,6 +196,25 @@ def test_a_model_that_does_not_reason_is_not_asked_to_and_the_client_is_told(ser
     assert served.message(thinking={"type": "disabled"}).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("served", "effort", "told"),
+    [
+        ("hybrid", None, None),
+        ("hybrid", "none", None),
+        ("hybrid", "high", "output_config.effort"),
+        ("always", None, "thinking"),
+        ("always", "high", "output_config.effort, thinking"),
+        ("never", None, None),
+    ],
+    indirect=["served"],
+)
+def test_thinking_that_cannot_be_switched_off_is_told(served: Served, effort: str | None, told: str | None) -> None:
+    asked: dict[str, Any] = {"thinking": {"type": "disabled"}, "output_config": {"effort": effort}}
+    assert served.message(**asked).headers.get("x-penstock-ignored") == told
+    counted = served.http.post("/v1/messages/count_tokens", json={"messages": HI, **asked})
+    assert counted.headers.get("x-penstock-ignored") == told
+
+
 def test_budgets_of_chats_are_checked(served: Served) -> None:
     for value in (-1, 2**31, "x"):
         assert refused(served, served.chat(thinking_token_budget=value)).startswith("thinking_token_budget")

@@ -11,7 +11,7 @@ from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.server.chat_output import ChatOutput, resolve_output
-from penstock.server.effort import variables_of
+from penstock.server.effort import switch_of, variables_of
 from penstock.server.extras import MAX_NAME_LENGTH, check_extras, standing_of, told_tier
 from penstock.server.history import conversation_of, said_in
 from penstock.server.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
@@ -120,6 +120,11 @@ class Resolver:
     def reasons(self) -> bool:
         """Whether answers to chats may begin with reasoning."""
         return self._format.reasoning
+
+    @property
+    def always_reasons(self) -> bool:
+        """Whether they may, and the chat template has no variable that says otherwise."""
+        return self.reasons and switch_of(self.template_variables) is None
 
     def completion(self, fields: CompletionFields, model: ModelInfo) -> Job:
         """Raises RequestError with the cause."""

@@ -9,7 +9,7 @@ from penstock.server.fields import FieldReader
 from penstock.server.generation import GenerationResponse
 from penstock.server.messages.marks import kept_prefixes, marks_of
 from penstock.server.messages.schema import Fields, MessagesFields, PromptFields, parse
-from penstock.server.messages.thinking import asks_for_reasoning
+from penstock.server.messages.thinking import Disabled, asks_for_reasoning
 from penstock.server.messages.translate import NAMES, chat_of_messages, chat_of_prefix, chat_of_prompt
 from penstock.server.messages.writer import MessagesWriter
 from penstock.server.parsing import in_terms_of
@@ -52,8 +52,14 @@ class MessagesApi:
         return replace(job, keep=kept_prefixes(marks, job.prompts[0], self._encode_prefix)) if marks else job
 
     def _parse(self, body: bytes, kind: type[Fields], reader: FieldReader) -> Fields:
-        """The fields; reasoning of a model that does not reason is asked for in vain."""
+        """The fields; what they say of reasoning in vain is told."""
         fields = parse(body, kind, reader)
+        off = isinstance(fields.thinking, Disabled)
+        if off and fields.output_config is not None and fields.output_config.effort not in (None, "none"):
+            # What does not reason does so with no effort.
+            reader.ignore("output_config.effort")
+        if off and self._service.resolver.always_reasons:
+            reader.ignore("thinking")
         if self._service.resolver.reasons or not asks_for_reasoning(fields.thinking):
             return fields
         reader.ignore("thinking")
