@@ -247,7 +247,10 @@ def test_a_file_that_is_no_template_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="never reads messages"):
             load_chat_template(tokenizer, "no.jinja")
     (tmp_path / "no.jinja").write_text("{% for %}")
-    with pytest.raises(TokenizerError, match="cannot be compiled"):
+    with pytest.raises(ConfigurationError, match=r"--chat-template no\.jinja: The chat template cannot be compiled"):
+        load_chat_template(tokenizer, "no.jinja")
+    (tmp_path / "no.jinja").write_bytes(b"\xff{{ messages }}")
+    with pytest.raises(ConfigurationError, match=r"--chat-template no\.jinja: .*cannot be read as UTF-8"):
         load_chat_template(tokenizer, "no.jinja")
 
 

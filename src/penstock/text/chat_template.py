@@ -90,7 +90,7 @@ class ChatTemplate:
         """
         if len(source) > LONGEST_TEMPLATE:
             raise TokenizerError(
-                f"The model's chat template has {len(source)} characters; at most {LONGEST_TEMPLATE} are accepted."
+                f"The chat template has {len(source)} characters; at most {LONGEST_TEMPLATE} are accepted."
             )
         sandbox = Sandbox()
         try:
@@ -99,7 +99,7 @@ class ChatTemplate:
             read = jinja2.meta.find_undeclared_variables(tree)
         except Exception as error:
             # Jinja makes Python of it, which can object to it in many ways (SyntaxError, ValueError, RecursionError).
-            raise TokenizerError(f"The model's chat template cannot be compiled: {error}.") from error
+            raise TokenizerError(f"The chat template cannot be compiled: {error}.") from error
         self._tool_use = None if tool_use is None else ChatTemplate(tool_use)
         self.source = source if tool_use is None else f"{source}\n{tool_use}"
         self.takes_tools: bool = "tools" in read if self._tool_use is None else self._tool_use.takes_tools
@@ -150,7 +150,7 @@ class ChatTemplate:
             # A template is a program: it can fail in any way, and only ever because of these messages or itself.
             detail = str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
             raise RequestError(
-                f"messages: the model's chat template does not accept this conversation: {detail}", param="messages"
+                f"messages: the chat template does not accept this conversation: {detail}", param="messages"
             ) from error
 
     def _tag_final_message(self, conversation: list[dict[str, Any]]) -> None:
@@ -168,7 +168,7 @@ class ChatTemplate:
         where = text.rfind(tag)
         if where < 0:
             raise InvalidParameter(
-                "continue_final_message", "the model's chat template leaves out the last message, or changes it."
+                "continue_final_message", "the chat template leaves out the last message, or changes it."
             )
         # Where the template trims messages, the end of the one to be continued is trimmed too.
         kept = text[where : where + len(_CONTINUE_TAG)] == _CONTINUE_TAG
@@ -301,7 +301,10 @@ def _template_in(file: str, directory: Path) -> ChatTemplate:
             f"--chat-template {file}: there is no such file, neither here nor in {directory}, whose templates are: "
             f"{there}."
         )
-    template = ChatTemplate(_read_template(path), reasons=[Reason("chat template", str(path), "as asked")])
+    try:
+        template = ChatTemplate(_read_template(path), reasons=[Reason("chat template", str(path), "as asked")])
+    except TokenizerError as error:
+        raise ConfigurationError(f"--chat-template {file}: {error.message}") from None
     if not template.reads_messages:
         raise ConfigurationError(
             f"--chat-template {file}: it never reads messages, so every conversation would be left out; name a file "
