@@ -214,6 +214,13 @@ def test_unknown_fields_are_found_wherever_they_are(other: Callable[..., httpx.C
     assert "more than 256 unknown fields" in message_of(telling.post("/v1/chat/completions", json=many))
 
 
+def test_of_very_many_that_are_not_enforced_the_number_is_told(served: Any) -> None:
+    schema = {"type": "object", "properties": {f"p{index}": {"uniqueItems": True} for index in range(300)}}
+    asked = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    told = ignored(served.chat(response_format=asked))
+    assert len(told) == MOST_TOLD + 1 and told[-1] == f"and {300 - MOST_TOLD} more"
+
+
 @pytest.mark.parametrize(
     ("field", "words"),
     [

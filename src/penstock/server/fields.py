@@ -137,16 +137,18 @@ def parse_fields(body: bytes, kind: type[Fields]) -> Fields:
     return FieldReader(None).convert(decode_object(body), kind)
 
 
+def brief(names: Iterable[str]) -> tuple[str, ...]:
+    """Names as they are told, each once; of more than MOST_TOLD the first, and how many more there are."""
+    each = tuple(dict.fromkeys(names))
+    rest = len(each) - MOST_TOLD
+    # One more is as short as a word about it.
+    return each if rest <= 1 else (*each[:MOST_TOLD], f"and {rest} more")
+
+
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
     """The header that tells them; none where all fields had their effect."""
-    all_names = tuple(names)
-    if not all_names:
-        return {}
-    told = [_quoted(name) for name in all_names[:MOST_TOLD]]
-    rest = len(all_names) - MOST_TOLD
-    if rest > 0:
-        told.append(f"and {rest} more")
-    return {IGNORED_HEADER: ", ".join(told)}
+    told = ", ".join(map(_quoted, brief(names)))
+    return {IGNORED_HEADER: told} if told else {}
 
 
 def _quoted(name: str) -> str:

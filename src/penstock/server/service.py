@@ -20,7 +20,7 @@ from penstock.server.accounts import Accounts
 from penstock.server.arrival import ARRIVED
 from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
-from penstock.server.fields import FieldReader, UnknownFields, ignored_header
+from penstock.server.fields import FieldReader, UnknownFields, brief, ignored_header
 from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer, begun
 from penstock.server.parsing import Names, in_terms_of, renamed
@@ -166,7 +166,7 @@ class Service:
 
 def told(reader: FieldReader, job: Job) -> Job:
     """The job, with what had no effect when its request was read."""
-    return replace(job, ignored=tuple(dict.fromkeys((*reader.ignored, *job.ignored))))
+    return replace(job, ignored=brief((*reader.ignored, *job.ignored)))
 
 
 def json_response(content: object, status: int = 200, ignored: Iterable[str] = ()) -> Response:

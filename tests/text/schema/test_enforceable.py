@@ -200,6 +200,14 @@ def test_a_name_may_be_in_any_number_of_patterns() -> None:
     assert enforceable(left) == (left, ())
 
 
+def test_what_is_told_of_long_names_is_short() -> None:
+    inner = {"properties": {f"p{index}": {"uniqueItems": True} for index in range(100)}}
+    _, unenforced = enforceable({"properties": {"n" * 100_000: {"properties": {"m" * 100_000: inner}}}})
+    assert len(unenforced) == 100
+    assert all(len(each.field) == 200 and len(str(each)) < 300 for each in unenforced)
+    assert unenforced[7].field.endswith(".p7.uniqueItems") and ".p7'" in str(unenforced[7])
+
+
 @pytest.mark.parametrize(
     ("pattern", "is_so"),
     [

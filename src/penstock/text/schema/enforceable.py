@@ -51,6 +51,8 @@ _MOST_ALTERNATIVES = 1000
 # Expressions of one schema, and names that one is tried on. Each is compiled, in some 0.2 ms.
 _MOST_TRIED = 1000
 _NOT_TRIED = f"no more than {_MOST_TRIED} expressions, and names for them, are looked at"
+# Of a path, in characters. A name can be as long as the schema, and a thousand keywords can be below it.
+_LONGEST_TOLD = 200
 _NOTHING = object()
 
 
@@ -67,8 +69,9 @@ class Unenforced(msgspec.Struct, frozen=True):
 
     @property
     def field(self) -> str:
-        """The path as messages write what is in a field, `.properties.tags.uniqueItems`."""
-        return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
+        """The path as messages write what is in a field, `.properties.tags.uniqueItems`; its end where it is long."""
+        text = "".join(f"[{key}]" if isinstance(key, int) else f".{key[:_LONGEST_TOLD]}" for key in self.path)
+        return _end_of(text)
 
     def refusal(self, param: str) -> InvalidParameter:
         """What to say where all of the schema in a field has to be enforced."""
@@ -80,11 +83,15 @@ class Unenforced(msgspec.Struct, frozen=True):
         keys = iter(self.path[:-1])
         for key in keys:
             if key in NAMED:
-                names.append(str(next(keys, "")))
+                names.append(str(next(keys, ""))[:_LONGEST_TOLD])
             elif key in ("items", "prefixItems", "additionalProperties"):
                 names.append("*" if key == "additionalProperties" else "[]")
-        place = f" of the property {'.'.join(names).replace('.[]', '[]')!r}" if names else ""
+        place = f" of the property {_end_of('.'.join(names).replace('.[]', '[]'))!r}" if names else ""
         return f"the keyword {str(self.path[-1])!r}{place}" + (f" ({self.why})" if self.why else "")
+
+
+def _end_of(text: str) -> str:
+    return text if len(text) <= _LONGEST_TOLD else f"…{text[1 - _LONGEST_TOLD :]}"
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
