@@ -236,6 +236,12 @@ def test_fields_of_other_servers_are_told_what_they_are_called_here(served: Any,
     assert message.startswith(f"{field}: is a field of other servers;") and words in message
 
 
+def test_fields_of_other_servers_are_those_of_whole_bodies(served: Any) -> None:
+    function = {"name": "f", "format": "x"}
+    message = message_of(served.chat(tools=[{"type": "function", "function": function}]))
+    assert message.startswith("tools[0].function.format: is not a field of this request;")
+
+
 def test_equivalents_name_fields_that_exist() -> None:
     assert not EQUIVALENTS.keys() & set(ChatFields.__struct_fields__)
     named = {"max_tokens", "repetition_penalty", "timeout", "return_token_ids", "response_format", "reasoning_effort"}

@@ -114,12 +114,12 @@ class FieldReader:
     def _take_out_unknown(self, fields: dict[str, Any], kind: Any) -> None:
         for path, holder, name, known in list(_unknown_fields(fields, _type_info(kind), "")):
             if holder[name] is not None and self._unknown != "tell":
-                raise UnknownField(path[-MAX_NAME_LENGTH:], self._why_unknown(name, known))
+                raise UnknownField(path[-MAX_NAME_LENGTH:], self._why_unknown(name, known, at_top=path == name))
             del holder[name]
             self.ignore(path)
 
-    def _why_unknown(self, name: str, known: Iterable[str]) -> str:
-        if name in EQUIVALENTS:
+    def _why_unknown(self, name: str, known: Iterable[str], *, at_top: bool) -> str:
+        if at_top and name in EQUIVALENTS:
             return f"is a field of other servers; {EQUIVALENTS[name]}"
         nearest = get_close_matches(name[:MAX_NAME_LENGTH], list(known), 1)
         meant = f"did you mean {nearest[0]}? If not, leave it out" if nearest else "leave it out"
