@@ -184,8 +184,9 @@ def test_a_property_that_a_pattern_matches_too_can_be_written(outputs: RandomOut
             "patternProperties": {f"^[0-9]{{1,{index + 4}}}$": {} for index in range(300)},
         },
         {"properties": {f"a{index}": {} for index in range(10_000)}, "propertyNames": {"pattern": "^a"}},
+        {"properties": {str(index): {"oneOf": [{"const": each} for each in range(500)]} for index in range(20)}},
     ],
-    ids=range(8),
+    ids=range(9),
 )
 def test_a_hostile_schema_is_sorted_out_by_a_bounded_number_of_comparisons(schema: dict[str, Any]) -> None:
     left, unenforced = enforceable(schema)

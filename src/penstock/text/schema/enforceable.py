@@ -279,7 +279,9 @@ class _Walk:
         branches = found.get("oneOf")
         if not isinstance(branches, list):
             return found
-        if len(branches) > _MOST_ALTERNATIVES or problem({"oneOf": [self._outline(branch) for branch in branches]}):
+        if not self._may_try(min(len(branches), _MOST_TRIED)):
+            self._leave_out(path, _NOT_TRIED)
+        elif len(branches) > _MOST_ALTERNATIVES or problem({"oneOf": [self._outline(branch) for branch in branches]}):
             self._leave_out(path, "its alternatives may overlap")
         if "anyOf" in found:
             found["allOf"] = [*found.get("allOf", ()), {"anyOf": found.pop("oneOf")}]
