@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from penstock.server.conversation import Conversation
 from penstock.server.extras import told_tier
+from penstock.server.parsing import Names
 from penstock.server.responses.items import Item, add_items
 from penstock.server.responses.schema import FunctionTool, InputFields, NamedFunction, NamespaceTool, ResponsesFields
 from penstock.server.responses.tools import ToolNames
@@ -14,7 +15,7 @@ from penstock.server.schema import ChatFields, StreamOptions
 from penstock.server.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 
 # Which fields those of chats are made from; those of functions are `ToolNames.places`.
-NAMES = (
+NAMES: Names = (
     (r"messages(\[\d+\].*)?", "input"),
     ("reasoning_effort", "reasoning.effort"),
     ("max_(completion_)?tokens", "max_output_tokens"),
