@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -135,6 +137,18 @@ def test_only_allowed_tokens_stay_whatever_their_logits():
     params = SamplingParams(temperature=0.0, allowed_token_ids=[3, 1, 3, 99], logit_bias={1: -2.0, 2: 100.0})
     logits = prepare(np.array([5, 1, 1, 0.5], np.float32), params).logits
     assert logits.tolist() == [-np.inf, -1.0, -np.inf, 0.5]
+
+
+def test_rows_share_the_words_that_must_not_come():
+    words = tuple((index,) * 1000 for index in range(500))
+    tracemalloc.start()
+    try:
+        rows = [BadWords(words) for _ in range(8)]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # A copy has 4 MB.
+    assert len(rows) == 8 and most < 4_000_000
 
 
 def test_a_word_beyond_the_vocabulary_is_never_chosen_anyhow():

@@ -21,12 +21,11 @@ class BadWords:
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         """Each sequence has at least one token."""
         self._always = sorted({sequence[0] for sequence in sequences if len(sequence) == 1})
-        # For the last but one of each longer sequence those before it, and the last.
-        self._by_previous: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+        # The longer sequences by their last but one. All rows of a request have the same, which are not copied.
+        self._by_previous: dict[int, list[Sequence[int]]] = {}
         for sequence in sequences:
             if len(sequence) > 1:
-                *before, previous, last = sequence
-                self._by_previous.setdefault(previous, []).append((tuple(before), last))
+                self._by_previous.setdefault(sequence[-2], []).append(sequence)
         longest = max(map(len, sequences), default=1)
         self._tail: deque[int] = deque(maxlen=max(longest - 2, 0))
         self.completing: NDArray[np.int64] = np.asarray(self._always, np.int64)
@@ -35,6 +34,6 @@ class BadWords:
         """Take the next token of the output."""
         found = self._by_previous.get(token, ())
         tail = tuple(self._tail) if found else ()
-        completed = {last for before, last in found if tail[len(tail) - len(before) :] == before}
+        completed = {each[-1] for each in found if tail[len(tail) - len(each) + 2 :] == tuple(each[:-2])}
         self._tail.append(token)
         self.completing = np.asarray(sorted({*self._always, *completed}) if completed else self._always, np.int64)
