@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from anthropic import Anthropic
+from anthropic import BadRequestError as AnthropicError
 from openai import BadRequestError, OpenAI
 
 from penstock.server.responses.schema import FunctionTool
@@ -192,6 +193,15 @@ def test_what_a_client_says_of_billing_is_not_for_the_model(model: Model) -> Non
     assert "cc_version" not in prompt and "Be kind." in prompt
     message(model, False, system="Be kind.")
     assert model.prompt() == prompt
+    # What stands behind it in the same block is kept, and other blocks keep their places.
+    message(model, False, system=[{**billing, "text": f"{billing['text']}\nBe kind."}])
+    assert model.prompt() == prompt
+    message(model, False, system=[billing])
+    alone = model.prompt()
+    message(model, False)
+    assert model.prompt() == alone
+    with pytest.raises(AnthropicError, match=r"system\[1\]\.type"):
+        message(model, False, system=[billing, {"type": "image"}])
 
 
 def test_a_call_that_was_cut_off(model: Model) -> None:

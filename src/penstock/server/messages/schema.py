@@ -214,14 +214,13 @@ def _leave_out_billing(fields: dict[str, Any], reader: FieldReader) -> None:
     blocks = fields.get("system")
     if not isinstance(blocks, list):
         return
-    fields["system"] = [block for block in blocks if not _is_billing(block)]
-    if len(fields["system"]) < len(blocks):
-        reader.ignore(f"system[].{_BILLING}")
-
-
-def _is_billing(block: Any) -> bool:
-    text = block.get("text") if isinstance(block, dict) else None
-    return isinstance(text, str) and text.startswith(f"{_BILLING}:")
+    for index, block in enumerate(blocks):
+        text = block.get("text") if isinstance(block, dict) else None
+        if isinstance(text, str) and text.startswith(f"{_BILLING}:"):
+            reader.ignore(f"system[].{_BILLING}")
+            # It is one line, which programs in between may have joined with others. The block stays, so that errors
+            # name the client's own places.
+            blocks[index] = {**block, "text": text.partition("\n")[2]}
 
 
 def _settle_blocks(content: Any, path: str, kinds: Collection[str], reader: FieldReader) -> None:

@@ -89,9 +89,9 @@ def _response_format(fields: MessagesFields) -> dict[str, Any] | None:
 
 def _chat(fields: PromptFields, variables: Collection[str], *, is_whole: bool = True, **others: Any) -> ChatFields:
     conversation = Conversation()
-    if fields.system:
-        texts = [fields.system] if isinstance(fields.system, str) else [block.text for block in fields.system]
-        conversation.say("system", _joined(texts))
+    system = [fields.system] if isinstance(fields.system, str) else [block.text for block in fields.system or ()]
+    if any(system):
+        conversation.say("system", _joined(filter(None, system)))
     turns = list(_blocks(fields.messages))
     for role, blocks in groupby(turns, key=lambda turn: turn[0]):
         # Messages of one role that follow each other are one.
