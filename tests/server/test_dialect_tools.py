@@ -176,6 +176,16 @@ def test_errors_name_the_place_that_the_client_gave_a_tool(model: Model, field: 
     assert told.headers["x-penstock-ignored"].split(", ")[1] == "tools[1].parameters.properties.a.uniqueItems"
 
 
+def test_errors_name_no_message_that_the_client_did_not_send(model: Model) -> None:
+    call = {"type": "tool_use", "id": "c", "name": "weather", "input": '{"city": "\\ud800"}'}
+    turns: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [call]}]
+    turns.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x"}]})
+    for path, others in (("messages", {"max_tokens": 5}), ("messages/count_tokens", {})):
+        with pytest.raises(AnthropicError, match="messages: .*half of a"):
+            body = {"system": "Be kind.", "messages": turns, **others}
+            model.anthropic.post(f"/v1/{path}", body=body, cast_to=object)
+
+
 def test_many_calls_of_many_tools_are_found_by_name() -> None:
     """Each looked for among all, these would be a billion comparisons."""
     names = ToolNames([FunctionTool(f"f{number}") for number in range(60_000)])

@@ -30,6 +30,8 @@ from penstock.server.tools import FunctionFields, FunctionName, NamedTool, ToolF
 NAMES = (
     (r"(tools\[\d+\])\.function\.parameters", r"\1.input_schema"),
     (r"(tools\[\d+\])\.function", r"\1"),
+    # Other blocks than the client's make up a chat's messages.
+    (r"messages(\[\d+\].*)?", "messages"),
     ("parallel_tool_calls", "tool_choice.disable_parallel_tool_use"),
     ("stop", "stop_sequences"),
     ("user", "metadata.user_id"),
