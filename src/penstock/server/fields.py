@@ -109,7 +109,7 @@ class FieldReader:
             return msgspec.convert(fields, kind, str_keys=True)
         except msgspec.ValidationError as error:
             mismatch = explain_mismatch(str(error))
-            raise _with_values(mismatch, fields, _type_info(kind)) from error
+            raise _with_values(mismatch, fields, kind) from error
 
     def _take_out_unknown(self, fields: dict[str, Any], kind: Any) -> None:
         for path, holder, name, known in list(_unknown_fields(fields, _type_info(kind), "")):
@@ -188,11 +188,11 @@ def _member(value: Any, kind: msgspec.inspect.UnionType) -> msgspec.inspect.Type
     return tagged[0] if tagged else structs[0] if len(structs) == 1 and structs[0].tag_field is None else kind
 
 
-def _with_values(mismatch: InvalidParameter, fields: dict[str, Any], kind: msgspec.inspect.Type) -> InvalidParameter:
+def _with_values(mismatch: InvalidParameter, fields: dict[str, Any], kind: Any) -> InvalidParameter:
     """The error; where a value is not one of some, with those."""
     param = mismatch.param or ""
     given = re.match(r"invalid (?:enum )?value (.*)\.$", mismatch.message.removeprefix(f"{param}: "), re.DOTALL)
-    values = [] if given is None else sorted(_values_at(param, fields, kind))
+    values = [] if given is None else sorted(_values_at(param, fields, _type_info(kind)))
     if given is None or not values:
         return mismatch
     # It is quoted already.
