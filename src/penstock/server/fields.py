@@ -108,8 +108,7 @@ class FieldReader:
         try:
             return msgspec.convert(fields, kind, str_keys=True)
         except msgspec.ValidationError as error:
-            mismatch = explain_mismatch(str(error))
-            raise _with_values(mismatch, fields, kind) from error
+            raise _with_values(explain_mismatch(str(error)), fields, kind) from error
 
     def _take_out_unknown(self, fields: dict[str, Any], kind: Any) -> None:
         for path, holder, name, known in list(_unknown_fields(fields, _type_info(kind), "")):
