@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from penstock.core.events import LoadSnapshot
+from penstock.server import stall
 from penstock.server.admission import Bounds
 from penstock.server.app import create_app
 from penstock.server.resolve import Resolver
-from penstock.server.stall import LOOKS, StallWatch
+from penstock.server.stall import StallWatch
 from support.loaded_server import REQUESTS, STREAMED, TEMPLATE, TURN, in_background, loaded
 from support.scripted_engine import Call, ScriptedEngine
 from support.simulated_loop import simulate
@@ -293,6 +294,8 @@ def test_a_slow_reader_is_no_reader_that_stops(tokenizer: Any, monkeypatch: pyte
         watches.append((watch, loop))
 
     monkeypatch.setattr(StallWatch, "_wait", wait)
+    # Between two looks a socket may take 256 KiB; the answer of 5 MB must not be read before the last of them.
+    monkeypatch.setattr(stall, "LOOKS", 2)
     with loaded(tokenizer) as server:
         server.engine.reply = [5] * 400
         with contextlib.closing(_connect(server.url, 32768)) as connection:
@@ -300,7 +303,7 @@ def test_a_slow_reader_is_no_reader_that_stops(tokenizer: Any, monkeypatch: pyte
             connection.settimeout(PATIENCE)
             received = b""
             # For longer than the timeout, a little at a time; then the rest.
-            for look in range(1, 3 * LOOKS):
+            for look in range(1, 3 * stall.LOOKS + 1):
                 until(lambda look=look: len(watches) >= look)
                 watch, loop = watches[-1]
                 assert watch._transport is not None
