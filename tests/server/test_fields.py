@@ -242,6 +242,17 @@ def test_fields_of_other_servers_are_those_of_whole_bodies(served: Any) -> None:
     assert message.startswith("tools[0].function.format: is not a field of this request;")
 
 
+def test_equivalents_are_fields_of_the_request(served: Any) -> None:
+    for path, field, words in (
+        ("/v1/responses", "max_new_tokens", "use max_output_tokens."),
+        ("/v1/messages", "think", "use output_config."),
+        ("/v1/messages", "json_schema", "use output_config for a JSON schema."),
+        ("/v1/messages", "repeat_penalty", "is not a field of this request"),
+        ("/v1/embeddings", "think", "is not a field of this request"),
+    ):
+        assert words in message_of(served.http.post(path, json={**PATHS[path], field: 1}))
+
+
 def test_equivalents_name_fields_that_exist() -> None:
     assert not EQUIVALENTS.keys() & set(ChatFields.__struct_fields__)
     named = {"max_tokens", "repetition_penalty", "timeout", "return_token_ids", "response_format", "reasoning_effort"}

@@ -348,3 +348,15 @@ def test_a_template_says_what_it_reads_and_nothing_of_its_own(_models: Callable[
     error = model.http.post("/v1/chat/completions", json=body).json()["error"]
     assert error["param"] == "chat_template_kwargs.system_message"
     assert error["message"].endswith("it reads date_string.")
+
+
+def test_arguments_may_be_the_object_itself_and_a_tool_may_say_nothing(qwen: Model) -> None:
+    prompts = set()
+    for arguments in ('{"city": "Rome"}', {"city": "Rome"}):
+        call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
+        asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+        for result in ({"content": None}, {"content": ""}, {}):
+            prompts.add(qwen.prompts([USER, asked, {"role": "tool", "tool_call_id": "c", **result}]))
+    assert len(prompts) == 1
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": None}}
+    assert '"arguments": {}' in qwen.prompts([USER, {"role": "assistant", "tool_calls": [call]}])

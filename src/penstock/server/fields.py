@@ -5,7 +5,7 @@ is refused, or told as ignored where the server was started so.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -15,7 +15,7 @@ import msgspec
 import msgspec.inspect
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.equivalents import EQUIVALENTS
+from penstock.server.equivalents import equivalent
 from penstock.server.errors import UnknownField
 from penstock.server.parsing import check_entries, decode_object, explain_mismatch
 
@@ -117,9 +117,9 @@ class FieldReader:
             del holder[name]
             self.ignore(path)
 
-    def _why_unknown(self, name: str, known: Iterable[str], *, at_top: bool) -> str:
-        if at_top and name in EQUIVALENTS:
-            return f"is a field of other servers; {EQUIVALENTS[name]}"
+    def _why_unknown(self, name: str, known: Collection[str], *, at_top: bool) -> str:
+        if at_top and (says := equivalent(name, known)) is not None:
+            return f"is a field of other servers; {says}"
         nearest = get_close_matches(name[:MAX_NAME_LENGTH], list(known), 1)
         meant = f"did you mean {nearest[0]}? If not, leave it out" if nearest else "leave it out"
         option = ", or start the server with --unknown-fields tell" if self._unknown else ""
@@ -156,7 +156,7 @@ def _quoted(name: str) -> str:
     return quoted if len(quoted) <= MAX_NAME_LENGTH else re.sub("%.?$", "", quoted[:MAX_NAME_LENGTH])
 
 
-_Unknown = tuple[str, dict[str, Any], str, Iterable[str]]
+_Unknown = tuple[str, dict[str, Any], str, Collection[str]]
 
 
 def _unknown_fields(value: Any, kind: msgspec.inspect.Type, path: str) -> Iterator[_Unknown]:

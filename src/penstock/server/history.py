@@ -38,6 +38,8 @@ def _message(message: Message, path: str) -> dict[str, Any]:
     result: dict[str, Any] = {"role": message.role}
     if message.content is not None:
         result["content"] = _content(message, path)
+    elif message.role == "tool":
+        result["content"] = ""
     if message.refusal is not None:
         result["content"] = _with_refusal(result.get("content"), message.refusal)
     for name in ("name", "reasoning_content", "tool_call_id"):
@@ -54,6 +56,8 @@ def _message(message: Message, path: str) -> dict[str, Any]:
 
 def _call(call: ToolCall, place: str) -> dict[str, Any]:
     arguments = call.function.arguments
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False) if arguments else ""
     value = parsed_object(arguments)
     # Unlike the body's reader, that of arguments lets through what is half of a character.
     if value is not None and "\\u" in arguments:
@@ -67,7 +71,8 @@ def _check_role(message: Message, path: str, *, called: bool) -> None:
     if role not in ROLES:
         raise InvalidParameter(f"{path}.role", f"{role[:40]!r} is not one of {', '.join(ROLES)}.")
     answered = bool(message.tool_calls) or message.reasoning_content is not None or message.refusal is not None
-    if message.content is None and (role != "assistant" or not answered):
+    # A tool may have nothing to say.
+    if message.content is None and role != "tool" and not (role == "assistant" and answered):
         raise InvalidParameter(f"{path}.content", "is missing.")
     if role == "tool":
         if message.tool_call_id is None and not called:

@@ -72,10 +72,13 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The call of an earlier answer; `arguments` is JSON, or what there is of it where the answer was cut off."""
+    """The call of an earlier answer; `arguments` is JSON, or what there is of it where the answer was cut off.
+
+    Some clients send the object itself.
+    """
 
     name: str
-    arguments: str = ""
+    arguments: str | dict[str, Any] | None = None
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
