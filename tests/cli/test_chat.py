@@ -75,11 +75,11 @@ def checkpoint(tmp_path: Path) -> Path:
     # As many ids as the tokenizer knows, so that nearly every one is text to wait for.
     path = make("llama", tmp_path / "llama", vocab_size=268, max_position_embeddings=1_000_000)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": []}))
-    # What ends a turn for the tokenizer would end it, too.
-    file = path / "tokenizer_config.json"
-    settings = json.loads(file.read_text())
-    settings.pop("eos_token", None)
-    file.write_text(json.dumps(settings))
+    # What ends a text for the configuration, or a turn for the tokenizer, would end it, too.
+    for name, setting in (("config.json", "eos_token_id"), ("tokenizer_config.json", "eos_token")):
+        settings = json.loads((path / name).read_text())
+        settings.pop(setting, None)
+        (path / name).write_text(json.dumps(settings))
     return path
 
 

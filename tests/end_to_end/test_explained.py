@@ -148,13 +148,28 @@ def test_an_evicted_prefix(tight: Client) -> None:
 
 
 def test_a_preemption(tight: Client) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        with tight.operator.paused():
-            (older,) = tight.queue(pool, [(ids(900, 5), 900)])
-            tight.operator.step_until(lambda: tight.in_state("decoding"))
-            (younger,) = tight.queue(pool, [(ids(900, 6), 200)])
-        assert "preemption" in tight.causes(younger.result())
-        assert older.result()
+    """Where the older one gets far before the younger comes, this one waits for it: then two others are asked."""
+    seeds = iter(range(1000, 10_000, 2))
+
+    def causes() -> set[str]:
+        """Of a request that comes while another grows."""
+        seed = next(seeds)
+        with ThreadPoolExecutor(8) as pool:
+            with tight.operator.paused():
+                (older,) = tight.queue(pool, [(ids(900, seed), 900)])
+                tight.operator.step_until(lambda: tight.in_state("decoding"))
+                (younger,) = tight.queue(pool, [(ids(900, seed + 1), 200)])
+            assert older.result()
+            return tight.causes(younger.result())
+
+    before, found = tight.server.metric("penstock_preemptions_total"), list[set[str]]()
+
+    def preempted() -> bool:
+        found.append(causes())
+        return tight.server.metric("penstock_preemptions_total") > before
+
+    until(preempted)
+    assert "preemption" in found[-1]
 
 
 def test_a_cold_prefix(roomy: Client) -> None:

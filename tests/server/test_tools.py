@@ -421,7 +421,6 @@ def test_deprecated_fields_say_what_to_use(chat: Chat) -> None:
     ("message", "param"),
     [
         ({"role": "tool", "content": "x"}, "tool_call_id"),
-        ({"role": "tool", "tool_call_id": "c"}, "content"),
         ({"role": "user", "content": "x", "tool_call_id": "c"}, "tool_call_id"),
         (
             {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
