@@ -23,7 +23,7 @@ class Operator:
     def pause(self, paused: bool) -> None:
         """Have the engine begin no more steps, before it takes any request that comes later; or go on."""
         with self.client() as client:
-            assert client.post("/pause", json={"paused": paused}).json() == {"paused": paused}
+            _pause(client, paused)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -37,11 +37,18 @@ class Operator:
     def step_until(self, reached: Callable[[], object]) -> None:
         """Let a paused engine compute a few steps at a time until `reached()` is true; it is paused then."""
 
-        def is_reached() -> bool:
-            if reached():
-                return True
-            self.pause(False)
-            self.pause(True)
-            return False
+        # One client for all: to make one between the two would give the engine time for many steps.
+        with self.client() as client:
 
-        until(is_reached)
+            def is_reached() -> bool:
+                if reached():
+                    return True
+                _pause(client, False)
+                _pause(client, True)
+                return False
+
+            until(is_reached)
+
+
+def _pause(client: httpx.Client, paused: bool) -> None:
+    assert client.post("/pause", json={"paused": paused}).json() == {"paused": paused}
