@@ -50,7 +50,7 @@ async def until_idle(engine: AsyncEngine) -> None:
 
 async def paused(engine: AsyncEngine) -> None:
     """No step is begun any more, and all has been told of those that were."""
-    engine._engine.pause(True)
+    engine._engine.pause(0)
     assert await engine._engine.inspect() is None
 
 
@@ -96,7 +96,7 @@ def test_closing_an_iterator_frees_its_blocks(checkpoint: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await waiting
         await reached(lambda: not engine.load.waiting)
-        engine._engine.pause(False)
+        engine._engine.pause(None)
         assert len(await collect(engine, SamplingParams(max_tokens=1))) == 1
         assert engine.load.step == before + 1
 

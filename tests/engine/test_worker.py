@@ -57,7 +57,7 @@ def output(max_tokens: int) -> list[int]:
 def test_a_pause_lets_what_was_begun_end_and_begins_nothing() -> None:
     executor = Elsewhere()
     request = Submit(make_request(0, prompt(9), 4))
-    script = served([[request], [Pause(True)], [], [Pause(False)]], executor)
+    script = served([[request], [Pause(0)], [], [Pause(None)]], executor)
     first, second, third, fourth = output(4)
     # The load at the start; then a turn with each token, and between them one that only waits.
     assert script.tokens == [[], [first], [second], [], [third], [fourth]]

@@ -56,7 +56,7 @@ def test_a_paused_engine_lets_requests_wait_and_is_not_taken_for_stuck(
     admin: httpx.Client, server: RunningServer
 ) -> None:
     request = {"model": "tiny-llama", "prompt": "x", "max_tokens": 3}
-    assert admin.post("/pause", json={"paused": True}).json() == {"paused": True}
+    assert admin.post("/pause", json={"paused": True}).json() == {"paused": True, "after_steps": 0}
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(server.post, "/v1/completions", request)
         server.wait_for("penstock_requests_waiting", 1)
@@ -67,6 +67,24 @@ def test_a_paused_engine_lets_requests_wait_and_is_not_taken_for_stuck(
         assert admin.get("/invariants").json()["load"]["waiting"] == 1
         admin.post("/pause", json={"paused": False})
         assert waiting.result(timeout=PATIENCE)["choices"]
+
+
+def test_an_engine_is_paused_after_as_many_steps_as_it_is_told(admin: httpx.Client, server: RunningServer) -> None:
+    request = {"model": "tiny-llama", "prompt": "x", "max_tokens": 6, "seed": 1, "ignore_eos": True}
+    before = server.metric("penstock_generation_tokens_total")
+    admin.post("/pause", json={"paused": True})
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(server.post, "/v1/completions", request)
+        server.wait_for("penstock_requests_waiting", 1)
+        for after_steps, tokens in ((2, 2), (1, 3), (0, 3)):
+            answer = admin.post("/pause", json={"paused": True, "after_steps": after_steps})
+            assert answer.json() == {"paused": True, "after_steps": after_steps}
+            server.wait_for("penstock_generation_tokens_total", before + tokens)
+            # The engine has looked for something to do since, and found that it is paused.
+            assert admin.get("/invariants").json()["load"]["running"] == 1
+            assert server.metric("penstock_generation_tokens_total") == before + tokens
+        admin.post("/pause", json={"paused": False})
+        assert waiting.result(timeout=PATIENCE)["usage"]["completion_tokens"] == 6
 
 
 def test_an_engine_that_is_made_to_fail_is_replaced(admin: httpx.Client, server: RunningServer) -> None:
@@ -89,6 +107,8 @@ def test_an_engine_that_is_made_to_fail_is_replaced(admin: httpx.Client, server:
         ("/fail-points", {"point": "engine.step"}, "action: is missing"),
         ("/pause", {"paused": "yes"}, "paused: "),
         ("/pause", {}, "paused: is missing"),
+        ("/pause", {"paused": True, "after_steps": -1}, "after_steps: "),
+        ("/pause", {"paused": False, "after_steps": 1}, "steps are counted until a pause"),
     ],
 )
 def test_refusals_say_what_is_wrong(admin: httpx.Client, path: str, body: object, message: str) -> None:

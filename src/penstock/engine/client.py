@@ -245,9 +245,12 @@ class Engine:
             raise InvalidParameter("point", f"{point[:40]!r} is not one of {', '.join(POINTS)}.")
         self._process.arm(point, action, passes)
 
-    def pause(self, paused: bool) -> None:
-        """Have the process that serves now compute nothing, or go on; requests are accepted, and wait."""
-        self._process.pause(paused)
+    def pause(self, after_steps: int | None = 0) -> None:
+        """Have the process that serves now compute so many steps more and then nothing; None: go on.
+
+        Requests are accepted meanwhile, and wait.
+        """
+        self._process.pause(after_steps)
 
     async def inspect(self) -> str | None:
         """Which invariant of the engine's books is broken; None where all hold. Raises EngineUnavailable."""

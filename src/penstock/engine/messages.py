@@ -54,9 +54,12 @@ class Arm(msgspec.Struct, frozen=True, tag="arm"):
 
 
 class Pause(msgspec.Struct, frozen=True, tag="pause"):
-    """To the engine: compute nothing until told otherwise; what comes meanwhile waits."""
+    """To the engine: compute this number of steps more, then nothing until told otherwise; without a number, go on.
 
-    paused: bool
+    What comes while nothing is computed waits.
+    """
+
+    after_steps: int | None
 
 
 class Inspect(msgspec.Struct, frozen=True, tag="inspect"):

@@ -205,9 +205,9 @@ class EngineProcess(asyncio.Protocol):
         """Let something go wrong; see `Arm`."""
         self._send(Arm(point, action, passes))
 
-    def pause(self, paused: bool) -> None:
-        """Have nothing computed, or go on."""
-        self._send(Pause(paused))
+    def pause(self, after_steps: int | None) -> None:
+        """Have nothing computed after a number of steps, or go on; see `Pause`."""
+        self._send(Pause(after_steps))
 
     async def inspect(self) -> str | None:
         """Which invariant of the engine's books is broken; None where all hold. Raises EngineLost where it has gone."""

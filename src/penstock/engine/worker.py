@@ -223,7 +223,7 @@ class _Loop:
     """Takes messages, computes a step, sends what came of it; sleeps in the socket while there is nothing to do.
 
     Attributes:
-        busy: whether there is anything to do. While it is paused, that is what was begun before.
+        busy: whether there is anything to do. Where it may begin no step, that is what was begun before.
     """
 
     def __init__(self, connection: Connection, core: EngineCore, record: Record, cpu_wait: CpuWait) -> None:
@@ -234,12 +234,13 @@ class _Loop:
         self._cpu_wait = cpu_wait
         # Seconds that it took to send what came of the newest step.
         self._send_seconds = 0.0
-        self._paused = False
+        # Steps that it may begin until it is paused; None where nothing pauses it.
+        self._steps_left: int | None = None
         self._rested = False
 
     @property
     def busy(self) -> bool:
-        return self._core.is_computing or (self._core.has_work and not self._paused)
+        return self._core.is_computing or (self._core.has_work and self._steps_left != 0)
 
     def run(self) -> NoReturn:
         """Ends with EOFError or a broken pipe when the other end closes, and with the error of a step that fails."""
@@ -257,7 +258,7 @@ class _Loop:
             if self.busy:
                 self._rested = False
                 self._cpu_wait.begin_step(core.clock())
-                outputs += core.finish_step() if self._paused else core.step()
+                outputs += self._step()
                 if core.failure is not None:
                     # What this engine holds cannot be trusted any more; another one computes what was lost.
                     raise core.failure
@@ -268,6 +269,15 @@ class _Loop:
             connection.send(pack_outputs(outputs, core.snapshot(), facts, prepared))
             self._send_seconds = core.clock() - computed if facts is not None else 0.0
             self._record.any()
+
+    def _step(self) -> list[SampleOutput]:
+        """Begin a step, or only finish what was begun where none is left."""
+        if self._steps_left is None:
+            return self._core.step()
+        if self._steps_left == 0:
+            return self._core.finish_step()
+        self._steps_left -= 1
+        return self._core.step()
 
     def _begin_step(self, request_ids: frozenset[int]) -> None:
         """A step computes these requests; whatever ends the engine until it has told of it, they are the reason."""
@@ -302,8 +312,8 @@ class _Loop:
             case Abort(request_id):
                 self._preparations.drop(request_id)
                 return self._core.abort(request_id)
-            case Pause(paused):
-                self._paused = paused
+            case Pause(after_steps):
+                self._steps_left = after_steps
             case Inspect(number):
                 self._connection.send(Inspected(number, self._core.check()))
             case Arm():

@@ -6,7 +6,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import msgspec
 from starlette.applications import Starlette
@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.core.config import Reason
-from penstock.core.errors import AddressInUse, ConfigurationError, PenstockError
+from penstock.core.errors import AddressInUse, ConfigurationError, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.core.failpoints import POINTS, FailAction
 from penstock.server.accounts import Accounts
@@ -35,8 +35,8 @@ class Administered(Protocol):
     def load(self) -> LoadSnapshot:
         """The newest snapshot of the engine's load."""
 
-    def pause(self, paused: bool) -> None:
-        """Have nothing computed, or go on."""
+    def pause(self, after_steps: int | None = 0) -> None:
+        """Have nothing computed after a number of steps; None: go on."""
 
     def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
         """Let something go wrong at a fail-point."""
@@ -54,9 +54,10 @@ class FailPointFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PauseFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of `POST /pause`."""
+    """The body of `POST /pause`: the engine is paused after a number of steps that it still computes."""
 
     paused: bool
+    after_steps: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 def create_admin_app(engine: Administered, reasons: list[Reason], accounts: Accounts) -> Starlette:
@@ -107,10 +108,12 @@ class _Admin:
         return json_response({"armed": fields.point, "action": fields.action, "passes": fields.passes})
 
     async def pause(self, request: Request) -> Response:
-        """`POST /pause`: the engine computes nothing, or goes on; requests are accepted and wait."""
+        """`POST /pause`: the engine computes nothing, at once or after some steps, or goes on; requests wait."""
         fields = parse_fields(await read_json_body(request, MAX_BODY_BYTES), PauseFields)
-        self._engine.pause(fields.paused)
-        return json_response({"paused": fields.paused})
+        if fields.after_steps and not fields.paused:
+            raise InvalidParameter("after_steps", "The engine goes on without end; steps are counted until a pause.")
+        self._engine.pause(fields.after_steps if fields.paused else None)
+        return json_response(fields)
 
 
 def _named(load: LoadSnapshot) -> dict[str, int]:

@@ -189,6 +189,9 @@ def test_what_waits_for_a_processor_is_taken_of_the_request_s_own_work() -> None
     did = totals(steps=10, execute=10.0, cpu_wait=8.0, decodes=10)
     journal = make_journal(0.0, mark(0.0), mark(0.0), mark(10.0, did), output_tokens=11)
     assert seconds(make_account([journal])) == {"cpu_contention": 8.0, "decode": 2.0}
+    # What steps before the request's waited for is told within its own.
+    late = make_journal(0.0, mark(0.0), mark(0.0), mark(10.0, totals(steps=10, execute=10.0, cpu_wait=30.0)))
+    assert seconds(make_account([late])) == pytest.approx({"cpu_contention": 9.9, "decode": 0.1})
     queued = make_journal(0.0, mark(10.0, waited("rows", 10.0, cpu_wait=8.0)))
     assert seconds(make_account([queued])) == {"queue_rows": 10.0}
 

@@ -29,6 +29,10 @@ _QUEUED: dict[Wait, CauseCode] = {
 
 NO_WORK = ModelWork()
 
+# What is computed takes some processor's time. Steps tell every tenth of a second how long they waited for one, so that
+# what is told within a short request can be more than its own steps took.
+MOST_STARVED = 0.99
+
 Seconds = defaultdict[CauseCode, float]
 
 
@@ -276,4 +280,4 @@ def _starved(course: Course) -> float:
     journal = course.journal
     assert journal is not None
     did = course.between(journal.submitted, journal.finished)
-    return min(1.0, did.cpu_wait / did.seconds) if did.seconds else 0.0
+    return min(MOST_STARVED, did.cpu_wait / did.seconds) if did.seconds else 0.0
