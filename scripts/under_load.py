@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BURNER = "while True: pass"
+# A number of processes of one group that take all the time that they are given.
+BURNER = """
+import os, sys
+os.nice(int(sys.argv[2]))
+for _ in range(int(sys.argv[1]) - 1):
+    if os.fork() == 0: break
+while True: pass
+"""
 # What pytest's last line counts, such as "10675 passed", and what its summary names.
 _COUNT = re.compile(r"(\d+) (passed|failed|errors?|skipped)")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) \S+", re.MULTILINE)
@@ -26,20 +35,20 @@ _FAILED = re.compile(r"^(?:FAILED|ERROR) \S+", re.MULTILINE)
 
 @contextlib.contextmanager
 def burning(count: int, niceness: int) -> Iterator[None]:
-    """Have so many processes take all the time that processors give them, until the block ends.
+    """Have this number of processes take all the time that processors give them, until the block ends.
 
-    Each is in a session of its own: a kernel that shares processors among sessions gives each as much as the tests.
+    All are in one session: a kernel that shares processors out among sessions gives it half, as it would where
+    somebody else's work runs on the machine.
     """
-    burners: list[subprocess.Popen[bytes]] = []
+    if not count:
+        yield
+        return
+    burner = subprocess.Popen([sys.executable, "-c", BURNER, str(count), str(niceness)], start_new_session=True)
     try:
-        for _ in range(count):
-            command = [sys.executable, "-c", f"import os; os.nice({niceness})\n{BURNER}"]
-            burners.append(subprocess.Popen(command, start_new_session=True))
         yield
     finally:
-        for burner in burners:
-            burner.kill()
-            burner.wait()
+        os.killpg(burner.pid, signal.SIGKILL)
+        burner.wait()
 
 
 def run(command: list[str], niceness: int, output: Path) -> tuple[int, float]:

@@ -7,10 +7,13 @@ from pathlib import Path
 DRIVERS = Path(__file__).parent.parent / "peers"
 OURS = "penstock"
 PEERS = ("vllm", "llama-cpp", "openvino", "transformers")
-LARGE, TOY = "large", "toy"
+LARGE, TOY, TRAINED = "large", "toy", "trained"
 MACHINE = "machine"
 # A toy's whole measurement takes less than a second, so that more runs cost nothing.
 TOY_RUNS = 5
+LEFT_OUT = "left out by --contenders"
+# A model that people use, as its makers publish it.
+TRAINED_FILE = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 
 
 @dataclass(frozen=True)
@@ -20,18 +23,16 @@ class Contender:
     Attributes:
         name: as the page and the options call it.
         engine: whose environment it runs in: "penstock" or one of PEERS.
-        model: file or folder of the large checkpoint, below the folder of all models.
-        make: the command that makes that model.
+        models: the checkpoints that it runs, and the file or folder of each, below the folder of all models.
+        make: the command for the first of them.
         options: of its driver.
-        toy: whether it runs the toy checkpoint too.
     """
 
     name: str
     engine: str
-    model: str
+    models: Mapping[str, str]
     make: str
     options: tuple[str, ...] = ()
-    toy: bool = False
 
     @property
     def driver(self) -> Path:
@@ -40,14 +41,13 @@ class Contender:
 
 
 def _ours(mode: str, *options: str) -> Contender:
-    return Contender(f"{OURS}-{mode}", OURS, "bf16", "make_checkpoints.py OUT bf16", options, toy=True)
+    return Contender(f"{OURS}-{mode}", OURS, {LARGE: "bf16", TOY: "toy"}, "make_checkpoints.py OUT bf16", options)
 
 
-def _of_file(kind: str) -> tuple[Contender, ...]:
+def _of_file(kind: str, models: Mapping[str, str], make: str) -> tuple[Contender, ...]:
     """Ours and llama.cpp on one GGUF file."""
-    model, make = f"{kind}.gguf", f"make_checkpoints.py OUT gguf-{kind}"
-    ours = Contender(f"{OURS}-{kind}", OURS, model, make, ("--quantization", "auto"))
-    return ours, Contender(f"llama-cpp-{kind}", "llama-cpp", model, make)
+    ours = Contender(f"{OURS}-{kind}", OURS, models, make, ("--quantization", "auto"))
+    return ours, Contender(f"llama-cpp-{kind}", "llama-cpp", models, make)
 
 
 CONTENDERS = (
@@ -55,14 +55,20 @@ CONTENDERS = (
     _ours("int8", "--quantization", "int8"),
     _ours("int4", "--quantization", "int4"),
     _ours("int4-head8", "--quantization", "int4", "--quantize-head", "int8"),
-    Contender("vllm-bf16", "vllm", "bf16", "make_checkpoints.py OUT bf16", toy=True),
-    Contender("vllm-w8a8", "vllm", "w8a8", "make_checkpoints.py OUT w8a8"),
-    *_of_file("q4_0"),
-    *_of_file("q4_k_m"),
-    Contender("openvino-int8", "openvino", "ov8", "peers/export_openvino.py OUT/bf16 OUT/ov8 --bits 8"),
-    Contender("openvino-int4", "openvino", "ov4", "peers/export_openvino.py OUT/bf16 OUT/ov4 --bits 4"),
-    Contender("transformers-bf16", "transformers", "bf16", "make_checkpoints.py OUT bf16"),
+    Contender("vllm-bf16", "vllm", {LARGE: "bf16", TOY: "toy"}, "make_checkpoints.py OUT bf16"),
+    Contender("vllm-w8a8", "vllm", {LARGE: "w8a8"}, "make_checkpoints.py OUT w8a8"),
+    *_of_file("q4_0", {LARGE: "q4_0.gguf"}, "make_checkpoints.py OUT gguf-q4_0"),
+    *_of_file("q4_k_m", {LARGE: "q4_k_m.gguf"}, "make_checkpoints.py OUT gguf-q4_k_m"),
+    Contender("openvino-int8", "openvino", {LARGE: "ov8"}, "peers/export_openvino.py OUT/bf16 OUT/ov8 --bits 8"),
+    Contender("openvino-int4", "openvino", {LARGE: "ov4"}, "peers/export_openvino.py OUT/bf16 OUT/ov4 --bits 4"),
+    Contender("transformers-bf16", "transformers", {LARGE: "bf16"}, "make_checkpoints.py OUT bf16"),
+    *_of_file("trained", {TRAINED: TRAINED_FILE}, "hf download Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF"),
 )
+
+
+def running(checkpoint: str) -> list[str]:
+    """The names of those that run a checkpoint."""
+    return [contender.name for contender in CONTENDERS if checkpoint in contender.models]
 
 
 @dataclass(frozen=True)
@@ -121,9 +127,9 @@ def plan_round(names: Sequence[str], interpreters: Mapping[str, str | None], mod
     for contender in CONTENDERS:
         python = interpreters[contender.engine]
         obstacle = _obstacle(contender, names, python)
-        for checkpoint in (LARGE, TOY) if contender.toy else (LARGE,):
-            path = models / (contender.model if checkpoint == LARGE else TOY)
-            make = contender.make if checkpoint == LARGE else "make_checkpoints.py OUT toy"
+        for checkpoint, model in contender.models.items():
+            path = models / model
+            make = "make_checkpoints.py OUT toy" if checkpoint == TOY else contender.make
             why = obstacle or (None if path.exists() else f"{path.name} is not among the models: run {make}")
             if why is not None:
                 plan.missing[f"{contender.name}/{checkpoint}"] = why
@@ -136,7 +142,7 @@ def plan_round(names: Sequence[str], interpreters: Mapping[str, str | None], mod
 def _obstacle(contender: Contender, names: Sequence[str], python: str | None) -> str | None:
     """Why a contender cannot run whatever the checkpoint, None where it can."""
     if contender.name not in names:
-        return "left out by --contenders"
+        return LEFT_OUT
     return None if python is not None else f"no environment given: --{contender.engine} PYTHON"
 
 

@@ -4,15 +4,14 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from comparison.contenders import CONTENDERS, LARGE, MACHINE, OURS, TOY, TOY_RUNS
+from comparison.contenders import CONTENDERS, LARGE, LEFT_OUT, MACHINE, OURS, TOY, TOY_RUNS, TRAINED, running
 from comparison.record import Record, best, ratio
 from reporting import table
 
 Read = Callable[[dict[str, Any]], float | None]
-NAMES = [contender.name for contender in CONTENDERS]
-TOY_NAMES = [contender.name for contender in CONTENDERS if contender.toy]
 PEER_NAMES = [contender.name for contender in CONTENDERS if contender.engine != OURS]
 TOY_BATCHES = (1, 32)
+TRAINED_HEADING = "Penstock against llama.cpp on Qwen2.5-Coder-1.5B-Instruct in Q4_K_M, as its makers publish it"
 
 
 def page(record: Record) -> str:
@@ -23,14 +22,12 @@ def page(record: Record) -> str:
         "## 1.24B parameters, tokens per second",
         _speeds(record),
         _empty_cells(record, LARGE),
-        "## Penstock int4 against the best mode of all peers",
-        _ratios(record, f"{OURS}-int4", PEER_NAMES, _measures(record)),
-        "## Penstock bf16 against vLLM bf16",
-        _ratios(record, f"{OURS}-bf16", ["vllm-bf16"], _measures(record)),
-        "## Penstock against llama.cpp on one Q4_0 file",
-        _ratios(record, f"{OURS}-q4_0", ["llama-cpp-q4_0"], _measures(record)),
-        "## Penstock against llama.cpp on one Q4_K_M file",
-        _ratios(record, f"{OURS}-q4_k_m", ["llama-cpp-q4_k_m"], _measures(record)),
+        *_compared(record, "Penstock int4 against the best mode of all peers", f"{OURS}-int4", PEER_NAMES),
+        *_compared(record, "Penstock bf16 against vLLM bf16", f"{OURS}-bf16", ["vllm-bf16"]),
+        *_compared(record, "Penstock against llama.cpp on one Q4_0 file", f"{OURS}-q4_0", ["llama-cpp-q4_0"]),
+        *_compared(record, "Penstock against llama.cpp on one Q4_K_M file", f"{OURS}-q4_k_m", ["llama-cpp-q4_k_m"]),
+        *_compared(record, TRAINED_HEADING, f"{OURS}-trained", ["llama-cpp-trained"], TRAINED),
+        _empty_cells(record, TRAINED),
         "## Toy model, milliseconds a step",
         "6 layers of width 256, vocabulary 32,000, bfloat16 on disk: what an engine costs by itself.",
         _toy(record),
@@ -46,12 +43,21 @@ def command(record: Record) -> str:
     engines = [
         contender.engine
         for contender in CONTENDERS
-        if contender.engine != OURS and (record.figures(contender.name, LARGE) or record.figures(contender.name, TOY))
+        if contender.engine != OURS
+        and any(record.figures(contender.name, checkpoint) for checkpoint in contender.models)
     ]
     given = [f"--{engine} PYTHON" for engine in dict.fromkeys(engines)]
     workload = record.workload
     options = [f"--rounds {record.rounds()}", f"--decode-steps {workload.decode_steps}", f"--runs {workload.runs}"]
+    asked = [each.name for each in CONTENDERS if any(each.name in _asked(record, model) for model in each.models)]
+    if len(asked) < len(CONTENDERS):
+        options.append(f"--contenders {','.join(asked)}")
     return " ".join(["python benchmarks/compare_peers.py --models OUT", *given, *options])
+
+
+def _asked(record: Record, checkpoint: str) -> list[str]:
+    """Who was to run a checkpoint."""
+    return [name for name in running(checkpoint) if record.missing.get(f"{name}/{checkpoint}") != LEFT_OUT]
 
 
 def _introduction(record: Record) -> str:
@@ -119,14 +125,14 @@ def _median(values: dict[int, float]) -> float | None:
 
 
 def _speeds(record: Record) -> str:
-    rows: list[list[object]] = []
+    names, rows = _asked(record, LARGE), list[list[object]]()
     for name, read in _measures(record):
-        rows.append([name, *(_median(record.values(contender, LARGE, read)) for contender in NAMES)])
-    shares = [_roofline(record, contender) for contender in NAMES]
+        rows.append([name, *(_median(record.values(contender, LARGE, read)) for contender in names)])
+    shares = [_roofline(record, contender) for contender in names]
     rows.append(["of the roofline at batch 1", *(None if share is None else f"{share:.0%}" for share in shares)])
-    ready = [_median(record.values(contender, LARGE, lambda figures: figures["ready_seconds"])) for contender in NAMES]
+    ready = [_median(record.values(contender, LARGE, lambda figures: figures["ready_seconds"])) for contender in names]
     rows.append(["ready, s", *(None if seconds is None else f"{seconds:.1f}" for seconds in ready)])
-    return table(["", *NAMES], rows, empty="")
+    return table(["", *names], rows, empty="")
 
 
 def _roofline(record: Record, contender: str) -> float | None:
@@ -140,12 +146,19 @@ def _roofline(record: Record, contender: str) -> float | None:
     return None if found is None else found.median
 
 
-def _ratios(record: Record, ours: str, peers: Sequence[str], measures: Sequence[tuple[str, Read]]) -> str:
-    """One row for each measure: both medians, and the quotients within rounds."""
+def _compared(
+    record: Record, heading: str, ours: str, peers: Sequence[str], checkpoint: str = LARGE
+) -> tuple[str, ...]:
+    """Heading and table of one of ours beside peers, one row for each measure: both medians, and the quotients within
+    rounds. Nothing where one side was left out.
+    """
+    asked = set(_asked(record, checkpoint))
+    if ours not in asked or asked.isdisjoint(peers):
+        return ()
     rows: list[list[object]] = []
-    for name, read in measures:
-        mine = record.values(ours, LARGE, read)
-        found = best([(peer, record.values(peer, LARGE, read)) for peer in peers])
+    for name, read in _measures(record):
+        mine = record.values(ours, checkpoint, read)
+        found = best([(peer, record.values(peer, checkpoint, read)) for peer in peers])
         peer, theirs = found or (None, {})
         quotient = ratio(mine, theirs)
         row: list[object] = [name, peer, _median(theirs), _median(mine)]
@@ -155,21 +168,22 @@ def _ratios(record: Record, ours: str, peers: Sequence[str], measures: Sequence[
             row += [f"{value:.2f}" for value in (quotient.median, quotient.least, quotient.greatest)]
             row.append(quotient.pairs)
         rows.append(row)
-    return table(["", "peer", "its speed", ours, "ratio, median", "least", "greatest", "rounds"], rows, empty="")
+    columns = ["", "peer", "its speed", ours, "ratio, median", "least", "greatest", "rounds"]
+    return f"## {heading}", table(columns, rows, empty="")
 
 
 def _toy(record: Record) -> str:
-    rows: list[list[object]] = []
+    names, rows = _asked(record, TOY), list[list[object]]()
     for size in TOY_BATCHES:
-        values = (_median(record.values(contender, TOY, _step(size))) for contender in TOY_NAMES)
+        values = (_median(record.values(contender, TOY, _step(size))) for contender in names)
         rows.append([f"batch {size}", *(None if value is None else f"{value:.2f}" for value in values)])
-    return table(["", *TOY_NAMES], rows, empty="")
+    return table(["", *names], rows, empty="")
 
 
 def _empty_cells(record: Record, checkpoint: str) -> str:
     """Why contenders have no figures, or not in every round."""
     lines = []
-    for name in NAMES if checkpoint == LARGE else TOY_NAMES:
+    for name in _asked(record, checkpoint):
         errors = [
             f"round {run.round + 1}: {run.error}"
             for run in record.runs
@@ -184,10 +198,10 @@ def _empty_cells(record: Record, checkpoint: str) -> str:
 
 def _versions(record: Record) -> str:
     rows = []
-    for name in NAMES:
-        figures = list(record.figures(name, LARGE).values()) or list(record.figures(name, TOY).values())
-        if figures:
-            rows.append([name, _pairs(figures[-1]["versions"]), _pairs(figures[-1]["settings"])])
+    for contender in CONTENDERS:
+        found = (record.figures(contender.name, checkpoint).values() for checkpoint in contender.models)
+        if figures := list(next(filter(None, found), ())):
+            rows.append([contender.name, _pairs(figures[-1]["versions"]), _pairs(figures[-1]["settings"])])
     return table(["", "versions", "settings"], rows, empty="")
 
 

@@ -11,8 +11,20 @@ from typing import Any
 import compare_peers
 import pytest
 from comparison.children import Outcome, run_child
-from comparison.contenders import CONTENDERS, LARGE, MACHINE, TOY, Job, Plan, Workload, chosen_names, plan_round
-from comparison.page import page
+from comparison.contenders import (
+    CONTENDERS,
+    LARGE,
+    MACHINE,
+    TOY,
+    TRAINED,
+    Job,
+    Plan,
+    Workload,
+    chosen_names,
+    plan_round,
+    running,
+)
+from comparison.page import TRAINED_HEADING, page
 from comparison.record import Machine, Record, Run, best, ratio
 
 from support.waiting import PATIENCE
@@ -151,10 +163,10 @@ class TestPage:
         ]
         text = page(record_of(*runs, missing={"vllm-w8a8/large": "no environment given: --vllm PYTHON"}))
         rows = rows_of(text, "1.24B parameters, tokens per second")
-        column = EVERYBODY.index("penstock-int4")
+        column = running(LARGE).index("penstock-int4")
         assert rows["decode, batch 1"][column] == "20"
         assert rows["decode, batch 32"][column] == "200"
-        assert rows["prefill 512"][column + 1 :] == [""] * (len(EVERYBODY) - column - 1)
+        assert rows["prefill 512"][column + 1 :] == [""] * (len(running(LARGE)) - column - 1)
         assert "- vllm-w8a8 is missing: no environment given: --vllm PYTHON" in text
         assert "Rounds: 3." in text
         assert "ceilings were not measured" in text and rows["of the roofline at batch 1"][column] == ""
@@ -177,6 +189,24 @@ class TestPage:
         empty = rows_of(text, "Penstock bf16 against vLLM bf16")["decode, batch 1"]
         assert empty == [""] * 7
 
+    def test_a_trained_model_has_a_table_of_its_own(self) -> None:
+        runs = (Run(0, "penstock-trained", TRAINED, 1.0, figures(60, 300)),)
+        text = page(record_of(*runs, Run(0, "llama-cpp-trained", TRAINED, 1.0, figures(40, 100))))
+        rows = rows_of(text, TRAINED_HEADING)
+        assert rows["decode, batch 1"] == ["llama-cpp-trained", "40", "60", "1.50", "1.50", "1.50", "1"]
+        assert "--llama-cpp PYTHON --rounds 1" in text and "--contenders" not in text
+        assert rows_of(text, "Versions and settings")["penstock-trained"] == ["python 3.11", "threads 2"]
+
+    def test_contenders_that_were_left_out_have_no_columns_and_no_tables(self, tmp_path: Path) -> None:
+        names = ["penstock-int4", "vllm-bf16"]
+        missing = plan_round(names, NOBODY, tmp_path, Workload()).missing
+        text = page(record_of(Run(0, "penstock-int4", LARGE, 1.0, figures(60, 300)), missing=missing))
+        assert list(rows_of(text, "1.24B parameters, tokens per second")[""]) == names
+        assert list(rows_of(text, "Toy model, milliseconds a step")[""]) == names
+        assert "best mode of all peers" in text and "on one Q4_0 file" not in text and TRAINED_HEADING not in text
+        assert "--contenders penstock-int4,vllm-bf16\n" in text
+        assert "- vllm-bf16 is missing: no environment given" in text and "w8a8" not in text
+
     def test_roofline_uses_the_rounds_own_bandwidth(self) -> None:
         ceilings = {"read": 20.0, "arithmetic": {"int8": 900.0, "float32": 0.0}}
         text = page(
@@ -187,7 +217,7 @@ class TestPage:
             )
         )
         row = rows_of(text, "1.24B parameters, tokens per second")["of the roofline at batch 1"]
-        assert row[EVERYBODY.index("penstock-int4")] == "50%"
+        assert row[running(LARGE).index("penstock-int4")] == "50%"
         assert "memory reads 30.0 GB/s (20.0 to 40.0); in registers int8 900 GOP/s." in text
         assert "Rounds: 1." in text
 
