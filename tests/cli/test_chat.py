@@ -15,8 +15,12 @@ from support.checkpoints import make
 from support.waiting import PATIENCE, until
 
 CTRL_C = "\x03"
-# The terminal must be the controlling one of a session of its own, or Ctrl-C would reach nobody.
-START = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); from penstock.cli.main import main; main()"
+# The terminal must be the controlling one of a session of its own, or Ctrl-C would reach nobody. Tests that a script
+# runs in the background hand on that it is ignored.
+START = (
+    "import fcntl, signal, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    "signal.signal(signal.SIGINT, signal.default_int_handler); from penstock.cli.main import main; main()"
+)
 
 
 class Terminal:

@@ -18,19 +18,26 @@ from support.collector import Collector, Received, collecting
 from support.documented import described_client
 from support.http_server import free_port
 from support.live_server import RunningServer, serving
+from support.operator import Operator
 from support.waiting import PATIENCE
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SERVER, ERROR = 2, 2
 WORDS = "zebras whisper quietly"
 SECONDS = 1e9
+# The limits of time for a message, and for what is left at the end, are those that only a hang reaches.
+PATIENT = (
+    f"import penstock.observability.tracing as tracing; tracing._EXPORT_SECONDS = tracing.FLUSH_SECONDS = {PATIENCE}"
+)
+# However long the test takes, it is within one minute of the log.
+ONE_LINE = f"import penstock.observability.tracing as tracing; tracing._LINE_SECONDS = {PATIENCE}"
 
 
 class Traced:
     """A server, its client, and the collector of its traces."""
 
-    def __init__(self, server: RunningServer, http: httpx.Client, collector: Collector) -> None:
-        self.server, self.http, self.collector = server, http, collector
+    def __init__(self, server: RunningServer, http: httpx.Client, collector: Collector, operator: Operator) -> None:
+        self.server, self.http, self.collector, self.operator = server, http, collector, operator
 
     def ask(self, path: str = "/v1/completions", headers: dict[str, str] | None = None, **body: Any) -> str:
         """The id of a request."""
@@ -53,11 +60,13 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def traced(served_checkpoint: Path, log: Path) -> Iterator[Traced]:
+    socket = log.parent / "socket"
     with contextlib.ExitStack() as stack:
         collector = stack.enter_context(collecting())
-        options = ("--threads", "1", "--max-num-seqs", "2", "--explain-prompts", "--otlp-endpoint", collector.url)
-        server = stack.enter_context(serving(served_checkpoint, *options, log=log))
-        yield Traced(server, stack.enter_context(described_client(server.base)), collector)
+        options = ("--threads", "1", "--max-num-seqs", "2", "--explain-prompts", "--admin-socket", str(socket))
+        options += ("--otlp-endpoint", collector.url)
+        server = stack.enter_context(serving(served_checkpoint, *options, log=log, program=PATIENT))
+        yield Traced(server, stack.enter_context(described_client(server.base)), collector, Operator(socket))
 
 
 def check_tree(collector: Collector, root: Received) -> None:
@@ -106,9 +115,12 @@ def test_a_request_is_one_tree_that_says_what_the_explanation_says(traced: Trace
 
 
 def test_a_queue_is_seen(traced: Traced) -> None:
+    bodies = [{"prompt": [5 + number] * 40, "max_tokens": 40, "ignore_eos": True} for number in range(6)]
     with ThreadPoolExecutor(6) as pool:
-        body = {"prompt": [5] * 40, "max_tokens": 40, "ignore_eos": True}
-        ids = list(pool.map(lambda _: traced.ask(**body), range(6)))
+        with traced.operator.paused():
+            asked = [pool.submit(traced.ask, **body) for body in bodies]
+            traced.server.wait_for("penstock_requests_waiting", 6)
+        ids = [each.result(PATIENCE) for each in asked]
     roots = [traced.root(each) for each in ids]
     assert len({root.trace for root in roots}) == len(ids)
     waits = []
@@ -166,7 +178,8 @@ def test_the_server_counts_what_became_of_them(traced: Traced) -> None:
 
 def test_what_ended_last_is_sent_before_the_server_ends(served_checkpoint: Path) -> None:
     with collecting() as collector:
-        with serving(served_checkpoint, "--threads", "1", "--otlp-endpoint", collector.url) as server:
+        options = ("--threads", "1", "--otlp-endpoint", collector.url)
+        with serving(served_checkpoint, *options, program=PATIENT) as server:
             for _ in range(3):
                 server.post("/v1/completions", {"prompt": [5], "max_tokens": 1})
         assert len(collector.roots()) == 3
@@ -175,7 +188,7 @@ def test_what_ended_last_is_sent_before_the_server_ends(served_checkpoint: Path)
 def test_without_a_collector_everything_is_served(served_checkpoint: Path, tmp_path: Path) -> None:
     log, nobody = tmp_path / "log", f"http://127.0.0.1:{free_port()}"
     options = ("--threads", "1", "--log-format", "json", "--otlp-endpoint", nobody)
-    with serving(served_checkpoint, *options, log=log) as server:
+    with serving(served_checkpoint, *options, log=log, program=ONE_LINE) as server:
         for _ in range(20):
             answer = server.post("/v1/completions", {"prompt": [5], "max_tokens": 2, "ignore_eos": True})
             assert answer["usage"]["completion_tokens"] == 2  # type: ignore[index]

@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import random
 import sys
 from pathlib import Path
@@ -121,7 +122,13 @@ def test_aborts_at_random_points(checkpoint: Path, pytestconfig: pytest.Config) 
                 assert load.blocks_free + load.blocks_cached == load.blocks_total
                 resident.append(process.memory_info().rss)
                 handles.add((process.num_fds(), process.num_threads()))
-            assert len(where) == 4 and engine.load.restarts == 0 and engine.load.preemptions > 0
+            # On a busy machine few are left in some stage, or none; there are more until each has been seen.
+            for seed in itertools.count(count):
+                if len(where) == 4 and engine.load.preemptions > 0:
+                    break
+                where |= await abort_many(engine, 2 * BESIDE, seed)
+                await settled(engine)
+            assert engine.load.restarts == 0
             assert len(handles) == 1, "descriptors or threads have become more"
             for fewer, more in zip(resident[:1], resident[-1:], strict=True):
                 assert more - fewer <= (len(resident) - 1) * MEBIBYTE, resident

@@ -191,7 +191,7 @@ def test_one_trace_that_cannot_be_made_does_not_end_the_others(
     broken = account()
     broken.endpoint = "unknown"  # type: ignore[assignment]
     send(traces, broken)
-    time.sleep(2 * tracing._GATHER_SECONDS)
+    until(lambda: traces.outcomes["failed"] == 1)
     send(traces, account(2))
     traces.close()
     assert traces.outcomes == {"exported": 1, "queue_full": 0, "failed": 1}

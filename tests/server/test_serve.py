@@ -16,6 +16,7 @@ import pytest
 
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.server.serve import bind
+from support.http_server import free_port
 from support.waiting import PATIENCE, until
 
 STOPPING = f"Stopping: 1 running requests may finish, for at most {PATIENCE:g} s; a second signal ends them.\n"
@@ -45,12 +46,6 @@ PROGRAM = textwrap.dedent(
     print("stopped", flush=True)
     """
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

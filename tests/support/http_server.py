@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import socket
 import ssl
 import threading
@@ -14,6 +15,8 @@ from penstock.server.edge import EdgeOptions
 from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.server.serve import Server, bind
 from support.waiting import PATIENCE
+
+_PORTS = (20000, 32000)
 
 
 @contextlib.contextmanager
@@ -54,7 +57,20 @@ def running(
 
 
 def free_port() -> int:
-    """A port that nothing listens on at the moment."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nothing listens on, and that no other test gets while this process runs.
+
+    It is below those that the system gives to connections, which could take it before a server does. A UDP socket on
+    the same number, which is open until the process ends, keeps it from other processes' tests.
+    """
+    while True:
+        mark = socket.socket(type=socket.SOCK_DGRAM)
+        with contextlib.closing(socket.socket()) as probe:
+            try:
+                mark.bind(("127.0.0.1", random.randrange(*_PORTS)))
+                probe.bind(mark.getsockname())
+            except OSError:
+                mark.close()
+                continue
+        port = int(mark.getsockname()[1])
+        mark.detach()
+        return port

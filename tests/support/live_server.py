@@ -15,6 +15,8 @@ from pathlib import Path
 from support.http_server import free_port
 from support.waiting import PATIENCE, until
 
+_MAIN = "from penstock.cli.main import main; main()"
+
 
 @dataclass(frozen=True)
 class RunningServer:
@@ -75,14 +77,18 @@ class RunningServer:
 
 
 @contextlib.contextmanager
-def serving(model: Path | None, *options: str, log: Path | None = None) -> Iterator[RunningServer]:
+def serving(
+    model: Path | None, *options: str, log: Path | None = None, program: str | None = None
+) -> Iterator[RunningServer]:
     """Serve `model`, or what is served without one, until the block ends, and see that the server ends in order.
 
     What it writes goes to `log`, and its data into a folder of its own, which only one server at a time can have.
+    `program`: Python code that runs first, in the same process.
     """
     port = free_port()
     models = () if model is None else (str(model),)
-    command = [sys.executable, "-m", "penstock.cli.main", "serve", *models, "--port", str(port), *options]
+    begin = ("-m", "penstock.cli.main") if program is None else ("-c", f"{program}\n{_MAIN}")
+    command = [sys.executable, *begin, "serve", *models, "--port", str(port), *options]
     with tempfile.TemporaryDirectory() as data:
         with open(log or os.devnull, "wb") as out:
             environment = {**os.environ, "PENSTOCK_DATA": data}

@@ -23,7 +23,7 @@ class Received:
     connection: int
 
 
-# Bytes to send, or seconds to wait.
+# Bytes to send, seconds to wait, or what is to be true before the next one, unless the client leaves.
 Step = bytes | float | Callable[[], object]
 Script = Callable[[Received], Sequence[Step]]
 
@@ -123,6 +123,10 @@ def scripted(
         state.connections += 1
         connection = state.connections
         talks.add(asyncio.current_task())
+
+        def has_left() -> bool:
+            return reader.at_eof() or writer.is_closing()
+
         try:
             while True:
                 request = await _read(reader, connection)
@@ -134,10 +138,10 @@ def scripted(
                         writer.write(step)
                         await writer.drain()
                     elif callable(step):
-                        await reached(step)
+                        await reached(lambda step=step: step() or has_left())
                     else:
                         await asyncio.sleep(step)
-                    if reader.at_eof() or writer.is_closing():
+                    if has_left():
                         state.left += 1
                         return
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):

@@ -6,7 +6,7 @@ import shutil
 import ssl
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -67,15 +67,52 @@ def kinds(run: Run) -> set[str | None]:
 
 
 def test_a_closed_loop_has_so_many_at_a_time_and_keeps_its_connections() -> None:
-    with scripted(lambda request: whole_answer(request, 0.002)) as server:
+    with scripted(whole_answer) as server:
         run = load(server, Closed(4), Limits(conversations=20))
         found: Summary = summarize(run, None)
     assert (found.sent, found.succeeded, found.most_in_flight) == (20, 20, 4)
     assert server.connections == 4
     assert (found.input_tokens, found.output_tokens) == (160, 80)
     assert len(run.gaps) == 20 * 3
-    assert max(run.gaps) > 0.001
     assert sorted(outcome.number for outcome in run.outcomes) == list(range(20))
+
+
+def test_gaps_are_those_between_reads() -> None:
+    """The server sends a chunk once the client's loop has had four turns, a millisecond each, since the last one."""
+    turns = 0
+
+    def later() -> Callable[[], bool]:
+        seen: list[int] = []
+
+        def is_later() -> bool:
+            seen.append(turns)
+            return turns >= seen[0] + 4
+
+        return is_later
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.001)
+            turns += 1
+
+    async def main(base: str) -> Run:
+        client = Client(parse_address(base), timeout=PATIENCE)
+        turning = asyncio.ensure_future(turn())
+        try:
+            return await run_load(client, IDS, random_conversations(SHAPE, 0), Closed(4), Limits(conversations=8))
+        finally:
+            turning.cancel()
+            client.close()
+
+    def script(request: Received) -> list[Step]:
+        return [later() if isinstance(step, float) else step for step in whole_answer(request)]
+
+    with scripted(script) as server:
+        run = asyncio.run(main(server.base))
+    assert len(run.gaps) == 8 * 3
+    # In the second turn at the latest it has read what was sent before the first.
+    assert min(run.gaps) > 0.001
 
 
 def test_bodies_are_what_was_asked_for() -> None:
@@ -143,7 +180,8 @@ def test_no_more_is_sent_after_the_duration() -> None:
 
 def test_cancelled_requests_are_left_and_counted_apart() -> None:
     plan = with_cancellations(random_conversations(Shape(Lengths("fixed", 8), Lengths("fixed", 50)), 0), 1.0, 0)
-    with scripted(lambda request: whole_answer(request, 0.005)) as server:
+    # Before the last chunk the server waits until the client has left.
+    with scripted(lambda request: [*whole_answer(request, 0.005)[:-5], lambda: False]) as server:
         run = load(server, Closed(4), Limits(conversations=8), plan)
         until(lambda: server.left == 8)
     found = summarize(run, None)
