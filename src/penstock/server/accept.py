@@ -16,7 +16,7 @@ logger = logging.getLogger("penstock.server")
 
 # Connections that are taken before others get their turn.
 AT_A_TIME = 64
-# Connections in the midst of a handshake, each of which takes some 60 kB; of more, the oldest one gives way.
+# Connections in the midst of a handshake. Each takes about 60 kB. At this limit the oldest one gives way to a new one.
 MOST_BEGINNING = 1024
 # Between two looks for a descriptor, while there is none.
 _LOOK_SECONDS = 0.1
@@ -72,7 +72,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _SHORT:
                     self._pause(error.strerror or "no resources are left")
-                # Else there are none any more, or whoever connected has gone.
+                # Otherwise no connection waits any more, or its client has gone.
                 return None
             connection.setblocking(False)
             task = self._loop.create_task(self._begin(connection))

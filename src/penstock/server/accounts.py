@@ -28,7 +28,7 @@ class Accounts:
         engine: what engines have done.
         recent: where accounts are kept.
         text: makes text of tokens; None where nothing does.
-        tracing: makes traces of requests that have ended; None where nobody wants them.
+        tracing: makes traces of requests that have ended; None where no traces are wanted.
 
     Attributes:
         figures: of the model and the machine, once they are known.

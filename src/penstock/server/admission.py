@@ -1,10 +1,10 @@
 """Which requests are taken on: rules over those that were handed to the engine and have had no output yet.
 
-Pure: who asks says what time it is, what the engine's newest snapshot is, and where chance comes from. What waits is
+Pure: the caller says what time it is, what the engine's newest snapshot is, and where chance comes from. What waits is
 counted here and not read from snapshots, which lag behind: a hundred requests can come between two of them.
 
-A prompt *waits* from when it is admitted to its first output. Requests of other priorities are counted apart, since
-nobody waits for those that come after it. While nothing waits, nothing is refused.
+A prompt *waits* from when it is admitted to its first output. Requests of each priority are counted apart, since no
+prompt waits for requests that run after it. While nothing waits, nothing is refused.
 """
 
 import math
@@ -72,7 +72,7 @@ class Lengths:
         self._tenants: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def observe(self, tenant: str, tokens: int) -> None:
-        """An output has ended with so many tokens."""
+        """An output has ended with `tokens` tokens."""
         self._all = _faded(self._all, tokens)
         self._tenants[tenant] = _faded(self._tenants.pop(tenant, (0.0, 0.0)), tokens)
         if len(self._tenants) > _MOST_TENANTS:
@@ -158,7 +158,7 @@ class Admission:
 
     Args:
         bounds: how much may wait.
-        blocks_for: the KV blocks that a sequence of so many tokens holds.
+        blocks_for: the number of KV blocks that a sequence holds, by its number of tokens.
         chance: a number from 0 up to 1, another one at each call.
     """
 
@@ -305,7 +305,7 @@ class Admission:
         ticket.owed[sample] = max(0, owed)
 
     def _settle(self, ticket: Ticket, blocks: int) -> None:
-        """So many blocks are promised no more."""
+        """Take `blocks` blocks off the ticket's promised blocks and off the sum of all."""
         ticket.promised -= blocks
         self._promised -= blocks
 

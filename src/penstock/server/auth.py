@@ -35,7 +35,7 @@ class KeysRequired:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] != "http":
-            # There are no other connections yet; whoever adds some has to think of their keys.
+            # The server has no other connections yet. Code that adds them has to check their keys.
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
         elif scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
@@ -84,7 +84,7 @@ class KeysRequired:
 
 
 def _computes(scope: Scope) -> bool:
-    """Whether it counts as under way: whoever may begin nothing more can still look, delete and cancel."""
+    """Whether it counts as under way. A client at its limit can still look, delete and cancel."""
     return bool(scope["method"] == "POST" and not scope["path"].endswith("/cancel"))
 
 

@@ -55,7 +55,7 @@ class LineRunner:
         return True
 
     def serves(self, owner: str) -> bool:
-        """Whether the owner of a batch may still ask. Whoever's key is gone has nothing computed, until it is back."""
+        """Whether the owner of a batch may still ask. A batch whose owner's key is gone waits until the key is back."""
         return self._keys.tenant(owner) is not None
 
     async def run(self, line: InputLine, endpoint: str, owner: str) -> Result:

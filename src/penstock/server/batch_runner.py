@@ -1,8 +1,8 @@
 """Runs batches to their end, one after another, in the order in which they were made.
 
-All that this knows is in the store: whoever is cut off here, by whatever, goes on from what was kept. A line is done
-once its result is kept; lines under way are aborted at the end of the server and run again at the next start. While the
-disk takes nothing, results wait in memory, and no more lines begin.
+All that this module knows is in the store. So a run that is cut off, for any reason, goes on from what was kept. A line
+is done once its result is kept; lines under way are aborted at the end of the server and run again at the next start.
+While the disk takes nothing, results wait in memory, and no more lines begin.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ Answer = TypeVar("Answer")
 
 
 class BatchRunner:
-    """One for each store. Everything runs in one task, but for the lines, of which each has its own.
+    """One for each store. Each line runs in a task of its own, and everything else in one task.
 
     Attributes:
         waiting: why no batch comes on now, where that is the disk.

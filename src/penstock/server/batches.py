@@ -1,4 +1,4 @@
-"""`/v1/batches`: many requests in one file, run when nobody waits."""
+"""`/v1/batches`: many requests in one file, run when no other request waits."""
 
 import time
 import uuid

@@ -10,9 +10,9 @@ from starlette.types import Message, Receive
 from penstock.core.errors import RequestError
 from penstock.server.errors import BodiesFull, BodyTooLarge, UnsupportedMediaType
 
-# So much of a body that is too long is read all the same: whoever is cut off while writing does not get to read why.
+# Bytes of a body that are read beyond the limit: a client that is cut off while it writes cannot read the refusal.
 _DISCARDED_BYTES = 4 * 1024 * 1024
-# Of all bodies that are being received, so much is held beside the first part of each, for which there is always room.
+# Bytes that all bodies in transfer may hold together, beside the first part of each, for which there is always room.
 MAX_HELD_BYTES = 512 * 1024 * 1024
 _FIRST_PART_BYTES = 64 * 1024
 
@@ -73,7 +73,7 @@ async def read_json_body(request: Request, limit: int, room: BodyRoom | None = N
         raise RequestError("The connection was closed before the whole body had arrived.") from None
     if size > limit:
         raise _too_large(limit)
-    return cast(bytes, body)  # nobody changes it any more, and a copy would take the room again
+    return cast(bytes, body)  # it does not change any more, and a copy would take the memory again
 
 
 async def disconnected(receive: Receive) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Protocol
 
-# So many of all are left to those who watch the server, and to take a request in and say that there is no room.
+# Connections that are left for clients that watch the server, and for answers that say that there is no room.
 SPARE_CONNECTIONS = 16
 # What is answered although there is no room for requests.
 WATCHED_PATHS = frozenset({b"/health", b"/health/live", b"/health/ready", b"/metrics"})
@@ -18,8 +18,9 @@ class Idle(Protocol):
 class Connections:
     """Those of one server. Each is either idle (nothing came, or not yet a whole head) or busy with requests.
 
-    At the limit the connection that has been idle for longest gives way to a new one, so that who keeps connections
-    open, or sends heads byte by byte, keeps nobody out. Only where all are busy, a new one is refused.
+    At the limit the connection that has been idle for longest gives way to a new one. So a client that keeps
+    connections open, or sends heads byte by byte, does not keep other clients out. A new one is refused only where
+    all are busy.
     """
 
     def __init__(self, limit: int) -> None:
@@ -59,5 +60,5 @@ class Connections:
         self._busy.discard(connection)
 
     def allow(self, path: bytes | None) -> bool:
-        """Whether the request that has begun may be answered, with so many others under way."""
+        """Whether the request that has begun may be answered, besides the others under way."""
         return path in WATCHED_PATHS or len(self._busy) <= max(1, self.limit - SPARE_CONNECTIONS)

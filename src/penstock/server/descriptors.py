@@ -6,7 +6,7 @@ import resource
 
 from penstock.core.config import Reason
 
-# Where the hard limit is higher: so many connections no single process serves.
+# Descriptors that are taken where the hard limit is higher: no single process serves more connections.
 MOST = 65536
 # For what is not a connection: files, a new engine. Of a low limit, a quarter.
 RESERVE = 64

@@ -11,7 +11,7 @@ from penstock.core.errors import PenstockError
 from penstock.server.errors import ServerStopping, error_response, form_of
 from penstock.server.request_ids import Identified
 
-# What still answers: whoever watches wants to see the end.
+# Paths that still answer: a client that watches the server wants to see the end.
 _OPEN = ("/health/live", "/metrics", "/v1/stats")
 # Where responses find the drain in an ASGI scope.
 _KEY = "penstock.drain"

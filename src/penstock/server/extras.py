@@ -11,7 +11,7 @@ MAX_NAME_LENGTH = 512
 # A year: longer than anything runs, and no infinity.
 MAX_TIMEOUT = 86400.0 * 365
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
-# What the tiers of OpenAI's API are as priorities, of which lower ones run first.
+# The priorities that stand for the tiers of OpenAI's API; lower ones run first.
 TIERS = {"auto": 0, "default": 0, "flex": 1, "priority": -1}
 # What "auto" comes to, and what an answer says in its place.
 _AUTOMATIC_TIER = "default"

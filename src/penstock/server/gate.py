@@ -13,8 +13,8 @@ from penstock.server.resolve import Job
 # A body without these words asks for no priority. One that writes them otherwise, as JSON can, is taken for such.
 _PRIORITY_WORDS = (b'"priority"', b'"service_tier"')
 
-# Of requests that were refused once their tokens were counted, so many are known again, if they have no more bytes and
-# prompts than these.
+# Requests that were refused after their tokens were counted: the number that is remembered, and the most bytes and
+# prompts of such a request.
 _MOST_KNOWN = 4096
 _MOST_KNOWN_BYTES, _MOST_KNOWN_PROMPTS = 64 * 1024, 8
 
@@ -61,7 +61,7 @@ class Gate:
     def __init__(self, engine: EngineClient, admission: Admission) -> None:
         self.engine = engine
         self.admission = admission
-        # Whoever is refused sends the same again, whose tokens need not be counted again to refuse it again.
+        # A client sends a refused request again. Its tokens need not be counted again to refuse it again.
         self._known: OrderedDict[bytes, Demand] = OrderedDict()
 
     def check(self) -> None:

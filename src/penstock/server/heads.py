@@ -1,4 +1,4 @@
-"""What must hold of a request's head beyond the parser's rules, so that nobody on the way can read it otherwise.
+"""What must hold of a request's head beyond the parser's rules, so that no proxy on the way can read it otherwise.
 
 A proxy that reads one request where this server reads two, or another host, lets strangers in. So what allows two
 readings is refused; the parser itself refuses folded lines, bare line ends, odd lengths, and a length beside chunks.

@@ -28,8 +28,8 @@ class HealthApi:
 
     Args:
         storage: whether the disk works; None where nothing is kept.
-        probe_seconds: a probe may take.
-        fresh_seconds: what a probe has found counts, so that nobody can load the engine by asking.
+        probe_seconds: the longest that a probe may take.
+        fresh_seconds: how long the result of a probe counts, so that no client can load the engine by asking.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ class Keyring:
 
 
 def new_key() -> str:
-    """A key that nobody can guess."""
+    """A random key that cannot be guessed."""
     return f"penstock-{secrets.token_urlsafe(32)}"
 
 

@@ -10,13 +10,14 @@ from penstock.core.config import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, EngineConfig,
 from penstock.core.errors import ConfigurationError
 from penstock.server.admission import Admission, Bounds
 
-# What waits is at most so many times what can run at a time: whoever came later would wait for so many others to end.
+# The most requests and tokens that wait, as a multiple of those that can run at a time. A longer queue takes longer to
+# get through.
 QUEUED_TIMES = 4
 SHORTEST_QUEUE = 128
 STALL_SECONDS = 30.0
 # Each takes some memory, and a file descriptor.
 MAX_CONNECTIONS = 4096
-# So many of the file descriptors that the process may open are for each connection: its own, and one for a file.
+# File descriptors that are counted for each connection: its own, and one for a file.
 _DESCRIPTORS_EACH = 2
 LEAST_CONNECTIONS = 32
 LARGEST_SECONDS = 86400.0 * 365

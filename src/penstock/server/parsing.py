@@ -41,7 +41,7 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 
 def _check_values(body: bytes) -> None:
-    """Refuse a body of so many values that decoding makes many times its size of it; marks in texts count too."""
+    """Refuse a body with more values than decoding has memory for; marks in its texts count too."""
     for marks, most in ((b",", MAX_VALUES), (b"[{", MAX_NESTED)):
         if sum(map(body.count, marks)) > most:
             raise RequestError(

@@ -18,19 +18,20 @@ from penstock.server.limits import STALL_SECONDS
 from penstock.server.stall import StallWatch
 
 MAX_HEADER_BYTES = 64 * 1024
-# A request's head is complete within so many seconds from its first byte, or from when the connection was made.
+# Seconds for a request's head to arrive, from its first byte or from when the connection was made.
 HEAD_SECONDS = 15.0
-# Of a body, at least so much arrives in each of these spans, while it is being read.
+# The least bytes of a body that arrive in each of these spans, while the body is read.
 BODY_SPAN_SECONDS = 30.0
 LEAST_BODY_BYTES = 16 * 1024
-# Of a body that nobody wants, since its request is answered already, so much is passed over.
+# Bytes that are passed over of a body whose request is answered already.
 MAX_UNWANTED_BYTES = 4 * 1024 * 1024
-# What chunks have beside their contents: so much, and so many bytes for each of their contents (the smallest have 5).
+# The most bytes of chunks beside their contents: a fixed part, and this many for each byte of content (the smallest
+# chunks have 5).
 MAX_FRAMING_BYTES = 64 * 1024
 _FRAMING_TIMES = 8
-# Requests that one connection has sent ahead of their answers.
+# The most requests that one connection has sent ahead of their answers.
 MAX_PIPELINED = 64
-# With so many sent ahead the connection is still read, since only who reads it notices that its client has left.
+# Up to this many sent ahead the connection is still read, since only reading shows that its client has left.
 _READ_PIPELINED = 8
 _REASONS = {
     400: b"Bad Request",
@@ -118,8 +119,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                # No other protocol is spoken here, and whoever offers one has to be served without it. The parser can't
-                # be told so; hence another one reads the request without the offer.
+                # No other protocol is spoken here, and a client that offers one has to be served without it. The parser
+                # can't be told so; hence another parser reads the request without the offer.
                 self._upgrading = False
                 head = [
                     b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
@@ -191,7 +192,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stall.end()
 
     def on_response_complete(self) -> None:
-        """An answer was written, of which not all may have been read."""
+        """An answer was written; its client may not have read all of it yet."""
         super().on_response_complete()
         if self.cycle.response_complete:
             self._connections.end(self)
@@ -210,7 +211,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _look(self) -> None:
         """So long has passed without the end of what is awaited."""
         self._timer = None
-        # What nobody has read yet is not the client's fault.
+        # Bytes that the server has not read yet are not the client's fault.
         if self.flow.read_paused or (self._in_body and self._body_bytes >= LEAST_BODY_BYTES):
             self._body_bytes = 0
             self._wait(BODY_SPAN_SECONDS if self._in_body else HEAD_SECONDS)
@@ -219,7 +220,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 RequestTooSlow(f"The request's head did not arrive within {HEAD_SECONDS:g} s; send it at once.")
             )
         else:
-            # Whoever reads the body learns that it does not end.
+            # The code that reads the body learns that it does not end.
             self._close()
 
     def _refuse(self, error: PenstockError) -> None:
@@ -246,7 +247,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif cycle.response_started or self.pipeline:
             self._close()
         else:
-            # It is the body of this request that is wrong. Whoever reads it is told that it does not end.
+            # The body of this request is wrong. The code that reads it is told that it does not end.
             cycle.disconnected = True
             cycle.message_event.set()
             self._end_with(error)

@@ -38,7 +38,7 @@ class Identified:
 
         token = REQUEST_ID.set(request_id)
         await self._app(scope, receive, identified)
-        # Where it failed, whoever called this logs why, under the same id.
+        # Where it failed, the caller logs why, under the same id: so the id is not reset then.
         REQUEST_ID.reset(token)
 
 

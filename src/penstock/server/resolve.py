@@ -344,7 +344,7 @@ class Resolver:
     def _encode(self, param: str, prompt: str, most_tokens: int | None, add_special_tokens: bool) -> list[int]:
         if self._tokenizer is None:
             raise InvalidParameter(param, NO_TOKENIZER)
-        # A tokenizer may make a BOS token of it; whoever wants to continue that one alone can send its id.
+        # A tokenizer may make a BOS token of it. A client that wants to continue that token alone can send its id.
         if not prompt:
             raise InvalidParameter(param, "it is empty; at least one character, or one token id, is needed.")
         if most_tokens is not None:

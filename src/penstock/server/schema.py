@@ -1,4 +1,4 @@
-"""The fields of requests: what is accepted, of which type, and what is refused by name."""
+"""The fields of requests: which are accepted, their types, and which are refused by name."""
 
 from typing import Any, Literal
 

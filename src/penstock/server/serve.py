@@ -59,7 +59,7 @@ def bind(host: str, port: int) -> socket.socket:
         # Connections inherit it.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind(address)
-        # Another process may have bound it too, without listening yet; whoever listens first has it.
+        # Another process may have bound it too, without listening yet; the first process that listens has it.
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
@@ -141,7 +141,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def _end(self) -> None:
-        """End what nobody waits for at once, let requests finish, and then close."""
+        """End the background work at once, let requests finish, and then close."""
         await self.end_background()
         await self._drain.finish(self._drain_seconds)
         self.should_exit = True
@@ -237,7 +237,7 @@ async def serve(
         try:
             await server.serve(sockets=[listener])
         finally:
-            # Whoever is cancelled does not get to its orderly end.
+            # A server that is cancelled does not get to its orderly end.
             await server.end_background()
 
 

@@ -9,9 +9,9 @@ LOOKS = 8
 
 
 class StallWatch:
-    """Cuts a connection off whose client has taken nothing of what was written for so many seconds.
+    """Cuts a connection off whose client has taken nothing of what was written for `seconds`.
 
-    It watches while nothing is written. Whoever takes something, however slowly, is left alone: no more than the
+    It watches while nothing is written. A client that takes something, however slowly, is left alone: no more than the
     transport's buffer waits for it, and what its request has merged.
     """
 

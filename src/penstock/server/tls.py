@@ -9,7 +9,7 @@ import msgspec
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
 
-# A client that has connected is to have said what it wants within so many seconds, and to have said goodbye.
+# Seconds that a client has for its TLS handshake after it has connected, and for its TLS farewell at the end.
 HANDSHAKE_SECONDS = 10.0
 SHUTDOWN_SECONDS = 5.0
 SOON_SECONDS = 14 * 24 * 3600

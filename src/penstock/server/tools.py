@@ -53,10 +53,10 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True):
     """Tools that a request's outputs may, or must, call.
 
     Attributes:
-        offered: them, as chat templates take them.
+        offered: the tools, in the form that chat templates take.
         callable: those of them that may be called.
         required: whether the output must be calls and nothing else.
-        most_calls: what comes after so many calls is left out.
+        most_calls: calls after this number are left out.
     """
 
     offered: list[dict[str, Any]]

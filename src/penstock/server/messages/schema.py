@@ -1,4 +1,4 @@
-"""The fields of Anthropic's requests: what is accepted, of which type, and what is refused by name."""
+"""The fields of Anthropic's requests: which are accepted, their types, and which are refused by name."""
 
 from collections.abc import Collection
 from typing import Any, Literal, TypeVar

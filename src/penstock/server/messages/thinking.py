@@ -12,7 +12,7 @@ LEAST_BUDGET = 1024
 
 
 class Enabled(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="enabled"):
-    """The model reasons, with at most so many tokens."""
+    """The model reasons, with at most `budget_tokens` tokens."""
 
     budget_tokens: int
 

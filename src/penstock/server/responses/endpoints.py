@@ -159,7 +159,7 @@ class ResponsesApi:
         if fields.store and store is None:
             raise InvalidParameter("store", _STORAGE_OFF)
         if store is not None and store.condition.failure is not None:
-            # Nothing is promised that cannot be kept; whoever has not asked for it is served all the same.
+            # Nothing is promised that cannot be kept. A request that does not ask for storage is served all the same.
             if fields.store:
                 store.condition.check()
             store = None

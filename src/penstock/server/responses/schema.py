@@ -1,4 +1,4 @@
-"""The fields of `/v1/responses`: what is accepted, of which type, and what is refused by name."""
+"""The fields of `/v1/responses`: which are accepted, their types, and which are refused by name."""
 
 from typing import Any
 

@@ -290,7 +290,7 @@ class ResponseStore:
         ):
             return owner
         if count.total() and (count.total() >= limits.responses or used.total() + size > limits.total_bytes):
-            # Whoever has the most gives way.
+            # The owner with the most bytes gives way.
             return max((each for each in count if count[each]), key=lambda each: (used[each], each))
         return None
 

@@ -163,7 +163,7 @@ class BatchStore:
         await self._database.run(work)
 
     async def check_room(self, owner: str) -> None:
-        """Raise StorageLimitReached where no more results are to be kept for a tenant, StorageFull where for nobody."""
+        """Raise StorageLimitReached where the tenant has no room for results, StorageFull where the server has none."""
         await self._database.run(lambda connection: check_room(connection, self.limits, owner))
 
     async def lines_done(self, batch_id: str) -> set[int]:
@@ -173,7 +173,7 @@ class BatchStore:
         return {line for (line,) in rows}
 
     async def results(self, batch_id: str, ok: bool, after: int, most: int) -> list[Result]:
-        """The results of one kind that follow a line, at most so many, in the order of their lines."""
+        """The results of one kind that follow the line `after`, at most `most`, in the order of their lines."""
         query = (
             "SELECT line, ok, output FROM results WHERE batch = (SELECT sequence FROM batches WHERE id = ?) "
             "AND ok = ? AND line > ? ORDER BY line LIMIT ?"

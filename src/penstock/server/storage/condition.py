@@ -89,7 +89,7 @@ class StorageCondition:
             await asyncio.sleep(min(left, self._first))
 
     def delays(self) -> "Delays":
-        """For whoever tries again and again."""
+        """The delays of a caller that tries again and again."""
         return Delays(self._first, self._longest)
 
     async def _watch(self, probe: Callable[[], Awaitable[None]]) -> None:

@@ -18,7 +18,7 @@ Work = Callable[[sqlite3.Connection], Answer]
 Migrations = Sequence[Sequence[str]]
 
 _PRAGMAS = (
-    # One server has the folder. So the log's index is in memory, and a full disk keeps nobody from reading.
+    # One server has the folder. So the log's index is in memory, and reading works on a full disk.
     "PRAGMA locking_mode = EXCLUSIVE",
     # Neither room elsewhere nor a file descriptor is needed for what is temporary.
     "PRAGMA temp_store = MEMORY",
@@ -34,8 +34,8 @@ _PRAGMAS = (
 class Database:
     """Runs functions as transactions, one after another, on a thread of its own.
 
-    Whoever keeps state makes one with `open` (a file in the server's data directory, and its own migrations) and ends
-    it with `close`.
+    A store makes one with `open` (a file in the server's data directory, and its own migrations) and ends it with
+    `close`.
     """
 
     def __init__(self, connection: sqlite3.Connection, thread: ThreadPoolExecutor, condition: StorageCondition) -> None:
@@ -61,8 +61,8 @@ class Database:
     def run(self, work: Work[Answer], undone: Callable[[], None] | None = None) -> Awaitable[Answer]:
         """The answer of `work`, all of whose changes are on the disk by then, or none where it raises.
 
-        What is done first is what was asked for first, whoever waits for it. Where the caller is cancelled, `work` may
-        be done or not. Where its changes are undone, `undone` is called on the thread, before anything else is done.
+        Works are done in the order of their calls. Where the caller is cancelled, `work` may be done or not. Where its
+        changes are undone, `undone` is called on the thread, before anything else is done.
         Raises StorageFull, StorageFailed.
         """
         return asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work, undone)
@@ -131,7 +131,7 @@ def _connect(path: Path, migrations: Migrations) -> sqlite3.Connection:
 
 
 def _migrate(connection: sqlite3.Connection, path: Path, migrations: Migrations) -> None:
-    """Each step is a transaction, so that whoever is cut off goes on from a whole version."""
+    """Each step is a transaction, so that a migration that is cut off goes on from a whole version."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(migrations):
         raise ConfigurationError(

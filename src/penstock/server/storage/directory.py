@@ -75,7 +75,7 @@ class DataDirectory:
                 + (f" (process {holder})" if holder.isdigit() else "")
                 + "; stop it, or choose another --data-dir, or off."
             ) from error
-        # Who has it is only told; a disk that is full keeps nobody from having it.
+        # The process id is information only; a full disk does not keep the server from having the directory.
         with contextlib.suppress(OSError):
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(os.getpid()).encode(), 0)

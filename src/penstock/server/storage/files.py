@@ -99,7 +99,7 @@ class Incoming:
         self._forget()
         if self._work is None:
             return
-        # A caller that was cancelled may have left it at work; if that fails, nobody else asks why.
+        # A caller that was cancelled may have left it at work. If that fails, no other caller asks why.
         await asyncio.wait((self._work,))
         self._work.exception()
         # Closing can tell of a failure, too; what was written is to go all the same.
@@ -193,7 +193,7 @@ class FileStore:
     async def begin(self, owner: str, *, counted: bool = False) -> Incoming:
         """Begin a file; one of results was counted before, and has its room.
 
-        Raises StorageLimitReached where the owner has no room for any, StorageFull where nobody has.
+        Raises StorageLimitReached where the owner has no room for a file, StorageFull where the server has none.
         """
         path = self._partial / f"file-{uuid.uuid4().hex}"
         if counted:
@@ -333,7 +333,7 @@ def own_full(limits: Limits, owner: str) -> StorageLimitReached:
 
 
 def all_full(limits: Limits) -> StorageFull:
-    """The error where nobody has room for more bytes."""
+    """The error where the server has no room for more bytes of any tenant."""
     return StorageFull(
         f"The server keeps at most {limits.total_bytes} bytes of files and results of all its users; delete files that "
         "are not needed with DELETE /v1/files/{id}, or try again later."
@@ -341,7 +341,7 @@ def all_full(limits: Limits) -> StorageFull:
 
 
 def check_room(connection: sqlite3.Connection, limits: Limits, owner: str) -> None:
-    """Raise StorageLimitReached where the tenant has no room for another byte, StorageFull where nobody has."""
+    """Raise StorageLimitReached where the tenant has no room for a byte more, StorageFull where the server has none."""
     if used_bytes(connection, owner) >= limits.of(owner).bytes:
         raise own_full(limits, owner)
     if used_bytes(connection) >= limits.total_bytes:

@@ -59,5 +59,5 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def share_of(tenants: int) -> float:
-    """What one of so many tenants may take of the whole."""
+    """The part of the whole that each of `tenants` tenants may take."""
     return max(TENANT_SHARE, 1 / max(1, tenants))
