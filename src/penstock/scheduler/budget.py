@@ -10,8 +10,8 @@ from penstock.scheduler.sequence import Sequence
 class Allowances:
     """What is left to the prompts of each tenant in one step.
 
-    Within one priority, tenants share what those before leave. Of one tenant, and between priorities, whoever is first
-    takes what it can, so nothing is bounded where there is one tenant.
+    Within one priority, tenants share the tokens that earlier priorities leave. Within one tenant, and between
+    priorities, the first sequence takes all that it can. So nothing is bounded where there is one tenant.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Allowances:
         return most if shares is None else min(most, shares.get(standing.tenant, 0))
 
     def take(self, sequence: Sequence, tokens: int) -> None:
-        """Take so many of them."""
+        """Take `tokens` of its tenant's share."""
         standing = sequence.request.standing
         shares = self._left.get(standing.priority)
         if shares is not None:

@@ -8,8 +8,8 @@ SIZES = (
     *(1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128),
     *(160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048),
 )
-# The mean of a size's first steps is taken; then its newest step weighs so much beside all before it, and says so much
-# of all sizes: where the machine has become slower, it has for all of them.
+# The mean of a size's first `FIRST` steps is taken; then its newest step has the weight `NEWEST` beside all before it.
+# Costs of all sizes follow each step with the exponent `COMMON`: a machine that becomes slower does so for all sizes.
 FIRST = 10
 NEWEST = 0.05
 COMMON = 0.1
@@ -17,7 +17,7 @@ COMMON = 0.1
 MOST_OFF = 2.0
 # Sizes that differ by this factor show how costs grow.
 APART = 2.0
-# A size that so many steps have passed by is not known any more, since contexts grow and machines change.
+# A size without a step among this many newest ones is not known any more: contexts grow and machines change.
 FORGOTTEN = 1000
 
 
@@ -52,7 +52,7 @@ class StepCosts:
         self._points: tuple[list[float], list[float]] | None = None
 
     def measured(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long; 0 where that is not known."""
+        """A step of `tokens` tokens took `seconds`; 0 where that is not known."""
         if seconds <= 0 or tokens > SIZES[-1]:
             return
         self._steps += 1
@@ -76,7 +76,7 @@ class StepCosts:
         size.seconds *= off**weight
 
     def of(self, tokens: float) -> float:
-        """Seconds that a step of so many tokens takes; 0 where nothing is known of any."""
+        """Seconds that a step of `tokens` tokens takes; 0 where nothing is known of any step."""
         if self._points is None:
             known = [self._sizes[place] for place in sorted(self._sizes)]
             known = [size for size in known if self._steps - size.newest < FORGOTTEN]

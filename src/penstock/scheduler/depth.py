@@ -1,14 +1,15 @@
-"""How many tokens are drafted for each sequence, and how, so that more come of a second of the machine's time.
+"""How many tokens are drafted for each sequence, and how, so that a second of the machine's time gives more tokens.
 
-A draft of depth K, each token of which is right with probability a, is worth (1 - a^(K+1)) / (1 - a) tokens a step
+A draft of depth K whose tokens are each right with probability a is worth (1 - a^(K+1)) / (1 - a) tokens a step
 (Leviathan et al., "Fast inference from transformers via speculative decoding", ICML 2023, equation 1), takes time to be
 made, and makes the step longer. All three are measured: a for each sequence, from its own drafts and in the beginning
-from everybody's; what drafting costs, and a step by how many tokens are in it. Where drafts cost more than they bring,
-as in a large batch, there are none.
+from those of all sequences; the time of drafting; and the time of a step by its number of tokens. Where drafts cost
+more than they bring, as in a large batch, there are none.
 
 Tokens in other branches of a tree are worth something where the likeliest is wrong: the j-th of them a^(j-1) (1 - a) b
-tokens a step, for which b is measured. That is what it adds where each stands beside a token of the likeliest branch,
-one of which is right with probability b where that is wrong, and where they continue one that stands beside the first.
+tokens a step, for which b is measured. This holds for tokens that each stand beside a token of the likeliest branch,
+where b is the probability that the one beside a wrong token is right. It also holds for tokens that continue the one
+beside the first.
 
 Where a sequence's own text drafts beside a model, there are two sources: the text alone, which costs next to nothing
 but does not always say something, and both together. Each has its own figures, and what pays best is taken.
@@ -31,18 +32,19 @@ CHANCES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.12, 0.06)
 FALLS = tuple((chance, math.log(chance)) for chance in CHANCES)
 # The one for steps before any was measured: most sequences get a draft.
 FIRST_CHANCE = 0.5
-# Sequences whose drafts are right as often, to such a part, are taken to be alike.
+# Sequences are taken to be alike where the rates at which their drafts are right are the same to 1 / `ALIKE`.
 ALIKE = 50
-# What pays is looked for anew after so many steps, or where there are so many times more or fewer sequences: what pays
-# for the last two of a batch does not for the next thirty. Where nothing does, it is after up to so many times as many.
+# The best draft is looked for anew after `STEPS` steps, or where the number of sequences has changed by the factor
+# `CHANGED`: what pays for the last two of a batch does not for the next thirty. Where no draft pays, this number of
+# steps grows by up to `MOST_IDLE` times `STEPS`.
 STEPS = 8
 CHANGED = 1.25
 MOST_IDLE = 7
-# Of steps without drafts, so many of which are alike, each fourth is measured.
+# Every fourth step without drafts is measured; many of these steps are alike.
 MEASURED = 4
-# Drafts have to promise so much more than there is without them, since the best of several estimates is a lucky one.
+# The speed that drafts have to promise, as a multiple of that without them: the best of several estimates is too high.
 WORTHWHILE = 1.04
-# Those that promise so much of what there is without them are tried as they are; others with a token or two.
+# Drafts that promise this multiple are tried as they are; others with a token or two.
 NEARLY = 0.75
 # The chances that are assumed before anything was judged, and the least and largest ones.
 HOPE = 0.6
@@ -94,7 +96,7 @@ class _Rates(NamedTuple):
         return _Rates(*(round(ALIKE * rate) / ALIKE for rate in self)).within_reason()
 
     def gained(self, depth: int, width: int, kept: float) -> float:
-        """Tokens that such drafts bring, of which as many are `kept` of those that should be."""
+        """Tokens that such drafts bring, where the part `kept` of the right ones that are expected comes true."""
         rate = self.likeliest
         return self.there * (kept * rate * (1 - rate**depth) / (1 - rate) + self.beside * (1 - rate**width))
 
@@ -301,7 +303,10 @@ class Depths:
         return sequences[turn // len(kinds) % len(sequences)].id, kinds[turn % len(kinds)]
 
     def _speed(self, source: Source, rows: int, asked: Tree, drafted: float, gained: float) -> float:
-        """Tokens a second where so many are asked for in the likeliest and other branches of all rows, and gained."""
+        """Tokens a second of `rows` rows, where the tree `asked` is the sum of theirs.
+
+        `drafted` and `gained` are the tokens that are then drafted and right, all rows together.
+        """
         tokens = rows + drafted
         seconds = self._costs.of(tokens)
         drafting = source.drafting.of(asked.depth) if asked.depth else 0.0

@@ -32,17 +32,17 @@ class _Account:
 class FairCounters:
     """What each tenant of one priority was served, and so whose turn it is.
 
-    An idle tenant keeps its counter, so that it cannot leave behind what it was served beyond others, and one that
-    comes back is lifted to the least that those who wait have got: no credit is saved up. Nobody is remembered for
-    ever: once the priority has no request left nobody is owed anything, and of more than `MAX_IDLE` idle tenants the
-    one with the least counter, which would be lifted anyway or owes least, is forgotten.
+    An idle tenant keeps its counter, so that it cannot leave behind what it was served beyond others. A tenant that
+    comes back is lifted to the least counter of those that wait: no credit is saved up. Idle tenants are not
+    remembered for ever. Once the priority has no request left, no tenant is owed anything. Of more than `MAX_IDLE`
+    idle tenants the one with the least counter, which would be lifted anyway or owes least, is forgotten.
     """
 
     def __init__(self) -> None:
         self._accounts: dict[str, _Account] = {}
         self._waiting: dict[str, _Account] = {}
         self._idle: set[str] = set()
-        # A tenant that comes while nobody waits is lifted to who was the last that waited.
+        # A tenant that comes while no tenant waits is lifted to the counter of the last one that waited.
         self._last: _Account | None = None
 
     def __len__(self) -> int:
@@ -90,7 +90,7 @@ class FairCounters:
         self._accounts[tenant].counter += cost
 
     def rank(self, tenant: str) -> tuple[float, int]:
-        """Whoever has less comes first: of what it was served, or else of what runs for it."""
+        """The sort key of turns, least first: what the tenant was served, then how many sequences it has admitted."""
         # A tenant that was lifted has the very counter of another. Those with nothing admitted are equal, and who waits
         # longer goes first, so that ever new tenants cannot keep one from its turn.
         account = self._accounts[tenant]
@@ -147,13 +147,14 @@ def share_out(
 
     A step lasts as long as all that it computes, so those who want least (nothing, where they only decode) are not made
     to wait for all that others could compute besides: it ends with theirs, but has the `least` tokens that are worth a
-    step, so that weights are read for many at a time, and room for the shortest prompt where that is short. Tenants
-    `beside` them are taken to want nothing too, since whoever comes next waits for the step's end.
+    step, so that weights are read for many at a time, and room for the shortest prompt where that is short. Where there
+    are tenants `beside` them, these are taken to want nothing too: a request of theirs that comes next waits for the
+    step's end.
 
-    Shares are max-min fair. But who wants less than others, and would be through before them all (by finish tags, as in
-    weighted fair queueing: Demers et al., "Analysis and simulation of a fair queueing algorithm", SIGCOMM 1989), leads:
-    it has all it wants, and the others what is left of so short a step, or an eighth as much, so that nobody stands
-    still while ever new ones come first. The first tenant's share is at least 1.
+    Shares are max-min fair. But a tenant that wants less than others, and would be through before them all (by finish
+    tags, as in weighted fair queueing: Demers et al., "Analysis and simulation of a fair queueing algorithm", SIGCOMM
+    1989), leads: it has all it wants. The others have what is left of so short a step, or an eighth as much, so that
+    they do not stand still while ever new ones come first. The first tenant's share is at least 1.
     """
     ordered = sorted(demands.items(), key=lambda item: item[1].wanted)
     weights = sum(demand.weight for demand in demands.values())

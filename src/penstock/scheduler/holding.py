@@ -44,7 +44,7 @@ class Holding:
     def attach_if_it_fits(self, sequence: Sequence, hit: int, running: int) -> Held | None:
         """Hold the cached prefix of `hit` blocks, or what was swapped out where that is as much.
 
-        None, holding nothing, where all known tokens don't fit beside so many `running` sequences.
+        None, holding nothing, where all known tokens don't fit beside `running` other sequences.
         """
         known, size = len(sequence.tokens), self._cache.spec.block_size
         copy, swapped, cached = sequence.swapped, sequence.swapped_tokens, min(hit * size, known - 1)
@@ -66,7 +66,7 @@ class Holding:
         return None
 
     def _fits(self, sequence: Sequence, running: int, shared: int = 0) -> bool:
-        """Whether there is room for all its known tokens, of which `shared` blocks are held and not in its tables."""
+        """Whether there is room for all its known tokens; it holds `shared` blocks that are not in its tables yet."""
         return self._room.blocks_to_admit(sequence, running) - shared <= self._room.blocks(running)
 
     def look_for_kept(self, sequence: Sequence) -> None:

@@ -25,7 +25,7 @@ class Notes:
         self._context = 0
 
     def admission(self, sequence: Sequence, cache: KVCache, cached: int, swapped: int = 0) -> None:
-        """It comes into the batch with so many tokens from the cache, or so many whose blocks were swapped out."""
+        """It comes into the batch with `cached` tokens from the cache, or with `swapped` ones that were swapped out."""
         found = cache.explain_hit(sequence.blocks, sequence.tokens, sequence.cacheable, cached)
         request_id, again = sequence.request.request_id, sequence.cached_tokens is not None
         self._admissions.append(Admission(request_id, sequence.sample_index, again, found, swapped))
@@ -36,7 +36,7 @@ class Notes:
         self._not_swapped += refused
 
     def row(self, sequence: Sequence, count: int, sampled: int) -> None:
-        """Its next `count` positions are computed, and so many sequences get a token from the last."""
+        """Its next `count` positions are computed, and `sampled` sequences get a token from the last."""
         self._rows += 1
         self._sampled += sampled
         if count == 1 and sequence.reserved >= sequence.prompt_length:
@@ -47,9 +47,9 @@ class Notes:
             self._chunks.append(Chunk(sequence.request.request_id, sequence.sample_index, sequence.reserved, count))
 
     def facts(self, budget: int, swapped: tuple[int, int], *, waiting: bool) -> StepFacts:
-        """The facts of a step that had `budget` tokens, and so many blocks swapped out and in.
+        """The facts of a step that had `budget` tokens; `swapped` are the numbers of blocks swapped out and in.
 
-        `waiting`: whether somebody still waits.
+        `waiting`: whether a sequence still waits.
         """
         return StepFacts(
             budget=budget,

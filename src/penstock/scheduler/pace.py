@@ -2,28 +2,28 @@
 
 from penstock.core.plan import StepPlan
 
-# A step has room for so many tokens of prompts, however long they take: with fewer, much of its time would go into
-# reading the weights once more. Where that is known not to be so, and a time was asked for, they are as many as take
-# this part of what the rest of the step takes.
+# A step has room for `LEAST_PROMPT` tokens of prompts, however long they take: with fewer, much of its time would go
+# into reading the weights once more. Where that is known not to be so, and a time was asked for, it has room for the
+# tokens that take the part `LEAST_PART` of the time of a step of decodes.
 LEAST_PROMPT = 64
 LEAST_PART = 0.5
-# Where there are several tenants it may have fewer, since who comes next waits for its end: as many as take so many
-# times as long as a step of decodes, but no fewer than this.
+# Where there are several tenants it may have fewer, since the next request waits for its end: the tokens that take
+# `SHARED_WORTH` times as long as a step of decodes, but at least `LEAST_SHARED`.
 LEAST_SHARED = 32
 SHARED_WORTH = 3
-# Where no time is asked for, a step with a prompt in it takes at most so many times as long as those before it that
-# only decoded, unless it had fewer tokens of prompts than this: for them, what a step costs by itself is too much.
+# Where no time is asked for, a step with a prompt in it takes at most `STRETCH` times as long as those before it that
+# only decoded. But it may always have `ENOUGH_PROMPT` tokens of prompts: for fewer, a step's fixed cost is too much.
 STRETCH = 1.5
 ENOUGH_PROMPT = 64
-# What the newest step weighs beside all before it.
+# The weight of the newest step beside all before it.
 NEWEST = 0.1
-# Of what a step takes whatever is in it, the part by which rows may lengthen it in any case.
+# The part of a step's fixed time by which rows may lengthen it in any case.
 LEAST_ROWS_PART = 0.25
-# A batch of so many rows is never too large, and one of more at most so many times as large as one that was measured.
+# A batch of `LEAST_ROWS` rows is never too large. A larger one is at most `GROWTH` times as large as a measured one.
 LEAST_ROWS = 4
 GROWTH = 2
 LEAST_VARIANCE = 0.25
-# A step has mostly decodes where it has at most so many tokens to a row. One of a short prompt costs about as much.
+# A step has mostly decodes where it has at most this many tokens to a row. One of a short prompt costs about as much.
 MOSTLY_DECODES = 1.5
 
 
@@ -115,7 +115,7 @@ class Rows:
         self._each = 0.0
 
     def measured(self, rows: int, tokens: int, seconds: float) -> None:
-        """A step of so many rows and tokens, drafts among them, took so long; 0 where that is not known."""
+        """A step of `rows` rows and `tokens` tokens, with drafts, took `seconds`; 0 where that is not known."""
         if self._target is None or seconds <= 0:
             return
         if seconds <= self._target or rows == tokens:

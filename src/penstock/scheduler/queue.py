@@ -172,7 +172,7 @@ class WaitingQueue:
     # What they are charged.
 
     def charge(self, sequence: Sequence, *, prompt: int = 0, output: int = 0) -> None:
-        """Charge its tenant for so many tokens, of those that the sequence has not been charged for."""
+        """Charge its tenant for `prompt` and `output` tokens that the sequence has not been charged for yet."""
         if prompt or output:
             standing = sequence.request.standing
             cost = (prompt * PROMPT_COST + output * OUTPUT_COST) / standing.weight
@@ -201,7 +201,7 @@ class WaitingQueue:
         return len(self._tenants) > 1
 
     def tenants(self, priority: int) -> int:
-        """How many tenants to reckon with in that priority: those it knows, or two where there were ever so many."""
+        """How many tenants to reckon with in that priority: those it knows, and at least 2 once there were several."""
         found = self._priorities.get(priority)
         return max(len(self._tenants), len(found.counters) if found is not None else 0)
 

@@ -33,11 +33,11 @@ class Room:
 
     @property
     def is_closed(self) -> bool:
-        """Whether a static batch has begun, so that nobody else comes in."""
+        """Whether a static batch has begun, so that no other sequence comes in."""
         return self._config.static_batching and any(sequence.output_length for sequence in self._running)
 
     def blocks(self, running: int) -> int:
-        """Blocks that admission may count on beside so many running sequences.
+        """Blocks that admission may count on beside `running` sequences.
 
         What is kept gives way only where nothing else is left: to the sequence without which nothing would run, and to
         those that run already.
@@ -52,10 +52,10 @@ class Room:
     def has_place_for(self, sequence: Sequence) -> bool:
         """Whether it may have a row and blocks, should they be free.
 
-        They are held until a sequence ends, and where there are several tenants, whoever has none should not have to
-        wait for that. So a tenant of which something runs leaves some blocks free, and a row, or several once it has
-        more than its part of them. Sequences that run behind its priority don't count, because they make way. Who was
-        let in before has had its place, and returns to it.
+        They are held until a sequence ends. Where there are several tenants, one that has none should not have to wait
+        for that. So a tenant with running sequences leaves some blocks free, and a row, or several once it has more
+        than its part of them. Sequences that run behind its priority don't count, because they make way. A sequence
+        that was let in before has had its place, and returns to it.
         """
         known = self._waiting.tenants(sequence.order[0])
         if sequence.admitted or known < 2:
@@ -85,9 +85,9 @@ class Room:
         return owed
 
     def for_drafts(self, pending: Iterable[int]) -> bool:
-        """Whether a step has time and blocks for drafts, where sequences with so many positions `pending` are in it.
+        """Whether a step has time and blocks for drafts; `pending` are the positions of each sequence that is in it.
 
-        There are none where prompts are computed, or somebody could come in, or blocks are so few that somebody might
+        It has none where prompts are computed, or a sequence could come in, or blocks are so few that a sequence might
         have to be preempted: beside the one with which each goes on, one more is for its drafts.
         """
         running = len(self._running)
@@ -96,7 +96,7 @@ class Room:
         return self.blocks(running) >= 2 * running * len(self._cache.spec.groups)
 
     def would_stand_back(self, sequence: Sequence, hit: int) -> bool:
-        """Whether to wait for a block behind a hit of so many, since another sequence is computing it."""
+        """Whether to wait for the block behind a hit of `hit` blocks, since another sequence is computing it."""
         # It must be one that the sequence may then take, and has not in the processor's memory.
         size = self._cache.spec.block_size
         if (hit + 1) * size > sequence.cacheable or hit * size < sequence.swapped_tokens:
@@ -119,9 +119,10 @@ class Room:
                 yield other
 
     def coming(self, background: bool, tokens: int) -> Iterator[tuple[Sequence, int]]:
-        """Who could be admitted now, and about how many positions it has to compute, up to `tokens` or more in all.
+        """The sequences that could be admitted now, and about how many positions each has to compute.
 
-        The first of each tenant is among them. Nobody where there is only one tenant: then it makes no difference.
+        It ends once these positions come to `tokens`, but the first sequence of each tenant is always among them. There
+        are none where there is only one tenant: then it makes no difference.
         """
         if not self._waiting or self.is_closed:
             return

@@ -36,8 +36,8 @@ class Scheduler:
 
     Progress: the first running sequence in the total order can have every block that later ones hold, the pool is
     larger than any one request, and its tenant has a share of every step, so it always computes something; it ends,
-    and the next is first. Whoever was preempted comes before all who are new, and of these tenants take turns, so that
-    each request is reached.
+    and the next is first. Preempted sequences come before all new ones, and of these tenants take turns, so that each
+    request is reached.
 
     Args:
         swap_blocks: how many blocks of preempted sequences can be swapped to the processor's memory.
@@ -157,10 +157,10 @@ class Scheduler:
         return draft.plan(ended, self.cache.take_copies(), swap_out, swap_in)
 
     def _plan_class(self, draft: Draft, *, background: bool) -> None:
-        """Rows for requests that somebody waits for, or else for the others.
+        """Rows for requests that a client waits for, or else for the others.
 
-        They never share a step. Those in the background keep their blocks while they stand still, unless somebody needs
-        them, and their steps are short, because whoever comes meanwhile waits for the end of one.
+        They never share a step. Those in the background keep their blocks while they stand still, unless others need
+        them, and their steps are short, because a request that comes meanwhile waits for the end of one.
         """
         running = [(sequence, sequence.pending) for sequence in self._running if sequence.background == background]
         allowances = self._allowances(draft, running, background)
@@ -190,7 +190,7 @@ class Scheduler:
             if sequence.id in drafts:
                 left = draft.budget - decodes_left - count
                 tree = drafts[sequence.id].within(min(left, sequence.tokens_left - 1), left)
-            # Nobody loses blocks for drafts.
+            # No sequence loses blocks for drafts.
             if tree.depth > 0 and self._reserve(sequence, count + tree.depth, draft) == 0:
                 self._add_row(sequence, count, draft, tree)
             elif self._reserve_or_preempt(sequence, count, draft):
@@ -307,7 +307,7 @@ class Scheduler:
         needed = self._room.blocks_to_admit(head, running=len(self._running) - len(outranked))
         reclaimable = sum(self.cache.exclusive_blocks(sequence.blocks) for sequence in outranked)
         if needed > self._room.blocks(len(self._running) - len(outranked)) + pool.num_retiring + reclaimable:
-            # Blocks that several of them share do not count above. Those for which nobody waits go all the same.
+            # Blocks that several of them share do not count above. Those in the background go all the same.
             outranked = [sequence for sequence in outranked if sequence.background and not head.background]
         for victim in reversed(outranked):
             running = len(self._running)
@@ -366,7 +366,7 @@ class Scheduler:
         return "rows" if len(self._running) >= self.config.max_num_seqs else "pace"
 
     def _make_row(self, background: bool) -> bool:
-        """Whether the batch has a row left; somebody who waits can have one of those for which nobody does."""
+        """Whether the batch has a row left; a request that is waited for can take one from the background."""
         if len(self._running) < self._room.rows:
             return True
         if background or not self._running.last().background:
@@ -462,7 +462,7 @@ class Scheduler:
             end += self._depths.judged(sequence, answer, text_only=row.text_only)
         if sequence.finished:
             return
-        # Nobody may find in the prefix cache what was perhaps not computed.
+        # The prefix cache must not have what was perhaps not computed.
         if answer is not None and answer.finish == "error":
             return
         if sequence.epoch != row.epoch:
@@ -520,7 +520,7 @@ class Scheduler:
         if sequence.running:
             self._running.remove(sequence)
         if sequence.admitted:
-            # What nobody has begun to compute was no service.
+            # Tokens whose computing has not begun were no service.
             left = min(sequence.prompt_left, sequence.prompt_length - sequence.reserved)
             self._waiting.charge(sequence, prompt=-max(0, left))
         self._waiting.end(sequence)

@@ -40,14 +40,14 @@ class Sequence:
         finished: whether it has had its terminal event.
         epoch: rises with every preemption, so that a plan made before is recognised at its commit.
         drafting: positions behind its newest token for which an outstanding plan has slots, for drafts; until it has
-            committed, nobody knows what comes next.
+            committed, what comes next is unknown.
         records: what became of what was drafted for it, by whether its text alone was asked.
         waits: plans for which it stood back because its next block was being computed by another.
         cached_tokens: prompt tokens that the prefix cache gave it at its first admission; None before.
         kept_before: how many of those were kept on request, within what this request wants kept.
         kept_now: for each prefix that its request wants kept and that is computed, how many of its tokens are.
         reported: whether `cached_tokens` was part of an event.
-        background: whether nobody waits for it.
+        background: whether it runs only where no other request waits.
         to_extract: where the prompt's positions end whose own output is wanted: to score its tokens, or for a vector.
         extracted: the first of them that was not planned. A plan that was made is carried out, preemption or not, so
             none is planned twice.
@@ -98,7 +98,7 @@ class Sequence:
             self.to_extract = 0 if request.sampling.prompt_logprobs is None else length - 1
 
     def record(self, text_only: bool) -> Record:
-        """What became of what was drafted for it by its text alone, or by whoever else drafts."""
+        """What became of what was drafted for it by its text alone, or by both sources together."""
         return self.records.get(text_only) or self.records.setdefault(text_only, Record())
 
     @property

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from penstock.core.acceptance import Acceptance
 from penstock.scheduler.costs import StepCosts
 
-# What became of drafts, beside what was hoped for, is forgotten so slowly by each that is judged.
+# What became of drafts, beside what was hoped for, weighs less by this factor with each draft that is judged.
 STEADY = 0.995
 # Whether there were any is known of each time that they were wanted, and what is hoped for must not outweigh that.
 LASTING = 0.98
-# After so many steps something else than what seems best is tried: what is not tried is not known, and may have become
-# worth its while. What costs something to try, and did not pay, is tried ever more rarely.
+# A source that does not seem best is tried after this many steps, since it may have become worth its while. One that
+# costs something to try, and did not pay, is tried ever more rarely, up to the second number of steps.
 PATIENCE = 64
 MOST_PATIENCE = 1024
 
@@ -39,8 +39,8 @@ class Source:
 
     Attributes:
         common: what became of its drafts, for all sequences.
-        kept: how many were right of those that should have been: who was right lately is chosen for being lucky, too.
-        drafting: of drafting so many tokens for all sequences together, with what is made up for now and then;
+        kept: how many were right of those that should have been; a source is also chosen for lately having been lucky.
+        drafting: seconds of drafting, by the tokens of all sequences together, with what is made up for now and then;
         wide_drafting: the same with other branches, whose second choices and blocks cost something too.
         is_tried: whether it has ever been asked.
         due: the step from which on it is to be tried again, after `patience` steps.
