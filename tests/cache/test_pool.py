@@ -64,7 +64,7 @@ def test_double_free_is_refused() -> None:
     pool, _ = make_pool(2)
     block = take(pool, 1)[0]
     pool.release(block)
-    with pytest.raises(RuntimeError, match="nobody holds it"):
+    with pytest.raises(RuntimeError, match="no sequence holds it"):
         pool.release(block)
     assert counts(pool) == (2, 0, 0, 0)
     pool.check({})

@@ -294,7 +294,7 @@ class CacheMachine(RuleBasedStateMachine):
     def release_what_nobody_holds(self, block: int) -> None:
         pool = self.cache.pool
         if block < pool.num_blocks and pool.references(block) == 0:
-            with pytest.raises(RuntimeError, match="nobody holds it"):
+            with pytest.raises(RuntimeError, match="no sequence holds it"):
                 pool.release(block)
 
     # What must hold after every rule.

@@ -1,4 +1,4 @@
-"""KV groups: each answers for its own slots, and nobody else turns tokens into blocks."""
+"""KV groups: each answers for its own slots, and only KV groups turn tokens into blocks."""
 
 from typing import Protocol
 

@@ -101,7 +101,7 @@ class KVCache:
         return limit
 
     def explain_hit(self, blocks: SequenceBlocks, known: list[int], most: int, found: int) -> PrefixFound:
-        """What the cache had of `known`, of which it may give the first `most`: `found` tokens, and why not more."""
+        """How many tokens of `known[:most]` the cache had, which is `found`, and why it had no more."""
         size = self.spec.block_size
         if not self.prefix_caching or most < size <= len(known):
             return PrefixFound(0, 0, "off")
@@ -248,7 +248,7 @@ class KVCache:
     def fork(self, blocks: SequenceBlocks, sequence: int, tokens: int) -> SequenceBlocks:
         """Tables for `sequence`, which shares the blocks of the first `tokens` tokens.
 
-        Whoever writes first into a shared block gets a copy.
+        The first sequence that writes into a shared block gets a copy.
         """
         size = self.spec.block_size
         tables = [table[: -(-tokens // size)] for table in blocks.tables]

@@ -24,8 +24,8 @@ class Miss:
 class Misses:
     """What is told of published blocks, so that a miss can be explained. It decides nothing.
 
-    A block's continuations are those of one namespace, since the namespace is in its key; so whoever is told of a token
-    that was cached has sent it, or shares its cache with whoever did.
+    A block's continuations are those of one namespace, since the namespace is in its key. So a client that is told of a
+    cached token has sent it, or shares its cache with the client that did.
     """
 
     _branches: dict[bytes, dict[bytes, PrefixNode]] = field(default_factory=dict)

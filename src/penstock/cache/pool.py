@@ -19,8 +19,8 @@ class BlockPool:
     """Reference-counted blocks, numbered 0 to `num_blocks - 1`.
 
     - *used*: at least one sequence holds it.
-    - *cached*: nobody holds it, its content is published in the prefix index, it may be evicted at any time.
-    - *retiring*: nobody holds it, but a plan that has not committed yet may still read or write it.
+    - *cached*: no sequence holds it, its content is published in the prefix index, it may be evicted at any time.
+    - *retiring*: no sequence holds it, but a plan that has not committed yet may still read or write it.
     - *free*: the rest.
 
     Published blocks can be *kept* for a time, at most `max_kept` of them: they are evicted behind all others.
@@ -64,7 +64,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and whose content can still be hit."""
+        """Blocks that no sequence holds and whose content can still be hit."""
         return len(self._cached)
 
     @property
@@ -169,7 +169,7 @@ class BlockPool:
             elif block in self._retiring and self._index.is_published(block):
                 self._touched_until[block] = self._retiring.pop(block)
             else:
-                raise RuntimeError(f"block {block} is shared but nobody holds it and it is not published")
+                raise RuntimeError(f"block {block} is shared but no sequence holds it and it is not published")
         keep = self._kept.get(block)
         if keep is not None:
             self._refresh(block, keep)
@@ -182,7 +182,7 @@ class BlockPool:
         touch it, None if there is none.
         """
         if self._references[block] <= 0:
-            raise RuntimeError(f"block {block} is released but nobody holds it")
+            raise RuntimeError(f"block {block} is released but no sequence holds it")
         self._references[block] -= 1
         if self._references[block]:
             if until is not None:

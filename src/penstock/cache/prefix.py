@@ -1,4 +1,4 @@
-"""The prefix index: which published block holds the KV of which tokens after which prefix.
+"""The prefix index finds the published block that holds the KV of given tokens after a given prefix.
 
 A hit compares the tokens of the whole prefix besides its key, so that a colliding hash is a miss; since sequences adopt
 the nodes they hit, that ends after one step for all but the first block.

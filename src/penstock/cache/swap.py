@@ -1,7 +1,7 @@
 """Blocks in the processor's memory, where those of preempted sequences are kept until they come back.
 
 Copies are made by plans, which are carried out in order. So a host block can be given to others as soon as the plan
-that reads it is made, and whoever gets a block of the pool in the plan that swaps it out writes into it afterwards.
+that reads it is made. A sequence that gets a block of the pool in the plan that swaps it out writes into it afterwards.
 """
 
 from collections.abc import Callable, Iterable
@@ -142,7 +142,7 @@ class SwapSpace:
         return swaps
 
     def settle(self, plan: int, *, failed: bool) -> None:
-        """A plan has committed. Where it has `failed`, nobody knows what its copies hold, and they are given up."""
+        """A plan has committed. Where it has `failed`, what its copies hold is unknown, and they are given up."""
         for swapped in self._unconfirmed.pop(plan, ()):
             swapped.unconfirmed = False
             if failed:
