@@ -1,7 +1,7 @@
 """Branches of trees of drafts as rows of a step, so that all are verified in one pass.
 
-A branch is a row of the ragged batch. Its tokens are those that no other branch has; its block table is that of its
-sequence up to the newest token, and from there on it has blocks of its own, which are nobody's in the pool. What it has
+A branch is a row of the ragged batch. Its tokens are those that no other branch has. Its block table is that of its
+sequence up to the newest token, and from there on it has blocks of its own, which are none of the pool's. What it has
 in common with other branches is computed once, and its keys and values are stored in its blocks too
 (`StepBatch.shared`). So tree attention needs no mask: each token attends to its own ancestors, in the order of their
 positions, and gets the bits that it would get without any draft. What was right is copied to the sequence's blocks.
@@ -56,7 +56,7 @@ class StepRow:
 
 
 def places_of(rows: Sequence[StepRow], counts: Sequence[int]) -> dict[Place, int]:
-    """Where newest tokens and drafts stand in a list with so many entries for each row, theirs being the last."""
+    """Where newest tokens and drafts stand in a list with `counts` entries for each row, theirs being the last."""
     places: dict[Place, int] = {}
     end = 0
     for row, count in zip(rows, counts, strict=True):
@@ -88,7 +88,7 @@ class Branches:
 
     Args:
         storage: where keys and values are.
-        tables: the block tables of all rows, with so many `groups`.
+        tables: the block tables of all rows; groups: their KV groups.
         first: from this block on, the storage has `core.speculation.blocks_of_branches` which no sequence has.
         depth: how deep a tree may be.
         most: branches beside the likeliest, in one step.
@@ -137,7 +137,7 @@ class Branches:
         return order_rows(rows), kept
 
     def keep(self, branch: StepRow, table: int, newest: int, right: int) -> None:
-        """The newest token, at position `newest`, and so many drafts behind it are in the blocks of their sequence."""
+        """The newest token, at position `newest`, and `right` drafts behind it are in the blocks of their sequence."""
         first, end = self._reach(newest, right)
         self._storage.copy_blocks(tuple(self._copies(branch.table, table, first, end)))
 
@@ -177,7 +177,7 @@ class Branches:
         return rows
 
     def _reach(self, newest: int, drafts: int) -> tuple[int, int]:
-        """The first block of the newest token and so many drafts behind it, and the one behind the last."""
+        """The first block of the token at `newest` and `drafts` drafts behind it, and the block behind their last."""
         size = self._tables.block_size
         return newest // size, (newest + drafts) // size + 1
 

@@ -16,9 +16,9 @@ def likely_tree(places: Sequence[Ranked], width: int, *, continued: bool) -> Pro
     """The first token of each place, one behind the other, and `width` others beside them.
 
     Any token of the first place may come first. Behind the first token of a place may come those of the next, and
-    behind every other too where trees are `continued`, since whoever names them does not know what comes before. Taken
-    are those whose probability, times that of all before them, is the largest (Cai et al., "Medusa", ICML 2024, section
-    2.3.3, where probabilities are means over many texts).
+    behind every other too where trees are `continued`, since then the proposer names tokens without knowing what comes
+    before. Taken are those whose probability, times that of all before them, is the largest (Cai et al., "Medusa", ICML
+    2024, section 2.3.3, where probabilities are means over many texts).
     """
     tokens = [ranked[0][0] for ranked in places]
     parents = chain(len(tokens))

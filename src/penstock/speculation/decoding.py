@@ -1,4 +1,4 @@
-"""Decoding several tokens of each sequence at once, none of which anybody has verified."""
+"""Decoding several tokens of each sequence at once, before any of them is verified."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -28,7 +28,7 @@ class Decode(Protocol):
     def __call__(
         self, batch: StepBatch, tokens: Sequence[int], widths: Sequence[int], choices: Sequence[Choice], *given: Tensor
     ) -> list[Proposal]:
-        """So many tokens of each row, the first of which is chosen as its choice says, and `widths` others beside them.
+        """For each row `tokens` tokens, the first chosen as its choice says, and `widths` others beside them.
 
         Every row of the batch has one row of logits, and its block table has room for all of its tokens but the last.
         No choice has a mask. Behind the first, a row's tokens are chosen at one output position further each. A token

@@ -19,7 +19,7 @@ from penstock.speculation.decoding import Decode, Stepping
 from penstock.speculation.pieces import Piece, gather_pieces
 from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, draft_choice
 
-# A sequence that nobody drafts for is computed once it is so many tokens behind: together they cost little.
+# A sequence without drafts is computed once it is this many tokens behind: together they cost little.
 LAG = 64
 
 
@@ -102,7 +102,7 @@ class EagleProposer:
         else:
             # Others computed what is before, or it is computed anew.
             track.first, track.states = start, states.clone()
-        # Other samples of the prompt, and whoever shares its blocks, find it computed.
+        # Other samples of the prompt, and sequences that share its blocks, find it computed.
         whole = start + len(states) == len(track.tokens) == track.prompt
         if track.ready >= LAG or (whole and track.ready):
             batch, _, given = self._taken([track])

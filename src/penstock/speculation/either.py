@@ -1,7 +1,7 @@
 """Drafts from the sequence's own text or from a model, whichever has lately been right more often.
 
-What the text says costs next to nothing, so it is asked every time, and compared with what comes whoever drafts: where
-an answer begins to quote, it takes over, and where it goes on freely the model does.
+What the text says costs next to nothing, so it is asked every time, and compared with what comes even where the model
+drafts: where an answer begins to quote, the text takes over, and where it goes on freely the model does.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class _Source:
         self._said: dict[int, list[int]] = {}
 
     def said(self, sequence: int, proposal: Proposal) -> None:
-        """It proposes this, of which the likeliest branch is judged."""
+        """It proposes this; its likeliest branch is judged."""
         count = len(proposal.tokens) if proposal.parents is None else chain_length(proposal.parents)
         self._said[sequence] = proposal.tokens[:count]
 
@@ -35,7 +35,7 @@ class _Source:
         if not said:
             return
         right = agreeing(said, tokens)
-        # What would have come behind the last token, nobody knows.
+        # What would have come behind the last token is unknown.
         judged = min(right + 1, len(said), len(tokens))
         for acceptance in (self._common, self._own.setdefault(sequence, Acceptance())):
             acceptance.add(right, judged)

@@ -18,7 +18,7 @@ class _Text:
         self._ends: dict[tuple[int, ...], int] = {}
 
     def catch_up(self, most: int) -> int:
-        """Index up to so many tokens that are not yet; how many."""
+        """Index up to `most` tokens that are not yet indexed; returns how many."""
         end = min(len(self.tokens), self._indexed + most)
         for place in range(max(self._length, self._indexed), end):
             self._ends[tuple(self.tokens[place - self._length : place])] = place
@@ -65,7 +65,7 @@ class FinishedText:
             self.size = len(text.tokens)
 
     def catch_up(self, salt: str, most: int) -> int:
-        """Look through up to so many tokens that came since; how many."""
+        """Index up to `most` tokens of the namespace `salt` that are not yet indexed; returns how many."""
         text = self._texts.get(salt)
         return 0 if text is None else text.catch_up(most)
 

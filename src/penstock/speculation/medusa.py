@@ -67,7 +67,7 @@ class MedusaProposer:
         self._newest.pop(sequence, None)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        """A token of each head, as many as are wanted."""
+        """A token of each of the first heads, to the depth that is wanted, or a tree of them."""
         known = [row for row in wanted if row.sequence in self._newest]
         if not known:
             return [NONE for _ in wanted]
@@ -82,7 +82,7 @@ class MedusaProposer:
         """The likeliest tokens of each head, and the likeliest of all others as branches."""
         ranked: dict[int, list[Ranked]] = {row.sequence: [] for _, row in known}
         for ahead, logits in enumerate(heads):
-            # Nobody can stand behind a head that says nothing, since its logits are not finite.
+            # No token can stand behind a head that says nothing, since its logits are not finite.
             asked = [(place, row) for place, row in known if row.depth > ahead == len(ranked[row.sequence])]
             if not asked:
                 break
@@ -115,6 +115,6 @@ class MedusaProposer:
 
 
 def _rows(count: int) -> StepBatch:
-    """A step of so many rows without tokens or a context."""
+    """A step of `count` rows without tokens or a context."""
     ones, zeros = [1] * count, torch.zeros(count, dtype=torch.int64)
     return StepBatch(zeros, zeros, ones, ones, count, torch.arange(count), (), 16)

@@ -51,7 +51,7 @@ class _History:
         return self._tokens[max(0, self._prompt - LONGEST) :]
 
     def catch_up(self, most: int) -> int:
-        """Take in up to so many of the tokens that have come; how many."""
+        """Take in up to `most` of the tokens that have come; returns how many."""
         known = len(self._text)
         come = self._tokens[known : known + most]
         if come:

@@ -16,8 +16,8 @@ class Wanted(NamedTuple):
     """Drafts that are wanted for one row.
 
     Attributes:
-        sequence: whose.
-        depth: at most so many tokens, one behind the other.
+        sequence: the row's sequence.
+        depth: the most tokens, one behind the other.
         state: how its next tokens will be chosen.
         table: its row of the block tables.
         ahead: what somebody has drafted already, which they are to follow.
@@ -95,7 +95,7 @@ class Proposer(Protocol):
     def storages(self) -> tuple[Blocks, ...]: ...
 
     def begin(self, sequence: int, tokens: list[int], salt: str = "") -> None:
-        """A sequence begins; `tokens` are its prompt, and are added to by whoever calls.
+        """A sequence begins; `tokens` are its prompt, and the caller adds to them.
 
         What is learnt of it serves sequences of the same `salt` at most.
         """
@@ -107,7 +107,7 @@ class Proposer(Protocol):
         """For each row the tokens that may come next."""
 
     def observe(self, sequence: int, gained: int) -> None:
-        """The sequence has gained so many tokens in a step in which drafts were wanted for it; learners hear of all."""
+        """The sequence has `gained` tokens in a step in which drafts were wanted for it; learners hear of all."""
 
     def forget(self, sequence: int) -> None:
         """The sequence has ended; also where it never began."""
@@ -118,7 +118,7 @@ class Learner(Protocol):
     """A proposer that guesses from the target's hidden states.
 
     Attributes:
-        states: of which tokens it has to see them.
+        states: whether it has to see those of all tokens, or only those that are selected.
     """
 
     states: Literal["selected", "all"]

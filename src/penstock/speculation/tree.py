@@ -1,4 +1,4 @@
-"""Trees of drafts: behind a token there may stand several, of which at most one is right.
+"""Trees of drafts: behind a token there may stand several; at most one of them is right.
 
 Miao et al., "SpecInfer: Accelerating large language model serving with tree-based speculative inference and
 verification", ASPLOS 2024, section 3. A tree is given by its tokens' parents: for each the place of the token that it
@@ -12,7 +12,7 @@ NEWEST = -1
 
 
 def chain(count: int) -> list[int]:
-    """The parents of so many tokens in one branch."""
+    """The parents of `count` tokens in one branch."""
     return list(range(NEWEST, count - 1))
 
 

@@ -2,9 +2,9 @@
 
 Coupled acceptance, the default: at every position the target's token is chosen as it would be without any draft, by the
 request's own random numbers for that position, and a draft counts where it is that token. So the output is the same,
-token by token and bit by bit, whoever drafts and however many; a draft that is chosen with the same random numbers is
-often right at any temperature (Daliri et al., "Coupling without communication and drafter-invariant speculative
-decoding", 2024).
+token by token and bit by bit, for any proposer and any number of drafts; a draft that is chosen with the same random
+numbers is often right at any temperature (Daliri et al., "Coupling without communication and drafter-invariant
+speculative decoding", 2024).
 
 Rejection sampling keeps drafts more often, and the target's distribution, but not its tokens: see `rejection.py`. At
 temperature 0, where there is one token that may come, the two rules are the same.
