@@ -41,6 +41,27 @@ TYPES = {
 }
 
 
+KEPT = ("auto", "int8", "fp8")
+# Cases of attention, and what keys and values are kept as, where not all are compiled. Sums of any order are False's,
+# those of one order True's. In each, something has a window, a soft cap, pieces of long contexts, bytes and the largest
+# heads; those of bfloat16 in tiles for chunks take the most shared memory of all.
+ATTENTION = {
+    False: (
+        ("mixed", "auto"),
+        ("mixed, window", "fp8"),
+        ("mixed, window and soft cap", "int8"),
+        ("decodes of very different length", "auto"),
+        ("heads of 256", "auto"),
+    ),
+    True: (
+        ("mixed, soft cap", "auto"),
+        ("one decode, window", "int8"),
+        ("decodes of very different length, window", "auto"),
+        ("heads of 256", "fp8"),
+    ),
+}
+
+
 class Compiler:
     """Takes the place of launches."""
 
@@ -80,45 +101,36 @@ def _kind(value: object, constant: bool) -> str:
     return "fp32" if isinstance(value, float) else "i32"
 
 
-def _large_heads() -> list[Case]:
+def _large_heads() -> Case:
     """Attention of the largest heads that models have, which takes the most shared memory."""
     heads = HeadLayout(4, 2, 256)
-    return [
-        Case("heads of 256", Attention(heads, 0, 0.1), (heads.fused_width,), ((1, 3), (9, 9)), kv=LayerKV(2, 256)),
-    ]
+    return Case("heads of 256", Attention(heads, 0, 0.1), (heads.fused_width,), ((1, 3), (9, 9)), kv=LayerKV(2, 256))
 
 
-def _chosen(whole: bool) -> list[Case]:
-    """All cases, or the first of each operation, and those of attention that differ in what is compiled.
+def _all() -> Iterator[tuple[Case, str]]:
+    """All cases, those on the cache with each of what keys and values are kept as."""
+    for case in (*(case for case in CASES if case.use != "bench"), _large_heads()):
+        for kept in KEPT if isinstance(case.operation, Attention | WriteKV) else KEPT[:1]:
+            yield case, kept
 
-    The largest heads come last.
-    """
-    found: dict[object, Case] = {}
+
+def _some(deterministic: bool) -> Iterator[tuple[Case, str]]:
+    """The first case of each operation, and those of `ATTENTION`."""
+    found: dict[type, Case] = {}
     for case in CASES:
-        if case.use == "bench":
-            continue
-        op = case.operation
-        long = max(context for _, context in case.rows) > 512 and isinstance(op, Attention)
-        kind = (type(op), getattr(op, "window", None) is None, getattr(op, "softcap", None) is None, long)
-        found.setdefault(case.name if whole else kind, case)
-    return [*found.values(), *_large_heads()]
-
-
-def _kinds(cases: list[Case], kept: tuple[str, ...], whole: bool) -> Iterator[tuple[Case, tuple[str, ...]]]:
-    """What each case's keys and values are kept as: each of `kept` for writing them and, if `whole`, for attention.
-
-    Otherwise each for two cases of attention only, the first and that of the largest heads.
-    """
-    of_attention = [case for case in cases if isinstance(case.operation, Attention)]
-    for case in cases:
-        several = isinstance(case.operation, WriteKV) or case in (of_attention[0], of_attention[-1])
-        yield case, kept if several or (whole and case in of_attention) else kept[:1]
+        found.setdefault(type(case.operation), case)
+    attending = {case.name: case for case in (*CASES, _large_heads()) if isinstance(case.operation, Attention)}
+    for kind, case in found.items():
+        if kind is not Attention:
+            for kept in KEPT if kind is WriteKV and not deterministic else KEPT[:1]:
+                yield case, kept
+    for name, kept in ATTENTION[deterministic]:
+        yield attending[name], kept
 
 
 def main() -> None:
     """Arguments: the compute capability, such as 90, and "all" or "some"."""
     compiler, whole = Compiler(int(sys.argv[1])), sys.argv[2] == "all"
-    kept = ("auto", "int8", "fp8")
 
     def run(kernel: Any, *args: Any, **options: Any) -> None:
         compiler(kernel, *args, **options)
@@ -127,15 +139,15 @@ def main() -> None:
         for deterministic in (False, True):
             place = places.Place(torch.device("cpu"), 132, 140_000, 4, deterministic)
             for dtype in (torch.bfloat16, torch.float32)[: 2 if whole else 1]:
-                for case, kinds in _kinds(_chosen(whole), kept if whole or not deterministic else kept[:1], whole):
+                for case, kept in _all() if whole else _some(deterministic):
                     implementation = next(
                         entry for entry in implementations(place) if entry.operation is type(case.operation)
                     )
-                    for kind in kinds:
-                        Bench(case, dtype, kind).run(implementation)
+                    Bench(case, dtype, kept).run(implementation)
                 _linears(place, dtype, compiler.capability)
         carry(torch.zeros(3, dtype=torch.int32), torch.zeros(3, dtype=torch.float64))
-        chooser(place)(torch.zeros(2, 5000), [(0, 1.0, 5, 0.9, -1.0, (1, 2, 3))])
+        # A part of the time that as many columns take as a program reads at once on a large vocabulary.
+        chooser(place)(torch.zeros(2, 5000 if whole else 100), [(0, 1.0, 5, 0.9, -1.0, (1, 2, 3))])
 
 
 def _linears(place: places.Place, dtype: torch.dtype, capability: int) -> None:

@@ -4,7 +4,6 @@
 of them that exercise the device have the mark `cuda`; `needs_gpu` is for what no interpreter has.
 """
 
-import os
 from collections.abc import Callable
 
 import pytest
@@ -12,9 +11,10 @@ import torch
 
 from penstock.core.devices import resolve_device
 from penstock.runtime.gpus import find_gpus
+from support import interpreter
 
 _GPU = resolve_device("auto", find_gpus(), lambda *_note: None)
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = interpreter.INTERPRETED
 DEVICE = torch.device("cpu" if _GPU is None else _GPU.device)
 
 needs_gpu: Callable[..., pytest.MarkDecorator] = pytest.mark.skipif(

@@ -24,7 +24,7 @@ from penstock.kernels.cuda.program import DevicePart
 
 pytestmark = pytest.mark.cuda
 
-LONGEST = 140_000
+LONGEST = max(context for case in ALL for _, context in case.rows)
 ANY = place_on(DEVICE, LONGEST, deterministic=False)
 SAME = place_on(DEVICE, LONGEST, deterministic=True)
 PLACES = {"fast": ANY, "deterministic": SAME}
@@ -41,6 +41,28 @@ CASES = [
 ATTENDING = [case for case in CASES if isinstance(case.operation, Attention)]
 ON_CACHE = [case for case in CASES if isinstance(case.operation, Attention | WriteKV)]
 LONG = [case for case in ATTENDING if max(context for _, context in case.rows) > 512]
+
+
+# Those whose kernels differ from place to place.
+CASES_BY_PLACE = [case for case in CASES if isinstance(case.operation, Attention | Linear)]
+
+
+def named(value: object) -> str:
+    """Of a test's parameter."""
+    return f"{value.op}/{value.name}" if isinstance(value, Case) else str(value)
+
+
+def paired(cases: list[Case], dtypes: tuple[torch.dtype, ...], others: tuple[str, ...]) -> list[object]:
+    """Each case with each type and with each of `others`, and these with one another; the rest is slow.
+
+    Cases that stand side by side, which differ in one property, have other combinations.
+    """
+    return [
+        pytest.param(case, dtype, other, marks=[] if (at + first + second) % 2 == 0 else pytest.mark.slow)
+        for at, case in enumerate(cases)
+        for first, dtype in enumerate(dtypes)
+        for second, other in enumerate(others)
+    ]
 
 
 def of(case: Case, place: Place) -> Implementation:
@@ -66,9 +88,14 @@ def agree(found: Run, expected: Run, dtype: torch.dtype) -> None:
         assert torch.equal(mine.float().nan_to_num(nan=7.0), right.float().nan_to_num(nan=7.0))
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.op}/{case.name}")
+@pytest.mark.parametrize(
+    "case, dtype, place",
+    [
+        *paired(CASES_BY_PLACE, DTYPES, tuple(PLACES)),
+        *(pytest.param(case, dtype, "fast") for case in CASES if case not in CASES_BY_PLACE for dtype in DTYPES),
+    ],
+    ids=named,
+)
 def test_agrees_with_reference(case: Case, dtype: torch.dtype, place: str) -> None:
     bench = Bench(case, dtype)
     agree(run(bench, PLACES[place], reusable=False), bench.run(reference(case)), dtype)
@@ -78,9 +105,7 @@ def test_every_operation_has_an_implementation() -> None:
     assert {entry.operation for entry in implementations(ANY)} == set(OPERATIONS)
 
 
-@pytest.mark.parametrize("kept", ["int8", "fp8"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", ON_CACHE, ids=lambda case: f"{case.op}/{case.name}")
+@pytest.mark.parametrize("case, dtype, kept", paired(ON_CACHE, DTYPES, ("int8", "fp8")), ids=named)
 def test_bytes_in_the_cache(case: Case, dtype: torch.dtype, kept: str) -> None:
     """Stored to the same bits as by the reference, and read as what they stand for."""
     bench = Bench(case, dtype, kept)
@@ -114,7 +139,9 @@ def test_row_function(case: Case) -> None:
 
 
 def test_what_depends_on_the_batch_says_so() -> None:
-    assert {entry.operation for entry in implementations(ANY) if not entry.row_function} == {Attention, Linear}
+    assert {entry.operation for entry in implementations(ANY) if not entry.row_function} == {
+        type(case.operation) for case in CASES_BY_PLACE
+    }
 
 
 @pytest.mark.parametrize("processors", [1, 1000])
