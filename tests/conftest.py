@@ -38,6 +38,14 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["PENSTOCK_DATA"] = str(tmp_path_factory.mktemp("data"))
 
 
+@pytest.fixture
+def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed weights are kept on the disk, however little of it is free."""
+    from penstock.loading import cache_folder
+
+    monkeypatch.setattr(cache_folder, "SHARE_KEPT_FREE", 0.0)
+
+
 def pytest_configure() -> None:
     """A request whose test says nothing else has no time limit that a busy machine could reach."""
     from support.waiting import PATIENCE

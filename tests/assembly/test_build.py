@@ -54,6 +54,7 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+@pytest.mark.usefixtures("any_disk")
 def test_a_second_start_maps_what_the_first_one_packed(tmp_path: Path) -> None:
     # Without the model that drafts, which has a file of its own.
     options = {"quantization": "int4", "speculative": "off"}
@@ -66,6 +67,7 @@ def test_a_second_start_maps_what_the_first_one_packed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+@pytest.mark.usefixtures("any_disk")
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 def test_mapped_weights_give_the_same_bits(tmp_path: Path, quantization: str) -> None:
     params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=3)

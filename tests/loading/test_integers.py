@@ -188,6 +188,7 @@ def test_logits_are_near_those_of_the_numbers(tmp_path: Path, layout: str) -> No
     assert 0 < (found - expected).norm() < 0.1 * expected.norm()
 
 
+@pytest.mark.usefixtures("any_disk")
 @pytest.mark.parametrize(
     "layout", ("gptq 4", "gptq act-order", "packed 3", "packed 8", "int8 rows", "Q4_0", "Q4_K", "Q4_K mixed")
 )

@@ -30,7 +30,10 @@ from penstock.quantization.rounding import ROUNDING
 from support import checkpoints
 from support.waiting import PATIENCE
 
-pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
+pytestmark = [
+    pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
+    pytest.mark.usefixtures("any_disk"),
+]
 
 MODES = [("none", "none"), ("int8", "int8"), ("int4", "int4"), ("int4", "int8")]
 
@@ -281,6 +284,7 @@ def test_two_starts_at_once_both_serve(model: Path, folder: Path) -> None:
     """Each waits for a line before it loads, so that they do it together."""
     program = (
         "import sys; from penstock import LLM, SamplingParams\n"
+        "from penstock.loading import cache_folder; cache_folder.SHARE_KEPT_FREE = 0.0\n"
         "print('there', flush=True); input()\n"
         "llm = LLM(sys.argv[1], quantization='int4', packed_cache=sys.argv[2], threads=1, kv_cache_memory=1 << 20,\n"
         "          max_model_len=64, max_num_seqs=1)\n"
