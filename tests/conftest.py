@@ -72,6 +72,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 LONGEST = (
     "end_to_end/test_bit_exact.py",
     "end_to_end/test_speculation.py",
+    "kernels/cuda/test_operations.py",
     "end_to_end/test_gpu.py",
     "kernels/cuda/test_compiles.py",
     "cli/test_cli.py",
@@ -82,7 +83,6 @@ LONGEST = (
     "end_to_end/test_batches_killed.py",
     "end_to_end/test_processes.py",
     "environment/test_optimized.py",
-    "kernels/cuda/test_choosing.py",
     "end_to_end/test_doctor.py",
     "end_to_end/test_explained.py",
     "end_to_end/test_traces.py",
