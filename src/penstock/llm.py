@@ -125,7 +125,7 @@ def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> Chat
 
 
 def _completion(state: RequestState) -> Completion:
-    """A finished request whose output nobody has taken before, so that each sample is one delta."""
+    """A finished request whose output was not taken before, so that each sample is one delta."""
     request, output = state.request, state.take()
     return Completion(
         prompt_token_ids=request.prompt_token_ids,

@@ -1,4 +1,4 @@
-"""Puts an engine together from its rooms: for the command line and for `penstock.llm`, and for nobody else."""
+"""Puts an engine together from its rooms: for the command line and for `penstock.llm` only."""
 
 from penstock.runtime.threads import limit_spinning
 

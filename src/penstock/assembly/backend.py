@@ -91,7 +91,7 @@ def _use_instruction_set(name: str) -> None:
 
 
 def _gpu(config: EngineConfig) -> Backend:
-    # Triton takes a second to import, which nobody waits for who computes on the CPU.
+    # Triton takes a second to import; an engine on the CPU does not need it.
     from penstock.kernels.cuda.choosing import chooser
     from penstock.kernels.cuda.graphs import sizes_for
     from penstock.kernels.cuda.memory import DeviceMemory

@@ -56,7 +56,7 @@ class BlockRunner:
 
     @classmethod
     def for_texts(cls, declaration: ModelDeclaration, longest: int, dtype: torch.dtype) -> "BlockRunner":
-        """For texts of at most so many tokens."""
+        """For texts of at most `longest` tokens."""
         spec = build_kv_spec(declaration.kv_layers, str(dtype).removeprefix("torch."), BLOCK_SIZE)
         return cls(declaration, storage_for(spec, -(-longest // BLOCK_SIZE) + 1, dtype), dtype)
 

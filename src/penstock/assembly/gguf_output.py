@@ -213,7 +213,7 @@ def _tensors(
 
 
 def _in_file_order(entry: TensorEntry, architecture: str, heads: HeadLayout) -> Tensor:
-    """The tensor's bytes, or numbers, as a file has them: see `gguf_model.entries_of`, of which this is the reverse."""
+    """The tensor's bytes, or numbers, as a file has them: the reverse of `gguf_model.entries_of`."""
     family, tensor = FAMILIES[architecture], read_tensor(entry)
     if tensor.dim() == 1:
         tensor = tensor.float()

@@ -182,7 +182,7 @@ def _declared(blocks: Sequence[DecoderBlock], recipe: Recipe, widths: Mapping[st
 def _rounded(
     file: Path, block: DecoderBlock, recipe: Recipe, widths: Mapping[str, int], dtype: torch.dtype
 ) -> dict[str, Weight]:
-    """The block's weights as whoever loads the file has them."""
+    """The block's weights as they are once the file is loaded."""
     entries: Mapping[str, Entry]
     if recipe.in_gguf:
         entries = _as_blocks(read_header(file), block, recipe)

@@ -95,7 +95,7 @@ class Output:
         partial = file.with_name(file.name + PARTIAL)
         try:
             save_file(tensors, partial, metadata={"format": "pt"})
-            # The library lets nobody else read what it writes.
+            # The library writes files that only the user can read.
             shutil.copymode(file.parent / STATE, partial)
             replace_file(partial, file)
         except (OSError, SafetensorError) as error:

@@ -48,7 +48,7 @@ class Scorer:
     """
 
     def __init__(self, options: EngineOptions, longest: int) -> None:
-        """For texts of at most so many tokens. Raises StartupError where the model cannot be loaded."""
+        """For texts of at most `longest` tokens. Raises StartupError where the model cannot be loaded."""
         # Candidates are many, and each is loaded once.
         prepared = prepare(replace(options, packed_cache="off"), api_beside=False)
         config, declaration = prepared.config, prepared.declaration

@@ -45,7 +45,7 @@ def make_proposer(
     storage: Storage,
     tables: BlockTables,
 ) -> Proposer | None:
-    """Who drafts for the model of `declaration`, `weights`, `storage` and `tables`; None where nobody does.
+    """The proposer for the model of `declaration`, `weights`, `storage` and `tables`; None where nothing drafts.
 
     Raises StartupError where the draft model cannot be loaded.
     """
@@ -64,7 +64,7 @@ def make_proposer(
         if speculation.proposer != "chain":
             return larger
         chained = speculation.chain
-        # What it guesses from is asked of nobody, but its noise has to be that of the larger one.
+        # Nothing asks for the distributions that it draws from, but its noise has to be that of the larger one.
         smaller = (
             NgramProposer(speculation.remembers)
             if chained is None
@@ -81,7 +81,7 @@ def make_proposer(
 def _draft_model(
     draft: DraftModelConfig, config: EngineConfig, tables: BlockTables, rejects: bool, *, tells: bool = True
 ) -> DraftModel:
-    """A model that drafts; for rejection sampling, unless nobody asks, it `tells` what its drafts are drawn from."""
+    """A model that drafts; for rejection sampling, where it `tells` from which distributions, it gives these too."""
     quantization = draft.quantization
     model = replace(config.model, path=draft.path, quantization=quantization, quantize_head=quantization)
     dtype = TORCH_DTYPES[model.dtype]

@@ -1,7 +1,7 @@
 """How often drafts are right."""
 
-# A drafted token weighs less by this factor with each that is judged after it; what all sequences have shown counts as
-# so many tokens of a sequence's own.
+# A drafted token weighs less by the factor `OLDER` with each that is judged after it. What all sequences have shown
+# counts as `COMMON` tokens of a sequence's own.
 OLDER = 0.9
 COMMON = 4.0
 
@@ -16,7 +16,7 @@ class Acceptance:
         self.right = self.judged = 0.0
 
     def add(self, right: float, judged: float) -> None:
-        """Of `judged` tokens so many were right."""
+        """Of `judged` tokens `right` were right."""
         older = self.older**judged
         self.right = older * self.right + right
         self.judged = older * self.judged + judged

@@ -38,10 +38,10 @@ class Ceilings(msgspec.Struct, frozen=True):
         return self.arithmetic.get(ARITHMETIC_OF.get(format, format)) or self.arithmetic.get("float32", 0.0)
 
     def of_memory(self, size: int, seconds: float) -> float:
-        """Which share of the reads that were possible in so many seconds `size` bytes are; more is from caches."""
+        """`size` bytes as a share of the reads that are possible in `seconds`; above 1, some came from caches."""
         return size / (self.read * 1e9 * seconds) if self.read and seconds else 0.0
 
     def of_arithmetic(self, operations: int, seconds: float, format: str) -> float:
-        """Which share of the products and sums that were possible in so many seconds these operations are."""
+        """`operations` as a share of the products and sums that are possible in `seconds`."""
         peak = self.peak(format)
         return operations / (peak * 1e9 * seconds) if peak and seconds else 0.0

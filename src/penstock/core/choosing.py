@@ -1,4 +1,4 @@
-"""What whoever chooses tokens where their logits are is asked for, and what it finds."""
+"""What is asked of a device that chooses tokens where their logits are, and what it finds."""
 
 Asked = tuple[int, float, int, float, float, tuple[int, int, int]]
 """Row of the logits, temperature, top_k, top_p, log_min_p, and the key of the output position."""

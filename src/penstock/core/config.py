@@ -13,7 +13,7 @@ LoadFormat = Literal["auto", "dummy"]
 # Bytes of a weight; for int4 with its share of the multiples, a byte for 32 weights.
 QUANTIZED_BYTES = {"int8": 1.0, "int4": 4.25 / 8}
 BLOCK_SIZE = 16
-# Of the pool's blocks, those that clients can have kept; the rest is for whoever comes.
+# The share of the pool's blocks that clients can have kept; the rest is for all requests.
 KEPT_SHARE = 0.25
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
@@ -21,7 +21,8 @@ DEFAULT_BATCHED_TOKENS = 2048
 # tokens at once.
 DEFAULT_TARGET_ITL = 0.1
 LONGEST_TARGET_ITL = 3600.0
-# Whoever comes while a step for batches runs waits for its end: as long as this many more tokens of prompt would take.
+# Positions of a step for batches. A request that comes meanwhile waits for its end, which comes later by the time of
+# this many tokens of a prompt.
 BACKGROUND_TOKENS = 8
 
 
@@ -55,9 +56,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         instruction_set: of the native kernels: "auto" is the fastest that the processor has.
         packed_cache: the folder that keeps packed weights between starts; "off" keeps none.
         speculative: who drafts tokens: "ngram" the sequence's own text, "draft" another model, "chain" another model
-            for which somebody drafts, "self" the first layers of this one, "medusa" and "eagle" heads on its hidden
-            states, "auto" the text, and the model that belongs to this one; "off": nobody.
-        speculative_depth: tokens drafted at a time, one behind the other, always; None: as many as pay.
+            that has a proposer of its own, "self" the first layers of this one, "medusa" and "eagle" heads on its
+            hidden states, "auto" the text, and the model that belongs to this one; "off": no drafts.
+        speculative_depth: tokens drafted at a time, one behind the other, always; None: the number that pays.
         speculative_width: tokens drafted beside these, in other branches; None: none where the depth is given.
         draft_model: the model that drafts, like `model`, or a directory with heads that do; draft_quantization: to what
             their weights are rounded; "auto": of models, to int8.
@@ -126,19 +127,19 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         max_outstanding: plans that may be made before the oldest has committed.
         static_batching: fill a batch, run it until its last sequence ends, then fill the next. For comparison only.
         max_prefix_waits: plans for which a request stands back because its next prompt block is being computed.
-        max_background_tokens: positions computed in one step of requests for which nobody waits.
+        max_background_tokens: positions computed in one step of background requests.
         max_scored_positions: positions of prompts, over all rows of a step, whose logits are computed to score the
             prompts' tokens. It bounds the memory that they take (128 rows of 151,936 logits are 78 MB) and for how long
-            others wait for such a step; the head's weights are read for so many rows at a time that more would hardly
-            gain anything.
+            others wait for such a step. The head's weights are read once for this number of rows; with more rows,
+            reading them would hardly be cheaper for each.
         target_itl: seconds that a step should take at most, which bound its tokens by how fast those before it were;
             None: however long its tokens take.
         bound_batch: whether this was asked for, and bounds how many sequences run at a time too.
         draft_depth: tokens that may be drafted for a sequence in one step, one behind the other; 0: none are.
         draft_width: how many more may be beside them, in other branches of a tree.
-        fixed_depth: whether as many are drafted always, instead of as many as pay.
+        fixed_depth: whether this number is drafted always, instead of the number that pays.
         text_drafts: whether sequences' own text drafts and can be asked alone, which costs next to nothing.
-        model_drafts: whether anybody else drafts.
+        model_drafts: whether anything else drafts.
     """
 
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
@@ -222,7 +223,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     Attributes:
         device: "cpu", or a GPU as "cuda:0".
-        speculation: who drafts; None where nobody does.
+        speculation: who drafts; None where nothing does.
     """
 
     model: ModelConfig

@@ -62,7 +62,8 @@ class RequestTimings(msgspec.Struct, frozen=True):
 class LoadSnapshot(msgspec.Struct, frozen=True, array_like=True):
     """State and running totals of the engine after a step.
 
-    Totals begin at 0 in every run of the engine; whoever starts it again adds those of earlier runs, and counts them.
+    Totals begin at 0 in every run of the engine. The client that starts it again adds those of earlier runs, and counts
+    the runs.
     """
 
     step: int = 0

@@ -1,8 +1,8 @@
 """Facts: what an engine did in each step, and their sums. All that is told of an engine is derived from these.
 
-An engine says once a step what it did, and what happened to which request besides the tokens that it got. Whoever keeps
-the sums (`StepTotals`) at two moments has what an engine did in between as their difference, so that a request's
-account, a server's metrics and a diagnosis are different views of the same figures.
+An engine says once a step what it did, and what happened to each request besides the tokens that it got. The difference
+of the sums (`StepTotals`) at two moments is what an engine did in between. So a request's account, a server's metrics
+and a diagnosis are different views of the same figures.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ rows: the batch is full (`max_num_seqs`). pace: it is as large as the time betwe
 its prompt does not fit beside those that run (KV memory). budget: the step has no token left for it
 (`max_num_batched_tokens`, `target_itl`). share: its tenant has had its share of the step. place: what is free is left
 to tenants that have nothing. prefix: another request is computing what it can then take from the cache. scores: others'
-scores of prompts come first. background: it runs where nobody else wants to.
+scores of prompts come first. background: it runs only where no other request wants to.
 """
 
 WAITS: tuple[Wait, ...] = ("rows", "pace", "blocks", "budget", "share", "place", "prefix", "scores", "background")
@@ -24,7 +24,7 @@ WAITS: tuple[Wait, ...] = ("rows", "pace", "blocks", "budget", "share", "place",
 Missing = Literal["unseen", "different", "evicted", "other_tenant", "off"]
 """Why the prefix cache had no more of a prompt.
 
-unseen: nobody's tokens went on behind what was found. different: what is cached there goes on with another token.
+unseen: nothing is known to have come behind what was found. different: what is cached there goes on with another token.
 evicted: it was there, and its block was taken for something else. other_tenant: it is there, for another tenant only.
 off: there is no prefix cache, or the request does not want it.
 """
@@ -120,7 +120,7 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
         context: positions that the decodes attended to, all together.
         cpu_wait: seconds in which the engine's thread that waited most was ready to run and had no processor; counted
             every tenth of a second, for all steps since.
-        held: what keeps the first of those who still wait; None where nobody does.
+        held: what keeps the first sequence that still waits; None where none waits.
         admissions, chunks, preempted, drafts: what happened to which request; `preempted` has ids.
         swapped_out, swapped_in: KV blocks that were copied to the processor's memory, and from there.
         not_swapped: sequences of those that were preempted for which that memory had no room.
@@ -270,7 +270,7 @@ class StepTotals(msgspec.Struct, frozen=True):
         return StepTotals(held=tuple(new - old for new, old in zip(self.held, earlier.held, strict=True)), **sums)
 
     def waited_for(self) -> dict[Wait, float]:
-        """Seconds in which somebody waited, by what for; what nobody waited for is left out."""
+        """Seconds in which a sequence waited, by what it waited for; reasons with 0 seconds are left out."""
         return {wait: seconds for wait, seconds in zip(WAITS, self.held, strict=True) if seconds > 0}
 
 

@@ -17,7 +17,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m
 # with a scale and a least value for each 32 of a head's values.
 KV_BYTES = {"int8": "int8", "fp8": "float8_e4m3fn", "int4": "uint8"}
 KV_GROUP = 32
-# Heads of which int4 takes whole ones: two groups.
+# A head's number of values is a multiple of this for int4: two groups.
 _INT4_HEADS = 2 * KV_GROUP
 
 

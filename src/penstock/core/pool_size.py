@@ -32,7 +32,7 @@ class MemoryReading(msgspec.Struct, frozen=True):
     """A GPU's memory at one moment, in bytes.
 
     Attributes:
-        free: what nobody has.
+        free: what no process has.
         reserved: what this process's allocator has, in use or kept for later.
         peak: the most that it has had since it was last asked to forget that.
     """
@@ -215,7 +215,7 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
 
 
 def longest_context(spec: KVSpec, num_blocks: int, longest: int, chunk: int) -> int:
-    """The most tokens, up to `longest`, of a sequence that so many blocks hold; 0 where they hold none."""
+    """The most tokens, up to `longest`, of a sequence that `num_blocks` blocks hold; 0 where they hold none."""
     low, high = 0, longest
     while low < high:
         middle = (low + high + 1) // 2
@@ -226,7 +226,7 @@ def longest_context(spec: KVSpec, num_blocks: int, longest: int, chunk: int) -> 
 def _fit_context(
     longest: int, asked: bool, spec: KVSpec, num_blocks: int, chunk: int, note: Note, *, made_for: int
 ) -> int:
-    """The longest context, up to `longest`, of which at least one sequence fits into the pool."""
+    """The longest context, up to `longest`, that fits into the pool at least once."""
     fits = longest_context(spec, num_blocks, longest, chunk)
     if fits == longest:
         note("max model len", longest, "as asked" if asked else "max_position_embeddings")
@@ -242,7 +242,7 @@ def _fit_context(
 
 
 def _largest_use(spec: KVSpec, sequences: int, longest: int) -> int:
-    """Blocks that so many sequences can fill; those that a window has passed are still worth keeping, for hits."""
+    """Blocks that `sequences` sequences can fill; those that a window has passed are still worth keeping, for hits."""
     return sequences * len(spec.groups) * -(-longest // spec.block_size)
 
 

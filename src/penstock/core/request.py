@@ -14,7 +14,7 @@ BACKGROUND_PRIORITY = 2**31
 
 
 class KeptPrefix(msgspec.Struct, frozen=True, array_like=True):
-    """The prompt's first `tokens` tokens stay in the prefix cache for so many seconds, again from each use on."""
+    """The prompt's first `tokens` tokens stay in the prefix cache for `seconds`, again from each use on."""
 
     tokens: int
     seconds: float
@@ -25,7 +25,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         priority: lower runs first; first come, first served within one priority and tenant. From BACKGROUND_PRIORITY
-            on, a request is nobody's who waits.
+            on, a request runs only where no other waits.
         tenant: for whom it is computed, a name of up to MAX_TENANT_LENGTH characters. Within one priority, tenants
             whose requests wait are served in turn, each as its `weight` says.
         weight: how much of the engine the tenant has beside others, within WEIGHTS.

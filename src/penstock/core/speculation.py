@@ -23,13 +23,14 @@ HEADS = ("medusa", "eagle")
 # Those that can draft trees.
 TREES = ("ngram", "draft", "either", "self", "medusa", "eagle")
 _WITH_TREES = ", ".join(name for name in SPECULATIVE if name in TREES)
-# Tokens drafted for a sequence in one step, one behind the other: where that is decided by what pays, and at all.
+# The most tokens drafted for a sequence in one step, one behind the other: where measurements decide, and where the
+# user does.
 DRAFT_DEPTH = 8
 DEEPEST_DRAFT = 32
-# And beside these, in other branches; so many branches can be in one step.
+# The most tokens beside these, in other branches, where measurements decide; and the most branches of one step.
 DRAFT_WIDTH = 8
 MOST_BRANCHES = 32
-# Tokens that are named for one place in a draft, one of which stands in the likeliest branch.
+# Tokens that are named for one place in a draft; one of them stands in the likeliest branch.
 RANKS = 4
 
 # Tokens of finished outputs: 2.6 GiB, at the 164 bytes that one was measured to take with its index.
@@ -95,7 +96,7 @@ class SpeculationOptions(msgspec.Struct, frozen=True):
     memory: int = 0
 
     def check(self, layers: int) -> None:
-        """Raise ConfigurationError where they are none, or contradict one another or a model of so many layers."""
+        """Raise ConfigurationError where they are none, or contradict one another or a model of `layers` layers."""
         asked, depth = self.proposer, self.depth
         if asked not in SPECULATIVE:
             raise ConfigurationError(f"--speculative {asked} is not one of {', '.join(SPECULATIVE)}.")
@@ -170,10 +171,10 @@ def blocks_of_branch(depth: int, block_size: int) -> int:
 def resolve_speculation(
     options: SpeculationOptions, drafts: Sequence[DraftModelConfig], layers: int, note: Note, *, exact: bool = True
 ) -> tuple[SpeculationConfig | None, int, int]:
-    """Who drafts for a model of so many `layers`, how many tokens at most, and how many beside them.
+    """Who drafts for a model of `layers` layers, the most tokens one behind the other, and the most beside them.
 
     `drafts` are the model that was asked for, or that belongs to the target, and the one that drafts for it, where they
-    are. Without kernels that are `exact` nobody drafts unless asked to. Raises ConfigurationError.
+    are. Without kernels that are `exact` nothing drafts unless asked to. Raises ConfigurationError.
     """
     options.check(layers)
     draft, chain = [*drafts, None, None][:2]

@@ -12,7 +12,7 @@ STAGING_BYTES = 2 * STAGED_BYTES
 def resolve_swap_space(
     asked: int | None, block_bytes: int, free: int | None, note: Callable[[str, object, str], None]
 ) -> int:
-    """KV blocks in the processor's memory, of which `free` bytes are available; None where no GPU computes.
+    """KV blocks in the processor's memory, which has `free` bytes; `free` is None where no GPU computes.
 
     Raises ConfigurationError where the memory that was `asked` for is of no use, InsufficientMemory where it is not
     there.

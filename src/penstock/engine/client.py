@@ -1,7 +1,7 @@
 """The engine as its users hold it: in a process of its own, which is started again when it ends or hangs.
 
-What was being computed then is computed again from its beginning. The same request gives the same tokens, so that
-nobody notices but by the time it takes: of an output that has begun, only what is new is passed on.
+What was being computed then is computed again from its beginning. The same request gives the same tokens, so that a
+client notices only the time it takes: of an output that has begun, only what is new is passed on.
 """
 
 import asyncio
@@ -246,7 +246,7 @@ class Engine:
         self._process.arm(point, action, passes)
 
     def pause(self, after_steps: int | None = 0) -> None:
-        """Have the process that serves now compute so many steps more and then nothing; None: go on.
+        """Have the process that serves now compute `after_steps` more steps and then nothing; None: go on.
 
         Requests are accepted meanwhile, and wait.
         """

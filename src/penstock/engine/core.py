@@ -72,7 +72,7 @@ class _Begun:
     """A step that is not committed.
 
     Attributes:
-        plan, requests: what it computes, and whose; requests are left out where nobody wants to know.
+        plan, requests: what it computes, and for which requests; those are left out where nothing observes steps.
         handle: None where it could not even be begun.
         error: what was in the way.
     """
@@ -152,7 +152,7 @@ class EngineCore:
         return bool(self._begun)
 
     def step(self) -> list[SampleOutput]:
-        """Commit one step, having begun as many as can be under way meanwhile.
+        """Commit one step, having begun all that can be under way meanwhile.
 
         Where the executor raises, the requests that have a row in the step end with an error and the engine goes on;
         an interrupt is raised again once all that was begun is committed like this.

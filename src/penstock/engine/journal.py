@@ -102,7 +102,7 @@ class Journal:
         self.accepted_tokens += fact.accepted
 
     def tokens(self, count: int, totals: StepTotals) -> None:
-        """So many tokens of its output have come."""
+        """`count` tokens of its output have come."""
         if self.first_token is None and count:
             self.first_token = Mark(time.monotonic(), totals)
         self.output_tokens += count

@@ -40,7 +40,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """To the engine: nobody waits for this request any more."""
+    """To the engine: no client waits for this request any more."""
 
     request_id: int
 
@@ -164,7 +164,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
         tails: the rarer parts.
         load: the engine's state after the step.
         step: what the step did; None where none was computed.
-        prepared: requests whose grammars were compiled, which took so many seconds.
+        prepared: requests whose grammars were compiled, and the seconds that took.
     """
 
     request_ids: list[int]

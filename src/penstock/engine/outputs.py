@@ -108,7 +108,7 @@ class _SampleState:
 
 
 class RequestState:
-    """What the client keeps of a request. Events that nobody has taken yet are merged.
+    """What the client keeps of a request. Events that were not taken yet are merged.
 
     Attributes:
         journal: what the engine does with it.
@@ -177,7 +177,7 @@ class RequestState:
             # Where they were taken already, an engine that began again tells them once more.
             if self._prompt_logprobs is not None:
                 self._prompt_logprobs += event.prompt_logprobs
-            # More of the prompt is to come; nobody is to wake for that.
+            # More of the prompt is to come; nothing is to wake for that.
             if not event.tokens and event.finish is None:
                 return
         if event.embedding is not None:

@@ -49,7 +49,7 @@ class Preparations:
         self._threads.submit(self._work, preparation)
 
     def drop(self, request_id: int) -> None:
-        """Nobody waits for this request any more."""
+        """No client waits for this request any more."""
         with self._lock:
             self._waiting.pop(request_id, None)
 

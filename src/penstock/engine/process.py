@@ -101,7 +101,7 @@ class EngineProcess(asyncio.Protocol):
         load: the newest snapshot of the engine's load.
         failure: why it can serve no more; None while it can.
         beats: how many messages have shown that it is not stuck: it did something, or has nothing to do.
-        totals: of its steps, and of those of the runs before it, which whoever starts it sets.
+        totals: of its steps, and of those of the runs before it, which the code that starts it sets.
         observe: called with the facts of each step, where it is set.
     """
 
@@ -196,7 +196,7 @@ class EngineProcess(asyncio.Protocol):
             self._send(Submit(request))
 
     def leave(self, waiter: Waiter) -> None:
-        """Nobody waits for the request any more; it is aborted unless the engine is done with it."""
+        """No client waits for the request any more; it is aborted unless the engine is done with it."""
         request_id = waiter.state.request.request_id
         if self._waiters.pop(request_id, None) is not None and not waiter.state.closed and self.failure is None:
             self._send(Abort(request_id))
@@ -313,7 +313,7 @@ class EngineProcess(asyncio.Protocol):
             waiter.fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The engine has gone: nobody waits for it any more."""
+        """The engine has gone: all who wait for it are told."""
         known = self.failure
         self._fail(EngineUnavailable("The engine process has ended."))
         self._burial = asyncio.get_running_loop().create_task(self._bury(known))
@@ -349,5 +349,5 @@ class EngineProcess(asyncio.Protocol):
     def _end_start(self, error: PenstockError) -> None:
         if not self._ready.done():
             self._ready.set_exception(error)
-            # Nobody may be waiting any more; then this must not be reported as an exception that was lost.
+            # Perhaps nothing waits any more; then this must not be reported as an exception that was lost.
             self._ready.exception()

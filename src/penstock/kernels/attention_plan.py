@@ -12,9 +12,9 @@ from torch import Tensor
 
 from penstock.kernels.batch import StepBatch
 
-# Up to so many single-token rows, torch's fused kernel costs less than products of all rows together.
+# Up to this many single-token rows, torch's fused kernel costs less than products of all rows together.
 FUSED_ROWS = 4
-# A bucket may read this many tokens' keys more than its rows have, and holds at most so many in all.
+# The most tokens whose keys a bucket reads beyond those that its rows have, and the most of a bucket in all.
 _PADDING_TOKENS = 1024
 _BUCKET_TOKENS = 32768
 # A mask of one piece of queries has at most this many entries.

@@ -13,7 +13,7 @@ from penstock.kernels.attention_plan import FUSED_ROWS, DecodeBucket, LongRow, p
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, KVStorage, StepState
 from penstock.kernels.signature import Attention
 
-# Up to so many columns of keys, multiplying with zeros costs less than making each head's keys contiguous.
+# Up to this many columns of keys, multiplying with zeros costs less than making each head's keys contiguous.
 _BLOCK_DIAGONAL_WIDTH = 128
 
 

@@ -84,18 +84,18 @@ class Decodes(Protocol):
     def decode(
         self, batch: StepBatch, tokens: Sequence[int], ranks: Sequence[int], choices: Sequence[Any], *given: Tensor
     ) -> list[tuple[list[int], list[float]]]:
-        """So many tokens of each row, which the fields of its `sampling.choice.Choice` say how to choose.
+        """For each row `tokens` tokens, chosen as the fields of its `sampling.choice.Choice` say.
 
-        Where something is `given` beside the first tokens, what it makes of that is given to the next step. A row with
-        several `ranks` has as many ids for each token, all in one list: the token, and what would be chosen if those
-        before were not there, -1 where nothing would be; and beside them their probabilities by the logits alone.
+        Where something is `given` beside the first tokens, what it makes of that is given to the next step. A row has
+        `ranks` ids for each token, all in one list: the token, and what would be chosen if those before were not there,
+        -1 where nothing would be; and beside them their probabilities by the logits alone.
         """
         ...
 
 
 @runtime_checkable
 class Prepares(Protocol):
-    """A kernel that can make itself faster while nobody waits."""
+    """A kernel that can make itself faster while no request waits."""
 
     def use_idle_time(self) -> bool:
         """Do a piece of that, which takes less than a tenth of a second; whether more is left."""

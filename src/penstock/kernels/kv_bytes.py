@@ -46,7 +46,7 @@ def _to_nibbles(heads: Tensor) -> tuple[Tensor, Tensor]:
     groups: Tensor = heads.float().unflatten(-1, (-1, KV_GROUP))
     least = groups.amin(-1).bfloat16()
     scales = ((groups.amax(-1) - least.float()) / _MOST_INT4).bfloat16()
-    # Of values of which one is no number, or is further from another than numbers reach.
+    # Groups with a value that is no number, or whose values are further apart than numbers reach.
     broken = ~(scales.isfinite() & least.isfinite()).all(-1)
     wide = scales.float()[..., None]
     parts = torch.where(wide > 0, (groups - least.float()[..., None]) / wide, 0.0).round().clamp(0, _MOST_INT4)

@@ -50,7 +50,7 @@ class RopeTable:
         self._elsewhere: dict[torch.device, Tensor] = {}
 
     def rows(self, positions: Tensor, highest: int) -> tuple[Tensor, Tensor]:
-        """(cos, signed sin), each [tokens, 1, head_dim], for `positions`, none of which is above `highest`."""
+        """(cos, signed sin), each [tokens, 1, head_dim], for `positions`, which are at most `highest`."""
         rows = self.reaching(highest).index_select(0, positions)
         return rows[:, :1], rows[:, 1:]
 

@@ -64,7 +64,7 @@ class Tape:
 
     @property
     def given(self) -> tuple[Value, ...]:
-        """The values that whoever runs the program brings, in order."""
+        """The values that the program's caller brings, in order."""
         return tuple(self._given)
 
     @property

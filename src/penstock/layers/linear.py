@@ -1,4 +1,4 @@
-"""Linear projections, several of which may be fused into one matrix product."""
+"""Linear projections; several may be fused into one matrix product."""
 
 from dataclasses import dataclass
 

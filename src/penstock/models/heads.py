@@ -19,7 +19,7 @@ MOST_HEADS = 32
 
 @dataclass(frozen=True, slots=True)
 class MedusaHeads:
-    """Heads each of which guesses one token further ahead from the same hidden state.
+    """Heads that guess from the same hidden state, each one token further ahead.
 
     Cai et al., "Medusa: Simple LLM inference acceleration framework with multiple decoding heads", ICML 2024, section
     2.1: residual blocks x + silu(W x + b), then a projection to logits.

@@ -14,9 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-# What is made ready at a time, in each array: a huge page.
+# Bytes that are made ready at a time, in each array: a huge page.
 PIECE_BYTES = 2 << 20
-# What is made ready behind the rows in use while nobody waits, in all arrays together.
+# Bytes that are made ready behind the rows in use while no request waits, in all arrays together.
 IDLE_BYTES = 256 << 20
 PAGE_BYTES = mmap.PAGESIZE
 # Of madvise(2): Linux 5.14 and later.
@@ -35,7 +35,7 @@ def populate(array: NDArray[np.uint8], first: int, end: int) -> bool:
     start, stop = begin + first * size, begin + end * size
     start -= start % PAGE_BYTES
     madvise = ctypes.CDLL(None).madvise
-    # By pieces: whoever needs other memory meanwhile waits for one of them at most.
+    # By pieces: a thread that needs other memory meanwhile waits for one of them at most.
     for address in range(start, stop, PIECE_BYTES):
         length = min(PIECE_BYTES, stop - address)
         if madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), POPULATE_WRITE):
@@ -62,12 +62,12 @@ class Ahead:
         self._newest: Future[bool] | None = None
         # Rows below this one have been used.
         self._used = 0
-        # In idle time, while nobody waits: the first rows of pieces, and what becomes of them.
+        # In idle time, while no request waits: the first rows of pieces, and what becomes of them.
         self._idle = False
         self._pieces: list[tuple[int, Future[bool]]] = []
 
     def reached(self, row: int) -> None:
-        """Rows up to this one are used now, and so nobody has time for what can wait."""
+        """Rows up to this one are used now, and so there is no time for what can wait."""
         self._used = max(self._used, row + 1)
         self._idle = False
         while self._pieces:

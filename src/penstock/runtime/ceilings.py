@@ -20,7 +20,7 @@ _ROUNDS = 50_000
 
 
 def measure_ceilings(memory: Tensor | None = None, seconds: float = _SECONDS) -> Ceilings:
-    """Memory reads and arithmetic in registers on all of the kernels' threads, each for so many seconds.
+    """Memory reads and arithmetic in registers on all of the kernels' threads, each for `seconds`.
 
     `memory`, uint8 of whole MiB, is what is read; without any, some is made. `native.set_threads` says on how many
     threads. Needs the native kernels.
@@ -38,7 +38,7 @@ def measure_ceilings(memory: Tensor | None = None, seconds: float = _SECONDS) ->
 
 
 def _best_seconds(call: Callable[[], object], seconds: float) -> float:
-    """The shortest time of a call over at least so many seconds and three calls, after one that warms up.
+    """The shortest time of a call over at least `seconds` and three calls, after one that warms up.
 
     A ceiling is what is reached undisturbed; whatever else runs on the machine only takes away from it.
     """

@@ -143,7 +143,7 @@ class ModelExecutor:
                     self._proposer.forget(sequence)
         for begin in plan.begin:
             self._begin(begin)
-        # Where an engine was interrupted, nobody has asked for what was launched before.
+        # Where an engine was interrupted, it has not asked for the results of what was launched before.
         while len(self._launched) > 1:
             self._finish_oldest()
         if self._can_launch(plan):
@@ -241,7 +241,7 @@ class ModelExecutor:
         return sequence in self._over or sequence not in self._rows
 
     def _end_forks(self, plan: StepPlan) -> None:
-        """What was to fork from a sequence whose prompt was not computed is void too; whoever planned it ends it."""
+        """What was to fork from a sequence whose prompt was not computed is void too; the scheduler ends it."""
         void = [row for row in plan.rows if len(row.samples) > 1 and self._is_void(row.sequence)]
         self._over.update(sample for row in void for sample in row.samples if sample in self._rows)
 
@@ -251,7 +251,7 @@ class ModelExecutor:
         return self._model.use_idle_time()
 
     def warm_up(self) -> None:
-        """Compute a token into a block that nobody holds yet, so that the first request need not pay for it."""
+        """Compute a token into a block that no sequence holds yet, so that the first request need not pay for it."""
         row = RowPlan(0, 0, 1, [0], None, (0,), ())
         batch = gather_batch([row], [0], [0], self._tables, self._groups)
         self._model.run(batch)
@@ -374,7 +374,7 @@ class ModelExecutor:
     def _pool(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
         """Add the rows' hidden states to their vectors; a result for each that is complete, or cannot be."""
         if self._encoder is None:
-            assert self._make_encoder is not None, "nobody said how to compute hidden states"
+            assert self._make_encoder is not None, "no encoder was given to compute hidden states"
             self._encoder = self._make_encoder()
         self._place(planned)
         rows = order_rows(planned)

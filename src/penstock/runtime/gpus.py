@@ -89,7 +89,7 @@ def _described(index: int, driver: str) -> tuple[str, Gpu]:
 
 
 def _is_cut(found: Sequence[tuple[str, Gpu]], environment: Mapping[str, str]) -> bool:
-    """Whether what this process sees is a part of a GPU, of which the driver's library tells as if it were all."""
+    """Whether this process sees a part of a GPU, while the driver's library tells of the whole GPU."""
     import pynvml
 
     if "MIG-" in environment.get("CUDA_VISIBLE_DEVICES", ""):

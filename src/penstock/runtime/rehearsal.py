@@ -1,4 +1,4 @@
-"""Steps that nobody asked for: one of every kind that there may be, and the largest, before there is a KV pool."""
+"""Steps without requests: one of every kind that there may be, and the largest, before there is a KV pool."""
 
 from collections.abc import Iterator, Sequence
 
@@ -11,11 +11,11 @@ from penstock.kernels.batch import StepBatch
 def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: int) -> Iterator[StepBatch]:
     """Batches whose kernels, and whose memory, are those of all that a scheduler of such `limits` plans.
 
-    A single token in the shortest context and in the longest, then the largest steps: so many positions as a step has,
-    in decodes and behind them prompts, with as many logits as are ever wanted. One of the contexts has `longest`
-    tokens, by which what attention keeps is sized, and the others are short, so that it takes no time. What it keeps
-    depends on how many decodes there are, too: their numbers grow by a quarter. All read and write block 0
-    of a pool.
+    A single token in the shortest context and in the longest, then the largest steps. These have all positions that a
+    step can have, first in decodes and then in prompts, and the most logits that are ever wanted. One of the contexts
+    has `longest` tokens, by which what attention keeps is sized, and the others are short, so that it takes no time.
+    What it keeps depends on the number of decodes, too: these numbers grow by a quarter. All read and write block 0 of
+    a pool.
     """
     yield rehearsal([(0, 1)], 1, groups, block_size)
     yield rehearsal([(longest - 1, 1)], 1, groups, block_size)
@@ -29,7 +29,7 @@ def rehearsals(limits: SchedulerConfig, longest: int, groups: int, block_size: i
 
 
 def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, block_size: int) -> StepBatch:
-    """The largest step that has so many decodes."""
+    """The largest step that has `decodes` decodes."""
     rows = decode_rows(longest, decodes)
     left = limits.max_num_batched_tokens - decodes
     while left > 0 and len(rows) < limits.max_num_seqs:
@@ -43,12 +43,12 @@ def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, bl
 
 
 def decode_rows(longest: int, count: int) -> list[tuple[int, int]]:
-    """So many decodes, as `rehearsal` takes them: one behind the longest context, and the others in short ones."""
+    """`count` decodes, as `rehearsal` takes them: one behind the longest context, and the others in short ones."""
     return [(longest - 1, 1), *[(0, 1)] * (count - 1)] if count else []
 
 
 def rehearsal(rows: Sequence[tuple[int, int]], wanted: int, groups: int, block_size: int) -> StepBatch:
-    """A batch of `rows`, each with its first position and how many it has; so many logits are `wanted`.
+    """A batch of `rows`, each with its first position and its number of positions; `wanted` logits are computed.
 
     Rows of one position come first.
     """

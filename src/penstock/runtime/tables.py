@@ -20,7 +20,7 @@ class BlockTables:
         self._free: list[int] = list(range(15, -1, -1))
 
     def open_row(self) -> int:
-        """A row that nobody uses."""
+        """A row that no sequence uses."""
         if not self._free:
             rows = len(self._tables[0])
             self._tables = [np.concatenate((table, np.zeros_like(table))) for table in self._tables]

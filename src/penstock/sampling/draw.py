@@ -28,7 +28,7 @@ _REACH = 26.5
 _LOWEST = float(np.finfo(np.float32).min)
 # Above all rounding of the float32 bound: its terms stay below 160, with 2^-23 relative error in each of six steps.
 _SLACK = 1e-3
-# Up to so many tokens the arrays' fixed costs exceed those of computing every token exactly.
+# Up to this many tokens the arrays' fixed costs exceed those of computing every token exactly.
 _FEW = 192
 _FEW_SCALARS = 12
 _CHUNK = 32768

@@ -35,8 +35,8 @@ _OWN_ADDRESS = "json-schema:///"
 _NO_STRING = "Regex is empty:"
 # What it calls a grammar whose first mask is empty.
 _EMPTY = "NoExtensionBias"
-# Waking threads takes a few tenths of a millisecond, in which one thread computes masks of about so many tokens, where
-# each costs as much as that many tokens besides.
+# Waking threads takes a few tenths of a millisecond. In that time one thread computes masks of about
+# `_TOKENS_WORTH_THREADS` tokens, where each mask costs the time of `_TOKENS_OF_A_MASK` tokens besides.
 _TOKENS_WORTH_THREADS = 2**20
 _TOKENS_OF_A_MASK = 2**14
 # Each bounds the time or the memory of one grammar; a million of lexer fuel are about 20 ms, a lexer state about 2 kB.
@@ -78,7 +78,7 @@ class Grammars:
     """
 
     def __init__(self, table: TokenTable, vocab_size: int, eos_token_ids: tuple[int, ...], threads: int = 1) -> None:
-        """Outputs end with one of `eos_token_ids`; where many masks are computed at a time, so many `threads` do it."""
+        """Outputs end with one of `eos_token_ids`; `threads` threads compute masks where there are many at a time."""
         self._table = table
         self._vocab_size = vocab_size
         self._eos_token_ids = eos_token_ids
@@ -211,7 +211,7 @@ class _Vocabulary:
         self.eos_token_id = eos_token_ids[0]
 
     def __call__(self, text: str) -> list[int]:
-        """What tokenizes forced text, of which there is none; it is asked once whether it takes bytes."""
+        """Tokenizes forced text. There is none; the library calls it once, to see whether it takes bytes."""
         return []
 
 

@@ -48,7 +48,7 @@ class NativeForm:
         return native.packed_bytes(self.format, outputs, inputs, self.group, self.zero_points, self.ordered)
 
     def pieces(self, outputs: int) -> "tuple[tuple[NativeForm, int], ...]":
-        """What a matrix of so many outputs is made of, as `StackedForm.parts`."""
+        """The forms that a matrix of `outputs` outputs is made of, as `StackedForm.parts`."""
         return ((self, outputs),)
 
 

@@ -7,14 +7,14 @@ from torch import Tensor
 
 # Processors read lines of this many bytes, and the kernels load them aligned.
 ALIGNMENT = 64
-# What is asked of the system at a time: many large pages, of which the last is seldom full.
+# Bytes that are asked of the system at a time: many large pages; the last one is seldom full.
 _PIECE = 64 << 20
 # Shared memory, which is what one gets otherwise, is given large pages by hardly any system.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 class PageArena:
-    """Hands out memory piece after piece. A piece goes back to the system when nobody holds any of it."""
+    """Hands out memory piece after piece. A piece goes back to the system when no tensor holds any of it."""
 
     def __init__(self) -> None:
         self._piece = torch.empty(0, dtype=torch.uint8)

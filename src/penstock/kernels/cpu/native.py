@@ -7,7 +7,7 @@ _MODULE = "penstock.kernels.cpu._native"
 
 
 class _Absent:
-    """Stands in for the module; whoever uses it all the same is told why it is not there."""
+    """Stands in for the module; code that uses it all the same is told why it is not there."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason

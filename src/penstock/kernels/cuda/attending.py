@@ -13,7 +13,7 @@ from penstock.kernels.dispatch import Binding
 from penstock.kernels.kv_bytes import kind_of, raw
 from penstock.kernels.signature import Attention
 
-# Rows of a tile: the least that a multiplication takes, and for chunks of prompts so many that keys are read rarely.
+# Rows of a tile: the least that a multiplication takes, and enough for chunks of prompts that keys are read rarely.
 LEAST_ROWS = 16
 CHUNK_ROWS = 64
 # Positions of a segment where all have the same; multiples of every BLOCK_N.

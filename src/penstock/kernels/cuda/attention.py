@@ -63,7 +63,7 @@ def _segment(
     TYPE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Positions [begin, stop) of which those from `low` on are there: peak and total in powers of two, and the mix."""
+    """Peak and total in powers of two, and the mix, of positions [begin, stop); those before `low` are not there."""
     column = tl.arange(0, PADDED)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -124,7 +124,7 @@ def _whole(
     TYPE: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Total and mix of positions [base, stop), part by part of so many, merged in ascending order."""
+    """Total and mix of positions [base, stop), in parts of `length` positions, merged in ascending order."""
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
@@ -155,7 +155,7 @@ def _leave(peak, total, mixed, partial_mixed, partial_states, slot, column, one,
     """Store what one part of a context came to, for the lanes of `one`, in their slots."""
     tl.store(partial_states + slot * 2, peak, mask=one)
     tl.store(partial_states + slot * 2 + 1, total, mask=one)
-    # Behind the context there is nothing, and nobody reads it.
+    # Behind the context there is nothing, and no kernel reads it.
     if any_seen:
         tl.store(partial_mixed + slot[:, None] * PADDED + column[None, :], mixed, mask=one[:, None])
 

@@ -16,7 +16,7 @@ _BLOCK = 4096
 
 
 class Choosing:
-    """Tokens that are chosen meanwhile, and come here by a copy that nobody waits for until they are read."""
+    """Tokens that are chosen meanwhile, and come here by a copy that is waited for only when they are read."""
 
     def __init__(self, found: Tensor, count: int) -> None:
         """`found`: float64 [3, count or more], whose rows are tokens, peaks and log probabilities."""
@@ -39,8 +39,8 @@ class Choosing:
 def chooser(place: Place) -> Callable[[Tensor, Sequence[Asked]], Choosing]:
     """Chooses a token for each that is asked for, of float32 logits [rows, vocabulary] in the memory of `place`.
 
-    Two copies cross the bus, whatever the vocabulary's width is: what is asked, and what was found. Nobody waits for
-    either before what was found is read.
+    Two copies cross the bus, whatever the vocabulary's width is: what is asked, and what was found. The processor waits
+    for them only when what was found is read.
     """
     staging = Staging(place.device)
 

@@ -2,7 +2,7 @@
 
 A step of few rows takes the processor longer to launch than the GPU to compute. A graph is launched at once, but reads
 and writes where it did when it was captured, so that a step's numbers are brought to the same place, and its rows
-padded to a size that there is a graph of. Padding has no context, stores nothing, and nobody reads what becomes of it.
+padded to a size that there is a graph of. Padding has no context, stores nothing, and its results are not read.
 """
 
 import logging
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def sizes_for(most_rows: int) -> tuple[int, ...]:
-    """The batch sizes that there will be graphs of, where a step has so many rows at most."""
+    """The batch sizes that there will be graphs of, where a step has at most `most_rows` rows."""
     return tuple(sorted({size for size in (*LADDER, most_rows) if size <= min(most_rows, LADDER[-1])}))
 
 
@@ -52,7 +52,7 @@ def _empty_batch(groups: int, block_size: int) -> StepBatch:
 
 
 class DecodeGraphs:
-    """Graphs of one program's decode steps, captured one at a time while nobody waits.
+    """Graphs of one program's decode steps, captured one at a time while no request waits.
 
     Args:
         place: where it runs. Where that is this process's memory, nothing can be captured and steps are launched again,
@@ -96,7 +96,7 @@ class DecodeGraphs:
             self.capture_next(len(batch.query_lengths))
 
     def capture_next(self, rows: int = 1) -> bool:
-        """Capture the smallest size that is left for so many rows; whether any is left then.
+        """Capture the smallest size that is left for `rows` rows; whether any is left then.
 
         Where memory ends, no more are captured, and larger batches are launched as before.
         """

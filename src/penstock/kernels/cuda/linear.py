@@ -9,7 +9,7 @@ import triton.language as tl
 
 from penstock.kernels.cuda.values import product
 
-# Of each so many inputs in a row, the first half are the low nibbles of its bytes.
+# The inputs of an int4 row come in runs of this many: the first half of a run are the low nibbles of its bytes.
 NIBBLE_RUN = tl.constexpr(64)
 
 

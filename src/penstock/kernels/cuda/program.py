@@ -85,7 +85,7 @@ class DeviceProgram:
         return outputs or None
 
     def use_idle_time(self) -> bool:
-        """Capture a graph while nobody waits; whether any is left."""
+        """Capture a graph while no request waits; whether any is left."""
         with self._place.current():
             return self._graphs is not None and self._graphs.capture_next()
 
@@ -115,6 +115,6 @@ class DeviceProgram:
             elif made is not None:
                 values.update(zip(outputs, made, strict=True))
             for value in dying:
-                # What a step makes and nobody reads is not kept either.
+                # What a step makes and no later one reads is not kept either.
                 values.pop(value, None)
         return tuple(values[value].to(self._dtype) for value in self._wanted)

@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def _normed(x, weight, there, eps, SIZE: tl.constexpr, UNIT_OFFSET: tl.constexpr):
-    """x / sqrt(mean(x²) + eps) · weight in float32, rounded by whoever stores it."""
+    """x / sqrt(mean(x²) + eps) · weight in float32, to be rounded where it is stored."""
     mean = tl.sum(tl.where(there, x * x, 0.0), 0) / SIZE
     quotient = x / tl.sqrt(mean + eps)
     if UNIT_OFFSET:

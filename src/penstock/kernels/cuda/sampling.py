@@ -1,8 +1,8 @@
 """Chooses tokens where their logits are, so that a vocabulary's width never crosses the bus.
 
 The meaning is that of `sampling/pipeline.py` and `sampling/draw.py`, random numbers included. A cut by rank (top-k,
-top-p) is a threshold: it is found by bisection over the 2^32 float32 numbers in their order, each step of which is one
-pass over the row, and of tokens as likely as the last one that is kept the lower ids stay.
+top-p) is a threshold: it is found by bisection over the 2^32 float32 numbers in their order, with one pass over the row
+for each step, and of tokens as likely as the last one that is kept the lower ids stay.
 """
 
 import triton

@@ -12,8 +12,8 @@ from torch import Tensor
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cuda.sampling import carry_kernel
 
-# Arrays begin at multiples of so many int32: 64 bytes. For memory that begins at multiples of 16 bytes kernels are
-# compiled apart, so that nothing that begins elsewhere may be cut out of an array for one.
+# Arrays begin at multiples of this many int32: 64 bytes. Triton compiles a kernel once more for memory that begins at
+# multiples of 16 bytes, and then no array may begin elsewhere.
 _ALIGNMENT = 16
 # Arrays of a step before its tables.
 BEFORE_TABLES = 10
@@ -42,7 +42,7 @@ class DeviceStep:
             step, and how many it has.
         wanted: [logit rows], tokens.
         entry_tokens, entry_rows: [tokens + shares], a token and a row of the block tables that its keys and values
-            belong to; a row of -1 is nobody's.
+            belong to; a row of -1 is no row.
         tables: for each KV group [rows, blocks].
         decodes: tiles of the rows with one token.
         chunks: tiles of the others, by how many queries a tile takes.
@@ -67,7 +67,7 @@ Int32s = NDArray[np.int32]
 
 
 def _tiles(batch: StepBatch, queries: int) -> tuple[Int32s, Int32s]:
-    """Tiles of so many queries each of the rows that have several tokens, those with the longest contexts first."""
+    """Tiles of `queries` queries each of the rows that have several tokens, those with the longest contexts first."""
     found = [
         (batch.context_lengths[row], row, first)
         for row in range(batch.num_decodes, len(batch.query_lengths))
@@ -80,7 +80,7 @@ def _tiles(batch: StepBatch, queries: int) -> tuple[Int32s, Int32s]:
 def arrays_of(batch: StepBatch, queries: Sequence[int], rows: int = 0) -> list[Int32s]:
     """The arrays of a `DeviceStep`, in order, with tiles of each number of `queries`.
 
-    Padded to so many `rows` of one token, where the batch has fewer.
+    Where the batch has fewer than `rows` rows, it is padded to that number with rows of one token.
     """
     lengths = np.array(batch.query_lengths, np.int32)
     count, tokens = len(lengths), len(batch.token_ids)
@@ -131,7 +131,7 @@ def int32s_for(arrays: Sequence[Int32s]) -> int:
 def carry(token_ids: Tensor, carried: Tensor | None) -> None:
     """Put the tokens of the step before in their places among `token_ids`, int32 [tokens], as `StepBatch` says.
 
-    They never leave the device's memory, and nobody waits for them.
+    They never leave the device's memory, and the processor does not wait for them.
     """
     if carried is not None:
         count = len(token_ids)
@@ -139,7 +139,7 @@ def carry(token_ids: Tensor, carried: Tensor | None) -> None:
 
 
 class Staging:
-    """Brings arrays to a device in one copy each time, from buffers that nobody writes while they are being copied."""
+    """Brings arrays to a device in one copy each time, from buffers that do not change while they are copied."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

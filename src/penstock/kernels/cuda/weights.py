@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 Kind = Literal["int8", "int4", "fp8"]
-# Of each so many inputs of an int4 row, the first half are the low nibbles of its bytes.
+# The inputs of an int4 row come in runs of this many: the first half of a run are the low nibbles of its bytes.
 NIBBLE_RUN = 64
-# Groups of inputs that share a scale in FP8 are of so many, unless all do: what its products sum at a time.
+# Groups of inputs that share a scale in FP8 have multiples of this size, unless all inputs share one: it is what the
+# kernel's products sum at a time.
 FP8_GROUP = 128
 
 
