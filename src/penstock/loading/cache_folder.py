@@ -7,7 +7,7 @@ import shutil
 import time
 from pathlib import Path
 
-# Files that are not of this form are nobody's business here: the folder may be any that a user names.
+# Files that are not of this form are left alone: the folder may be any that a user names.
 SUFFIX = ".packed"
 PARTIAL_SUFFIX = ".packed.partial"
 _OURS = re.compile(r".+-[0-9a-f]{16}\.packed")

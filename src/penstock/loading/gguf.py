@@ -120,10 +120,10 @@ class _Reader:
         return value
 
     def text(self, longest: int | None = None) -> str:
-        """A text, of which the length comes first."""
+        """A text; its length comes first."""
         length = self.number("Q")
         if length > self.left or (longest is not None and length > longest):
-            raise _Malformed(f"has a text of {length} bytes, of which {self.left} are left")
+            raise _Malformed(f"has a text of {length} bytes where only {self.left} are left")
         raw = self._pages[self.place : self.place + length]
         self.place += length
         try:
@@ -170,7 +170,7 @@ class _Reader:
                 raise _Malformed("ends within a number")
             (length,) = _LENGTH.unpack_from(self._pages, place)
             if length > self._size - start:
-                raise _Malformed(f"has a text of {length} bytes, of which {self._size - start} are left")
+                raise _Malformed(f"has a text of {length} bytes where only {self._size - start} are left")
             starts.append(start - first)
             place = start + length
         self.place = place
@@ -278,7 +278,7 @@ def _entry(file: Path, name: str, shape: tuple[int, ...], code: int, offset: int
         raise _Malformed(f"has tensor {name} of shape {list(shape)}")
     block = BY_CODE.get(code)
     if block is None:
-        # How long it is, is not known; whoever needs it refuses it by its type.
+        # How long it is, is not known. The code that needs it refuses it by its type.
         nbytes, dtype = 0, f"{UNKNOWN} {OTHERS.get(code, code)}"
     else:
         if shape[-1] % block.elements:

@@ -14,7 +14,7 @@ from penstock.loading.quantized import Entry, QuantizedEntry
 from penstock.loading.safetensors import TensorEntry
 from penstock.models.declaration import ModelDeclaration
 
-# Inputs of a row of int4 on a GPU are in runs of so many, and those that share a scale in FP8, unless all do
+# On a GPU, the inputs of an int4 row come in runs of `GPU_RUN`. In FP8, `GPU_FP8_GROUP` inputs share a scale, or all do
 # (`kernels/cuda/weights.py`).
 GPU_RUN = 64
 GPU_FP8_GROUP = 128
@@ -107,7 +107,7 @@ def fp8_form(parts: Sequence[Entry]) -> Fp8Form | None:
     groups = {group for _, group in blocks}
     if len(groups) != 1 or 0 in groups:
         return None
-    # So many outputs share a scale wherever they begin.
+    # This number of outputs share a scale in each part, wherever the part begins.
     rows = math.gcd(*(rows for rows, _ in blocks), *(part.shape[0] for part in parts[:-1]))
     return Fp8Form(rows, *groups)
 

@@ -246,14 +246,15 @@ def _map_sound(file: Path, expected: PackedFile) -> mmap.mmap:
 
 
 def _private_pages(descriptor: int, size: int) -> mmap.mmap:
-    # Pages are shared with the file, and with other processes, as long as nobody writes to them.
+    # Pages are shared with the file, and with other processes, until a process writes to them, which copies them.
     return mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
 
 
 def _write(file: Path, expected: PackedFile, weights: Iterator[tuple[WeightSpec, Weight]]) -> mmap.mmap:
     """Write the file under another name, weight by weight, give it its own, and return its pages.
 
-    Whoever opens it finds a whole file or none. Raises OSError, and leaves nothing behind, where it cannot be written.
+    A process that opens the file finds a whole one or none. Raises OSError where it cannot be written, and then leaves
+    nothing behind.
     """
     # Only the user may read it: the checkpoint may be private too.
     descriptor, partial = tempfile.mkstemp(PARTIAL_SUFFIX, f"{file.name.removesuffix(SUFFIX)}.", file.parent)

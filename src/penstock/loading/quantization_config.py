@@ -37,7 +37,7 @@ class Quantization:
 
 
 def read_quantization(folder: Path, config: Mapping[str, Any], tensors: Iterable[str]) -> Quantization:
-    """What is declared for the tensors of these names, of which there are none where only the configuration is read.
+    """What is declared for the tensors of these names; there are no names where only the configuration is read.
 
     Raises UnsupportedModel for methods that are not read, and ModelFileError where tensors are quantized and nothing
     says how.

@@ -74,7 +74,7 @@ def combined(
         method, declared: as `read_quantization` gives them.
         read: the bytes of a small tensor.
 
-    Raises ModelFileError for a weight of which a part is missing or does not fit the others.
+    Raises ModelFileError for a weight where a part is missing or does not fit the others.
     """
     left: dict[str, Entry] = dict(tensors)
     suffix = _PACKED_BY_METHOD.get(method)
@@ -158,7 +158,7 @@ def _group(scales: TensorEntry, inputs: int, groups: int, order: TensorEntry | N
 
 
 def _bits(words: int, count: int) -> int:
-    """How wide `count` integers in so many words are; 0 where that cannot be, or cannot be told."""
+    """The bits of each of `count` integers in `words` words; 0 where that cannot be, or cannot be told."""
     # Fewer integers than a word has bits may take as many words whether they are wider by one or not.
     bits = words * 32 // count if count >= 32 else 0
     return bits if 1 <= bits <= _MOST_BITS and -(-count * bits // 32) == words else 0

@@ -28,7 +28,7 @@ class TensorEntry:
     `dtype` is "float32", "float16", "bfloat16", or the format's own name for any other type.
 
     Attributes:
-        paired_heads: the rows of so many heads stand in the order 0, n/2, 1, n/2 + 1, …; 0: as a model has them.
+        paired_heads: the number of heads whose rows stand in the order 0, n/2, 1, n/2 + 1, …; 0: as a model has them.
         shift: what is added to each number.
     """
 

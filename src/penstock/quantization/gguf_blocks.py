@@ -171,7 +171,7 @@ _DECODERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """Rows of whole blocks of a kind: `raw` is uint8 [outputs, bytes], a row has so many `inputs`."""
+    """Rows of whole blocks of a kind: `raw` is uint8 [outputs, bytes], a row has `inputs` numbers."""
 
     raw: Tensor
     kind: str

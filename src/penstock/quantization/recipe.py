@@ -64,7 +64,7 @@ class Recipe:
         return self.layout in GGUF_TYPES
 
     def blocks_of(self, inputs: int) -> str:
-        """The type of a GGUF file's matrix with so many inputs."""
+        """The type of a GGUF file's matrix with `inputs` inputs."""
         whole = self.layout not in K_TYPES or inputs % BLOCK_TYPES[self.layout].elements == 0
         return self.layout if whole else IN_SMALLER_BLOCKS
 

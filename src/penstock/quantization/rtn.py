@@ -42,7 +42,7 @@ class Grid:
 
 
 def groups_of(inputs: int, grid: Grid) -> int:
-    """How many groups so many inputs are in. Raises ValueError where they are not whole ones."""
+    """The number of groups of `inputs` inputs. Raises ValueError where they are not whole groups."""
     if grid.group and inputs % grid.group:
         raise ValueError(f"{inputs} inputs are not in groups of {grid.group}.")
     return inputs // grid.group if grid.group else 1

@@ -54,7 +54,7 @@ class Fp8Blocks:
 
 
 def stacked_fp8(parts: Sequence[Fp8Blocks], rows: int) -> Fp8Blocks:
-    """Matrices one below the other, as one whose blocks have so many `rows`.
+    """Matrices one below the other, as one whose blocks have `rows` rows.
 
     `rows` divides those of each part, and the outputs of all but the last.
     """
@@ -108,7 +108,7 @@ def from_rows(values: Tensor, largest: Tensor) -> Tensor:
 
 
 def _spread(of_blocks: Tensor, size: int, count: int) -> Tensor:
-    """[blocks] to [count], so many numbers for each block of `size`."""
+    """[blocks] to [count]: each block's number for `size` entries, the last block's for those that are left."""
     return of_blocks.repeat_interleave(min(size, count))[:count]
 
 

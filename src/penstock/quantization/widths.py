@@ -1,4 +1,4 @@
-"""How many bits each of several matrices gets, where all together may have so many."""
+"""How many bits each of several matrices gets, where the bits of all together are limited."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

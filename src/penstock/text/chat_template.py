@@ -180,7 +180,7 @@ class ChatEncoder:
 
     Conversations come in the shapes of OpenAI's chats; the template gets them in those that it keeps (`history.py`).
     Text in messages is text: where a special token's text occurs in one, it is encoded as ordinary characters, so that
-    nobody can forge a turn of the conversation. Only the template itself writes special tokens.
+    no message can forge a turn of the conversation. Only the template itself writes special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:

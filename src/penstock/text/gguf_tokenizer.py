@@ -1,6 +1,6 @@
 """The tokenizer that a GGUF file carries in its metadata, put together from the same library's parts as any other.
 
-`tokenizer.ggml.model` says which kind: "gpt2" merges bytes, each of which stands for a character, by a list of merges,
+`tokenizer.ggml.model` says which kind: "gpt2" merges bytes by a list of merges, where a character stands for each byte,
 within words that a regular expression finds (`tokenizer.ggml.pre` names it); "llama" is SentencePiece's, where scores
 order the merges.
 """

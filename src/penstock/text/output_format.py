@@ -30,7 +30,7 @@ class Parsing(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         calls: the format of calls; None where calls are text like any other.
-        most_calls: what comes after so many calls is left out.
+        most_calls: calls after this number are left out.
         texts: for each tool those of its parameters whose values are text, and whether they may be null.
         calls_alone: whether the answer is calls and nothing else, so that what is left of one is no content.
         reasoning: whether a block of reasoning is looked for; `reasoning_opened`: the prompt has opened it;

@@ -49,7 +49,7 @@ class Budget:
         self._next_look = 64
 
     def step(self, count: int = 1) -> None:
-        """Take so many steps. Raises TemplateRuntimeError where there are no more."""
+        """Take `count` steps. Raises TemplateRuntimeError where there are no more."""
         self.steps += count
         if self.steps > self.most_steps:
             raise jinja2.TemplateRuntimeError(f"it takes more than {self.most_steps} steps")
@@ -74,7 +74,7 @@ class Budget:
             self.look()
 
     def write(self, size: int) -> None:
-        """So many characters were written. Raises TemplateRuntimeError."""
+        """`size` characters were written. Raises TemplateRuntimeError where they are too many in all."""
         self.written += size
         if self.written > _REWRITES * MAX_OUTPUT:
             raise jinja2.TemplateRuntimeError(f"it writes more than {_REWRITES * MAX_OUTPUT} characters")
@@ -88,7 +88,7 @@ current: contextvars.ContextVar[Budget] = contextvars.ContextVar("chat_template_
 
 @contextlib.contextmanager
 def in_a_moment() -> Iterator[None]:
-    """Let renderings in the block raise TakesLong after a moment, for whoever can do them elsewhere then."""
+    """Let renderings in the block raise TakesLong after a moment, where the caller can do them elsewhere then."""
     token = _brief.set(True)
     try:
         yield
@@ -107,7 +107,7 @@ def on_trial() -> Iterator[None]:
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
-    """The values, each of which is a step."""
+    """The values; each one is a step."""
     budget = current.get()
     for value in values:
         budget.step()
@@ -115,13 +115,13 @@ def counted(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def check_size(size: int) -> None:
-    """Raise SecurityError for a value of so many characters or items."""
+    """Raise SecurityError for a value of `size` characters or items, where that is too many."""
     if size > MAX_OUTPUT:
         raise jinja2.exceptions.SecurityError(f"it makes a value longer than {MAX_OUTPUT}")
 
 
 def check_items(count: int) -> None:
-    """Raise SecurityError for a list of so many values."""
+    """Raise SecurityError for a list of `count` values, where that is too many."""
     if count > MAX_ITEMS:
         raise jinja2.exceptions.SecurityError(f"it makes a list of more than {MAX_ITEMS} values")
 

@@ -35,7 +35,7 @@ class TemplateCapabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         developer: "known": it knows the role of this name, and does not only write any role's; "alone": so it does
-            where nobody else instructs the model; "unknown": it does not.
+            where no other role instructs the model; "unknown": it does not.
         system: "anywhere": system messages may be everywhere; "leading": several at the beginning; "one": one, at the
             beginning; "none": the role is refused or left out.
         parts: the roles whose content may be a list of several parts; `only_parts`: those whose content must be a list.

@@ -105,7 +105,7 @@ class Tokenizer:
         if fewest > most_tokens:
             raise ContextLengthExceeded(
                 f"The prompt is longer than the model's context length: its {size} bytes of text are at least "
-                f"{fewest} tokens, of which at most {most_tokens} fit; shorten it.",
+                f"{fewest} tokens, and at most {most_tokens} fit; shorten it.",
                 param=param,
                 lengths=Lengths(fewest, 0, most_tokens),
             )

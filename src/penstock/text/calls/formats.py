@@ -24,7 +24,7 @@ PARSERS: dict[str, type[CallParser]] = {
     "pythonic": PythonParser,
 }
 
-# Those whose values do not say of which type they are.
+# Formats whose values do not tell their type.
 UNTYPED = frozenset({"qwen3_coder", "glm45"})
 
 # The marks of each that may be special tokens.

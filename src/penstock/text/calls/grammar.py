@@ -78,7 +78,7 @@ def calls_grammar(
         parallel: whether there may be several calls, `MAX_CALLS` at most.
         special_markers: ids of those marks of the format that are special tokens.
         by_name: of Mistral's two formats the newer one.
-        otherwise: the JSON schema of answers that may come in place of required calls, of which all can be enforced.
+        otherwise: the JSON schema of answers that may come in place of required calls; all of it can be enforced.
     """
     rules = _Rules(PARSERS[calls].opener, special_markers or {}, parallel)
     answer = _ANSWERS[calls, by_name and calls == "mistral"](rules, enforced)

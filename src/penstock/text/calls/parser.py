@@ -34,13 +34,13 @@ class CallParser(abc.ABC):
     """What all formats have in common: an `OutputParser` of text in which `opener` may begin calls.
 
     Attributes:
-        done: as many calls as wanted are complete; whatever follows is left out.
+        done: the wanted number of calls is complete; all that follows is left out.
     """
 
     opener: str
 
     def __init__(self, most_calls: int | None = None, texts: Texts | None = None, *, alone: bool = False) -> None:
-        """`texts` matters to formats whose values do not say of which type they are.
+        """`texts` matters to formats whose values do not tell their type.
 
         Where calls are `alone`, nothing else is in the text: what is left of one that was cut off is no content.
         """
@@ -186,7 +186,7 @@ class CallParser(abc.ABC):
         self._mode = self._expect
 
     def _to_text(self) -> None:
-        """What was held is no call, except for white space, of which it is not known yet."""
+        """What was held is no call. Of white space at its end that is not known yet."""
         held = "".join(self._held)
         text = held.rstrip(SPACE)
         self._tell(text)

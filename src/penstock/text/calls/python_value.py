@@ -36,7 +36,7 @@ class PythonValue:
     Attributes:
         ended: the value is complete. A number or a word only is when something else follows it.
         broken: what came is no such value; the character at fault has not been taken.
-        written: the JSON that it comes to, as far as it has come; whoever reads it empties it.
+        written: the JSON that it comes to, as far as it has come; the caller that reads it empties it.
         word: of a number or a word that is not complete, what is there.
     """
 

@@ -84,7 +84,7 @@ class _TextValue:
 
 
 class _WholeValue:
-    """A value of which only the whole says what it is: JSON, or text that may be null."""
+    """A value whose type only the whole tells: JSON, or text that may be null."""
 
     def __init__(self, padded: bool, text: bool) -> None:
         self._padded = padded
