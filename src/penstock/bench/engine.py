@@ -25,7 +25,7 @@ class EngineFigures(msgspec.Struct, frozen=True):
         batch_size: B.
         prefill_tokens_per_second: B·N tokens over the time for one output token each.
         decode_tokens_per_second: B·M tokens over the time for M+1 output tokens minus the time for one.
-        milliseconds_per_token: from a sequence's token to its next; as much as a step, where nobody drafts.
+        milliseconds_per_token: from a sequence's token to its next; the time of a step where nothing drafts.
     """
 
     batch_size: int

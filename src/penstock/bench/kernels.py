@@ -73,7 +73,7 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def median_seconds(call: Callable[[], object], seconds: float | None = None) -> float:
-    """Median time of a call over at least so many seconds and three calls, after one that warms up."""
+    """Median time of a call over at least `seconds` and three calls, after one that warms up."""
     call()
     times: list[float] = []
     end = time.perf_counter() + (_SECONDS if seconds is None else seconds)
@@ -100,7 +100,7 @@ def random_weight(format: NativeFormat, outputs: int, inputs: int) -> NativeLine
         return pack_int4(nibbles, multiples, torch.rand(outputs))
     if format in _KINDS:
         block = BLOCK_TYPES[_KINDS[format]]
-        # Bytes of which any two are a small positive float16, as its scales are.
+        # Any two of these bytes are a small positive float16, as its scales are.
         raw = torch.randint(64, (outputs, inputs // block.elements * block.nbytes), dtype=torch.uint8)
         return pack_blocks(raw, _KINDS[format], inputs)
     return pack_dense(values.to(getattr(torch, format)))

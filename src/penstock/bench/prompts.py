@@ -34,7 +34,7 @@ RANDOM_TOKENS = 64
 
 
 def make_prompts(workload: str, number: int, encode: Encode | None, vocab_size: int) -> list[list[int]]:
-    """So many prompts of a workload, always the same ones: conversations, or random tokens.
+    """`number` prompts of a workload, always the same ones: conversations, or random tokens.
 
     Raises ConfigurationError where there is no such workload, or it has texts and there is no tokenizer.
     """

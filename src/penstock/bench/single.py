@@ -104,7 +104,7 @@ def _part(operation: Operation, binding: Binding) -> NativeCall:
 
 
 def planes_shape(case: Case) -> tuple[int, int, int]:
-    """Of keys, and of values: [slots, KV heads, head_dim], of all the case's contexts and a block that is nobody's."""
+    """Of keys, and of values: [slots, KV heads, head_dim], of all the case's contexts and a block that is none's."""
     blocks = 1 + sum(-(-context // _BLOCK_SIZE) for _, context in case.rows)
     return blocks * _BLOCK_SIZE, case.kv.kv_heads, case.kv.head_dim
 

@@ -28,7 +28,7 @@ class Generator(Protocol):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Who drafts, how deep, and how many tokens beside that in other branches; a depth of None is as many as pay."""
+    """Who drafts, how deep, and how many tokens beside that in other branches; a depth of None is the one that pays."""
 
     proposer: str
     depth: int | None
@@ -163,7 +163,7 @@ def _figures(
 
 
 def _acceptance(depth: float, gained: float) -> float:
-    """The probability of a draft to be right at which drafts of this depth gain so many tokens, by bisection."""
+    """The probability of a draft to be right at which drafts of depth `depth` gain `gained` tokens, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(40):
         middle = (low + high) / 2

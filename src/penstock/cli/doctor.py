@@ -223,7 +223,7 @@ def _print_json(report: MachineReport | ServerReport) -> None:
 
 
 def _console() -> Console:
-    # Where nobody watches, nothing is cut to the width of a screen.
+    # Where the output is no terminal, nothing is cut to the width of a screen.
     return Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
 
 

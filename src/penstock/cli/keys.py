@@ -25,9 +25,9 @@ class Access:
     """Who may ask.
 
     Attributes:
-        keys: without any, everybody who reaches the server.
+        keys: those that may ask; without any, every client that reaches the server may.
         no_auth: whether that is meant, wherever the server listens.
-        warnings: what whoever starts the server should know of it.
+        warnings: what the person who starts the server should know of it.
     """
 
     keys: Keyring
@@ -45,7 +45,7 @@ class Access:
         return Reason(_SETTING, "none", why)
 
     def check_exposed(self, listener: socket.socket) -> None:
-        """Raise ConfigurationError where others could reach a server without keys, and nobody has said so."""
+        """Raise ConfigurationError where other machines could reach a server without keys or --no-auth."""
         host = listener.getsockname()[0]
         if self.keys or self.no_auth or ipaddress.ip_address(host).is_loopback:
             return

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-# Pieces of text, about a line each, that wait for whoever reads them; what comes then is lost.
+# Pieces of text, about a line each, that wait for the stream's reader; pieces that come then are lost.
 MOST_WAITING = 4096
 # For what waits at the end.
 _END_SECONDS = 1.0
@@ -103,7 +103,7 @@ def unfailing_stderr() -> Iterator[None]:
     """While the block runs, `sys.stderr` is such a stream, where there is one."""
     before = sys.stderr
     if before is None:
-        # Whoever started this process has closed it; nothing is written then.
+        # The process that started this one has closed it; nothing is written then.
         yield
         return
     stream = LogStream(before.fileno())

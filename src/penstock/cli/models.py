@@ -66,7 +66,7 @@ def run_models(*, as_json: bool, folder: Path = FOLDER) -> None:
     if as_json:
         print(json_bytes(listing).decode())
         return
-    # Where nobody watches, nothing is cut to the width of a screen.
+    # Where the output is no terminal, nothing is cut to the width of a screen.
     console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
     console.print("[bold]Bundled with Penstock[/bold]")
     console.print(_bundled_table([entry for entry in listing.models if entry.source == "bundled"]))

@@ -50,9 +50,9 @@ from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, 
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer
 
-# When the API process looks for garbage in cycles: when there are so many more young objects than the last time, and
-# through older ones once in so many times. It holds up everybody for about a millisecond a thousand objects, and finds
-# little: what a request leaves behind is in no cycle (tests/server/test_garbage.py).
+# When the API process looks for garbage in cycles, as `gc.set_threshold` takes it: after this many new objects, and
+# through older ones once in this many times. It holds up every request for about a millisecond a thousand objects, and
+# finds little: what a request leaves behind is in no cycle (tests/server/test_garbage.py).
 GARBAGE = (5_000, 10, 10)
 # Of the resolved settings, those that limit what can be asked of the server.
 SHOWN_AT_START = (
@@ -119,7 +119,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
     started = time.monotonic()
     files = descriptors.raise_limit()
     if explain_only:
-        # Where nobody watches, nothing is cut to the width of a screen.
+        # Where the output is no terminal, nothing is cut to the width of a screen.
         wide = None if sys.stdout.isatty() else 1000
         prepared = prepare(EngineOptions(**options), api_beside=True)
         reading = _read_output(prepared.load_tokenizer(), serving)
@@ -316,7 +316,7 @@ class _Storage:
         self.note = ""
 
     def open(self, asked: str | None, model: str, tenants: Sequence[Tenant]) -> None:
-        """Take the folder. Raises ConfigurationError, unless nobody asked for it: then the server goes without."""
+        """Take the folder. Where it was `asked` for, raises ConfigurationError; otherwise the server goes without."""
         folder, reason = choose_folder(asked, model)
         self.note = _note(reason)
         if folder is None:

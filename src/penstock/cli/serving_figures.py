@@ -21,7 +21,7 @@ _MOST_TOKENS = 160
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What is wanted: so many answers for each task, and the speed."""
+    """What is wanted: `answers` answers for each task, and the speed."""
 
     answers: int
     speed: bool

@@ -9,7 +9,7 @@ from penstock.doctor.machine import Machine
 
 # Below this much memory hardly any model and its KV fit.
 _LITTLE_MEMORY = 2 << 30
-# Shares of time from which somebody waits who would not have to.
+# Shares of time from which requests wait that would not have to.
 _THROTTLED = 0.01
 _STOLEN = 0.02
 _OTHERS = 0.1
@@ -17,7 +17,7 @@ _PRESSURE = 10.0
 _MEMORY_PRESSURE = 1.0
 # A server takes half of its files for connections, at most 4,096 of them.
 _ENOUGH_FILES = 8192
-# Parameters of the model of which examples speak.
+# Parameters of the model in the examples.
 _EXAMPLE = 1e9
 
 _SETS = {

@@ -10,7 +10,7 @@ from penstock.core.kv import DTYPE_BYTES
 from penstock.doctor.finding import Evidence, Finding, in_bytes, in_number
 from penstock.doctor.machine import Disk
 
-# Contexts of which the room for sequences and the speed are told, beside the longest.
+# Contexts for which the room for sequences and the speed are told, beside the longest.
 _CONTEXTS = (512, 2048)
 _BATCHES = (1, 8, 32)
 _PROMPT = 1024
@@ -56,13 +56,13 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
         return model.dtype if model.quantization == "none" else model.quantization
 
     def kv_bytes(self, tokens: int) -> int:
-        """Bytes of keys and values that a sequence of so many tokens holds, and reads in each step."""
+        """Bytes of keys and values that a sequence of `tokens` tokens holds, and reads in each step."""
         spec = self.config.cache.spec
         return spec.blocks_for(tokens, 1) * spec.block_bytes
 
 
 def step_seconds(size: ModelSize, ceilings: Ceilings, sequences: int, context: int) -> float:
-    """Least seconds of a step that decodes a token of each of so many sequences."""
+    """Least seconds of a step that decodes a token of each of `sequences` sequences."""
     memory = (size.read + sequences * size.kv_bytes(context)) / (ceilings.read * 1e9)
     return max(memory, 2 * sequences * (size.body + size.head) / (ceilings.peak(size.format) * 1e9))
 

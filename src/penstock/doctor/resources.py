@@ -27,7 +27,7 @@ Name = Literal[
     "readers",
 ]
 
-# Shares of the window in which somebody waited for a limit.
+# The share of the window in which requests waited, from which on a limit is a bottleneck.
 HELD = 0.05
 # Of the engine's time without a processor.
 _CONTENDED = (0.05, 0.15)
@@ -37,7 +37,7 @@ _PYTHON = (0.6, 0.9)
 _ARITHMETIC = (0.35, 0.6)
 _MEMORY = (0.5, 0.75)
 _KV = (0.8, 0.95)
-# Of a limit that nobody waits for.
+# Of a limit that no request waits for.
 _LIMIT_BUSY = 0.8
 # Of steps' time that is not the model's.
 _BOOKKEEPING = (0.3, 0.5)
@@ -53,7 +53,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         share: how much of it was used; None where that is not known.
-        waited: share of the window in which somebody waited for it; None for what nobody can be said to wait for.
+        waited: share of the window in which a request waited for it; None where waits for it are not known.
         meaning: what that says.
     """
 
@@ -103,7 +103,7 @@ def _state(share: float | None, bounds: tuple[float, float]) -> State:
 
 
 def _processors(seen: Observation) -> Resource:
-    """Waits of a server that hardly computes bound nobody, however large a share of its few steps they are."""
+    """Waits of a server that hardly computes slow no request, however large a share of its few steps they are."""
     share, waited = seen.contention, min(1.0, seen.steps.cpu_wait / seen.seconds)
     state = _state(share, _CONTENDED)
     return Resource(
@@ -188,7 +188,7 @@ def _rows(seen: Observation) -> Resource:
 
 
 def _pace(seen: Observation) -> Resource:
-    """The batch is kept small so that tokens come in time; how small that is nobody tells."""
+    """The batch is kept small so that tokens come in time; no figure tells how small."""
     used = f"A token came each {1000 * (seen.latency.itl.p50 or 0.0):.3g} ms, in the median"
     meaning = f"{used}; {{}} since more sequences would have made that longer."
     return _limit(seen, "pace", "pace", None, meaning, f"target_itl {seen.settings.target_itl}")

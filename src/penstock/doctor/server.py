@@ -18,7 +18,7 @@ _TIMEOUT = 15.0
 
 
 async def look(url: str, key: str | None, seconds: float, tick: Callable[[float], None]) -> Observation:
-    """What a server did in so many seconds; `tick` hears how many have passed. Raises ConfigurationError."""
+    """What a server did in `seconds`; `tick` hears how many have passed. Raises ConfigurationError."""
     client = Client(parse_address(url), key, _TIMEOUT)
     try:
         first = await read_stats(client)

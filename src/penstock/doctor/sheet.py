@@ -17,10 +17,10 @@ Verdict = Literal["applies", "does not apply", "cannot be told"]
 
 # Of steps' time: prompts weigh from here on.
 _PROMPTS_WEIGH = 0.2
-# A step with prompts in it that takes so many times a step without is what streams notice.
+# Streams notice a step with prompts in it that takes this many times a step without, and this many seconds more.
 _STALL = 2.0
 _STALL_SECONDS = 0.01
-# Latencies of which the p99 is so many times the median, and so many seconds more, come in spikes.
+# Latencies come in spikes where the p99 is this many times the median, and this many seconds more.
 _SPIKE = 4.0
 _SPIKE_SECONDS = 0.02
 _FEW = 20
@@ -103,7 +103,7 @@ def _prefill(seen: Observation) -> Answer:
         Evidence(f"{seen.held_seconds('budget'):.2f} s of {seen.seconds:.1f} s", "steps.held: budget"),
         Evidence(f"p50 {_ms(itl.p50)}, p95 {_ms(itl.p95)}, p99 {_ms(itl.p99)}", "latency.itl"),
     )
-    # Some of what decoded did so in steps with prompts, else nobody waited for them.
+    # Some sequences decoded in steps with prompts; otherwise no stream waited for prompts.
     beside = seen.steps.decodes > 0 and chunk is not None and plain is not None
     stalled = beside and chunk > _STALL * plain and chunk - plain > _STALL_SECONDS  # type: ignore[operator]
     if stalled and seen.chunks >= _PROMPTS_WEIGH:

@@ -209,7 +209,7 @@ class Metrics:
         """The second is over, and others that passed since without anything to count."""
         sums = self.sums()
         over = 1 + int(now - self._next_second)
-        # Of those before the window nobody asks, and what they had was in the first.
+        # No figure is about seconds before the window, and all that they had is in the first of them.
         idle = max(0, over - 1 - WINDOW)
         for number in range(min(over, WINDOW + 1)):
             at = self._next_second + number + (idle if number else 0)
@@ -258,7 +258,7 @@ class RequestMeter:
         self._queued.append(journal)
 
     def tokens(self, count: int) -> None:
-        """So many tokens came from the engine."""
+        """`count` tokens came from the engine."""
         self._tokens += count
         self._metrics.generation_tokens += count
         if self._queued:

@@ -51,8 +51,8 @@ class _Ring:
 class Recent:
     """Keeps accounts.
 
-    What was slow or failed is kept longer than what was not, so that it can still be asked for; refusals and lines of
-    batches, of which there may be very many, do not crowd out what people wait for.
+    What was slow or failed is kept longer than what was not, so that it can still be asked for. There may be very many
+    refusals and lines of batches; they do not crowd out what people wait for.
 
     Args:
         keep_prompts: whether prompts' tokens are kept behind their requests' ends.

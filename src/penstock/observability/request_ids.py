@@ -12,7 +12,7 @@ _CLIENT_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]*")
 
 
 def new_request_id() -> str:
-    """An id that no other request has, and nobody can guess."""
+    """A random id, which no other request has and which cannot be guessed."""
     return f"req_{secrets.token_hex(12)}"
 
 

@@ -67,7 +67,7 @@ class Sketch:
             self.max = other.max if self.max is None else max(self.max, other.max)
 
     def quantiles(self, shares: Sequence[float]) -> list[float] | None:
-        """For each of some rising shares, the smallest number that so many do not exceed; None where there is none."""
+        """For each of the rising `shares`, the least number that this share of all do not exceed; None without any."""
         if self.max is None:
             return None
         found: list[float] = []
@@ -84,7 +84,7 @@ class Sketch:
 
 
 class SlidingSketch:
-    """The numbers of the last so many parts, each of which was counted by itself."""
+    """The numbers of the last `length` parts, each counted by itself."""
 
     def __init__(self, length: int) -> None:
         self._parts = deque([Sketch()] * length)

@@ -30,7 +30,7 @@ _OPERATIONS: dict[Endpoint, str] = {
     "messages": "chat",
     "responses": "chat",
 }
-# What is nobody's fault but the server's; a status of 500 and more is one too.
+# Outcomes that are the server's fault; a status of 500 and more is one too.
 _ERRORS = ("failed", "timed_out")
 _SERVER_ERROR = 500
 

@@ -102,8 +102,8 @@ class Period(msgspec.Struct, frozen=True):
         prefill_tokens, decode_tokens: that the engine computed of prompts and of outputs.
         recomputed_tokens: computed again after preemptions.
         prefix_queried_tokens, prefix_hit_tokens: of prompts, looked up in the prefix cache, and found there.
-        steps: sums over the engine's steps; `held` is seconds in which somebody waited, in the order of `waits`.
-        waited: the same by what for; what nobody waited for is left out.
+        steps: sums over the engine's steps; `held` is seconds in which a request waited, in the order of `waits`.
+        waited: the same by what was waited for; reasons with 0 seconds are left out.
         cost: of the machine, in the currency of `Settings.cost_per_hour`.
         cost_per_million_tokens: of output; null where there was none, or nothing is known of the cost.
     """

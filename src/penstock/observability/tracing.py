@@ -1,6 +1,6 @@
 """Traces of requests for an OpenTelemetry collector: made and sent by a thread of their own, or dropped.
 
-Whoever serves hands over what has ended, which costs a look at the caller's trace and a place in a queue.
+The server hands over what has ended, which costs a look at the caller's trace and a place in a queue.
 OpenTelemetry's packages are an extra (`penstock[otel]`), and imported when a server is told to send traces.
 """
 
@@ -126,7 +126,7 @@ class Tracing:
         Args:
             scheme: of the server's own addresses.
         """
-        # Here, since whoever sends no traces need not wait for them.
+        # Here, since a server that sends no traces need not wait for them.
         from opentelemetry.exporter.otlp.proto.http import Compression
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
@@ -256,7 +256,7 @@ def _is_traced(caller: "Context") -> bool:
 
 
 class _Troubles(logging.Handler):
-    """Takes what OpenTelemetry's packages write about each failure, of which the log gets a line a minute.
+    """Takes what OpenTelemetry's packages write about each failure. The log gets one line a minute about them.
 
     Attributes:
         cause: what was written first since it was None; what follows tells of further attempts.

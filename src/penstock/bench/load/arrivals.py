@@ -1,4 +1,4 @@
-"""When requests are sent: by a clock that waits for nobody, or when others have ended."""
+"""When requests are sent: by a clock that waits for no answer, or when others have ended."""
 
 import random
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from penstock.core.errors import ConfigurationError
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed"):
-    """So many conversations at a time; each is due when another has ended, so that load follows the server's speed."""
+    """`concurrency` conversations at a time. Each is due when another has ended: load follows the server's speed."""
 
     concurrency: int
 
 
 class Open(msgspec.Struct, frozen=True, tag="open"):
-    """Conversations come at random times and wait for nobody, as users do.
+    """Conversations come at random times and do not wait for others, as users do.
 
     Attributes:
         rate: conversations a second in the mean.

@@ -208,7 +208,7 @@ class Client:
     def close(self) -> None:
         """Close the connections that are kept."""
         for connection in list(self._idle):
-            # Not after a farewell in TLS, which nobody would wait for.
+            # Without a farewell in TLS: nothing would wait for it.
             connection.transport.abort()
         self._idle.clear()
 

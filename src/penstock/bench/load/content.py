@@ -58,7 +58,7 @@ class Words(msgspec.Struct, frozen=True):
 
 
 class FirstWords(msgspec.Struct, frozen=True):
-    """Prompts of the first words there are, each once: as many as there should be tokens."""
+    """Prompts of the first words there are, each once: one word for each token that is asked for."""
 
     def render(self, blocks: Sequence[Block]) -> str:
         """The words of all blocks."""

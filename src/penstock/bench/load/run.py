@@ -27,7 +27,7 @@ class Limits(msgspec.Struct, frozen=True):
     """When a run ends; what has begun then is waited for.
 
     Attributes:
-        conversations, seconds: at most so many, for at most so long.
+        conversations, seconds: the most conversations, and the longest time in which they begin.
         think_time: seconds between an answer and the conversation's next turn.
         stop_early: whether a run ends, and is left, when the queue grows without end.
     """

@@ -7,7 +7,7 @@ from math import sqrt
 import msgspec
 import numpy as np
 
-# Nothing is said before so many seconds and arrivals: every server has a queue that grows when load begins.
+# Nothing is said before these seconds and arrivals: every server has a queue that grows when load begins.
 SECONDS = 4.0
 ARRIVALS = 40
 # Chance alone moves a queue by about the square root of the arrivals.
@@ -71,5 +71,5 @@ def is_oversaturated(samples: Sequence[Sample]) -> bool:
 
 
 def _clear_growth(arrived: int) -> float:
-    """More than a queue grows by chance while so many come."""
+    """More requests than a queue grows by chance while `arrived` come."""
     return max(_DEVIATIONS * sqrt(max(1, arrived)), _SHARE * arrived)

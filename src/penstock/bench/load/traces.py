@@ -25,7 +25,7 @@ class TraceRequest(msgspec.Struct, frozen=True):
     Attributes:
         at: seconds after the trace's first request.
         prompt, output: tokens.
-        hash_ids: identities of the prompt's blocks of 512 tokens, the last of which may be shorter; prompts that begin
+        hash_ids: identities of the prompt's blocks of 512 tokens; the last block may be shorter. Prompts that begin
             with the same ones begin with the same tokens. Empty where the trace does not say.
     """
 

@@ -130,7 +130,7 @@ def _rows_and_tokens(chunk: ComputedChunk) -> int:
 
 
 def _fitted(found: Mapping[CauseCode, float], seconds: float) -> Seconds:
-    """No more than the phase has; what is left of it is nobody's."""
+    """No more than the phase has; what is left of it is for "other"."""
     kept = defaultdict(float, {code: max(0.0, each) for code, each in found.items()})
     total = sum(kept.values())
     if total > seconds:
@@ -160,7 +160,7 @@ def _queued(course: Course, phase: Span) -> Seconds:
     named = min(seconds, sum(waits.values()))
     for code, held in waits.items():
         found[code] = held * named / sum(waits.values())
-    # Nobody waited when the step began in whose midst it came.
+    # No request waited when the step began in whose midst it came.
     if did.seconds > 0:
         found["neighbour_prefill"] += (seconds - named) * min(1.0, did.chunk_seconds / did.seconds)
     return found

@@ -133,7 +133,7 @@ def _prefix(course: Course, text: Decode | None, *, operator: bool, private: boo
         return None
     missing = prefix.missing
     if missing == "other_tenant" and not operator:
-        # What others have sent is nobody's business.
+        # A client must not learn what other tenants have sent.
         missing = "unseen"
     asked = None if private else course.account.token_at(course.prompt, prefix)
     return PrefixAccount(

@@ -7,7 +7,7 @@ from penstock.observability.explain.explanation import Part, PartName, Phase, Ph
 from penstock.observability.explain.phases import Course
 from penstock.observability.explain.wording import duration, number
 
-# A call takes a moment even where nobody is in its way.
+# A call takes a moment even where nothing is in its way.
 _LEAST_WAIT = 0.0005
 
 # What the first of those who wait needs, in words.
