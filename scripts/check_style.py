@@ -1,4 +1,4 @@
-"""Whether documents and docstrings are written in plain words, by the rules in `style.toml` beside this file.
+"""Whether documents, docstrings and comments are written in plain words, by the rules in `style.toml` beside this file.
 
 Without arguments, everything that the rules hold for is checked, else the files that are named. Each fault is one line,
 `FILE:LINE: what is wrong`, and then the exit status is 1.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import re
 import sys
+import tokenize
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ RULES = Path(__file__).with_name("style.toml")
 _MARKDOWN = MarkdownIt("commonmark").enable("table")
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*\s+(?=[A-Z0-9`\"'(\[])")
 _WORD = re.compile(r"\S*\w\S*")
+_INLINE_CODE = re.compile(r"`[^`]*`")
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -35,19 +38,33 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Phrases:
+    """What is not said in prose, each with what is said instead."""
+
+    instead: dict[str, str]
+
+    def faults(self, line: int, prose: str) -> Iterator[Fault]:
+        """The phrases that stand in prose that begins in this line."""
+        for phrase, instead in self.instead.items():
+            pattern = rf"\b{re.escape(phrase)}\b".replace(r"\ ", r"\s+")
+            for match in re.finditer(pattern, prose, re.IGNORECASE):
+                yield Fault(line + prose.count("\n", 0, match.start()), f"“{phrase}”; say {instead}")
+
+
+@dataclass(frozen=True)
 class Documents:
     """What documents are held to: the most words of a sentence and characters of a line, and what is said instead."""
 
+    phrases: Phrases
     most_words: int
     most_characters: int
-    phrases: dict[str, str]
 
     def faults(self, text: str) -> list[Fault]:
         """What is wrong in a document in Markdown, in the order of its lines."""
         tokens = _MARKDOWN.parse(text)
         faults = list(self._long_lines(text, tokens))
         for line, prose in _blocks(tokens):
-            faults += self._phrases(line, prose)
+            faults += self.phrases.faults(line, prose)
             faults += self._long_sentences(line, prose)
         return sorted(faults, key=lambda fault: fault.line)
 
@@ -62,12 +79,6 @@ class Documents:
             if index not in exempt and len(line) > self.most_characters:
                 yield Fault(index + 1, f"{len(line)} characters; at most {self.most_characters} outside tables")
 
-    def _phrases(self, line: int, prose: str) -> Iterator[Fault]:
-        for phrase, instead in self.phrases.items():
-            pattern = rf"\b{re.escape(phrase)}\b".replace(r"\ ", r"\s+")
-            for match in re.finditer(pattern, prose, re.IGNORECASE):
-                yield Fault(line + prose.count("\n", 0, match.start()), f"“{phrase}”; say {instead}")
-
     def _long_sentences(self, line: int, prose: str) -> Iterator[Fault]:
         begin = 0
         for end in [*(match.end() for match in _SENTENCE_END.finditer(prose)), len(prose)]:
@@ -81,20 +92,25 @@ class Documents:
 
 
 @dataclass(frozen=True)
-class Docstrings:
-    """What public docstrings are held to: the fewest words, unless something is named in backticks."""
+class Modules:
+    """What modules are held to: what docstrings and comments say instead, and the fewest words of public docstrings."""
 
+    phrases: Phrases
     fewest_words: int
 
     def faults(self, source: str) -> list[Fault]:
         """What is wrong in a module, in the order of its lines."""
-        return [
-            Fault(definition.lineno, f"{definition.name}'s docstring says little: “{said}”")
-            for definition in _public(ast.parse(source))
-            if (said := ast.get_docstring(definition)) is not None
-            and "`" not in said
-            and len(said.split()) < self.fewest_words
-        ]
+        tree = ast.parse(source)
+        faults = list(self._short_docstrings(tree))
+        for line, prose in (*_docstrings(tree), *_comments(source)):
+            faults += self.phrases.faults(line, _INLINE_CODE.sub(_blank, prose))
+        return sorted(faults, key=lambda fault: fault.line)
+
+    def _short_docstrings(self, tree: ast.Module) -> Iterator[Fault]:
+        for definition in _public(tree):
+            said = ast.get_docstring(definition)
+            if said is not None and "`" not in said and len(said.split()) < self.fewest_words:
+                yield Fault(definition.lineno, f"{definition.name}'s docstring says little: “{said}”")
 
 
 def _blocks(tokens: Sequence[Token]) -> Iterator[tuple[int, str]]:
@@ -115,6 +131,35 @@ def _plain(token: Token) -> str:
     return "\n" if token.type in ("softbreak", "hardbreak") else ""
 
 
+def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Texts that stand alone as statements, and the lines where they begin."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
+
+
+def _comments(source: str) -> Iterator[tuple[int, str]]:
+    """Comments without their marks, those in lines one below the other as one, and the lines where they begin."""
+    begin, lines = 0, list[str]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        if lines and token.start[0] != begin + len(lines):
+            yield begin, "\n".join(lines)
+            lines = []
+        if not lines:
+            begin = token.start[0]
+        lines.append(token.string.removeprefix("#"))
+    if lines:
+        yield begin, "\n".join(lines)
+
+
+def _blank(code: re.Match[str]) -> str:
+    """What stands for inline code, on the same number of lines."""
+    return "`code`" + "\n" * code[0].count("\n")
+
+
 def _public(node: ast.AST) -> Iterator[Definition]:
     """Public classes, functions and methods; what is defined inside of a function is not public."""
     for child in ast.iter_child_nodes(node):
@@ -132,7 +177,7 @@ class Scope:
     """The files under `root` that a rule holds for."""
 
     root: Path
-    rule: Documents | Docstrings
+    rule: Documents | Modules
     paths: Sequence[str]
 
     def files(self) -> list[Path]:
@@ -152,17 +197,18 @@ class Scope:
 def read_scopes(root: Path, rules: str) -> list[Scope]:
     """The rules in the text of a TOML file, for the files under `root`."""
     settings = tomllib.loads(rules)
+    phrases = Phrases(settings["phrases"])
     scopes = []
-    for name, kind in (("documents", Documents), ("docstrings", Docstrings)):
+    for name, kind in (("documents", Documents), ("modules", Modules)):
         limits = settings[name]
         paths = limits.pop("paths")
-        scopes.append(Scope(root, kind(**limits), paths))
+        scopes.append(Scope(root, kind(phrases, **limits), paths))
     return scopes
 
 
 def main() -> None:
     """Check what the command line names, or everything."""
-    parser = argparse.ArgumentParser(description="Check that documents and docstrings are written in plain words.")
+    parser = argparse.ArgumentParser(description="Check that documents, docstrings and comments are plain.")
     parser.add_argument("file", nargs="*", type=Path, help="check these only")
     named = [path.resolve() for path in parser.parse_args().file]
     scopes = read_scopes(ROOT, RULES.read_text(encoding="utf-8"))
