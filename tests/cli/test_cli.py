@@ -31,6 +31,8 @@ from penstock.server.limits import LimitOptions
 from support.checkpoints import make
 from support.waiting import PATIENCE
 
+HELLO = ("hello", "--max-tokens", "5", "--temperature", "0", "--threads", "1")
+
 
 def penstock(*arguments: str, stdin: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
@@ -79,8 +81,8 @@ def test_version() -> None:
     assert re.fullmatch(r"penstock \d+\.\d+\.\d+\n", result.stdout)
 
 
-def test_explain_config_gives_every_setting_a_reason(checkpoint: Path) -> None:
-    result = penstock("serve", str(checkpoint), "--explain-config", "--max-num-seqs", "3")
+def test_explain_config_gives_every_setting_a_reason(checkpoint: Path, penstock_here) -> None:
+    result = penstock_here("serve", str(checkpoint), "--explain-config", "--max-num-seqs", "3")
     assert result.returncode == 0
     for setting in (
         "dtype",
@@ -140,12 +142,17 @@ def test_a_template_in_a_file_is_used_and_explained(tmp_path: Path, penstock_her
     assert_refused(missing, "--chat-template", "none.jinja", "no such file")
 
 
-def test_run_answers_one_prompt(checkpoint: Path) -> None:
-    arguments = ("run", str(checkpoint), "hello", "--max-tokens", "5", "--temperature", "0", "--threads", "1")
-    first, second = penstock(*arguments), penstock(*arguments)
+@pytest.fixture(scope="module")
+def answer(checkpoint: Path) -> str:
+    """What `penstock run`, as a process, prints for HELLO."""
+    first = penstock("run", str(checkpoint), *HELLO)
     assert first.returncode == 0, first.stderr
-    assert first.stdout.strip()
-    assert first.stdout == second.stdout
+    return first.stdout
+
+
+def test_run_answers_one_prompt(checkpoint: Path, answer: str, penstock_here) -> None:
+    assert answer.strip()
+    assert penstock_here("run", str(checkpoint), *HELLO).stdout == answer
 
 
 def test_a_folder_whose_name_is_not_utf_8(copy: Path) -> None:
@@ -181,9 +188,9 @@ def test_run_chats_and_goes_on_after_a_refusal(checkpoint: Path) -> None:
     assert len([answer for answer in answers if answer.strip("> ")]) >= 2
 
 
-def test_bench_engine_writes_its_figures(checkpoint: Path, tmp_path: Path) -> None:
+def test_bench_engine_writes_its_figures(checkpoint: Path, tmp_path: Path, penstock_here) -> None:
     file = tmp_path / "figures.json"
-    result = penstock(
+    result = penstock_here(
         "bench", "engine", str(checkpoint), "--input-len", "8", "--output-len", "4", "--batch-size", "1,3",
         "--repeat", "1", "--threads", "1", "--json", str(file),
     )  # fmt: skip
@@ -195,9 +202,9 @@ def test_bench_engine_writes_its_figures(checkpoint: Path, tmp_path: Path) -> No
         assert entry["decode_tokens_per_second"] > 0
 
 
-def test_bench_engine_needs_neither_weights_nor_tokenizer(checkpoint: Path, tmp_path: Path) -> None:
+def test_bench_engine_needs_neither_weights_nor_tokenizer(checkpoint: Path, tmp_path: Path, penstock_here) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint / "config.json").read_bytes())
-    result = penstock(
+    result = penstock_here(
         "bench", "engine", str(tmp_path), "--load-format", "dummy", "--input-len", "4", "--output-len", "2",
         "--batch-size", "2", "--repeat", "1", "--threads", "1", "--static",
     )  # fmt: skip
@@ -227,9 +234,9 @@ def test_bench_engine_refuses_what_would_mislead(
     assert "tokens/s" not in result.stdout
 
 
-def test_bench_speculation_compares_and_writes_its_figures(tmp_path: Path) -> None:
+def test_bench_speculation_compares_and_writes_its_figures(tmp_path: Path, penstock_here) -> None:
     file = tmp_path / "figures.json"
-    result = penstock(
+    result = penstock_here(
         "bench", "speculation", "haiku", "--proposer", "draft,self", "--depth", "auto,2", "--temperature", "0",
         "--batch-size", "2", "--workload", "quote", "--output-len", "12", "--rounds", "1", "--threads", "1",
         "--json", str(file), "--plots", str(tmp_path / "plots"),
@@ -261,12 +268,12 @@ def test_bench_speculation_refuses_what_there_is_not(penstock_here, arguments: t
     assert says in result.stderr and "Traceback" not in result.stderr
 
 
-def test_without_a_model_the_bundled_one_is_taken_and_announced() -> None:
-    result = penstock("serve", "--explain-config")
+def test_without_a_model_the_bundled_one_is_taken_and_announced(penstock_here) -> None:
+    result = penstock_here("serve", "--explain-config")
     assert result.returncode == 0, result.stderr
     (line,) = result.stderr.splitlines()
     assert "no model was given" in line and "writes haiku" in line
-    result = penstock(
+    result = penstock_here(
         "bench", "engine", "--input-len", "4", "--output-len", "2", "--batch-size", "1", "--repeat", "1",
         "--threads", "1",
     )  # fmt: skip
@@ -281,13 +288,14 @@ def test_a_prompt_without_its_model(penstock_here, prompt: tuple[str, ...]) -> N
     assert_refused(penstock_here("run", *prompt), "penstock run haiku '")
 
 
-def test_a_folder_is_a_model_and_not_the_bundled_one_of_its_name(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_folder_is_a_model_and_not_the_bundled_one_of_its_name(
+    checkpoint: Path, answer: str, tmp_path: Path, penstock_here, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "haiku").symlink_to(checkpoint)
-    command = [sys.executable, "-m", "penstock.cli.main", "run", "./haiku", "hello", "--max-tokens", "5"]
-    arguments = ("--temperature", "0", "--threads", "1")
-    result = subprocess.run([*command, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    monkeypatch.chdir(tmp_path)
+    result = penstock_here("run", "./haiku", *HELLO)
     assert result.returncode == 0, result.stderr
-    assert result.stdout == penstock("run", str(checkpoint), "hello", "--max-tokens", "5", *arguments).stdout
+    assert result.stdout == answer
 
 
 def test_a_port_in_use(checkpoint: Path, penstock_here) -> None:
@@ -298,8 +306,8 @@ def test_a_port_in_use(checkpoint: Path, penstock_here) -> None:
         assert_refused(penstock_here("serve", str(checkpoint), "--port", port), f"Port {port}", "--port")
 
 
-def test_a_model_that_is_not_there() -> None:
-    assert_refused(penstock("serve", "./nowhere", "--port", "0"), "nowhere", "directory")
+def test_a_model_that_is_not_there(penstock_here) -> None:
+    assert_refused(penstock_here("serve", "./nowhere", "--port", "0"), "nowhere", "directory")
 
 
 def test_a_missing_weight_file(copy: Path, penstock_here) -> None:

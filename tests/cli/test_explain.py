@@ -1,8 +1,6 @@
 """`penstock explain`: what it shows of a request, and what it says where there is nothing to show."""
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -32,12 +30,6 @@ from support.waiting import PATIENCE
 KEY = "penstock-the-key-of-this-test-0123456789"
 
 
-def penstock(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """`penstock explain` in a process of its own."""
-    command = [sys.executable, "-m", "penstock.cli.main", "explain", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with running(create_app(ScriptedEngine(None, [5, 6, 7]), None, keys=Keyring([only_key(KEY)]))) as base:
@@ -56,23 +48,23 @@ def request_id(url: str) -> str:
     return answer.headers["x-request-id"]
 
 
-def test_a_request_is_shown_with_bars(url: str, request_id: str) -> None:
-    done = penstock(request_id, "--url", url, "--api-key", KEY)
+def test_a_request_is_shown_with_bars(url: str, request_id: str, penstock_here) -> None:
+    done = penstock_here("explain", request_id, "--url", url, "--api-key", KEY)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{request_id} completions, completed (200)")
     for word in ("receive", "prepare", "█", "cause", "of its"):
         assert word in done.stdout
 
 
-def test_json_is_what_the_server_says(url: str, request_id: str) -> None:
-    done = penstock(request_id, "--url", url, "--api-key", KEY, "--json")
+def test_json_is_what_the_server_says(url: str, request_id: str, penstock_here) -> None:
+    done = penstock_here("explain", request_id, "--url", url, "--api-key", KEY, "--json")
     assert json.loads(done.stdout)["id"] == request_id
-    listed = json.loads(penstock("--url", url, "--api-key", KEY, "--json", "--slowest").stdout)
+    listed = json.loads(penstock_here("explain", "--url", url, "--api-key", KEY, "--json", "--slowest").stdout)
     assert request_id in [each["id"] for each in listed["data"]]
 
 
-def test_recent_requests_are_listed(url: str, request_id: str) -> None:
-    done = penstock("--url", f"{url}/v1", "--api-key", KEY)
+def test_recent_requests_are_listed(url: str, request_id: str, penstock_here) -> None:
+    done = penstock_here("explain", "--url", f"{url}/v1", "--api-key", KEY)
     assert done.returncode == 0, done.stderr
     heading, line, *_ = done.stdout.splitlines()
     assert heading.split()[0] == "request" and line.split()[0] == request_id
@@ -94,7 +86,7 @@ def test_what_cannot_be_shown_is_said_in_a_sentence(url: str, arguments: dict[st
         run_explain("req_none", **given, slowest=False, limit=20, as_json=False)
 
 
-def test_the_operator_is_told_of_everybody(tmp_path: Path) -> None:
+def test_the_operator_is_told_of_everybody(tmp_path: Path, penstock_here) -> None:
     engine = ScriptedEngine(None, [5])
     accounts = Accounts(engine)
     accounts.end(accounts.begin("chat", "alice", time.monotonic()), "cancelled")
@@ -104,7 +96,7 @@ def test_the_operator_is_told_of_everybody(tmp_path: Path) -> None:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
-            done = penstock("--admin-socket", str(path), "--json")
+            done = penstock_here("explain", "--admin-socket", str(path), "--json")
         finally:
             server.should_exit = True
             thread.join(PATIENCE)

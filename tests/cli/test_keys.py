@@ -4,7 +4,6 @@ import re
 import socket
 import stat
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -21,11 +20,6 @@ KEY = re.compile(r"penstock-[A-Za-z0-9_-]{43}\n")
 SECRET = "penstock-a-secret-of-this-test"
 
 
-def penstock(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "penstock.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-
-
 def assert_refused(result: "subprocess.CompletedProcess[str]", *says: str) -> None:
     assert result.returncode == 2, result.stderr
     (line,) = result.stderr.strip().splitlines()
@@ -39,8 +33,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("qwen3", tmp_path_factory.mktemp("qwen3"))
 
 
-def test_a_key_is_shown_once_and_its_entry_fits() -> None:
-    result = penstock("key", "alice", "--weight", "2")
+def test_a_key_is_shown_once_and_its_entry_fits(penstock_here) -> None:
+    result = penstock_here("key", "alice", "--weight", "2")
     assert result.returncode == 0 and KEY.fullmatch(result.stdout)
     key = result.stdout.strip()
     assert key not in result.stderr
@@ -51,7 +45,7 @@ def test_a_key_is_shown_once_and_its_entry_fits() -> None:
 
 def test_keys_are_added_to_a_file(tmp_path: Path, penstock_here) -> None:
     path = tmp_path / "keys.toml"
-    keys = {name: penstock("key", name, "--add", str(path)).stdout.strip() for name in ("alice", "bob")}
+    keys = {name: penstock_here("key", name, "--add", str(path)).stdout.strip() for name in ("alice", "bob")}
     ring = Keyring(read_keys(path))
     assert ring.names == ["alice", "bob"]
     for name, key in keys.items():
@@ -71,10 +65,10 @@ def test_keys_are_added_to_a_file(tmp_path: Path, penstock_here) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_others_are_not_served_without_being_asked_for(host: str) -> None:
+def test_others_are_not_served_without_being_asked_for(host: str, penstock_here) -> None:
     if host == "::" and not socket.has_dualstack_ipv6():
         pytest.skip("this machine has no IPv6")
-    result = penstock("serve", "haiku", "--host", host, "--port", "0")
+    result = penstock_here("serve", "haiku", "--host", host, "--port", "0")
     assert_refused(result, f"{host} can be reached from other machines", "--api-key-file", "--no-auth")
 
 
@@ -117,7 +111,7 @@ def status(url: str, key: str | None = None) -> int:
 
 def test_a_server_on_all_addresses_with_a_key(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_API_KEY", SECRET)
-    with serving(checkpoint, "--host", "0.0.0.0") as server:
+    with serving(checkpoint, "--threads", "1", "--host", "0.0.0.0") as server:
         assert status(server.base + "/health/live") == 200
         assert [status(server.base + "/v1/models", key) for key in (None, "wrong", SECRET)] == [401, 401, 200]
         children = psutil.Process(server.process.pid).children(recursive=True)
@@ -128,5 +122,5 @@ def test_a_server_on_all_addresses_with_a_key(checkpoint: Path, monkeypatch: pyt
 
 
 def test_a_server_that_is_open_as_asked(checkpoint: Path) -> None:
-    with serving(checkpoint, "--host", "0.0.0.0", "--no-auth") as server:
+    with serving(checkpoint, "--threads", "1", "--host", "0.0.0.0", "--no-auth") as server:
         assert status(server.base + "/v1/models") == 200

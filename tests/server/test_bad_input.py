@@ -35,7 +35,7 @@ STREAM = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with serving(None, "--max-num-seqs", "8") as running:
+    with serving(None, "--threads", "1", "--max-num-seqs", "8") as running:
         yield running
 
 
