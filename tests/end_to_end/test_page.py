@@ -5,11 +5,13 @@ import json
 import re
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support.browser import Browser, browsing
 from support.live_server import RunningServer, serving
+from support.operator import Operator
 from support.waiting import PATIENCE
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
@@ -68,12 +70,21 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def haiku() -> Iterator[RunningServer]:
-    with serving(None, "--threads", "1", "--slo", "ttft=10s,itl=5s") as running:
+def socket(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The operator's."""
+    return tmp_path_factory.mktemp("admin") / "socket"
+
+
+@pytest.fixture(scope="module")
+def haiku(socket: Path) -> Iterator[RunningServer]:
+    options = ("--threads", "1", "--slo", "ttft=10s,itl=5s", "--admin-socket", str(socket))
+    with serving(None, *options) as running:
         yield running
 
 
-def test_a_chat_is_streamed_and_explained_beside_its_answer(browser: Browser, haiku: RunningServer) -> None:
+def test_a_chat_is_streamed_and_explained_beside_its_answer(
+    browser: Browser, haiku: RunningServer, socket: Path
+) -> None:
     browser.open(f"{haiku.base}/#playground")
     browser.wait_for("#state", "haiku · ready")
     browser.run(
@@ -84,13 +95,22 @@ def test_a_chat_is_streamed_and_explained_beside_its_answer(browser: Browser, ha
         """
     )
     browser.type("#seed", "3")
-    browser.type("#message", "Write a haiku about rain.\n")
+    operator = Operator(socket)
+    with operator.paused(), operator.client() as client:
+        browser.type("#message", "Write a haiku about rain.\n")
+        haiku.wait_for("penstock_requests_waiting", 1)
+        shown = 0
+        for _ in range(2):
+            client.post("/pause", json={"paused": True, "after_steps": 6}).raise_for_status()
+            longer = f"return Math.max(0, ...window.lengths) > {shown}"
+            browser.until(lambda longer=longer: browser.run(longer), "piece of the answer")
+            shown = browser.run("return Math.max(0, ...window.lengths)")
     browser.wait_for("aside .timeline", "decode")
     summary = browser.wait_for(".summary", "tokens/s")
     assert re.fullmatch(r"first token after [\d.]+ m?s · [\d,.]+ tokens/s · \d+ tokens", summary)
     answer = browser.text(".answer-text")
     assert len(answer.splitlines()) == 3
-    assert len(browser.run("return [...window.lengths]")) > 2, "the answer came at once"
+    assert len(answer) > shown, "the answer came at once"
     # The same seed gives the same answer to whoever asks; the conversation goes on with it.
     asked = {"messages": [{"role": "user", "content": "Write a haiku about rain."}], "seed": 3}
     told = haiku.post("/v1/chat/completions", asked)
@@ -166,15 +186,16 @@ def test_nothing_but_the_server_is_asked(browser: Browser, haiku: RunningServer)
     assert blocked == "TypeError" and "Content Security Policy" in browser.complaints()[0]
 
 
-def test_a_server_with_keys_is_opened_with_one_and_seen_to_its_end(browser: Browser) -> None:
-    with serving(None, "--threads", "1", "--api-key", KEY) as running:
+def test_a_server_with_keys_is_opened_with_one_and_seen_to_its_end(browser: Browser, tmp_path: Path) -> None:
+    options = ("--threads", "1", "--api-key", KEY, "--admin-socket", str(tmp_path / "socket"))
+    with serving(None, *options) as running:
         browser.open(f"{running.base}/#playground")
         browser.type("#key", f"{KEY}\n")
         browser.wait_for("#state", "haiku · ready")
         browser.type("#message", "Write a haiku about snow.\n")
         browser.wait_for("aside .timeline", "decode")
         # An end in order: what runs may finish, and nothing new begins.
-        with endless(running, Authorization=f"Bearer {KEY}"):
+        with endless(running, Authorization=f"Bearer {KEY}"), Operator(tmp_path / "socket").paused():
             running.process.terminate()
             browser.wait_for("#banner", "The server is stopping")
         browser.wait_for("#banner", "does not answer")
