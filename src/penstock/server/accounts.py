@@ -99,7 +99,7 @@ class Accounts:
             _log(account, cause_of(account, self._now(), self.figures), others)
 
     def explain(self, request_id: str, tenant: str | None) -> Explanation | None:
-        """Why a tenant's request took as long as it did, or anybody's, for the operator, where `tenant` is None."""
+        """Why a tenant's request took as long as it did; any tenant's, for the operator, where `tenant` is None."""
         account = self._recent.find(request_id, tenant)
         if account is None:
             return None

@@ -21,13 +21,13 @@ from penstock.core.events import LoadSnapshot
 SHEDDING_FROM = 0.8
 # A fuller pool than this is under pressure: preemption, which makes up for wrong estimates, costs computation.
 PROMISED_SHARE = 0.95
-# So much of the queue's bounds may wait for memory: without a queue, blocks that become free would be idle.
+# The share of the queue's bounds that may wait for memory: without a queue, blocks that become free would be idle.
 QUEUED_FOR_MEMORY = 0.1
 SHORTEST_RETRY, LONGEST_RETRY = 1, 60
 # Seconds with a backlog after which what was measured counts a third.
 _MEMORY_SECONDS = 10.0
-# Of outputs' lengths: what is assumed of them and how many observations that is worth, how an observation fades with
-# each later one, and how many tenants' are kept.
+# The length of outputs that is assumed and its weight in observations, the factor by which an observation fades with
+# each later one, and the number of tenants whose lengths are kept.
 _PRIOR_TOKENS, _PRIOR_WEIGHT = 256.0, 4.0
 _FADING = 0.98
 _MOST_TENANTS = 1024

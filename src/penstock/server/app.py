@@ -89,7 +89,7 @@ def create_app(
         max_body_bytes: longer bodies are refused with 413.
         store: where files, batches and responses are kept; it stays the caller's. None keeps nothing, and
             `why_no_store` tells.
-        keys: who may ask; everybody where there are none.
+        keys: who may ask; without any, every client.
         admission: which requests are taken on; as the default options have it by default.
         request_timeout: seconds that any request has at most; None where it has the time that it asks for.
         local: whether a server without keys is meant for its own machine only, and needs no name of the public DNS.

@@ -1,4 +1,4 @@
-"""One line of a batch: the way that a request over HTTP takes, without the HTTP, behind everybody who waits."""
+"""One line of a batch: the way that a request over HTTP takes, without the HTTP, and behind all such requests."""
 
 import asyncio
 import contextlib

@@ -267,7 +267,7 @@ class _LinesAtWork:
         return bool(self._again or not self._exhausted)
 
     async def fill(self) -> bool:
-        """Begin as many lines as may run, if any can; False where all are done."""
+        """Begin lines up to the number that may run, if any can; False where all are done."""
         while len(self._tasks) < LINES_AT_A_TIME and self._runner.is_ready():
             line = self._again.popleft() if self._again else await self._next()
             if line is None:

@@ -1,4 +1,4 @@
-"""How many connections a server has at a time, and who has to go for whom."""
+"""How many connections a server has at a time, and which gives way to which."""
 
 import asyncio
 from typing import Protocol
@@ -34,7 +34,7 @@ class Connections:
     def add(self, connection: Idle) -> bool:
         """Take a new connection in; False where there is no room."""
         if len(self) >= self.limit:
-            # Who still reads an answer is spared.
+            # A connection whose client still reads an answer is spared.
             longest = next((each for each in self._idle if not each.transport.get_write_buffer_size()), None)
             if longest is None:
                 return False

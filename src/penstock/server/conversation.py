@@ -25,7 +25,7 @@ class Conversation:
         self._called: set[str] = set()
 
     def say(self, role: str, text: str) -> None:
-        """Somebody but the assistant said something."""
+        """Add a message of another role than the assistant's."""
         self._end_turn()
         self._messages.append(Message(role=role, content=text))
 

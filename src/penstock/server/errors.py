@@ -145,7 +145,7 @@ class StorageLimitReached(RequestError):
 
 
 class TooManyBatches(RequestError):
-    """As many batches as may have not ended."""
+    """The most batches that a tenant may have at a time have not ended."""
 
     code = "too_many_batches"
     http_status = 429
@@ -188,7 +188,7 @@ class ForeignPage(RequestError):
 
 
 class ForeignHost(RequestError):
-    """The name by which the server was reached may be anybody's."""
+    """The name by which the server was reached may belong to a stranger."""
 
     code = "foreign_host"
     http_status = 403
@@ -208,7 +208,7 @@ class InvalidApiKey(RequestError):
 
 
 class TooManyRequests(RequestError):
-    """As many requests with this API key are under way as may be."""
+    """The most requests that may be under way with this API key are."""
 
     code = "rate_limit_exceeded"
     http_status = 429

@@ -21,7 +21,7 @@ class ExplainApi:
     """The endpoints.
 
     Args:
-        whose: the tenant whose requests are told of; None for everybody's, which is the operator's to see.
+        whose: the tenant whose requests are told of; None for all tenants', which is the operator's to see.
     """
 
     def __init__(

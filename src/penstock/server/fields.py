@@ -21,12 +21,12 @@ from penstock.server.parsing import check_entries, decode_object, explain_mismat
 
 UnknownFields = Literal["refuse", "tell"]
 UNKNOWN_FIELDS: tuple[UnknownFields, ...] = ("refuse", "tell")
-# Of a response: names of the request's fields that had no effect.
+# A response's header with the names of the request's fields that had no effect.
 IGNORED_HEADER = "x-penstock-ignored"
 MOST_TOLD = 32
 MAX_NAME_LENGTH = 80
 _LONGEST_QUOTED = 42
-# Of one body.
+# The most fields without effect in one body.
 _MOST_IGNORED = 256
 
 Fields = TypeVar("Fields")

@@ -89,7 +89,7 @@ class HealthApi:
         tokens = 0
         try:
             self._engine.check_ready()
-            # Of any id, the model can say what comes next; 0 is always one.
+            # A model can say what comes after any id; 0 is always one.
             params = SamplingParams(temperature=0.0, max_tokens=PROBE_TOKENS, ignore_eos=True)
             outputs = self._engine.generate([0], params, standing=_PROBE)
             async with asyncio.timeout(self._probe_seconds), contextlib.aclosing(outputs):

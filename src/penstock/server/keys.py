@@ -1,4 +1,4 @@
-"""API keys: how they are made, the file that has their hashes, and who has one. No key itself is ever kept."""
+"""API keys: how they are made, the file that has their hashes, and which tenant has which. No key itself is kept."""
 
 import hashlib
 import hmac
@@ -32,14 +32,14 @@ _SECRET = re.compile(rf"[!-~]{{1,{MAX_KEY_LENGTH}}}")
 
 @dataclass(frozen=True)
 class Key:
-    """One key: its SHA-256, and who has it."""
+    """One key: its SHA-256, and the tenant that has it."""
 
     tenant: Tenant
     digest: bytes = field(repr=False)
 
 
 class Keyring:
-    """The keys that a server takes. Without any, everybody may ask, as one tenant."""
+    """The keys that a server takes. Without any, every client may ask, as one tenant."""
 
     def __init__(self, keys: Sequence[Key] = ()) -> None:
         """Raises ConfigurationError where two keys are one, or have one name."""
@@ -68,7 +68,7 @@ class Keyring:
 
     @property
     def tenants(self) -> list[Tenant]:
-        """Who has them, in order."""
+        """The tenants that have keys, in order."""
         return [key.tenant for key in self._keys]
 
     def find(self, secret: bytes) -> Tenant | None:

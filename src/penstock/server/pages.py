@@ -1,4 +1,4 @@
-"""Keeps pages of other sites from using a server without keys through the browser of somebody who can reach it."""
+"""Keeps pages of other sites from using a server without keys through the browser of a user who can reach it."""
 
 import ipaddress
 import socket
@@ -60,7 +60,7 @@ def is_private(host: str, names: Iterable[str]) -> bool:
     """Whether no stranger can own the name in a Host header: an address, a private name, or one of `names`."""
     name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
     name = name.strip("[]").rstrip(".").lower()
-    # Who has a domain of the public DNS has a name with a dot.
+    # A name in the public DNS has a dot.
     if "." not in name and ":" not in name:
         return True
     try:

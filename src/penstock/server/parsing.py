@@ -11,10 +11,10 @@ from penstock.core.errors import InvalidParameter, RequestError, rebuild_error
 from penstock.core.sampling import MAX_LOGIT_BIAS
 from penstock.core.text_files import without_mark
 
-# Of one conversation.
+# The most messages of one conversation, and entries of its metadata.
 MAX_MESSAGES = 16384
 MAX_METADATA = 16
-# Of one body: every value, and lists and objects, which take more memory.
+# The most values of one body, and the most lists and objects, which take more memory.
 MAX_VALUES = 1024 * 1024
 MAX_NESTED = 128 * 1024
 # Entries of what any request has, wherever it is checked further. More are refused before anything looks at each.

@@ -56,7 +56,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_body = False
-    # Of the body: since the last look; its contents; and what came around them.
+    # Bytes of the body since the last look, of its contents in all, and of what came around them.
     _body_bytes = _content_bytes = _framing_bytes = 0
     _timer: asyncio.TimerHandle | None = None
     _upgrading = False
@@ -187,7 +187,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """The client has read almost all that was written for it."""
         super().resume_writing()
-        # Of a connection that is being closed, all has to be read.
+        # A connection that is being closed is watched until its client has read all.
         if not self.transport.is_closing():
             self._stall.end()
 
@@ -209,7 +209,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _look(self) -> None:
-        """So long has passed without the end of what is awaited."""
+        """The time that was set has passed without the end of what is awaited."""
         self._timer = None
         # Bytes that the server has not read yet are not the client's fault.
         if self.flow.read_paused or (self._in_body and self._body_bytes >= LEAST_BODY_BYTES):

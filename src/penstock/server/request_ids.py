@@ -9,7 +9,7 @@ _HEADER = b"x-request-id"
 # Anthropic's clients look for this one.
 _ANTHROPIC_HEADER = b"request-id"
 _ANTHROPIC_PATHS = "/v1/messages"
-# Of W3C's Trace Context, whose own rules say what of them is one; longer than this, none is.
+# Headers of W3C's Trace Context, which has its own rules for their values. Longer ones than this are none.
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 _MAX_TRACE_HEADER = 512
 

@@ -52,7 +52,7 @@ COMPLETION_RULES: Rules = {
 EMBEDDING_RULES: Rules = {
     "safety_identifier": RULES["safety_identifier"],
 }
-# Of messages; all others that Message lacks are the client's own, too.
+# Rules for fields of messages; all others that Message lacks are the client's own, too.
 MESSAGE_RULES: Rules = {
     "annotations": Hint("They say where a text came from, which the model is not told.", ([],)),
     "audio": Refused("is not supported; only text is."),

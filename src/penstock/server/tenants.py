@@ -15,7 +15,7 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """One who may ask.
 
     Attributes:
-        name: owns what is stored; empty where the server has no keys, and everybody is the same tenant.
+        name: owns what is stored; empty where the server has no keys, and all clients are the same tenant.
         weight: how much of the engine the tenant has beside others; above 0.
         max_concurrent_requests: that are computed at a time; None for any number.
         max_stored_bytes: of files and results, and of stored responses; None for a share of what the server keeps.

@@ -70,7 +70,7 @@ _BLOCKS = {
 
 
 class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The prompt up to here is to stay in the prefix cache for so long, again from each use on; see `marks.py`."""
+    """The prompt up to here is to stay in the prefix cache for `ttl`, again from each use on; see `marks.py`."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None

@@ -46,7 +46,7 @@ _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "f
 
 
 class InputText(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
-    """Text of somebody else's message."""
+    """Text of a message that is not the assistant's."""
 
     text: str
 

@@ -203,7 +203,7 @@ class ResponseStore:
         turns, used = await self._database.run(
             lambda connection: self._conversation(connection, response_id, owner, waiting)
         )
-        # A disk that takes nothing does not keep anybody from going on.
+        # A disk that takes nothing does not keep a conversation from going on.
         with contextlib.suppress(StorageUnavailable):
             await self._database.run(lambda connection: self._mark_used(connection, used))
         return turns

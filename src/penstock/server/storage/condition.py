@@ -19,7 +19,7 @@ FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 30.0
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-# Of SQLite's errors, those that the disk is the reason of.
+# The errors of SQLite that the disk is the reason for.
 _DISK_CODES = frozenset(
     {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM}
 )
@@ -82,7 +82,7 @@ class StorageCondition:
             await asyncio.gather(task, return_exceptions=True)
 
     async def recovery(self, seconds: float) -> None:
-        """Wait so long, and where the disk has failed, no longer than until it works."""
+        """Wait for `seconds`; where the disk has failed, only until it works."""
         failed = self.failure is not None
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and not (failed and self.failure is None):

@@ -228,7 +228,7 @@ class FileStore:
         return file
 
     async def place(self, incoming: Incoming, purpose: str, filename: str, seconds: int | None) -> StoredFile:
-        """Keep the contents; the file exists once somebody has inserted it."""
+        """Keep the contents; the file exists once the caller has inserted it."""
         now, size, owner = int(time.time()), incoming.size, incoming.owner
         kept = self.limits.seconds_kept if seconds is None else seconds
         await incoming.place(self._contents / incoming.id)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 DAY = 24 * 3600
-# Of all that a server keeps, what is for one tenant whose key says nothing else, where there are several.
+# The share of all that a server keeps for one tenant whose key says nothing else, where there are several.
 TENANT_SHARE = 0.25
 
 

@@ -29,7 +29,7 @@ MIGRATIONS: Migrations = (
             record BLOB NOT NULL
         )""",
         "CREATE INDEX batches_by_status ON batches (status)",
-        # Of batches that have not ended; then they become files.
+        # Results of batches that have not ended; then they become files.
         """CREATE TABLE results (
             batch INTEGER NOT NULL REFERENCES batches (sequence) ON DELETE CASCADE,
             line INTEGER NOT NULL,
