@@ -37,9 +37,9 @@ class _Size:
 class StepCosts:
     """Seconds of a step by its size: means in which older steps weigh less, with straight lines between them.
 
-    What is smaller than all that was measured is taken to cost as much less, which is the least it can, so that it is
-    tried. What is larger goes on as the line from the smallest to the largest, since neighbours differ by chance too;
-    where these are about one size, half of what a step costs is taken to grow with it.
+    A step smaller than all measured ones is taken to cost less in proportion, which is the least it can, so that it is
+    tried. A larger one is on the line from the smallest to the largest, since neighbours differ by chance too. Where
+    these are about one size, half of a step's cost is taken to grow with it.
     """
 
     def __init__(self, *, even: bool = True) -> None:

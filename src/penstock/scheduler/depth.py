@@ -111,13 +111,13 @@ class Depths:
     def __init__(self, most: int, widest: int = 0, *, fixed: bool, text: bool = False, model: bool = True) -> None:
         """`most` tokens are drafted at a time, one behind the other, and `widest` more beside them.
 
-        Where that is `fixed`, as many always are; 0: none ever are. The `text` can be asked alone, or a `model` drafts,
-        or both.
+        Where that is `fixed`, these numbers always are; 0: none ever are. The `text` can be asked alone, or a `model`
+        drafts, or both.
         """
         self._most = most
         self._widest = widest
         self._fixed = fixed
-        # Of steps, and of those in which there are other branches.
+        # Costs of steps, and of those with other branches.
         self._costs, self._wide_costs = StepCosts(), StepCosts()
         # By whether the text alone is asked. It comes first, since it costs nothing to try.
         self._sources = {text_only: Source() for text_only in (True,) * text + (False,) * model}
@@ -191,7 +191,7 @@ class Depths:
         return right
 
     def measured(self, plan: StepPlan, result: StepResult) -> list[Drafted]:
-        """A step whose drafts were all judged took so long; what became of them."""
+        """A step whose drafts were all judged took `result.seconds`; returns what became of them."""
         facts, self._facts = self._facts, []
         self._keep(0.0)
         self._computed = result.seconds
@@ -291,7 +291,7 @@ class Depths:
             if not depths:
                 continue
             speed = self._speed(source, count, Tree(depths, widths), drafted, gained) / plain
-            # Of equals the lowest: there drafts could not be deeper.
+            # The lowest of equal ones: there drafts could not be deeper.
             if speed >= best[0]:
                 best = (speed, chance)
         return best

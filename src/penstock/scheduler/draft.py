@@ -14,10 +14,10 @@ class PlannedRow:
     """A planned row, as its commit needs it.
 
     Attributes:
-        sequence: whose.
+        sequence: the row's sequence.
         epoch: its sequence's when it was planned.
         end: the position behind it.
-        samples: who gets a token from its last position.
+        samples: the sequences that get a token from its last position.
         depth: how many tokens may be drafted behind it, one behind the other; text_only: by its text alone.
     """
 

@@ -1,8 +1,8 @@
-"""Who of several tenants comes next, and how a step's budget is shared out among them.
+"""Which of several tenants comes next, and how a step's budget is shared out among them.
 
 Virtual token counters as in "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024, section 4): what a
-tenant was served, by its weight. Of those who wait, the one with the least counter comes next. While two of them always
-have somebody waiting, what they were served differs by no more than a bound that does not grow with time.
+tenant was served, by its weight. Of those that wait, the one with the least counter comes next. While two of them
+always have waiting requests, what they were served differs by no more than a bound that does not grow with time.
 """
 
 from collections.abc import Callable, Mapping
@@ -91,8 +91,8 @@ class FairCounters:
 
     def rank(self, tenant: str) -> tuple[float, int]:
         """The sort key of turns, least first: what the tenant was served, then how many sequences it has admitted."""
-        # A tenant that was lifted has the very counter of another. Those with nothing admitted are equal, and who waits
-        # longer goes first, so that ever new tenants cannot keep one from its turn.
+        # A tenant that was lifted has the very counter of another. Those with nothing admitted are equal. Then the one
+        # that waits longer goes first, so that ever new tenants cannot keep it from its turn.
         account = self._accounts[tenant]
         return account.counter, account.admitted
 
@@ -182,7 +182,7 @@ def share_out(
 
 
 def _leader(ordered: list[tuple[str, Demand]]) -> str | None:
-    """Who wants something, less than others, and would be through before them all."""
+    """The tenant that wants something, less than others, and would be through before them all."""
     wanting = [(name, demand) for name, demand in ordered if demand.tokens]
     if len(wanting) < 2:
         return None

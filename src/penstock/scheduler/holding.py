@@ -42,7 +42,7 @@ class Holding:
         return not self._swap.num_blocks or victim.swapped is not None
 
     def attach_if_it_fits(self, sequence: Sequence, hit: int, running: int) -> Held | None:
-        """Hold the cached prefix of `hit` blocks, or what was swapped out where that is as much.
+        """Hold the cached prefix of `hit` blocks, or what was swapped out where that is at least the same.
 
         None, holding nothing, where all known tokens don't fit beside `running` other sequences.
         """

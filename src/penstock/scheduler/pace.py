@@ -23,7 +23,7 @@ LEAST_ROWS_PART = 0.25
 LEAST_ROWS = 4
 GROWTH = 2
 LEAST_VARIANCE = 0.25
-# A step has mostly decodes where it has at most this many tokens to a row. One of a short prompt costs about as much.
+# A step has mostly decodes where it has at most this many tokens to a row. One of a short prompt costs about the same.
 MOSTLY_DECODES = 1.5
 
 
@@ -44,17 +44,17 @@ class Pace:
         """
         self._target = target
         self._asked = asked
-        # Of the last step what it could have had.
+        # Tokens that the last step could have had.
         self._budget = 0
         self._decoding, self._decodes = 0.0, 0
         self._tokens = 0.0
         self._seconds = 0.0
-        # Of prompts alone: tokens in a step, and how much longer than one of decodes it takes for them.
+        # Means over steps with prompts: tokens of prompts, and seconds by which the step is longer than one of decodes.
         self._more = 0.0
         self._longer = 0.0
 
     def measured(self, plan: StepPlan, seconds: float) -> None:
-        """A step took so long; 0 where that is not known."""
+        """The step of `plan` took `seconds`; 0 where that is not known."""
         tokens = plan.num_tokens
         if seconds > 0 and tokens == len(plan.rows):
             # The first one may have been held up by what is done once.
@@ -102,8 +102,8 @@ class Pace:
 class Rows:
     """How long steps are in which mostly decodes are computed, and so how many rows they may have.
 
-    Seconds are taken to be a constant, in which weights are read, and as much for each row: the line through the last
-    steps that is nearest to them in squares, older ones weighing less. Contexts that grow make it steeper in time.
+    Seconds are taken to be a constant, in which weights are read, and the same time for each row. Both are those of the
+    line of least squares through the last steps; older ones weigh less. Contexts that grow make it steeper in time.
     """
 
     def __init__(self, target: float | None) -> None:
@@ -120,7 +120,7 @@ class Rows:
             return
         if seconds <= self._target or rows == tokens:
             self._largest = max(self._largest, rows)
-        # Where somebody comes in every step, there are none in which nothing else is computed.
+        # Where every step has a new prompt, there are no steps in which nothing else is computed.
         if tokens > MOSTLY_DECODES * rows:
             return
         if not self._rows:

@@ -1,4 +1,4 @@
-"""Who waits and who runs, in which order."""
+"""The order of the sequences that wait, and of those that run."""
 
 from bisect import insort
 from collections import deque
@@ -24,11 +24,11 @@ class OrderedQueue:
         self._sequences.remove(sequence)
 
     def first(self) -> Sequence:
-        """The one that comes before everybody else."""
+        """The one that comes before all others."""
         return self._sequences[0]
 
     def last(self) -> Sequence:
-        """The one that everybody else comes before."""
+        """The one that comes after all others."""
         return self._sequences[-1]
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class _Priority:
         self.new: dict[str, dict[int, Sequence]] = {}
 
     def first(self) -> Sequence | None:
-        """Who comes first."""
+        """The sequence that comes first."""
         candidates = [self.returning.first()] if len(self.returning) else []
         if self.new:
             candidates.append(min(self._heads(), key=self._rank))
@@ -72,7 +72,7 @@ class _Priority:
         return (next(iter(queue.values())) for queue in self.new.values())
 
     def turns(self) -> Iterator[Sequence]:
-        """All of them, in turn; counters may change, and who is given may be taken out in between."""
+        """All of them, in turn; counters may change, and a sequence that was given may be taken out in between."""
         returning = deque(self.returning)
         new = {tenant: deque(queue.values()) for tenant, queue in self.new.items()}
         while returning or new:
@@ -99,11 +99,11 @@ class _Priority:
 
 
 class WaitingQueue:
-    """Who waits, by priority; in one priority, tenants take turns as their counters say.
+    """The sequences that wait, by priority; in one priority, tenants take turns as their counters say.
 
     A sequence gets its stamp, and with it its place in the total order, at its first turn: when it is admitted, or when
     others are let past it. From then on it comes before all who have none, so that those who were preempted return
-    before anybody new is let in.
+    before a new one is let in.
     """
 
     def __init__(self) -> None:

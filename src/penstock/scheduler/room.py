@@ -1,4 +1,4 @@
-"""Who could come in now, what there is room for in batch and pool, and what those in it still have to get."""
+"""Sequences that could come in now, the room in batch and pool, and what those in it still have to get."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -10,7 +10,7 @@ from penstock.scheduler.pace import Rows
 from penstock.scheduler.queue import OrderedQueue, WaitingQueue
 from penstock.scheduler.sequence import Sequence
 
-# Of rows and of blocks, the part that is left to tenants that have few.
+# One part in this many of the rows and of the blocks is left to tenants that have few.
 RESERVED_PART = 8
 
 
@@ -104,9 +104,9 @@ class Room:
         return sequence.waits < self._config.max_prefix_waits and self._cache.next_is_pending(sequence.blocks, hit)
 
     def turns(self) -> Iterator[Sequence]:
-        """Who waits, in turn, up to somebody for whom there is no place; behind that only the first of each tenant.
+        """Those that wait, in turn, up to one that has no place; behind that only the first of each tenant.
 
-        What is left to others than the tenant whose turn it is, they can so have.
+        So other tenants can have what the tenant whose turn it is must leave to them.
         """
         for sequence in self._waiting.turns():
             if sequence.last_plan is None and not self.has_place_for(sequence):

@@ -75,7 +75,7 @@ class Scheduler:
         self._swap = SwapSpace(cache, swap_blocks)
         self._holding = Holding(cache, self._swap, self._room)
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
-        # Of the plan in the making; who was preempted for none is told with the next.
+        # Notes of the plan in the making; a sequence that was preempted for none is told with the next.
         self._notes = Notes()
         self.facts = StepFacts()
         self._ended: list[int] = []
@@ -267,7 +267,7 @@ class Scheduler:
         draft.add(sequence, count, samples, self.cache.take_updates(sequence.blocks), tree, self._depths.text_only)
 
     def _samples_of(self, sequence: Sequence, draft: Draft) -> tuple[Sequence, ...]:
-        """Who gets a token from the row's last position: the sequence, and all its forks at their first token."""
+        """The sequences that get a token from the row's last position: this one, and its forks at their first token."""
         request = sequence.request
         members = self._requests[request.request_id]
         if request.sampling.n == 1 or len(members) > 1:

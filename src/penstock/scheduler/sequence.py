@@ -23,7 +23,7 @@ class Sequence:
 
     Attributes:
         id: the handle that plans use.
-        request, sample_index: whose.
+        request, sample_index: the request, and which of its samples this is.
         order: (priority, admission stamp, sample index), the total order. Frozen from its first turn on; until then the
             stamp is NO_STAMP, and it comes after all that had theirs.
         tokens: known ids, prompt and output.
@@ -148,7 +148,7 @@ class Sequence:
         return max(0, self.to_extract - self.extracted) if self.request.pooling is None else 0
 
     def within_scores(self, count: int, scores: int) -> int:
-        """As many of the next `count` positions as can be computed where `scores` may be scored."""
+        """How many of the next `count` positions can be computed where `scores` positions may be scored."""
         # Hidden states need no such bound, being small beside logits.
         if self.unscored <= scores:
             return count
