@@ -16,7 +16,7 @@ from penstock.runtime.ceilings import measure_ceilings
 
 # A smaller weight may lie in the processor's caches, and says nothing of memory.
 _LEAST_BYTES = 64 << 20
-# Of one that is larger, so much is enough.
+# Bytes that are read of a larger weight; more would say no more.
 _MOST_BYTES = 256 << 20
 
 

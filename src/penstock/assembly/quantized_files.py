@@ -23,7 +23,7 @@ from penstock.quantization.widths import Sensitivity
 
 STATE = "quantize.json"
 PARTIAL = ".partial"
-# Of the model's other files, those that a tokenizer and a template are in.
+# Endings of the other files that are copied: tokenizers and templates are in them.
 _COPIED = (".json", ".jinja", ".model", ".txt")
 _TEMPLATES = "additional_chat_templates"
 

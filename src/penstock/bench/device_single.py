@@ -22,7 +22,7 @@ from penstock.sampling.choice import constants_of
 from penstock.sampling.noise import Purpose, position_key
 
 Launches = Callable[[], object]
-# Of random logits: a model is sure of some tokens and unsure of others.
+# Standard deviation of random logits: a model is sure of some tokens and unsure of others.
 _DEVIATION = 3
 
 

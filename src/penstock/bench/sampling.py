@@ -15,7 +15,7 @@ SAMPLING = {
     "temperature 0.7": SamplingParams(temperature=0.7, seed=1),
     "temperature 0.7, top_p 0.9": SamplingParams(temperature=0.7, top_p=0.9, seed=1),
 }
-# Of random logits: a model is sure of some tokens and unsure of others.
+# Standard deviation of random logits: a model is sure of some tokens and unsure of others.
 _DEVIATION = 3
 
 

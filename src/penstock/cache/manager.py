@@ -20,7 +20,7 @@ class SequenceBlocks:
     """The block tables of one sequence.
 
     Attributes:
-        sequence: whose.
+        sequence: the one that the tables are for.
         chain: keys of its full blocks.
         tables: per group, block ids by absolute index; RELEASED before the window.
         kept_from: per group, index of the first entry that is not released.

@@ -102,7 +102,7 @@ class BlockPool:
                 self._let_go(block)
 
     def keep(self, block: int, seconds: float) -> bool:
-        """Keep a published block for so long, and again from each use on; False where too many are kept already."""
+        """Keep a published block for `seconds`, again from each use on; False where too many are kept already."""
         keep = self._kept.get(block)
         if keep is None:
             if len(self._kept) >= self._max_kept:

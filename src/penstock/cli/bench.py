@@ -88,7 +88,7 @@ def run_bench_kernels(
     from penstock.bench.kernels import operation_names
 
     notes: list[str] = []
-    # Who computes on the processor need not wait for a driver.
+    # A benchmark on the processor need not wait for a driver.
     facts = GpuFacts() if device == "cpu" else find_gpus()
     gpu = resolve_device(device, facts, lambda _setting, value, why: notes.append(f"{value}: {why}"))
     if gpu is None and OBSTACLE is not None:

@@ -40,7 +40,7 @@ _REQUESTS = 200
 _LENGTH = "128"
 _TOKEN_IDS = "100-999"
 _SEARCH_SECONDS = 20.0
-# As many streams as one address of a server can have, since each needs a port of this machine.
+# The most streams to one address of a server: each needs a port of this machine.
 _FILES = 65536
 
 
@@ -193,7 +193,7 @@ def _allow_many_files() -> None:
 
 
 class _Shown:
-    """Tells how it goes: a bar where somebody watches, and each stage's figures when it has ended."""
+    """Tells how it goes: a bar in a terminal, and each stage's figures when it has ended."""
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self._plan, self._console = plan, console

@@ -1,4 +1,4 @@
-"""`penstock evaluate`: what smaller weights cost a model, before anybody relies on them."""
+"""`penstock evaluate`: what smaller weights cost a model, before they are relied on."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

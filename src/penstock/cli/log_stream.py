@@ -1,4 +1,4 @@
-"""Standard error as a server needs it: whatever is behind it, writing never fails and never makes anybody wait."""
+"""Standard error as a server needs it: whatever is behind it, writing never fails and never waits."""
 
 import contextlib
 import io
@@ -88,7 +88,7 @@ class LogStream(io.TextIOBase):
         # The descriptor may be closed by now.
         with contextlib.suppress(OSError, ValueError):
             for start in range(0, len(data), select.PIPE_BUF):
-                # A pipe that can be written takes so much without waiting.
+                # A pipe that can be written takes PIPE_BUF bytes without waiting.
                 if not select.select((), (self._descriptor,), (), 0)[1]:
                     return
                 os.write(self._descriptor, data[start : start + select.PIPE_BUF])

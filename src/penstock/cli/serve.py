@@ -54,7 +54,7 @@ from penstock.text.tokenizer import Tokenizer
 # through older ones once in this many times. It holds up every request for about a millisecond a thousand objects, and
 # finds little: what a request leaves behind is in no cycle (tests/server/test_garbage.py).
 GARBAGE = (5_000, 10, 10)
-# Of the resolved settings, those that limit what can be asked of the server.
+# The resolved settings that limit what can be asked of the server.
 SHOWN_AT_START = (
     "dtype",
     "quantization",
@@ -336,7 +336,7 @@ class _Storage:
 
 
 class _LoadProgress:
-    """A bar while weights load, where somebody watches."""
+    """A bar in a terminal while weights load."""
 
     def __init__(self) -> None:
         self._bar = Progress(

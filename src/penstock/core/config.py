@@ -17,8 +17,8 @@ BLOCK_SIZE = 16
 KEPT_SHARE = 0.25
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_BATCHED_TOKENS = 2048
-# Text that comes in pieces ten times a second can be read as it comes, and in so much time weights are read for many
-# tokens at once.
+# Text that comes in pieces ten times a second can be read as it comes. In this time, weights are read for many tokens
+# at once.
 DEFAULT_TARGET_ITL = 0.1
 LONGEST_TARGET_ITL = 3600.0
 # Positions of a step for batches. A request that comes meanwhile waits for its end, which comes later by the time of

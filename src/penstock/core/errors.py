@@ -15,7 +15,7 @@
     │   ├── InsufficientMemory
     │   └── AddressInUse
     ├── Overloaded              there is more to do than can be done in time (HTTP 503)
-    │   ├── QueueFull           as much waits as is allowed to
+    │   ├── QueueFull           the queue is at its limit
     │   ├── MemoryPressure      the KV pool is promised to those who came before
     │   └── SloUnreachable      the first token would come too late
     ├── DeadlineExceeded        the time for the request ran out (HTTP 504)
@@ -165,7 +165,7 @@ class Overloaded(PenstockError):
 
 
 class QueueFull(Overloaded):
-    """As many requests, or tokens of prompts, wait as the server queues."""
+    """The queue has the most requests, or tokens of prompts, that the server lets wait."""
 
     code = "queue_full"
 

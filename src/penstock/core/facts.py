@@ -188,7 +188,7 @@ class StepTotals(msgspec.Struct, frozen=True):
             branches of a tree than the likeliest.
         preemptions: sequences that lost their blocks.
         swapped_out, swapped_in, not_swapped: as steps say.
-        held: seconds in which somebody waited, by what for, in the order of `WAITS`.
+        held: seconds in which a sequence waited, by what it waited for, in the order of `WAITS`.
     """
 
     steps: int = 0

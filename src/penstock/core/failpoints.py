@@ -1,6 +1,6 @@
 """Named places in the code where a test, or an operator who tries out a failure, can make something go wrong.
 
-Nothing is armed unless somebody asks for it, and a place that is passed then costs one look at an empty table.
+Nothing is armed unless it is asked for. A place that is passed then costs one look at an empty table.
 """
 
 from collections.abc import Callable

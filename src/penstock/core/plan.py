@@ -81,7 +81,7 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
             come, and where nothing is generated; more than one where `n` samples fork at their first token.
         blocks: changes of the row's block tables.
         draft_depth: how many tokens may be drafted behind this row's last, which is then the newest that is known and
-            is sampled from; there are slots for as many positions more.
+            is sampled from; there are slots for this number of further positions.
         draft_width: how many more may be drafted beside them, as other branches of a tree that is no deeper; they need
             no slots.
         text_only: of the drafts, only what the sequence's own text says is wanted, where it drafts beside a model.
@@ -110,7 +110,7 @@ class StepPlan(msgspec.Struct, frozen=True):
     """Everything an executor needs for one step.
 
     Order of effects: end rows, begin rows, swap out, swap in, copy blocks, compute rows. What is swapped out is thus
-    read before anybody who was given its blocks writes into them, and may come back within the same plan.
+    read before a sequence that was given its blocks writes into them, and may come back within the same plan.
     """
 
     number: int

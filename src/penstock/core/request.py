@@ -21,7 +21,7 @@ class KeptPrefix(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """How a request stands to others; what is not said is as for everybody.
+    """How a request stands to others. The defaults hold for every request that says nothing else.
 
     Attributes:
         priority: lower runs first; first come, first served within one priority and tenant. From BACKGROUND_PRIORITY

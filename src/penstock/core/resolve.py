@@ -142,7 +142,7 @@ def _on_gpu(gpu: Gpu, options: EngineOptions, machine: MachineFacts) -> tuple[En
         exact=options.deterministic,
         cache_folder=None,
         memory_name=f" on {gpu.device} ({gpu.name})",
-        # Of an interpreter in this process there is nothing to measure.
+        # An interpreter in this process has no memory of its own to measure.
         measures_steps=not gpu.interpreted,
     )
     return options, facts

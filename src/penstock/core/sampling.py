@@ -216,7 +216,7 @@ def _ids(name: str, ids: Any, most: int) -> tuple[int, ...]:
     check_list(name, ids)
     if len(ids) > most:
         raise InvalidParameter(name, f"at most {most} ids are accepted.")
-    # Of a whole vocabulary, looking at each would take long.
+    # To look at each id of a whole vocabulary would take long.
     if not set(map(type, ids)) <= {int} or (ids and not (min(ids) >= 0 and max(ids) < 2**31)):
         for token in ids:
             check_integer(name, token, 0, 2**31 - 1)

@@ -60,8 +60,8 @@ class SpeculationConfig(msgspec.Struct, frozen=True):
 
     Attributes:
         proposer: "ngram" the sequence's own text, "draft" another model, "either" that or the text, "chain" another
-            model for which somebody drafts, "self" the first layers of the same one, "medusa" and "eagle" heads on its
-            hidden states.
+            model that has a proposer of its own, "self" the first layers of the same one, "medusa" and "eagle" heads
+            on its hidden states.
         draft: the other model, or the heads.
         chain: a third model, which drafts for the other one; None in a chain: the sequence's own text does.
         layers: how many layers of the same one.

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 
-# Of the GPU's memory, for blocks on their way at a time, and with what is gathered for them.
+# Bytes of the GPU's memory for the blocks that are copied at a time, and with the buffer that they are gathered in.
 STAGED_BYTES = 64 << 20
 STAGING_BYTES = 2 * STAGED_BYTES
 

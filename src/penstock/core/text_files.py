@@ -4,7 +4,7 @@ import re
 
 _MARK = b"\xef\xbb\xbf"
 _OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff")
-# As much of a file as `something_else` needs.
+# Bytes from the beginning of a file that `something_else` needs.
 HEAD = 512
 # What Python makes of bytes in a name that are not UTF-8.
 _NO_CHARACTERS = re.compile("[\ud800-\udfff]")

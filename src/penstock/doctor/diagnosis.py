@@ -10,7 +10,7 @@ from penstock.doctor.resources import HELD, Bottleneck, Resource, bottleneck, re
 from penstock.doctor.sheet import SheetRow, judge_sheet
 from penstock.observability.stats import Quantiles, SloFigures
 
-# Of requests that ended: from here on it is worth a word that clients left.
+# The share of ended requests from which on it is worth a word that clients left.
 _MANY_LEFT = 0.1
 # Tokens of prompts for each of an answer, most of them from the cache: the whole history is sent again each turn.
 _HISTORY = 20.0

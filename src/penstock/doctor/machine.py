@@ -11,7 +11,7 @@ class Quota(msgspec.Struct, frozen=True):
     """How much of the processors a container may have.
 
     Attributes:
-        cores: that many processors' time; None without a limit.
+        cores: the number of processors whose time it may use; None without a limit.
         periods, throttled: in which processes ran, and in which they were stopped for the rest of it.
         source: the file with the limit, None where there is none.
     """
@@ -75,8 +75,8 @@ class Others(msgspec.Struct, frozen=True, kw_only=True):
         seconds: for how long it was looked at.
         busy: usable processors that they kept busy, on average.
         stolen: share of the usable processors' time that the hypervisor gave to other machines.
-        cpu_pressure, memory_pressure: percent of the last ten seconds in which somebody waited for a processor, or for
-            memory.
+        cpu_pressure, memory_pressure: percent of the last ten seconds in which a process waited for a processor, or
+            for memory.
     """
 
     seconds: float

@@ -125,7 +125,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, min(end.in_flight - end.running - end.waiting for end in (self.first, self.last)))
 
     def held(self, wait: Wait) -> float:
-        """Share of the window in which somebody waited for this."""
+        """Share of the window in which a sequence waited for this."""
         return min(1.0, self.held_seconds(wait) / self.seconds)
 
     def held_seconds(self, wait: Wait) -> float:

@@ -88,7 +88,7 @@ def read_processor(threads: int | None = None, root: Path = ROOT) -> Processor:
 
 
 def _read_quota() -> Quota:
-    """The tightest quota, and how often it stopped somebody."""
+    """The tightest quota, and how often it stopped processes."""
     tightest = Quota()
     for folder in cgroup_directories("cpu"):
         quota, period = cpu_quota(folder)
@@ -148,7 +148,7 @@ def read_others(seconds: float, root: Path = ROOT) -> Others:
 
 
 def read_pressure(name: str, root: Path = ROOT) -> float | None:
-    """Percent of the last ten seconds in which somebody waited for the resource."""
+    """Percent of the last ten seconds in which a process waited for the resource."""
     for line in (_text(root / "proc/pressure" / name) or "").splitlines():
         words = dict(word.split("=", 1) for word in line.split()[1:] if "=" in word)
         if line.startswith("some") and "avg10" in words:
@@ -157,7 +157,7 @@ def read_pressure(name: str, root: Path = ROOT) -> float | None:
 
 
 def _processor_times(root: Path) -> tuple[int, int, int] | None:
-    """Ticks of the usable processors: all, those in which somebody ran, and those that were stolen."""
+    """Ticks of the usable processors: all, those in which a process ran, and those that were stolen."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     names = {f"cpu{number}" for number in os.sched_getaffinity(0)}

@@ -29,22 +29,22 @@ Name = Literal[
 
 # The share of the window in which requests waited, from which on a limit is a bottleneck.
 HELD = 0.05
-# Of the engine's time without a processor.
+# Shares from which on a resource is busy, and saturated. First, of the engine's time without a processor.
 _CONTENDED = (0.05, 0.15)
-# Of one processor, which is all that a process of Python has.
+# Of one processor's time, which is all that a process of Python has.
 _PYTHON = (0.6, 0.9)
-# Of what registers allow; what is computed on whole models stays below it.
+# Of the arithmetic that registers allow, the memory reads, and the KV pool; whole models stay below the first.
 _ARITHMETIC = (0.35, 0.6)
 _MEMORY = (0.5, 0.75)
 _KV = (0.8, 0.95)
-# Of a limit that no request waits for.
+# The use of a limit from which on it is busy although no request waits for it.
 _LIMIT_BUSY = 0.8
-# Of steps' time that is not the model's.
+# The share of steps' time that is not the model's.
 _BOOKKEEPING = (0.3, 0.5)
-# Of requests in flight, and least of them, with which only clients have to do.
+# The share of requests in flight, and the least of them, that wait for their clients alone.
 _READERS = (0.2, 0.5)
 _FEW_READERS = 2
-# Of the window in which the engine is in a step: below, it rather waits for requests.
+# The share of the window in which the engine is in a step; below it, the engine rather waits for requests.
 BUSY = 0.5
 
 

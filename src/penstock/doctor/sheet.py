@@ -15,7 +15,7 @@ from penstock.doctor.resources import BUSY, HELD, in_waiting
 
 Verdict = Literal["applies", "does not apply", "cannot be told"]
 
-# Of steps' time: prompts weigh from here on.
+# The share of steps' time from which on prompts weigh.
 _PROMPTS_WEIGH = 0.2
 # Streams notice a step with prompts in it that takes this many times a step without, and this many seconds more.
 _STALL = 2.0

@@ -34,7 +34,7 @@ logger = logging.getLogger("penstock.engine")
 
 Launch = Callable[[], Awaitable[EngineProcess]]
 
-# A request whose computation was cut off so often by the end of an engine is what ends it.
+# A request that was cut off by the end of an engine this many times is taken for the cause.
 MOST_INTERRUPTIONS = 3
 
 

@@ -210,8 +210,8 @@ class EngineCore:
     def _commit_oldest(self, began: float, planning: float) -> list[SampleOutput]:
         """Wait for the oldest step and commit it.
 
-        What was done since `began` is told as its own, `planning` being what took so long of it: so what steps tell
-        adds up to the time that has passed, however many are under way.
+        The time since `began` is told as the step's own, `planning` seconds of it for planning. So the times that steps
+        tell add up to the time that has passed, however many are under way.
         """
         step = self._begun[0]
         try:

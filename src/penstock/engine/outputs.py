@@ -162,7 +162,7 @@ class RequestState:
         return RequestTimings(journal.submitted.at, first.at if first else None, finished.at if finished else None)
 
     def push(self, event: SampleOutput, totals: StepTotals = NOTHING) -> None:
-        """Take in one event of the engine, which had done so much then.
+        """Take in one event of the engine; `totals` are the sums over its steps at that moment.
 
         Raises OutputChanged where it contradicts what came before.
         """

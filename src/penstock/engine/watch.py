@@ -11,7 +11,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         look_seconds: between two looks at the engine.
         unready_seconds: without progress, after which it does not count as ready.
-        hang_seconds: without progress, after which it is killed. A single operation of a step never takes so long.
+        hang_seconds: without progress, after which it is killed. A single operation of a step never takes that time.
         settled_seconds: an engine that served for longer is started again at once.
         first_delay, longest_delay: before the second of several restarts in a row, which doubles from then on, and at
             most.
@@ -64,7 +64,7 @@ class RestartPolicy:
         self._failures = 0
 
     def delay(self, served_seconds: float) -> float:
-        """Before starting an engine again that served for so long."""
+        """Seconds before an engine that served for `served_seconds` is started again."""
         self._failures = 0 if served_seconds >= self._patience.settled_seconds else self._failures + 1
         if self._failures <= 1:
             return 0.0

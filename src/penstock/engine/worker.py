@@ -52,7 +52,7 @@ from penstock.text.tokenizer import Tokenizer
 
 RECEIVE_BYTES = 1 << 20
 PROGRESS_INTERVAL = 0.05
-# Once nothing has happened for so long, there is time for what can wait.
+# Once nothing has happened for this time, there is time for what can wait.
 IDLE_SECONDS = 1.0
 HEARTBEAT_SECONDS = 1.0
 

@@ -35,7 +35,7 @@ class KVStorage(Protocol):
         """Keys and values of `layer`, each of the shape [num_blocks · block_size, kv_heads, head_dim] and contiguous.
 
         Bytes (`kernels.kv_bytes`) have two planes of scales beside them, [num_blocks · block_size, kv_heads], and where
-        two values share a byte [num_blocks · block_size, kv_heads, 2 · groups], of half as many bytes.
+        two values share a byte [num_blocks · block_size, kv_heads, 2 · groups], and half the bytes.
 
         Where the layout is not "slots", the shape says how much memory there is, and nothing of its order.
         """

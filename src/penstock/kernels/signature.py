@@ -33,7 +33,7 @@ class HeadLayout:
 
     @property
     def kv_width(self) -> int:
-        """Columns of all key heads; the value heads have as many."""
+        """Columns of all key heads, and of all value heads."""
         return self.kv_heads * self.head_dim
 
     @property

@@ -13,7 +13,7 @@ PARTIAL_SUFFIX = ".packed.partial"
 _OURS = re.compile(r".+-[0-9a-f]{16}\.packed")
 MOST_BYTES = 64 << 30
 SHARE_KEPT_FREE = 0.1
-# A file is written weight by weight; one that was not touched for so long belongs to a process that died.
+# A file is written weight by weight; one that was not touched for this time belongs to a process that died.
 ABANDONED_SECONDS = 600.0
 
 

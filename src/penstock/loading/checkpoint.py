@@ -25,7 +25,7 @@ GENERATION_CONFIG = "generation_config.json"
 # Tables that old releases stored and every implementation computes.
 _ALWAYS_UNUSED = ("*rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias")
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
-# Of what is read while a checkpoint is opened: shapes, states, biases.
+# Most bytes of a tensor that is read while a checkpoint is opened: shapes, states, biases.
 _MOST_READ = 1 << 20
 
 

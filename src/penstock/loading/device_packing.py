@@ -18,7 +18,7 @@ from penstock.quantization.grouped import Grouped
 from penstock.quantization.rounding import reference_int8, round_int4, round_int8
 from penstock.quantization.scaled import Fp8Blocks, RowBytes
 
-# Of each of two buffers: while one is being copied to the GPU, the other is filled from the file.
+# Size of each buffer: while one is being copied to the GPU, the other is filled from the file.
 _BUFFER_BYTES = 64 << 20
 _BUFFERS = 2
 

@@ -34,11 +34,11 @@ _GEMMA_BLOCK = {
 }
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
-# Of all published models of Llama 3; a file has their effect only.
+# Parameters of the RoPE of all published models of Llama 3; a file has their effect only.
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
 _MOST_DIVISORS = 4096
 _LARGEST_GEMMA3_LAYERS = 62
-# Every so manieth layer sees everything.
+# One layer in this many sees the whole context.
 _GEMMA3_PATTERN = 6
 # The kind of special tokens, and those that end a turn in whatever model has them; files often name only one.
 _CONTROL = 3

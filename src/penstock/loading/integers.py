@@ -133,7 +133,7 @@ def kept_on_gpu(parts: Sequence[Entry], *, fp8: bool) -> NativeForm | Fp8Form | 
 
 
 def _bytes_on_gpu(form: NativeForm | Fp8Form, outputs: int, inputs: int) -> int:
-    """With scales, and zeros; fewer bits than 4 take as many."""
+    """Bytes with scales and zeros; integers of fewer than 4 bits take 4."""
     if isinstance(form, Fp8Form):
         return form.nbytes(outputs, inputs)
     if form.format == "int8":

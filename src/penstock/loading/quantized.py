@@ -36,7 +36,7 @@ class QuantizedEntry:
         bits: of a number.
         parts: the tensors, by what they are in the layout.
         block: for "scaled" the rows and columns that share a scale.
-        group: how many inputs share a scale of integers that kernels may take; 0 where not as many do in each group.
+        group: how many inputs share a scale of integers that kernels may take; 0 where groups differ in that.
         group_of: the group of each input, in int32, where those of a group do not stand together.
     """
 
@@ -143,7 +143,7 @@ def _matrix(entry: TensorEntry) -> tuple[int, int]:
 
 
 def _group(scales: TensorEntry, inputs: int, groups: int, order: TensorEntry | None, read: Reader) -> tuple[int, bytes]:
-    """How many inputs share a scale, 0 where not all groups have as many; each one's group, where they stand apart."""
+    """How many inputs share a scale, 0 where groups differ in that; each input's group, where they stand apart."""
     if order is None:
         if inputs % groups != 0:
             raise ModelFileError(f"{inputs} inputs cannot be in the {groups} equal groups that {scales.name} is for.")
@@ -159,7 +159,7 @@ def _group(scales: TensorEntry, inputs: int, groups: int, order: TensorEntry | N
 
 def _bits(words: int, count: int) -> int:
     """The bits of each of `count` integers in `words` words; 0 where that cannot be, or cannot be told."""
-    # Fewer integers than a word has bits may take as many words whether they are wider by one or not.
+    # Fewer integers than a word has bits may take the same number of words although they are wider by one bit.
     bits = words * 32 // count if count >= 32 else 0
     return bits if 1 <= bits <= _MOST_BITS and -(-count * bits // 32) == words else 0
 

@@ -65,7 +65,7 @@ class Account:
         outcome: how it has ended.
         ttft: seconds until its client got to see something; `missed` are the service levels that it missed.
         line: whether it is one of a batch.
-        summary: what was told of it in short, once somebody has asked after its end.
+        summary: what was told of it in short; None until a client has asked after its end.
     """
 
     id: str

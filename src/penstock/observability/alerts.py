@@ -17,7 +17,7 @@ class Rule:
 
     Attributes:
         holds: PromQL that has a value where something is wrong.
-        lasting: how long it has to be before anybody is told.
+        lasting: how long it has to last before the alert is sent.
         means: what is wrong, in a sentence; `does`: what helps.
     """
 

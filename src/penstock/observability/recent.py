@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 from penstock.observability.account import Account
 
-# Of requests that have ended; of those that failed or missed what was promised; of those that were not taken on; of
-# batches' lines.
+# The most accounts of requests that have ended; of those that failed or missed what was promised; of those that were
+# not taken on; and of batches' lines.
 MOST_RECENT = 1024
 MOST_NOTED = 256
 MOST_REFUSED = 256
 MOST_LINES = 256
-# Of the prompts of all accounts of one kind, and of their tokens where they are kept: a request may have very many.
+# The most prompts of all accounts of one kind, and the most of their tokens where those are kept.
 MOST_PROMPTS = 1 << 13
 MOST_TOKENS = 1 << 21
 
@@ -96,7 +96,7 @@ class Recent:
             self._keep(self._recent, account)
 
     def find(self, request_id: str, tenant: str | None) -> Account | None:
-        """The account of a tenant's request, by any of its ids; of anybody's where `tenant` is None."""
+        """The account of a tenant's request, by any of its ids; of any tenant's where `tenant` is None."""
         found = self._by_id.get(request_id)
         if found is not None and tenant in (None, found.tenant):
             return found
@@ -106,7 +106,7 @@ class Recent:
         return next(others, None)
 
     def all(self, tenant: str | None) -> list[Account]:
-        """A tenant's accounts, or everybody's where `tenant` is None; those of the newest requests first.
+        """A tenant's accounts, or all tenants' where `tenant` is None; those of the newest requests first.
 
         By when the server got to them: when they arrived is known to a few milliseconds only.
         """

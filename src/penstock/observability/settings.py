@@ -10,7 +10,7 @@ from penstock.core.slo import Slo
 from penstock.observability.stats import Settings
 
 _MOST_COST = 1e9
-# Steps aim for so much of a service level: some take longer than they should, and what comes of them has to be sent.
+# Steps aim for this share of a service level: some take longer than they should, and their tokens have to be sent.
 AIM = 0.85
 
 

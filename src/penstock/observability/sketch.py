@@ -17,7 +17,7 @@ LEAST, MOST = 1e-6, 2592000.0
 
 _GROWTH = (1 + ACCURACY) / (1 - ACCURACY)
 _index_of_log = partial(mul, 1 / math.log(_GROWTH))
-# Of the bucket (growth^(i-1), growth^i], the number that is nowhere farther off than the accuracy.
+# Times growth^i: the number that differs from none of the bucket (growth^(i-1), growth^i] by more than the accuracy.
 _MIDDLE = 2 / (_GROWTH + 1)
 MOST_BUCKETS = math.ceil(_index_of_log(math.log(MOST))) - math.ceil(_index_of_log(math.log(LEAST))) + 1
 

@@ -1,4 +1,4 @@
-"""The spans of a request's trace, made of its account and its explanation. Pure: it knows nothing of who exports them.
+"""The spans of a request's trace, made of its account and its explanation. Pure: it knows nothing of the exporter.
 
 Names are those of OpenTelemetry's semantic conventions for HTTP servers and for generative AI where they have one, and
 begin with `penstock.` where they have none. No text of a prompt or an answer is in any attribute, and of what clients
@@ -15,7 +15,7 @@ from penstock.observability.metrics import Endpoint
 Attribute = str | bool | int | float | Sequence[str]
 
 _NANOSECONDS = 1e9
-# Of requests over HTTP.
+# Routes of requests over HTTP.
 _ROUTES: dict[Endpoint, str] = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
@@ -123,7 +123,7 @@ def _http(account: Account, route: str, scheme: str) -> dict[str, Attribute]:
         "url.path": route,
         "url.scheme": scheme,
     }
-    # Who has gone may not have got the head of an answer.
+    # A client that has gone may not have got the head of an answer.
     if account.status is not None:
         attributes["http.response.status_code"] = account.status
     return attributes
@@ -133,7 +133,7 @@ def _generation(account: Account, told: Explanation, model: str | None, operatio
     attributes: dict[str, Attribute] = {"gen_ai.operation.name": operation, "gen_ai.provider.name": "penstock"}
     if account.code is not None:
         attributes["error.type"] = account.code
-    # Of a request that was not taken on, none of the rest is known to be what its client meant.
+    # Where a request was not taken on, its further fields may not be what its client meant.
     if account.taken_on is None:
         return attributes
     if model is not None:

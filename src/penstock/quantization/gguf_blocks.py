@@ -73,7 +73,7 @@ def _pairs(packed: Tensor) -> Tensor:
 
 
 def _scaled(integers: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
-    """[count, 256] numbers of signed `integers` in as many sub-blocks as there are `scales` [count, sub-blocks]."""
+    """[count, 256] numbers of signed `integers`, in one sub-block for each of the `scales` [count, sub-blocks]."""
     factors = scale * scales.float()
     return (factors[:, :, None] * integers.float().reshape(*factors.shape, -1)).flatten(1)
 

@@ -100,7 +100,7 @@ def quantize_gptq(
 
 
 def _inverse_factor(hessian: Tensor, damping: float) -> Tensor:
-    """The upper Cholesky factor of the inverse (section 3, step 3), with as much damping as it takes."""
+    """The upper Cholesky factor of the inverse (section 3, step 3), with the least damping that has one."""
     mean = float(hessian.diagonal().mean())
     for attempt in range(_TRIES):
         damped = hessian.clone()

@@ -68,7 +68,7 @@ class Grouped:
 
 
 def stacked(parts: Sequence[Grouped]) -> Grouped:
-    """Matrices of as many bits in the same groups of the same inputs, one below the other."""
+    """Matrices with the same bits, inputs and groups, one below the other."""
     if len(parts) == 1:
         return parts[0]
     zeros = None

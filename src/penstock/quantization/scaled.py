@@ -84,7 +84,7 @@ def scaled(values: Tensor, scales: Tensor, block: tuple[int, int], zeros: Tensor
     across = -(-inputs // columns)
     factors = scales.float().reshape(-1, across)
     less = None if zeros is None else zeros.float().reshape(-1, across)
-    # As many rows of blocks at a time as a few rows of numbers, or one.
+    # At a time, the rows of blocks that are about `_ROWS` rows of numbers, or one row of blocks.
     step = max(1, _ROWS // rows)
     for first in range(0, factors.shape[0], step):
         places = slice(first, first + step)

@@ -19,7 +19,7 @@ PIECE_BYTES = 2 << 20
 # Bytes that are made ready behind the rows in use while no request waits, in all arrays together.
 IDLE_BYTES = 256 << 20
 PAGE_BYTES = mmap.PAGESIZE
-# Of madvise(2): Linux 5.14 and later.
+# An advice of madvise(2), for Linux 5.14 and later.
 POPULATE_WRITE = 23
 
 
@@ -98,5 +98,5 @@ class Ahead:
         return self._helper.submit(self._populate, first, self._ready, can_wait)
 
     def _populate(self, first: int, end: int, can_wait: bool) -> bool:
-        """On the helper's thread. What can wait stops between two arrays once somebody has come."""
+        """On the helper's thread. What can wait stops between two arrays once a request has come."""
         return all((self._idle or not can_wait) and populate(array, first, end) for array in self._arrays)

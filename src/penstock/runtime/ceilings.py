@@ -12,7 +12,7 @@ from penstock.kernels.cpu.native import native
 
 # More than the caches of most processors hold.
 _READ_BYTES = 256 << 20
-# Of each figure; all together take less than half a second, most of it for memory to read.
+# For each figure; all together take less than half a second, most of it for memory to read.
 _SECONDS = 0.03
 # Calls of about a millisecond: where others run too, some are not disturbed. All pieces in turn fill any cache.
 _PIECE_BYTES = 32 << 20

@@ -111,9 +111,9 @@ class ModelExecutor:
         self._learner: Learner | None = proposer if isinstance(proposer, Learner) else None
         self._tables = tables
         self._rows: dict[int, Row] = {}
-        # Of the sequences that become vectors.
+        # The sums for sequences that become vectors.
         self._pools: dict[int, Pool] = {}
-        # Of the step under way.
+        # Seconds of the step under way.
         self._sampling_seconds = self._drafting_seconds = 0.0
         # Steps that the device is computing, the oldest first.
         self._launched: deque[LaunchedStep] = deque()

@@ -59,7 +59,7 @@ class HostBlocks:
                 plane.index_copy_(1, places, part)
 
     def _batches(self, swaps: Sequence[BlockSwap]) -> Iterator[tuple[Sequence[BlockSwap], Tensor]]:
-        """As many swaps as are staged at a time, and their places in the pool."""
+        """The swaps that are staged at a time, and their places in the pool."""
         places = brought([swap.block for swap in swaps], self._device)
         for first in range(0, len(swaps), self._staged):
             yield swaps[first : first + self._staged], places[first : first + self._staged]
@@ -81,7 +81,7 @@ def _runs(swaps: Sequence[BlockSwap]) -> Iterator[tuple[int, int]]:
 
 
 def _memory(rows: int, words: int) -> Tensor:
-    """Memory of this process; raises InsufficientMemory where there is not so much."""
+    """Memory of this process; raises InsufficientMemory where there is not enough."""
     try:
         return torch.empty((rows, words), dtype=_WORD)
     except RuntimeError as error:

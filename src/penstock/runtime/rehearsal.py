@@ -36,7 +36,7 @@ def largest(limits: SchedulerConfig, longest: int, decodes: int, groups: int, bl
         count = min(left, longest)
         rows.append((0, count))
         left -= count
-    # Of one token are decodes, which come first.
+    # Rows of one token are decodes, which come first.
     rows.sort(key=lambda row: row[1] > 1)
     wanted = limits.max_num_seqs * (1 + limits.draft_depth + limits.draft_width) + limits.max_scored_positions
     return rehearsal(rows, min(wanted, sum(count for _, count in rows)), groups, block_size)

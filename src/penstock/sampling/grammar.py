@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _Key = tuple[str, str, str]
 
 MAX_CACHED = 128
-# Only as much of a stack takes memory as is used.
+# Only the used part of a stack takes memory.
 _STACK_BYTES = 512 * 1024 * 1024
 # The size is one setting for all threads that are started.
 _stack_size = threading.Lock()

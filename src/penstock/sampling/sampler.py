@@ -49,7 +49,7 @@ class Place(NamedTuple):
     """Where a token is to be chosen.
 
     Attributes:
-        row: whose.
+        row: the one that the token is for.
         logits_row: which row of the logits is its own; samples of one prompt may share one.
         ahead: how many tokens come before it that are not chosen yet; the row has to be foreseeable.
     """
@@ -150,7 +150,7 @@ class Sampler:
         begun = self._begun(self._on_device, logits, there) if there else None
         if not here:
             return begun.read() if begun else []
-        # Of the logits, what is not chosen from where they are is brought here, and nothing else.
+        # Only the logits that are not chosen from on their device are brought here.
         wanted = sorted({place.logits_row for place in here})
         if len(wanted) < len(logits):
             logits = logits.index_select(0, torch.tensor(wanted, device=logits.device))

@@ -1,4 +1,4 @@
-"""Which of the tokens that somebody has in mind for each place are drafted, as a tree."""
+"""Which of the tokens that a proposer names for each place are drafted, as a tree."""
 
 import heapq
 import operator

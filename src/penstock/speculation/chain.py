@@ -1,4 +1,4 @@
-"""Drafts in a chain: somebody cheaper drafts for the model that drafts.
+"""Drafts in a chain: a cheaper proposer drafts for the model that drafts.
 
 Chen et al., "Cascade speculative drafting for even faster LLM inference", NeurIPS 2024. The draft model says what it
 would without that, since it chooses with random numbers that are a position's own (`verifier.py`); but where it agrees
@@ -72,7 +72,7 @@ class Chain:
         return [said[row.sequence] for row in wanted]
 
     def _round(self, rows: Sequence[Wanted]) -> list[Proposal]:
-        """The next tokens of each row: a step's, where somebody guesses them, and else all that are wanted."""
+        """The next tokens of each row: those of one step where they are guessed, otherwise all that are wanted."""
         near = [row for row in rows if row.depth > 1 and self._larger.near(row)]
         asked = [row._replace(depth=min(row.depth - 1, WIDTH)) for row in near]
         found = self._smaller.propose(asked) if asked else []

@@ -21,7 +21,7 @@ from penstock.speculation.decoding import Decode
 from penstock.speculation.pieces import Piece, gather_pieces
 from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, agreeing, draft_choice
 
-# Positions that are made up for in one step: a long prompt must not hold up everybody's next token.
+# Positions that are made up for in one step: a long prompt must not hold up every sequence's next token.
 CATCH_UP = 512
 
 
@@ -57,7 +57,7 @@ class _Blocks:
         self._whole = np.zeros(num_blocks, np.bool_)
 
     def clear_blocks(self, blocks: list[int]) -> None:
-        """The blocks are somebody else's now."""
+        """The blocks belong to other sequences now."""
         self._storage.clear_blocks(blocks)
         self._whole[blocks] = False
 
@@ -133,7 +133,7 @@ class DraftModel:
                 self._blocks.forget(self._table(table, row.start + 1), row.start)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        """Decode as many tokens as are wanted, for all rows together that are not too far behind."""
+        """Decode the tokens that are wanted, for all rows together that are not too far behind."""
         asked, late = self._within_reach(wanted)
         if late:
             self._model.run(self._gather(late)[0])
@@ -149,7 +149,7 @@ class DraftModel:
             proposals = self._decode(batch, depths, widths, choices)
             for (row, piece), proposal in zip(ordered, proposals, strict=True):
                 found[row.sequence] = proposal
-                # Of other branches nothing is computed.
+                # Nothing is computed of other branches.
                 self._tracks[row.sequence].guessed([*row.ahead, *proposal.tokens[: row.depth]])
                 self._mark(row, piece.start)
         return [found.get(row.sequence, NONE) for row in wanted]
@@ -159,7 +159,7 @@ class DraftModel:
         return self._missing(row)[1] <= self._tables.block_size
 
     def judge(self, rows: Sequence[Wanted], guesses: Sequence[Sequence[int]], sampler: Sampler) -> list[Proposal]:
-        """What the model says where somebody has guessed: of each row's guesses those that it makes too, and a token.
+        """What the model says of guesses: for each row the guesses that it makes too, and one token more.
 
         One step computes all; the rows are near.
         """

@@ -119,7 +119,7 @@ class EagleProposer:
         self._tracks.pop(sequence, None)
 
     def propose(self, wanted: Sequence[Wanted]) -> list[Proposal]:
-        """Decode as many tokens as are wanted, for all rows together."""
+        """Decode the tokens that are wanted, for all rows together."""
         known = [row for row in wanted if self._tracks[row.sequence].ready]
         if not known:
             return [NONE for _ in wanted]

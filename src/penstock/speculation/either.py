@@ -17,7 +17,7 @@ HOPE = 0.6
 
 
 class _Source:
-    """One of those who draft: how often it has been right, for everybody and lately for each sequence."""
+    """One of the proposers: how often it has been right, for all sequences and lately for each."""
 
     def __init__(self) -> None:
         self._common = Acceptance()

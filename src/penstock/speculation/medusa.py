@@ -56,7 +56,7 @@ class MedusaProposer:
         self._seen[sequence] = states
 
     def observe(self, sequence: int, gained: int) -> None:
-        """The last of the tokens came from the state at as many positions as there are before it."""
+        """The state that the last of the `gained` tokens came from is kept for the next drafts."""
         seen = self._seen.pop(sequence, None)
         if seen is not None:
             self._newest[sequence] = seen[gained - 1].clone()

@@ -19,7 +19,7 @@ from penstock.speculation.tree import chain
 LONGEST = 4
 SHORTEST = 2
 # Tokens that are taken in in a step, and looked through of what finished requests have said: each time two or three
-# milliseconds, since long prompts must not hold up everybody's next token.
+# milliseconds, since long prompts must not hold up every sequence's next token.
 CATCH_UP = 1 << 16
 FINISHED_CATCH_UP = 4096
 # Earlier places of a run that are looked at for something else that has followed.
@@ -100,7 +100,7 @@ class _History:
             end = start + len(run) - 1
 
     def newest(self, ahead: Sequence[int]) -> list[int]:
-        """As many of them as may have to have stood together."""
+        """The newest tokens, up to `LONGEST`, with those `ahead`: a place is looked for where they stood before."""
         return [*self._tokens[-LONGEST:], *ahead[-LONGEST:]][-LONGEST:]
 
     def _from(self, place: int, count: int, ahead: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ class Piece(NamedTuple):
         start: its first position.
         tokens: from there on.
         table: the sequence's row of the block tables.
-        guesses: how many of the tokens, the last ones, somebody has guessed.
+        guesses: how many of the tokens, the last ones, are guessed.
     """
 
     start: int

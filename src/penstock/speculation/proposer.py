@@ -20,7 +20,7 @@ class Wanted(NamedTuple):
         depth: the most tokens, one behind the other.
         state: how its next tokens will be chosen.
         table: its row of the block tables.
-        ahead: what somebody has drafted already, which they are to follow.
+        ahead: what is drafted already, which they are to follow.
         width: how many tokens more there may be beside these, in other branches of a tree.
         text_only: only what the sequence's own text says is wanted.
     """

@@ -42,7 +42,7 @@ _MESSAGE_FIELDS = frozenset(
     | {"reasoning_content", "thinking", "text", "description", "parameters", "properties", "required"}
 )
 
-# What a template gets without anybody asking for it.
+# What a template always gets.
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 
 NO_TOKENIZER_FOR_TEMPLATE = "--chat-template needs a tokenizer, and this model has none; name one with --tokenizer."

@@ -28,7 +28,7 @@ _TRIED = (
 
 
 def tokenizer_metadata(original: Tokenizer, rows: int) -> dict[str, Any]:
-    """The metadata of a tokenizer in a checkpoint's directory, with as many tokens as the model has `rows` for.
+    """The metadata of a tokenizer in a checkpoint's directory, with `rows` tokens, as the model has them.
 
     Raises TokenizerError where a file that says it would encode some text otherwise.
     """

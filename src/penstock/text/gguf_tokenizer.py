@@ -32,7 +32,7 @@ _PATTERNS = {
 # As GPT-2 has it, of some with each digit by itself.
 _AS_GPT2 = ("gpt-2",)
 _SINGLE_DIGITS = ("starcoder", "refact", "command-r", "smollm")
-# Of these, a word that is a token is one, whatever merges say, and a text begins with the token for that.
+# With these, a word that is a token is one, whatever merges say, and a text begins with the token for its beginning.
 _WHOLE_WORDS = ("llama-bpe",)
 _COMPOSED = ("qwen2",)
 # Other names for the same, and what files that name nothing are by their architecture.

@@ -1,6 +1,6 @@
 """Conversations as clients send them, in the shapes that a chat template keeps.
 
-What a template takes as it is stays as it is. Nothing that somebody said, called or got is lost on the way: what a
+What a template takes as it is stays as it is. Nothing that was said, called or answered is lost on the way: what a
 template would leave out or refuse in one shape is given to it in another, by what `TemplateCapabilities` says.
 """
 

@@ -6,7 +6,7 @@ from penstock.core.sampling import ReasoningBudget
 from penstock.text.reasoning import ReasoningParser
 from penstock.text.table import TokenStream
 
-# Of a character's four bytes, those that may still come when the first has.
+# Bytes of a character of four that may still come when its first has come.
 _MOST_TO_COMPLETE = 3
 
 

@@ -15,13 +15,13 @@ MAX_STEPS = 2_000_000
 MAX_SECONDS = 10.0
 # Characters of any text.
 MAX_OUTPUT = 8 * 1024 * 1024
-# Of any list.
+# Values of any list.
 MAX_ITEMS = 1024 * 1024
 # Bytes of all values that are made.
 MAX_MADE = 256 * 1024 * 1024
 # What a rendering that others wait for has.
 MOMENT_SECONDS = 0.02
-# Of a rendering that only tries a template out, on a few short messages.
+# Steps of a rendering that only tries a template out, on a few short messages.
 TRIAL_STEPS = 50_000
 
 # Text can be written to a block, a macro's result, and from there again.

@@ -191,7 +191,7 @@ def figure_values(outcomes: Sequence[Outcome], name: str) -> list[float]:
 
 def in_flight(outcomes: Sequence[Outcome]) -> list[tuple[float, int]]:
     """From each time on, how many requests were in flight."""
-    # Who ends at a time makes room for who begins at it.
+    # Of changes at one time, ends come first: they make room for what begins.
     changes = sorted([(o.ended, -1) for o in outcomes] + [(o.started, 1) for o in outcomes])
     return list(zip((time for time, _ in changes), accumulate(change for _, change in changes), strict=True))
 

@@ -12,7 +12,7 @@ from penstock.bench.load.workload import Block, Turn
 from penstock.core.errors import ConfigurationError
 
 _LONGEST_SHOWN = 300
-# Of fewer words, prompts would be too much alike.
+# With fewer words, prompts would be too much alike.
 _ENOUGH_WORDS = 16
 
 

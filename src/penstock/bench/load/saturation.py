@@ -12,7 +12,7 @@ SECONDS = 4.0
 ARRIVALS = 40
 # Chance alone moves a queue by about the square root of the arrivals.
 _DEVIATIONS = 3.0
-# Of what arrives; a queue that grows more slowly would still be short at the end of a run.
+# Share of the arrivals. A queue that grows more slowly would still be short at the end of a run.
 _SHARE = 0.1
 
 

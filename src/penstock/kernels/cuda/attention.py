@@ -70,7 +70,7 @@ def _segment(
     mixed = tl.zeros([BLOCK_M, PADDED], tl.float32)
     for at in range(begin, stop, BLOCK_N):
         place = at + tl.arange(0, BLOCK_N)
-        # Entries of the table before the window and behind the context are anybody's, and are not read.
+        # Entries of the table before the window and behind the context may be other rows', and are not read.
         there = (place >= low) & (place < stop)
         block = tl.load(table + place // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
         entry = (block * BLOCK_SIZE + place % BLOCK_SIZE) * KV_HEADS + head
@@ -199,7 +199,7 @@ def attend_kernel(
 
     qkv [tokens, fused width] in TYPE; output [tokens, query width]; with SPLIT, whose tiles have one query each,
     partial_mixed float32 [splits, tiles, query heads, PADDED] and partial_states float32 [splits, tiles, query heads,
-    2] instead. A SEGMENT of 0 cuts a tile's context into as many equal parts as there are splits.
+    2] instead. A SEGMENT of 0 cuts a tile's context into equal parts, one for each split.
     """
     tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     SHARE: tl.constexpr = QUERY_HEADS // KV_HEADS

@@ -20,7 +20,7 @@ from penstock.kernels.cuda.step import BEFORE_TABLES, DeviceStep, Staging, array
 
 # Batch sizes that there are graphs of: steps of a batch between two take as long as those of the larger.
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-# Steps between two captures while there is no idle time: each of these is a short wait for somebody.
+# Steps between two captures while there is no idle time: each of these is a short wait for the rows of the step.
 _STEPS_BETWEEN = 64
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from penstock.observability.explain.explanation import Cause, CauseCode, Verdict
 from penstock.observability.explain.phases import Course
 from penstock.observability.explain.wording import duration, number
 
-# What came on top of decoding is told where it is so much of the whole.
+# What came on top of decoding is told where it is at least this share of the whole.
 _WORTH_TELLING = 0.1
 
 _Sentence = Callable[[Course], str]
@@ -76,7 +76,7 @@ _SETTINGS: dict[CauseCode, str] = {
     "decode": "max_tokens",
 }
 
-# Of causes as they are named beside another.
+# Names of causes beside another.
 NAMES: dict[CauseCode, str] = {
     "busy_server": "the wait until the server got to it",
     "slow_upload": "the time that its body took to arrive",

@@ -59,7 +59,7 @@ class JsonValue:
         self._expected = _VALUE
         self._containers: list[str] = []
         self._in_key = False
-        # Of a number its part, of a word the letters that are missing, of \u the digits that are.
+        # The part of a number that is there, and the letters of a word or digits of \u that are missing.
         self._part = ""
         self._rest = ""
 

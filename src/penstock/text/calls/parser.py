@@ -52,7 +52,7 @@ class CallParser(abc.ABC):
         self._pieces: list[Piece] = []
         # What is taken and not told: white space, and then what may be the beginning of a call.
         self._held: list[str] = []
-        # Of an opener, or of what is expected, the part that is there.
+        # The part that is there of an opener, or of what is expected.
         self._partial = ""
         # Whether nothing but white space has come since the last call.
         self._after_call = False

@@ -53,7 +53,7 @@ class PythonValue:
         # What may come between values: "value", "key", "colon" or "next".
         self._expected = "value"
         self._quote = ""
-        # Of an escape: how many digits it has, and those that are there.
+        # How many digits an escape has, and those that are there.
         self._hex = (0, "")
         self._mode: Callable[[str, int], int] = self._between
 

@@ -121,7 +121,7 @@ class TaggedReader(NotationReader):
         self._key: list[str] = []
         self._arguments = 0
         self._value: _TextValue | _WholeValue = _TextValue(tags.padded)
-        # Of a tag that may be there, the part that is.
+        # The part that is there of what may be a tag.
         self._partial = ""
         self._expected: tuple[str, ...] = (tags.name_begin,)
 

@@ -51,7 +51,7 @@ _MOST_ALTERNATIVES = 1000
 # Expressions of one schema, and names that one is tried on. Each is compiled, in some 0.2 ms.
 _MOST_TRIED = 1000
 _NOT_TRIED = f"no more than {_MOST_TRIED} expressions, and names for them, are looked at"
-# Of a path, in characters. A name can be as long as the schema, and a thousand keywords can be below it.
+# Characters of a path. A name can be as long as the schema, and a thousand keywords can be below it.
 _LONGEST_TOLD = 200
 _NOTHING = object()
 
@@ -130,7 +130,7 @@ class _Walk:
         self.unenforced.append(Unenforced(path, why))
 
     def _may_try(self, count: int) -> bool:
-        """Whether as much as this may still be compiled."""
+        """Whether `count` more expressions may still be compiled."""
         self._tried += count
         return self._tried <= _MOST_TRIED
 
@@ -266,7 +266,7 @@ class _Walk:
             found.pop("maxProperties", None)
         least, most = least - len(required), most - len(required)
         is_counted = not (in_place or found.keys() & IN_PLACE)
-        # Of optional properties it counts no more than one.
+        # It counts no more than one optional property.
         if is_counted and (named <= required or (not is_open and least <= 1 and most in (1, math.inf))):
             return
         for key in ("minProperties", "maxProperties"):
