@@ -15,13 +15,14 @@ from penstock.kernels.kv_bytes import from_bytes, to_bytes
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import Attention, WriteKV
 from support.operations import Bench, assert_rows_are_alone, obstacle
+from support.pairing import paired
 
 TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn, "int4": torch.uint8}
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 4e-2}
 DTYPES = (torch.float32, torch.bfloat16)
 ON_CACHE = [case for case in CASES if isinstance(case.operation, Attention | WriteKV) and case.use != "bench"]
 # Integers of 4 bits take heads of whole pairs of groups.
-FITTING = [(case, kept) for case in ON_CACHE for kept in TYPES if kept != "int4" or case.kv.head_dim % 64 == 0]
+FITTING = [(case, kept) for kept in TYPES for case in ON_CACHE if kept != "int4" or case.kv.head_dim % 64 == 0]
 
 
 def chosen(case: Case, implementations: tuple[Implementation, ...]) -> Implementation:
@@ -65,10 +66,9 @@ def test_is_attention_over_what_bytes_mean(case: Case, kept: str, dtype: torch.d
     assert torch.equal(bench.run(mine).outputs[0], plain.run(mine).outputs[0])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "case, kept",
-    [pair for pair in ATTENDING if pair[0].tokens <= 200],
+    "case, kept, dtype",
+    paired([pair for pair in ATTENDING if pair[0].tokens <= 200], DTYPES),
     ids=lambda value: str(getattr(value, "name", value)),
 )
 def test_a_row_is_the_same_alone(case: Case, kept: str, dtype: torch.dtype) -> None:

@@ -13,6 +13,7 @@ from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
 from support.operations import Bench, assert_rows_are_alone, obstacle
+from support.pairing import paired
 
 CASES = tuple(case for case in ALL if case.use != "bench")
 DTYPES = (torch.float32, torch.bfloat16)
@@ -66,36 +67,35 @@ def test_needed_inputs_are_left_alone(case: Case, implementation: Implementation
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "case, implementation",
-    # The reference computes attention token by token, so long batches show nothing new.
-    _pairs(tuple(entry for entry in IMPLEMENTATIONS if entry.row_function), tokens=200),
-)
-def test_row_function(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
-    """A row alone gives the same bits as in the batch, wherever an implementation declares that."""
-    if reason := obstacle(implementation, dtype):
-        pytest.skip(reason)
-    bench = Bench(case, dtype)
-    assert_rows_are_alone(bench, implementation)
-
-
 @pytest.fixture
-def three_threads() -> Iterator[None]:
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
+    torch.set_num_threads(request.param)
+    yield request.param
     torch.set_num_threads(before)
 
 
-@pytest.mark.usefixtures("three_threads")
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# The reference computes attention token by token, so long batches show nothing new.
+ALONE = [
+    pair.values for entry in IMPLEMENTATIONS for pair in _pairs((entry,) if entry.row_function else (), tokens=200)
+]
+
+
 @pytest.mark.parametrize(
-    "case, implementation", _pairs(tuple(entry for entry in IMPLEMENTATIONS if entry.row_function), tokens=200)
+    "case, implementation, dtype, threads",
+    paired(ALONE, DTYPES, (1, 3)),
+    indirect=["threads"],
+    ids=lambda value: f"{value.op}/{value.name}" if isinstance(value, Case) else str(getattr(value, "name", value)),
 )
-def test_row_function_with_threads(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
-    """Where threads share a batch, the row's place in it decides where they cut it."""
-    test_row_function(case, implementation, dtype)
+def test_row_function(case: Case, implementation: Implementation, dtype: torch.dtype, threads: int) -> None:
+    """A row alone gives the same bits as in the batch, wherever an implementation declares that.
+
+    Where threads share a batch, the row's place in it decides where they cut it.
+    """
+    if reason := obstacle(implementation, dtype):
+        pytest.skip(reason)
+    assert torch.get_num_threads() == threads
+    assert_rows_are_alone(Bench(case, dtype), implementation)
 
 
 @pytest.mark.parametrize(

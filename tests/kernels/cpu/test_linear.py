@@ -41,11 +41,10 @@ ROWS = (*range(1, 14), 24, 25, 64, 192)
 MOST_ROWS = 193
 
 
-@pytest.fixture(params=[1, 2, 3])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
     before = native.threads()
-    native.set_threads(request.param)
-    yield request.param
+    yield
     native.set_threads(before)
 
 
@@ -152,16 +151,18 @@ def test_products_are_right(format: str, shape: tuple[int, int, int]) -> None:
     assert (output - (expected + bias)).abs().max() <= bound
 
 
-@pytest.mark.usefixtures("instruction_set", "threads")
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("shape", SHAPES[:4])
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_rows_bits_do_not_depend_on_its_neighbours(format: str, shape: tuple[int, int, int]) -> None:
     weight, _ = packed(format, shape)
     x = inputs_for(format, weight.shape[1])
-    together = multiply(weight, x)
-    for rows in ROWS:
-        assert torch.equal(multiply(weight, x[:rows]), together[:rows])
-        assert torch.equal(multiply(weight, x[-rows:]), together[-rows:])
+    for threads in (1, 2, 3):
+        native.set_threads(threads)
+        together = multiply(weight, x)
+        for rows in ROWS:
+            assert torch.equal(multiply(weight, x[:rows]), together[:rows])
+            assert torch.equal(multiply(weight, x[-rows:]), together[-rows:])
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3])
@@ -169,12 +170,10 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(format: str, shape: tuple[i
 def test_threads_do_not_change_bits(format: str, shape: tuple[int, int, int]) -> None:
     weight, _ = packed(format, shape)
     x = inputs_for(format, weight.shape[1])
-    before = native.threads()
     found = []
     for threads in (1, 2, 4):
         native.set_threads(threads)
         found.append(multiply(weight, x))
-    native.set_threads(before)
     assert all(torch.equal(one, other) for one, other in itertools.pairwise(found))
 
 

@@ -19,6 +19,7 @@ from support.sampling_rows import make_row
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from penstock.kernels.cuda.choosing import _BLOCK as BLOCK
 from penstock.kernels.cuda.choosing import chooser
 from penstock.kernels.cuda.place import place_on
 
@@ -63,10 +64,11 @@ def agree(mine: list, right: list) -> None:
         assert logprob == pytest.approx(right_logprob, abs=1e-5)
 
 
-@pytest.mark.parametrize("width", [50, 5000])
-def test_the_same_tokens(width: int) -> None:
+@pytest.mark.parametrize(("rows", "width"), [(2, 50), (1, BLOCK + 904)])
+def test_the_same_tokens(rows: int, width: int) -> None:
+    """Of what a program reads at once, and of more."""
     generator = torch.Generator().manual_seed(width)
-    agree(*both(torch.randn(2, width, generator=generator) * 3, NARROWED))
+    agree(*both(torch.randn(rows, width, generator=generator) * 3, NARROWED))
 
 
 def test_tokens_are_there_for_the_next_step_before_they_are_read() -> None:

@@ -31,6 +31,8 @@ pytestmark = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.* encountere
 
 PLACE = place_on(DEVICE, 96, most_rows=5)
 WIDTH, VOCABULARY = 24, 40
+# Of prompts: more than a tile's queries, and all of a block, so that the next token begins another.
+LENGTHS = (3, 16, 22, 1, 2, 6)
 
 
 def stepper(deterministic: bool = False) -> Stepper:
@@ -71,10 +73,11 @@ def same(mine: torch.Tensor, right: torch.Tensor, deterministic: bool) -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_graph_gives_what_a_launch_gives(deterministic: bool) -> None:
     plain, graphed = stepper(deterministic), stepper(deterministic)
-    prompts = {row: [(7 * row + at) % VOCABULARY for at in range(5 + 5 * row)] for row in range(6)}
+    prompts = {row: [(7 * row + at) % VOCABULARY for at in range(length)] for row, length in enumerate(LENGTHS)}
     for each in (plain, graphed):
         each.step(prompts)
     captured = device_program(graphed.program)
+    assert max(LENGTHS) > max(captured._queries) and graphed.storage.block_size in LENGTHS
     while graphed.program.use_idle_time():
         pass
     sizes = [*(size for size in LADDER if size < PLACE.most_rows), PLACE.most_rows]
@@ -94,7 +97,7 @@ def test_a_graph_gives_what_a_launch_gives(deterministic: bool) -> None:
 def test_tokens_of_the_step_before_are_taken_where_they_are(graphs: bool) -> None:
     """By a graph and by a launch; those that are known stand among them."""
     known, carrying = stepper(deterministic=True), stepper(deterministic=True)
-    prompts = {row: [(7 * row + at) % VOCABULARY for at in range(5 + 11 * row)] for row in range(3)}
+    prompts = {row: [(7 * row + at) % VOCABULARY for at in range(length)] for row, length in enumerate(LENGTHS[:3])}
     for each in (known, carrying):
         each.step(prompts)
     while graphs and carrying.program.use_idle_time():

@@ -14,6 +14,7 @@ from penstock.kernels.signature import OPERATIONS, Attention, HeadLayout, Linear
 from penstock.kernels.tape import Value
 from support.device import DEVICE, INTERPRETED
 from support.operations import Bench, Run, assert_rows_are_alone
+from support.pairing import paired
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -52,19 +53,6 @@ def named(value: object) -> str:
     return f"{value.op}/{value.name}" if isinstance(value, Case) else str(value)
 
 
-def paired(cases: list[Case], dtypes: tuple[torch.dtype, ...], others: tuple[str, ...]) -> list[object]:
-    """Each case with each type and with each of `others`, and these with one another; the rest is slow.
-
-    Cases that stand side by side, which differ in one property, have other combinations.
-    """
-    return [
-        pytest.param(case, dtype, other, marks=[] if (at + first + second) % 2 == 0 else pytest.mark.slow)
-        for at, case in enumerate(cases)
-        for first, dtype in enumerate(dtypes)
-        for second, other in enumerate(others)
-    ]
-
-
 def of(case: Case, place: Place) -> Implementation:
     return next(entry for entry in implementations(place) if entry.operation is type(case.operation))
 
@@ -91,7 +79,7 @@ def agree(found: Run, expected: Run, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "case, dtype, place",
     [
-        *paired(CASES_BY_PLACE, DTYPES, tuple(PLACES)),
+        *paired([(case,) for case in CASES_BY_PLACE], DTYPES, tuple(PLACES)),
         *(pytest.param(case, dtype, "fast") for case in CASES if case not in CASES_BY_PLACE for dtype in DTYPES),
     ],
     ids=named,
@@ -105,7 +93,9 @@ def test_every_operation_has_an_implementation() -> None:
     assert {entry.operation for entry in implementations(ANY)} == set(OPERATIONS)
 
 
-@pytest.mark.parametrize("case, dtype, kept", paired(ON_CACHE, DTYPES, ("int8", "fp8")), ids=named)
+@pytest.mark.parametrize(
+    "case, dtype, kept", paired([(case,) for case in ON_CACHE], DTYPES, ("int8", "fp8")), ids=named
+)
 def test_bytes_in_the_cache(case: Case, dtype: torch.dtype, kept: str) -> None:
     """Stored to the same bits as by the reference, and read as what they stand for."""
     bench = Bench(case, dtype, kept)
@@ -144,16 +134,19 @@ def test_what_depends_on_the_batch_says_so() -> None:
     }
 
 
-@pytest.mark.parametrize("processors", [1, 1000])
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
-def test_pieces_of_a_context_do_not_change_bits(case: Case, processors: int) -> None:
+def test_pieces_of_a_context_do_not_change_bits(case: Case) -> None:
     """Few processors take a context in one piece, many in pieces of a segment, which are merged alike."""
-    place = replace(SAME, processors=processors)
-    longest = max(context for _, context in case.rows)
-    assert pieces_of(place, len(case.rows), longest) == (1 if processors == 1 else -(-longest // SEGMENT))
+    longest, found = max(context for _, context in case.rows), []
     bench = Bench(case, torch.float32)
-    assert torch.equal(run(bench, place).outputs[0], run(bench, SAME).outputs[0])
-    agree(run(bench, replace(ANY, processors=processors)), bench.run(reference(case)), torch.float32)
+    expected = bench.run(reference(case))
+    for processors, pieces in ((1, 1), (1000, -(-longest // SEGMENT))):
+        place = replace(SAME, processors=processors)
+        assert pieces_of(place, len(case.rows), longest) == pieces
+        found.append(run(bench, place))
+        agree(run(bench, replace(ANY, processors=processors)), expected, torch.float32)
+    assert torch.equal(found[0].outputs[0], found[1].outputs[0])
+    agree(found[0], expected, torch.float32)
 
 
 def test_there_are_long_cases() -> None:
