@@ -74,7 +74,7 @@ class Metrics:
         began: when it was made, on the monotonic clock.
         requests, finished, refused, missed: counts by endpoint and outcome, by finish reason, by why, by which limit.
         in_flight: requests that have not ended.
-        held: what the first of those who wait waits for, as of the newest step.
+        held: what the first waiting sequence waits for, as of the newest step.
         drafts: drafted tokens by their place in a draft: those that were judged, and those of them that were right.
         nothing: the sums at the beginning.
         marks: the ends of the last 60 seconds, and the beginning of the first of them.

@@ -145,7 +145,7 @@ class Now(msgspec.Struct, frozen=True):
         in_flight: requests that have not ended, whatever they wait for.
         running: sequences in the batch.
         waiting, waiting_tokens: sequences that wait for their first step, and their prompts' tokens.
-        held: what the first of those who wait waits for (`core.facts.Wait`).
+        held: what the first waiting sequence waits for (`core.facts.Wait`).
     """
 
     in_flight: int

@@ -17,7 +17,7 @@ class Allowances:
     def __init__(
         self, budget: int, demands: Iterable[tuple[Sequence, int]], waiting: WaitingQueue, *, least: int
     ) -> None:
-        """`demands` say who is in the step and how many tokens of a prompt each could compute, first one who could.
+        """`demands` are the sequences of the step and how many tokens of a prompt each could compute, in their order.
 
         Where tenants share it, the `least` tokens of prompts are worth a step.
 

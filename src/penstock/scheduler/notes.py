@@ -9,7 +9,7 @@ class Notes:
     """Of one plan.
 
     Attributes:
-        held: what keeps the first of those who wait, as far as it has been found out.
+        held: what keeps the first waiting sequence, as far as it has been found out.
     """
 
     def __init__(self) -> None:

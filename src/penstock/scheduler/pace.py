@@ -39,8 +39,8 @@ class Pace:
     def __init__(self, target: float | None, *, asked: bool = True) -> None:
         """`target`: seconds that a step should take at most; None: as long as its tokens take.
 
-        Where it is not `asked` for, steps are shorter if that costs little: who decodes waits less, and so do most of
-        those who come together, whose first tokens come one after the other instead of all in the end.
+        Where it is not `asked` for, steps are shorter if that costs little: sequences that decode wait less. So do most
+        of the requests that come together: their first tokens come one after the other instead of all in the end.
         """
         self._target = target
         self._asked = asked
@@ -72,7 +72,8 @@ class Pace:
     def budget(self, most: int, decodes: int, *, shared: bool = False) -> int:
         """Tokens for the next step, beside `decodes` that are in it whatever they take; at most `most`.
 
-        Of a machine that is `shared`, who comes next may be another's, and waits for its end as one does who decodes.
+        Where tenants share the machine (`shared`), the next request may be another tenant's, and then its wait for the
+        step's end counts like that of a sequence that decodes.
         """
         self._budget = most if self._target is None else self._tokens_for(self._target, most, decodes, shared)
         return self._budget

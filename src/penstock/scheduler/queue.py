@@ -210,7 +210,7 @@ class WaitingQueue:
         return self._priorities[sequence.order[0]].counters.counter(sequence.request.standing.tenant)
 
     def turns(self) -> Iterator[Sequence]:
-        """All of them, in turn. Who is given is admitted or passed over before the next is asked for."""
+        """All of them, in turn. Each one is admitted or passed over before the next is asked for."""
         for priority in sorted(self._priorities):
             yield from self._priorities[priority].turns()
 

@@ -35,7 +35,7 @@ class Record:
 
 
 class Source:
-    """One of those who draft.
+    """One source of drafts.
 
     Attributes:
         common: what became of its drafts, for all sequences.

@@ -145,7 +145,7 @@ class StorageLimitReached(RequestError):
 
 
 class TooManyBatches(RequestError):
-    """The most batches that a tenant may have at a time have not ended."""
+    """The tenant has the most unfinished batches that it may have."""
 
     code = "too_many_batches"
     http_status = 429
@@ -208,7 +208,7 @@ class InvalidApiKey(RequestError):
 
 
 class TooManyRequests(RequestError):
-    """The most requests that may be under way with this API key are."""
+    """This API key has the most requests under way that it may have."""
 
     code = "rate_limit_exceeded"
     http_status = 429

@@ -1,4 +1,4 @@
-"""From an account to its explanation. Pure: who asks says what time it is and what engines have done."""
+"""From an account to its explanation. Pure: the caller says what time it is and what engines have done."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,7 +127,7 @@ def _waits_for(course: Course) -> str | None:
 
 
 def _prefix(course: Course, text: Decode | None, *, operator: bool, private: bool) -> PrefixAccount | None:
-    """`private`: who asks is not told of what the prompt's tokens are."""
+    """`private`: the caller is not told what the prompt's tokens are."""
     prefix = None if course.journal is None else course.journal.prefix
     if prefix is None:
         return None

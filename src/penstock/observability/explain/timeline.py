@@ -10,7 +10,7 @@ from penstock.observability.explain.wording import duration, number
 # A call takes a moment even where nothing is in its way.
 _LEAST_WAIT = 0.0005
 
-# What the first of those who wait needs, in words.
+# What the first waiting sequence needs, in words.
 WAITING: dict[Wait, str] = {
     "rows": "a place in the batch (--max-num-seqs)",
     "pace": "a place in the batch, which the time between tokens keeps small (--target-itl)",

@@ -61,8 +61,8 @@ class Database:
     def run(self, work: Work[Answer], undone: Callable[[], None] | None = None) -> Awaitable[Answer]:
         """The answer of `work`, all of whose changes are on the disk by then, or none where it raises.
 
-        Works are done in the order of their calls. Where the caller is cancelled, `work` may be done or not. Where its
-        changes are undone, `undone` is called on the thread, before anything else is done.
+        Transactions are run in the order of the calls. Where the caller is cancelled, `work` may be done or not. Where
+        its changes are undone, `undone` is called on the thread, before anything else is done.
         Raises StorageFull, StorageFailed.
         """
         return asyncio.get_running_loop().run_in_executor(self._thread, self._transaction, work, undone)
