@@ -11,7 +11,8 @@ MOST_RECENT = 1024
 MOST_NOTED = 256
 MOST_REFUSED = 256
 MOST_LINES = 256
-# The most prompts of all accounts of one kind, and the most of their tokens where those are kept.
+# The most prompts of all accounts of one kind, since one request may have very many; and the most tokens of these
+# prompts where they are kept.
 MOST_PROMPTS = 1 << 13
 MOST_TOKENS = 1 << 21
 

@@ -238,7 +238,7 @@ class Sampler:
         return scores
 
     def guess(self, logits: Tensor, choices: Sequence[Choice]) -> list[int]:
-        """One token for each choice, without masks; 0 where the logits are not finite at their largest."""
+        """One token for each choice, which has no mask; 0 where the logits are not finite at their largest."""
         chosen = self._choose(self._as_floats(logits), choices, self._masks[:0])
         return [token if math.isfinite(peak) else 0 for token, peak, *_ in chosen]
 

@@ -17,7 +17,7 @@ class Allowances:
     def __init__(
         self, budget: int, demands: Iterable[tuple[Sequence, int]], waiting: WaitingQueue, *, least: int
     ) -> None:
-        """`demands` are the sequences of the step and how many tokens of a prompt each could compute, in their order.
+        """`demands`: how many prompt tokens each sequence could compute; those that could compute any come first.
 
         Where tenants share it, the `least` tokens of prompts are worth a step.
 
