@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 ARGS ?=
 # Many tests wait for processes that start, so that three at a time take less than two do on two cores.
 WORKERS ?= 3
+# Bytecode is kept even where the environment says otherwise: else each worker rewrites every test's assertions, and each
+# process that a test starts compiles the package.
+test soak: export PYTHONDONTWRITEBYTECODE :=
 INSTALL_INPUTS := pyproject.toml constraints.txt scripts/install.py $(wildcard native/* native/src/*)
 
 .PHONY: serve test lint clients soak bench dist lm-eval train evaluate-bundled clean
