@@ -11,7 +11,7 @@ from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.prepare import Prepared, prepare
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineOptions, ModelConfig
-from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.kernels.cpu.weights import NativeLinear, pack_dense
 
 if OBSTACLE is not None:
@@ -53,5 +53,19 @@ def test_nothing_is_said_of_weights_in_caches_or_rounded_ones(prepared: Prepared
 
 def test_the_machine_is_measured_with_a_weight_or_without(large: NativeLinear) -> None:
     for weights in ({"lm_head.weight": large}, {}):
-        ceilings = measure_machine(weights)
+        ceilings = measure_machine(weights, 1)
         assert ceilings is not None and ceilings.read > 0 and ceilings.arithmetic["float32"] > 0
+
+
+def test_without_a_weight_it_is_measured_once_for_the_same_threads_and_instructions(large: NativeLinear) -> None:
+    used = native.instruction_set()
+    try:
+        measured = measure_machine({}, 1)
+        assert measure_machine({}, 1) is measured
+        assert measure_machine({}, 2) is not measured
+        assert measure_machine({"lm_head.weight": large}, 1) is not measured
+        for other in native.instruction_sets():
+            native.use_instruction_set(other)
+            assert (measure_machine({}, 1) is measured) == (other == used)
+    finally:
+        native.use_instruction_set(used)

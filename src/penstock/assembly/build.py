@@ -113,7 +113,7 @@ def build_engine(
     )
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
-    ceilings = measure_machine(loaded.weights) if config.device == "cpu" else None
+    ceilings = measure_machine(loaded.weights, config.threads) if config.device == "cpu" else None
     budget.done("measure the machine")
     model = config.model
     weights_kept = (model.path, model.dtype, model.quantization, model.quantize_head)

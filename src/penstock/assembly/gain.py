@@ -1,5 +1,6 @@
 """What this machine can do for a model at most, and what rounding the weights would gain."""
 
+import functools
 from collections.abc import Mapping
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import QUANTIZED_BYTES, ModelConfig
 from penstock.core.kv import DTYPE_BYTES
-from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.models.declaration import ModelDeclaration
@@ -20,16 +21,17 @@ _LEAST_BYTES = 64 << 20
 _MOST_BYTES = 256 << 20
 
 
-def measure_machine(weights: Mapping[str, Weight]) -> Ceilings | None:
-    """What the kernels' threads reach here, in about a tenth of a second; None without native kernels.
+def measure_machine(weights: Mapping[str, Weight], threads: int) -> Ceilings | None:
+    """What the kernels' `threads` reach here, in about a tenth of a second; None without native kernels.
 
-    The largest of the weights is read, if it is large enough to say something of memory.
+    The largest of the weights is read, if it is large enough to say something of memory. Otherwise other memory is
+    read, once in a process for these threads and instructions.
     """
     if OBSTACLE is not None:
         return None
     memory = _largest(weights)
     if len(memory) < _LEAST_BYTES:
-        memory = torch.ones(_LEAST_BYTES, dtype=torch.uint8)
+        return _without_weights(threads, native.instruction_set())
     return measure_ceilings(memory[:_MOST_BYTES])
 
 
@@ -53,6 +55,12 @@ def describe_gain(
         f"This machine reads weights at {read / 1e9:.3g} GB/s, so a sequence alone gets at most "
         f"{rate(DTYPE_BYTES[model.dtype])} tokens per second; it could get {gains}."
     )
+
+
+@functools.cache
+def _without_weights(threads: int, instruction_set: str) -> Ceilings:
+    """What the machine reaches with the threads and instructions that are in use."""
+    return measure_ceilings(torch.ones(_LEAST_BYTES, dtype=torch.uint8))
 
 
 def _largest(weights: Mapping[str, Weight]) -> Tensor:
