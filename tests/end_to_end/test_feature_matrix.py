@@ -97,7 +97,13 @@ ENGINES = [
 
 
 def engine(chosen: Sequence[str], **options: Any) -> LLM:
-    base: dict[str, Any] = {"threads": 1, "max_model_len": 256, "max_num_seqs": 16, "enable_prefix_caching": False}
+    base: dict[str, Any] = {
+        "threads": 1,
+        "max_model_len": 256,
+        "max_num_seqs": 16,
+        "enable_prefix_caching": False,
+        "kv_cache_memory": 600 * BLOCK_BYTES,
+    }
     for feature in chosen:
         base |= SERVED[feature]
     return LLM("haiku", **base, **options)
@@ -107,7 +113,7 @@ def params() -> list[SamplingParams]:
     """Every combination of what may be asked for, greedy and sampled."""
     return [
         SamplingParams(
-            **{"temperature": 0.8 * (place % 2), "seed": place, "max_tokens": 40, "ignore_eos": True}
+            **{"temperature": 0.8 * (place % 2), "seed": place, "max_tokens": 28, "ignore_eos": True}
             | {name: value for feature in chosen for name, value in ASKED[feature].items()}
         )
         for place, chosen in enumerate(chosen for chosen in subsets(ASKED) for _ in range(2))

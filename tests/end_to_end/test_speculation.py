@@ -25,7 +25,7 @@ from support.heads import write_haiku_heads
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 
-OUTPUT = 48
+OUTPUT = 32
 BLOCK_BYTES = 16 * 8 * 2 * 2 * 64 * 2
 
 
@@ -154,7 +154,8 @@ def params(count: int) -> list[SamplingParams]:
 
 
 def engine(**options: Any) -> LLM:
-    return LLM("haiku", **{"threads": 1, "max_model_len": 512, **options})
+    pool = {"kv_cache_memory": 600 * BLOCK_BYTES}
+    return LLM("haiku", **{"threads": 1, "max_model_len": 512, **pool, **options})
 
 
 def told(outputs: Sequence[Completion]) -> list[object]:
@@ -345,6 +346,20 @@ POOLS: list[tuple[bool, dict[str, int]]] = [
 ]
 
 
+def asked_of_themselves() -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:
+    """So many and so long that the smaller pool does not hold them."""
+    kinds = [(0.0, 1), (0.8, 1), (1.2, 2), (0.7, 3)] * 5
+    return prompts(len(kinds)), [
+        SamplingParams(temperature=temperature, top_p=0.95, seed=number, max_tokens=48, ignore_eos=True, n=n)
+        for number, (temperature, n) in enumerate(kinds)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected_of_themselves() -> list[object]:
+    return told(engine(speculative="off", enable_prefix_caching=False).generate(*asked_of_themselves()))
+
+
 @pytest.mark.parametrize(
     "proposer, caching, options",
     [
@@ -354,18 +369,12 @@ POOLS: list[tuple[bool, dict[str, int]]] = [
     ],
 )
 def test_a_model_that_drafts_for_itself_is_always_right(
-    proposer: dict[str, Any], options: dict[str, Any], caching: bool
+    expected_of_themselves: list[object], proposer: dict[str, Any], options: dict[str, Any], caching: bool
 ) -> None:
     """Its keys and values are where they should be, after chunks, forks, preemptions, and in blocks of others.
 
     Its noise is the target's.
     """
-    asked = prompts(20)
-    plain = [
-        SamplingParams(temperature=temperature, top_p=0.95, seed=number, max_tokens=OUTPUT, ignore_eos=True, n=n)
-        for number, (temperature, n) in enumerate([(0.0, 1), (0.8, 1), (1.2, 2), (0.7, 3)] * 5)
-    ]
-    expected = engine(speculative="off", enable_prefix_caching=False).generate(asked, plain)
     llm = engine(
         **proposer,
         draft_model="haiku",
@@ -376,7 +385,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(
         max_num_seqs=6,
         **options,
     )
-    assert told(llm.generate(asked, plain)) == told(expected)
+    assert told(llm.generate(*asked_of_themselves())) == expected_of_themselves
     assert llm.totals.accepted == llm.totals.drafted > 0
     assert bool(llm.load.preemptions) == bool(options)
 
@@ -438,23 +447,35 @@ SCHEMA = {
 }
 
 
-@pytest.mark.parametrize("proposer", ["ngram", "draft", "chain", "self"])
-def test_what_is_held_to_a_grammar_is_the_same(proposer: str) -> None:
+def held_to_the_schema(llm: LLM) -> list[Completion]:
+    """Greedy and sampled answers."""
     asked = [
         [{"role": "user", "content": f"Write a haiku about {topic} as JSON."}] for topic in ("rain", "a crow", "snow")
     ]
-    found = []
-    for options in ({"speculative": "off"}, {"speculative_depth": 3, **PROPOSERS[proposer]}):
-        llm, answers = engine(max_model_len=1024, **options), []
-        for temperature in (0.0, 0.8):
-            held = SamplingParams(
+    return [
+        answer
+        for temperature in (0.0, 0.8)
+        for answer in llm.chat(
+            asked,
+            SamplingParams(
                 temperature=temperature, seed=5, max_tokens=150, grammar=Grammar.json_schema(SCHEMA), logprobs=1
-            )
-            answers += told(llm.chat(asked, held))
-        found.append(answers)
-    assert found[0] == found[1]
-    for ((_, text, _, finish, _),) in found[1]:
-        assert finish == "stop" and set(json.loads(text)) == {"title", "lines", "season"}
+            ),
+        )
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected_of_a_grammar() -> list[Completion]:
+    return held_to_the_schema(engine(max_model_len=1024, speculative="off"))
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "draft", "chain", "self"])
+def test_what_is_held_to_a_grammar_is_the_same(expected_of_a_grammar: list[Completion], proposer: str) -> None:
+    llm = engine(max_model_len=1024, speculative_depth=3, **PROPOSERS[proposer])
+    found = held_to_the_schema(llm)
+    assert told(found) == told(expected_of_a_grammar)
+    for answer in found:
+        assert answer.finish_reason == "stop" and set(json.loads(answer.text)) == {"title", "lines", "season"}
     assert llm.totals.accepted > 0
 
 

@@ -1,5 +1,6 @@
 """The whole engine against transformers: greedy tokens of every family, however they were scheduled."""
 
+import functools
 import random
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from penstock.llm import Completion
 from support.checkpoints import FAMILIES, VOCAB_SIZE, load_reference, make, reference_logits, reference_states
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100, 300)
-OUTPUT = 64
+OUTPUT = 48
 TIE = 1e-4
 
 SETTINGS = {
@@ -33,14 +34,27 @@ def prompts(seed: int = 0) -> list[list[int]]:
     return [[source.randrange(4, VOCAB_SIZE) for _ in range(length)] for length in LENGTHS]
 
 
+# Of each checkpoint: greedy tokens are the same under each setting, so that most is computed for one of them only.
+reference_of = functools.cache(load_reference)
+
+
+@functools.cache
+def logits_of(path: Path, ids: tuple[int, ...]) -> torch.Tensor:
+    return reference_logits(reference_of(path), list(ids))
+
+
+@functools.cache
+def states_of(path: Path, ids: tuple[int, ...]) -> torch.Tensor:
+    return reference_states(reference_of(path), list(ids)).double()
+
+
 def count_excused(path: Path, completions: list[Completion]) -> int:
     """Every token must be the reference's best one; returns how many were not, but within a tie."""
-    reference = load_reference(path)
     excused = 0
     for completion in completions:
         ids = completion.prompt_token_ids + completion.token_ids
         assert len(completion.token_ids) == OUTPUT
-        logits = reference_logits(reference, ids[:-1])[len(completion.prompt_token_ids) - 1 :]
+        logits = logits_of(path, tuple(ids[:-1]))[len(completion.prompt_token_ids) - 1 :]
         best = logits.topk(2)
         for position, token in enumerate(completion.token_ids):
             if token != best.indices[position, 0]:
@@ -79,11 +93,10 @@ def test_prompt_logprobs_equal_transformers(checkpoint: Path, setting: str) -> N
         for index in range(len(LENGTHS))
     ]
     completions = llm.generate(prompts(), params)
-    reference = load_reference(checkpoint)
     for completion, chosen in zip(completions, params, strict=True):
         assert len(completion.token_ids) == chosen.max_tokens
         ids = completion.prompt_token_ids
-        expected = reference_logits(reference, ids).double().log_softmax(-1)
+        expected = logits_of(checkpoint, tuple(ids)).double().log_softmax(-1)
         assert completion.prompt_logprobs is not None
         first, *scores = completion.prompt_logprobs
         assert first is None and len(scores) == len(ids) - 1
@@ -101,8 +114,7 @@ def test_prompt_logprobs_equal_transformers(checkpoint: Path, setting: str) -> N
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_vectors_equal_transformers(checkpoint: Path, setting: str) -> None:
     llm = LLM(str(checkpoint), threads=1, max_model_len=512, **SETTINGS[setting])
-    reference = load_reference(checkpoint)
-    states = [reference_states(reference, prompt).double() for prompt in prompts()]
+    states = [states_of(checkpoint, tuple(prompt)) for prompt in prompts()]
     # What is in the prefix cache after the first time may help "last", and must not disturb "mean".
     for _ in range(2):
         for pooling, expected in (
