@@ -6,6 +6,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from penstock.core.devices import resolve_device
@@ -44,6 +45,12 @@ def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.loading import cache_folder
 
     monkeypatch.setattr(cache_folder, "SHARE_KEPT_FREE", 0.0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    """Workers share the machine: torch's other threads gain nothing for small tensors, and wait in a busy loop."""
+    torch.set_num_threads(1)
 
 
 def pytest_configure() -> None:

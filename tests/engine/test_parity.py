@@ -25,7 +25,6 @@ SETTINGS = {
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
     return make(request.param, tmp_path_factory.mktemp(request.param))
 
 

@@ -13,7 +13,6 @@ from support.sampling_rows import EOS, chi_square, make_row, make_samples
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
-torch.set_num_threads(1)
 VOCABULARY = 1200
 MIXED = (
     {},
