@@ -101,7 +101,7 @@ def test_a_chat_is_streamed_and_explained_beside_its_answer(
         haiku.wait_for("penstock_requests_waiting", 1)
         shown = 0
         for _ in range(2):
-            client.post("/pause", json={"paused": True, "after_steps": 6}).raise_for_status()
+            client.post("/pause", json={"paused": True, "after_steps": 1}).raise_for_status()
             longer = f"return Math.max(0, ...window.lengths) > {shown}"
             browser.until(lambda longer=longer: browser.run(longer), "piece of the answer")
             shown = browser.run("return Math.max(0, ...window.lengths)")
