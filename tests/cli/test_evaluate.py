@@ -23,22 +23,9 @@ def figures(file: Path) -> dict[str, dict[str, Any]]:
 
 def test_rounding_costs_the_bundled_model_little(penstock_here: Run, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    asked = (
-        "haiku",
-        "haiku@none",
-        "haiku@int8",
-        "haiku@int4",
-        "--dtype",
-        "float32",
-        "--texts",
-        "12",
-        "--max-perplexity",
-        "1.1",
-        "--answers",
-        "16",
-        "--speed",
-    )
-    done = penstock_here("evaluate", *asked, "--json", str(file), "--plots", str(tmp_path / "plots"))
+    asked = ("haiku", "haiku@none", "haiku@int8", "haiku@int4", "--dtype", "float32", "--texts", "12")
+    plots = ("--plots", str(tmp_path / "plots"))
+    done = penstock_here("evaluate", *asked, "--max-perplexity", "1.1", "--json", str(file), *plots)
     assert done.returncode == 0, done.stderr
     found = figures(file)
     same, int8, int4 = (found[f"haiku@{name}"]["quality"] for name in ("none", "int8", "int4"))
@@ -48,15 +35,21 @@ def test_rounding_costs_the_bundled_model_little(penstock_here: Run, tmp_path: P
     assert (
         found["haiku@int4"]["weight_bytes"] < found["haiku@int8"]["weight_bytes"] < found["haiku@none"]["weight_bytes"]
     )
-    for name in ("haiku@none", "haiku@int4"):
-        served = found[name]["served"]
+    assert "haiku@int4 passes" in done.stdout and (tmp_path / "plots" / "quality.svg").exists()
+
+
+def test_a_rounded_model_is_served_beside_the_whole_one(penstock_here: Run, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    asked = ("haiku", "haiku@int4", "--dtype", "float32", "--texts", "4", "--answers", "16", "--speed")
+    done = penstock_here("evaluate", *asked, "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    whole, rounded = json.loads(file.read_text())["base_served"], figures(file)["haiku@int4"]["served"]
+    for served in (whole, rounded):
         assert {task: len(right) for task, right in served["right"].items()} == {"5-7-5": 16, "JSON": 16, "sums": 16}
         assert sum(served["right"]["JSON"]) >= 14
         assert [each["batch_size"] for each in served["speed"]] == [1, 16]
-        single, batched = served["speed"]
-        for each in (single, batched):
+        for each in served["speed"]:
             assert each["decode_tokens_per_second"] > 0 < each["prefill_tokens_per_second"]
-    assert "haiku@int4 passes" in done.stdout and (tmp_path / "plots" / "quality.svg").exists()
 
 
 def test_a_candidate_that_does_not_pass(penstock_here: Run) -> None:
