@@ -58,7 +58,7 @@ def test_a_report_is_read_back() -> None:
     assert msgspec.json.decode(msgspec.json.encode(report), type=Diagnosis) == report
 
 
-FAST = latencies(Quantiles(1000, 0.01, 0.005, 0.006, 0.007, 0.01))
+FAST = latencies(Quantiles(1000, 0.01, 0.005, 0.006, 0.007, 0.01), queue=Quantiles(40, 0.4, 0.001, 0.002, 0.003, 0.004))
 LEVELS_SET = msgspec.structs.replace(SETTINGS, slo={"itl": 0.02})
 
 
@@ -75,6 +75,7 @@ def test_the_bottleneck_has_moved() -> None:
     changes = {change.name: change for change in found.changes}
     assert changes["goodput"].better and changes["goodput"].ratio == pytest.approx(3.0)
     assert changes["itl p50"].better and changes["itl p99"].before == pytest.approx(0.015)
+    assert changes["queue p50"].better, "no request waits for a row any more"
     assert changes["output tokens"].better is None, "it has not changed"
     assert found.notes == ()
 

@@ -86,8 +86,8 @@ def second(at: float, waiting: int = 0, used: int = 100) -> Second:
     return Second(at, 8, waiting, 50 * waiting, used, 0, 1, 50, 800, 100, 0.02, 0.0, 0.94, 0.02, 0.02)
 
 
-def latencies(itl: Quantiles = EVEN, ttft: Quantiles = EVEN) -> Latencies:
-    return Latencies(ttft, itl, EVEN, EVEN, EVEN)
+def latencies(itl: Quantiles = EVEN, ttft: Quantiles = EVEN, queue: Quantiles = EVEN) -> Latencies:
+    return Latencies(ttft, itl, EVEN, EVEN, queue)
 
 
 def seen(**changes: Any) -> Observation:
