@@ -163,8 +163,15 @@ def test_every_view_can_be_read_by_everybody(browser: Browser, haiku: RunningSer
     browser.open(f"{haiku.base}/#{view}")
     browser.wait_for("#state", "ready")
     assert not re.search("undefined|NaN|null|object Object", browser.text("body"))
-    for element in browser.all(f"#view-{view} :is(button, input, select, textarea, a, [role=img])"):
-        assert not element.is_displayed() or element.accessible_name, element.get_attribute("outerHTML")
+    controls = f"#view-{view} :is(button, input, select, textarea, a, [role=img])"
+    nameless = browser.settled(
+        lambda: [
+            element.get_attribute("outerHTML")
+            for element in browser.all(controls)
+            if element.is_displayed() and not element.accessible_name
+        ]
+    )
+    assert nameless == []
     for dark in (False, True):
         browser.look_at(1280, 900, dark=dark)
         assert browser.run(CONTRAST) == []
@@ -199,4 +206,6 @@ def test_a_server_with_keys_is_opened_with_one_and_seen_to_its_end(browser: Brow
             running.process.terminate()
             browser.wait_for("#banner", "The server is stopping")
         browser.wait_for("#banner", "does not answer")
+        # Another signal while it ends would cut it off.
+        assert running.process.wait(PATIENCE) == 0
         assert browser.complaints() == []

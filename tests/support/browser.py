@@ -68,15 +68,20 @@ class Browser:
 
     def text(self, selector: str) -> str:
         """What can be read there now; nothing where there is no such element."""
-        return " ".join(each.text for each in self.all(selector))
+        return self.settled(lambda: " ".join(each.text for each in self.all(selector)))
 
     def click(self, selector: str) -> None:
         """Click on it."""
-        self.find(selector).click()
+        self.settled(lambda: self.find(selector).click())
 
     def type(self, selector: str, keys: str) -> None:
         """Type into it."""
-        self.find(selector).send_keys(keys)
+        self.settled(lambda: self.find(selector).send_keys(keys))
+
+    def settled(self, look: Callable[[], Result]) -> Result:
+        """What `look` returns where the page does not draw anew what it looks at; until then it looks again."""
+        (result,) = self.until(lambda: (look(),), "moment in which nothing is drawn anew")
+        return result
 
     def wait_for(self, selector: str, text: str) -> str:
         """Until the text can be read there; what else is there, too."""
