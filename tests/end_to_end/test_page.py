@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from support.browser import Browser, browsing
+from support.leaving import sent
 from support.live_server import RunningServer, serving
 from support.operator import Operator
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, until
 
 KEY = "sk-0123456789abcdef0123456789abcdef"
 VIEWS = ("live", "requests", "playground")
@@ -48,19 +49,9 @@ return found;
 """
 
 
-# One alone comes to its end in two seconds, which is no time for a browser that has to share the machine.
+# A request that is a row of the batch for each of its samples.
 SAMPLES = 8
-
-
-@contextlib.contextmanager
-def endless(server: RunningServer, **headers: str) -> Iterator[None]:
-    """A request of SAMPLES that are being decoded while the block runs, and are cancelled at its end."""
-    body = {"prompt": "an old pond", "max_tokens": 1900, "n": SAMPLES, "ignore_eos": True, "stream": True}
-    headers["Content-Type"] = "application/json"
-    asked = urllib.request.Request(f"{server.base}/v1/completions", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
-        answer.readline()
-        yield
+LONG = {"prompt": "an old pond", "max_tokens": 1900, "n": SAMPLES, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture(scope="module")
@@ -143,15 +134,24 @@ def test_recent_requests_lead_to_their_accounts(browser: Browser, haiku: Running
         browser.wait_for("#detail", f"No request '{unknown.replace('%3Cb%3E', '<b>')}'")
 
 
-def test_figures_change_as_the_server_works(browser: Browser, haiku: RunningServer) -> None:
+def test_figures_change_as_the_server_works(browser: Browser, haiku: RunningServer, socket: Path) -> None:
     browser.open(haiku.base)
     browser.wait_for("#state", "ready")
     haiku.post("/v1/completions", {"prompt": "an old pond", "max_tokens": 5})
     browser.wait_for("#attainment", "100%")
     browser.wait_for("#latency", "≤ 10 s")
-    with endless(haiku), endless(haiku), endless(haiku):
+    operator = Operator(socket)
+    with operator.paused(), operator.client() as client, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(sent(haiku.base, "/v1/completions", LONG))
+        operator.step_until(lambda: haiku.metric("penstock_requests_running") == 3 * SAMPLES)
         browser.wait_for("#running", str(3 * SAMPLES))
-        browser.until(lambda: int(browser.text("#tokens").replace(",", "")) > 0, "token per second")
+
+        def computes() -> bool:
+            client.post("/pause", json={"paused": True, "after_steps": 1}).raise_for_status()
+            return int(browser.text("#tokens").replace(",", "")) > 0
+
+        browser.until(computes, "token per second")
         browser.until(lambda: int(browser.text("#kv-legend div:first-child dd").split()[0]) > 0, "KV block in use")
     browser.wait_for("#running", "0")
     browser.wait_for("#ended-note", "3 cancelled")
@@ -202,7 +202,9 @@ def test_a_server_with_keys_is_opened_with_one_and_seen_to_its_end(browser: Brow
         browser.type("#message", "Write a haiku about snow.\n")
         browser.wait_for("aside .timeline", "decode")
         # An end in order: what runs may finish, and nothing new begins.
-        with endless(running, Authorization=f"Bearer {KEY}"), Operator(tmp_path / "socket").paused():
+        operator, key = Operator(tmp_path / "socket"), {"Authorization": f"Bearer {KEY}"}
+        with operator.paused(), operator.client() as client, sent(running.base, "/v1/completions", LONG, key):
+            until(lambda: client.get("/invariants").json()["load"]["waiting"])
             running.process.terminate()
             browser.wait_for("#banner", "The server is stopping")
         browser.wait_for("#banner", "does not answer")
