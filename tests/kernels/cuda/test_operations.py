@@ -180,3 +180,18 @@ def test_a_rotation_and_the_storing_behind_it_are_one(dtype: torch.dtype, share:
     bench.inputs = [expected]
     for mine, right in zip(found, run(bench, ANY).planes, strict=True):
         assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
+
+
+@pytest.mark.parametrize("window", [None, 520])
+def test_the_newest_token_of_a_chunk_is_computed_as_if_it_came_alone(window: int | None) -> None:
+    """Where sums have one order, its context is cut into the same segments, wherever its window begins."""
+    context = 2 * SEGMENT + 70
+    case = next(case for case in ATTENDING if case.operation.softcap is None)
+    operation = replace(case.operation, window=window)
+    chunk = Bench(replace(case, operation=operation, rows=((3, context),)), torch.float32)
+    alone = Bench(replace(case, operation=operation, rows=((1, context),)), torch.float32)
+    heads = operation.heads
+    stored = chunk.inputs[0][:, heads.query_width :].unflatten(1, (2, heads.kv_heads, heads.head_dim))
+    alone.context = torch.cat([chunk.context[: context - 3], stored])
+    alone.inputs = [chunk.inputs[0][2:]]
+    assert torch.equal(run(chunk, SAME).outputs[0][2:], run(alone, SAME).outputs[0])
