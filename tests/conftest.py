@@ -47,9 +47,12 @@ def any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_folder, "SHARE_KEPT_FREE", 0.0)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True)
 def _one_thread() -> None:
-    """Workers share the machine: torch's other threads gain nothing for small tensors, and wait in a busy loop."""
+    """Workers share the machine: torch's other threads gain nothing for small tensors, and wait in a busy loop.
+
+    Anew for each test, since an engine that a test makes sets them as it is asked.
+    """
     torch.set_num_threads(1)
 
 

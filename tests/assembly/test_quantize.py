@@ -248,8 +248,13 @@ def test_what_cannot_be_made_is_said_first(model: Path, tmp_path: Path, recipe: 
     assert not (tmp_path / "out").exists()
 
 
+def scorer(model: str) -> Scorer:
+    options = EngineOptions(model=model, dtype="float32", quantization="none", speculative="off", threads=1)
+    return Scorer(options, 512)
+
+
 def compared(base: Scorer, path: Path, texts: list[ScoredText]) -> Quality:
-    candidate = Scorer(EngineOptions(model=str(path), dtype="float32", quantization="none", speculative="off"), 512)
+    candidate = scorer(str(path))
     comparison = Comparison()
     for text in texts:
         at = text.compared.nonzero()[:, 0] - 1
@@ -261,7 +266,7 @@ def compared(base: Scorer, path: Path, texts: list[ScoredText]) -> Quality:
 @pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
 @pytest.mark.parametrize("model", ["haiku-draft", pytest.param("haiku", marks=pytest.mark.slow)])
 def test_calibration_pays_on_a_bundled_model(model: str, tmp_path: Path) -> None:
-    base = Scorer(EngineOptions(model=model, dtype="float32", quantization="none", speculative="off"), 512)
+    base = scorer(model)
     calibration, held_out = (
         conversations(base.path, base.vocab_size, 512, 24, seed=seed) for seed in (CALIBRATION_SEED, COMPARISON_SEED)
     )

@@ -69,7 +69,7 @@ def test_the_plot_is_the_same_for_the_same_figures(tmp_path: Path) -> None:
 
 
 def test_contexts_of_a_real_engine_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM("haiku", speculative="off", max_num_seqs=4)
+    llm = LLM("haiku", speculative="off", max_num_seqs=4, threads=1)
 
     def computed(*_: object) -> None:
         raise AssertionError("a context was computed")

@@ -28,7 +28,7 @@ def test_greedy_tokens_are_those_of_transformers(model) -> None:
     directory = model.installed()
     reference = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-    llm = LLM(model.name, dtype="float32", max_model_len=2048)
+    llm = LLM(model.name, dtype="float32", max_model_len=2048, threads=1)
     assert llm.tokenizer is not None
     encoder = chat_encoder(llm.tokenizer)
     prompts = []

@@ -21,9 +21,13 @@ def figures(file: Path) -> dict[str, dict[str, Any]]:
     return {each["name"]: each for each in json.loads(file.read_text())["candidates"]}
 
 
+# Workers share the machine: a second thread of small products would mostly wait, in a busy loop.
+ONE = ("--threads", "1")
+
+
 def test_rounding_costs_the_bundled_model_little(penstock_here: Run, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    asked = ("haiku", "haiku@none", "haiku@int8", "haiku@int4", "--dtype", "float32", "--texts", "12")
+    asked = ("haiku", "haiku@none", "haiku@int8", "haiku@int4", "--dtype", "float32", "--texts", "12", *ONE)
     plots = ("--plots", str(tmp_path / "plots"))
     done = penstock_here("evaluate", *asked, "--max-perplexity", "1.1", "--json", str(file), *plots)
     assert done.returncode == 0, done.stderr
@@ -40,7 +44,7 @@ def test_rounding_costs_the_bundled_model_little(penstock_here: Run, tmp_path: P
 
 def test_a_rounded_model_is_served_beside_the_whole_one(penstock_here: Run, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
-    asked = ("haiku", "haiku@int4", "--dtype", "float32", "--texts", "4", "--answers", "16", "--speed")
+    asked = ("haiku", "haiku@int4", "--dtype", "float32", "--texts", "4", "--answers", "16", "--speed", *ONE)
     done = penstock_here("evaluate", *asked, "--json", str(file))
     assert done.returncode == 0, done.stderr
     whole, rounded = json.loads(file.read_text())["base_served"], figures(file)["haiku@int4"]["served"]

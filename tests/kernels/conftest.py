@@ -3,15 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from penstock.kernels.cpu.native import OBSTACLE, native
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    """The suite shares its machine, and small products gain nothing from more."""
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(params=[] if OBSTACLE is not None else native.instruction_sets())
