@@ -82,8 +82,7 @@ def diagnosed_in_steps(server: RunningServer, operator: Operator, running: int) 
         server.wait_for("penstock_requests_waiting", 8)
         operator.step_until(lambda: server.metric("penstock_requests_running") == running)
         first = stats_of(server)
-        with operator.client() as client:
-            client.post("/pause", json={"paused": True, "after_steps": 40}).raise_for_status()
+        operator.step(40)
         server.wait_for("penstock_engine_steps_total", first.life.steps.steps + 40)
         second = stats_of(server)
     passed = second.life.steps.since(first.life.steps).seconds

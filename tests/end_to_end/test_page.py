@@ -87,12 +87,12 @@ def test_a_chat_is_streamed_and_explained_beside_its_answer(
     )
     browser.type("#seed", "3")
     operator = Operator(socket)
-    with operator.paused(), operator.client() as client:
+    with operator.paused():
         browser.type("#message", "Write a haiku about rain.\n")
         haiku.wait_for("penstock_requests_waiting", 1)
         shown = 0
         for _ in range(2):
-            client.post("/pause", json={"paused": True, "after_steps": 1}).raise_for_status()
+            operator.step(1)
             longer = f"return Math.max(0, ...window.lengths) > {shown}"
             browser.until(lambda longer=longer: browser.run(longer), "piece of the answer")
             shown = browser.run("return Math.max(0, ...window.lengths)")
@@ -141,14 +141,14 @@ def test_figures_change_as_the_server_works(browser: Browser, haiku: RunningServ
     browser.wait_for("#attainment", "100%")
     browser.wait_for("#latency", "≤ 10 s")
     operator = Operator(socket)
-    with operator.paused(), operator.client() as client, contextlib.ExitStack() as stack:
+    with operator.paused(), contextlib.ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(sent(haiku.base, "/v1/completions", LONG))
         operator.step_until(lambda: haiku.metric("penstock_requests_running") == 3 * SAMPLES)
         browser.wait_for("#running", str(3 * SAMPLES))
 
         def computes() -> bool:
-            client.post("/pause", json={"paused": True, "after_steps": 1}).raise_for_status()
+            operator.step(1)
             return int(browser.text("#tokens").replace(",", "")) > 0
 
         browser.until(computes, "token per second")

@@ -36,6 +36,11 @@ class Operator:
         finally:
             self.pause(False)
 
+    def step(self, count: int) -> None:
+        """Let a paused engine compute a number of steps; does not wait for them."""
+        with self.client() as client:
+            _pause(client, {"paused": True, "after_steps": count})
+
     def step_until(self, reached: Callable[[], object]) -> None:
         """Let a paused engine compute one step after the other until `reached()` is true; it is paused then."""
         with self.client() as client:

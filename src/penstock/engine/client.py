@@ -245,7 +245,7 @@ class Engine:
             raise InvalidParameter("point", f"{point[:40]!r} is not one of {', '.join(POINTS)}.")
         self._process.arm(point, action, passes)
 
-    def pause(self, after_steps: int | None = 0) -> None:
+    def pause(self, after_steps: int | None) -> None:
         """Have the process that serves now compute `after_steps` more steps and then nothing; None: go on.
 
         Requests are accepted meanwhile, and wait.

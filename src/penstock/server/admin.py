@@ -35,7 +35,7 @@ class Administered(Protocol):
     def load(self) -> LoadSnapshot:
         """The newest snapshot of the engine's load."""
 
-    def pause(self, after_steps: int | None = 0) -> None:
+    def pause(self, after_steps: int | None) -> None:
         """Have nothing computed after a number of steps; None: go on."""
 
     def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
