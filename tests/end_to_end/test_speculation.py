@@ -19,7 +19,8 @@ from penstock.llm import Completion
 from penstock.speculation.draft_model import DraftModel
 from penstock.speculation.ngram import NgramProposer
 from penstock.speculation.proposer import Proposal, Wanted
-from penstock.speculation.tree import NEWEST, chain, chain_length, path_to
+from penstock.speculation.tree import chain, chain_length, path_to
+from penstock.stepping.rows import NEWEST
 from support.checkpoints import make
 from support.heads import write_haiku_heads
 

@@ -9,10 +9,11 @@ from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.plan import BlockUpdate, RowPlan
 from penstock.core.speculation import MOST_BRANCHES, blocks_of_branch, blocks_of_branches
 from penstock.runtime.storage import KVStorage
-from penstock.runtime.tables import BlockTables
-from penstock.speculation.branches import Branches, StepRow, places_of, shares
+from penstock.speculation.branches import Branches
 from penstock.speculation.proposer import Proposal
-from penstock.speculation.tree import NEWEST, branches, chain, path_to
+from penstock.speculation.tree import branches, chain, path_to
+from penstock.stepping.rows import NEWEST, StepRow, places_of, shares
+from penstock.stepping.tables import BlockTables
 
 SIZE, BLOCKS, DEPTH = 4, 24, 6
 

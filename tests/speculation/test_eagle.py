@@ -12,9 +12,9 @@ from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.storage import KVStorage
-from penstock.runtime.tables import BlockTables
 from penstock.speculation.eagle import LAG, EagleProposer
 from penstock.speculation.proposer import Learner, Proposal, Wanted
+from penstock.stepping.tables import BlockTables
 from support.sampling_rows import make_row
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from penstock.core.plan import RowPlan
 from penstock.speculation.either import Either
 from penstock.speculation.ngram import NgramProposer
-from penstock.speculation.proposer import Blocks, Proposal, Wanted
+from penstock.speculation.proposer import Proposal, Wanted
+from penstock.stepping.storage import Blocks
 from support.sampling_rows import make_row
 
 

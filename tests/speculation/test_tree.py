@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.speculation.tree import NEWEST, branches, chain, chain_length, depths, path_to, pruned, renumbered
+from penstock.speculation.tree import branches, chain, chain_length, depths, path_to, pruned, renumbered
+from penstock.stepping.rows import NEWEST
 
 
 @st.composite

@@ -30,11 +30,11 @@ from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.storage import TORCH_DTYPES
-from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
 from penstock.scheduler.scheduler import Scheduler
 from penstock.speculation.branches import Branches
+from penstock.stepping.tables import BlockTables
 
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
 PROMISE_OF_CHANCE = (

@@ -23,7 +23,6 @@ from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import declare_heads
 from penstock.runtime.storage import TORCH_DTYPES
-from penstock.runtime.tables import BlockTables
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.chain import Chain
 from penstock.speculation.decoding import Decode, StepwiseDecoder, in_one_call
@@ -33,6 +32,7 @@ from penstock.speculation.either import Either
 from penstock.speculation.medusa import MedusaProposer
 from penstock.speculation.ngram import NgramProposer
 from penstock.speculation.proposer import Proposer
+from penstock.stepping.tables import BlockTables
 
 # What of the target's hidden states each proposer learns from.
 STATES: Mapping[str, States] = {"medusa": "selected", "eagle": "all"}

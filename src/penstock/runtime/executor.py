@@ -8,7 +8,6 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from msgspec.structs import replace
 from torch import Tensor
@@ -19,33 +18,23 @@ from penstock.core.sampling import SamplingParams
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.device_memory import memory_may_end
 from penstock.runtime.device_storage import DeviceKVStorage
-from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, Row
 from penstock.runtime.pooling import Pool
 from penstock.runtime.storage import KVStorage
-from penstock.runtime.tables import BlockTables
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Place, Sampler, take
-from penstock.speculation.branches import Branches, StepRow, places_of, shares
-from penstock.speculation.proposer import NONE, Blocks, Learner, Proposal, Proposer, Wanted
+from penstock.speculation.branches import Branches
+from penstock.speculation.proposer import NONE, Learner, Proposal, Proposer, Wanted
 from penstock.speculation.verifier import DraftedRow, verify
+from penstock.stepping.gather import gather_batch, order_rows
+from penstock.stepping.model import Model
+from penstock.stepping.rows import StepRow, places_of, shares
+from penstock.stepping.storage import Blocks
+from penstock.stepping.tables import BlockTables
 from penstock.text.reasoning_limit import ReasoningLimit
 from penstock.text.stops import StopMatcher
 from penstock.text.table import TokenStream, TokenTable
-
-
-class Model(Protocol):
-    """A compiled model: a ragged batch in, logits [logit rows, vocabulary] or hidden states [logit rows, width] out."""
-
-    def run(self, batch: StepBatch) -> Tensor:
-        """Compute one step; writes this step's keys and values into the KV storage."""
-
-    def use_idle_time(self) -> bool:
-        """Do a piece of what can wait, and makes later steps faster; whether more is left."""
-
-    def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
-        """The same; all that it makes, where that is more: hidden states behind the logits."""
 
 
 class _StopSearch:

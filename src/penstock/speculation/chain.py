@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from penstock.core.plan import RowPlan
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.draft_model import DraftModel
-from penstock.speculation.proposer import NONE, Blocks, Proposal, Proposer, Wanted
+from penstock.speculation.proposer import NONE, Proposal, Proposer, Wanted
+from penstock.stepping.storage import Blocks
 
 # Tokens that are guessed for one step of the draft model. It is small, so that rows which go for nothing cost it more
 # than they do a model whose steps wait for memory.

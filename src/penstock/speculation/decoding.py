@@ -7,12 +7,12 @@ from torch import Tensor
 
 from penstock.core.speculation import RANKS
 from penstock.kernels.batch import StepBatch
-from penstock.runtime.gather import following_batch
 from penstock.sampling.choice import Choice
 from penstock.sampling.distribution import Distribution
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.candidates import Ranked, likely_tree
 from penstock.speculation.proposer import Proposal
+from penstock.stepping.gather import following_batch
 
 
 class Stepping(Protocol):

@@ -13,13 +13,14 @@ import numpy as np
 
 from penstock.core.plan import BlockCopy, RowPlan
 from penstock.kernels.batch import StepBatch
-from penstock.runtime.executor import Model
 from penstock.runtime.storage import KVStorage
-from penstock.runtime.tables import BlockTables, Int32
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.decoding import Decode
 from penstock.speculation.pieces import Piece, gather_pieces
-from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, agreeing, draft_choice
+from penstock.speculation.proposer import NONE, Proposal, Wanted, agreeing, draft_choice
+from penstock.stepping.model import Model
+from penstock.stepping.storage import Blocks
+from penstock.stepping.tables import BlockTables, Int32
 
 # Positions that are made up for in one step: a long prompt must not hold up every sequence's next token.
 CATCH_UP = 512

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
-from penstock.runtime.tables import BlockTables
 from penstock.speculation.decoding import Decode, Stepping
 from penstock.speculation.pieces import Piece, gather_pieces
-from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, draft_choice
+from penstock.speculation.proposer import NONE, Proposal, Wanted, draft_choice
+from penstock.stepping.storage import Blocks
+from penstock.stepping.tables import BlockTables
 
 # A sequence without drafts is computed once it is this many tokens behind: together they cost little.
 LAG = 64

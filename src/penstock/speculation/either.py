@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from penstock.core.acceptance import Acceptance
 from penstock.core.plan import RowPlan
 from penstock.speculation.ngram import NgramProposer
-from penstock.speculation.proposer import NONE, Blocks, Proposal, Proposer, Wanted, agreeing
+from penstock.speculation.proposer import NONE, Proposal, Proposer, Wanted, agreeing
 from penstock.speculation.tree import chain_length
+from penstock.stepping.storage import Blocks
 
 # How often drafts are taken to be right before any were judged.
 HOPE = 0.6

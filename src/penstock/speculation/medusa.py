@@ -15,7 +15,8 @@ from penstock.core.speculation import RANKS
 from penstock.kernels.batch import StepBatch
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.candidates import Ranked, likely_tree
-from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted, draft_choice
+from penstock.speculation.proposer import NONE, Proposal, Wanted, draft_choice
+from penstock.stepping.storage import Blocks
 
 
 class Heads(Protocol):

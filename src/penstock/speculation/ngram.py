@@ -12,8 +12,9 @@ from itertools import islice
 
 from penstock.core.plan import RowPlan
 from penstock.speculation.finished import FinishedText
-from penstock.speculation.proposer import NONE, Blocks, Proposal, Wanted
+from penstock.speculation.proposer import NONE, Proposal, Wanted
 from penstock.speculation.tree import chain
+from penstock.stepping.storage import Blocks
 
 # Newest tokens that have to have stood together before; of several lengths, the longest that has is taken.
 LONGEST = 4

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock.kernels.batch import StepBatch
-from penstock.runtime.gather import make_batch
-from penstock.runtime.tables import BlockTables
+from penstock.stepping.gather import make_batch
+from penstock.stepping.tables import BlockTables
 
 
 class Piece(NamedTuple):

@@ -5,11 +5,12 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from penstock.core.plan import BlockCopy, RowPlan
+from penstock.core.plan import RowPlan
 from penstock.sampling.choice import Choice
 from penstock.sampling.distribution import Distribution
 from penstock.sampling.noise import Purpose
 from penstock.sampling.row import RowState
+from penstock.stepping.storage import Blocks
 
 
 class Wanted(NamedTuple):
@@ -52,16 +53,6 @@ def agreeing(guesses: Sequence[int], tokens: Sequence[int]) -> int:
         if guess != token:
             return count
     return min(len(guesses), len(tokens))
-
-
-class Blocks(Protocol):
-    """Keys and values in blocks."""
-
-    def clear_blocks(self, blocks: list[int]) -> None:
-        """Nothing of what was in them may be read."""
-
-    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
-        """Copy whole blocks, in order."""
 
 
 class Proposal(NamedTuple):

@@ -8,7 +8,7 @@ first: its tokens each stand behind the one before.
 
 from collections.abc import Sequence
 
-NEWEST = -1
+from penstock.stepping.rows import NEWEST
 
 
 def chain(count: int) -> list[int]:

@@ -28,7 +28,8 @@ from penstock.sampling.distribution import Distribution, certain
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Failure, Place, Sampler, take
 from penstock.speculation.rejection import judged
-from penstock.speculation.tree import NEWEST, chain_length
+from penstock.speculation.tree import chain_length
+from penstock.stepping.rows import NEWEST
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import NOTHING_SHARED, StepBatch
-from penstock.runtime.tables import BlockTables
+from penstock.stepping.tables import BlockTables
 
 
 class Counted(Protocol):

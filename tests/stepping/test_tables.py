@@ -5,9 +5,9 @@ import numpy as np
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.core.plan import BlockCopy, BlockUpdate, RowPlan
 from penstock.kernels.dispatch import StepState
-from penstock.runtime.gather import gather_batch, order_rows
 from penstock.runtime.storage import KVStorage
-from penstock.runtime.tables import BlockTables
+from penstock.stepping.gather import gather_batch, order_rows
+from penstock.stepping.tables import BlockTables
 
 
 def test_tables_grow_and_keep_their_content() -> None:
