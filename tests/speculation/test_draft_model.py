@@ -14,7 +14,7 @@ SIZE = 16
 
 def blocks(count: int = 12) -> _Blocks:
     spec = build_kv_spec([LayerKV(1, 8)], "bfloat16", SIZE)
-    return _Blocks(KVStorage(spec, count), count)
+    return _Blocks(KVStorage(spec, count), count, SIZE)
 
 
 def test_positions_are_known_up_to_the_first_gap() -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.attention_plan import FUSED_ROWS, DecodeBucket, LongRow, plan_attention
-from penstock.kernels.dispatch import Binding, Implementation, Kernel, KVStorage, StepState
+from penstock.kernels.dispatch import Binding, Implementation, Kernel, KVPlanes, StepState
 from penstock.kernels.signature import Attention
 
 # Up to this many columns of keys, multiplying with zeros costs less than making each head's keys contiguous.
@@ -112,7 +112,7 @@ def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, scale: float, soft
 class _LayerAttention:
     """One layer's attention: its planes as blocks, and the shapes of its heads."""
 
-    def __init__(self, op: Attention, kv: KVStorage, attend: _Attend) -> None:
+    def __init__(self, op: Attention, kv: KVPlanes, attend: _Attend) -> None:
         self._keys, self._values = (plane.view(plane.shape[0] // kv.block_size, -1) for plane in kv.planes(op.layer))
         self._block_size = kv.block_size
         self._attend = attend

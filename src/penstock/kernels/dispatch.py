@@ -18,8 +18,8 @@ KVLayout = Literal["slots", "tiles"]
 """How a plane of the cache is laid out: [slots, KV heads, head_dim], or as native/src/kv.hpp says."""
 
 
-class KVStorage(Protocol):
-    """Where keys and values are kept; the runtime owns it."""
+class KVPlanes(Protocol):
+    """The arrays in which operations store keys and values and read them; the runtime owns them."""
 
     @property
     def layout(self) -> KVLayout:
@@ -131,14 +131,14 @@ class Binding:
 
     Attributes:
         weights: every weight of the model by name.
-        kv: storage of keys and values.
+        kv: where keys and values are stored.
         dtype: type of values and of cos and sin.
         reusable: for each input, whether nothing reads it afterwards, so that it may be overwritten.
         rope_tables: tables made so far; layers with the same frequencies share one.
     """
 
     weights: Mapping[str, Weight]
-    kv: KVStorage
+    kv: KVPlanes
     dtype: torch.dtype
     reusable: tuple[bool, ...] = ()
     rope_tables: dict[RopeSpec, RopeTable] = field(default_factory=dict)

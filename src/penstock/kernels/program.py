@@ -17,7 +17,7 @@ from penstock.kernels.dispatch import (
     FusedStep,
     Fusible,
     Kernel,
-    KVStorage,
+    KVPlanes,
     Prepares,
     StepState,
 )
@@ -109,7 +109,7 @@ class Program:
 
 
 def compile_program(
-    tape: Tape, weights: Mapping[str, Weight], kv: KVStorage, dtype: torch.dtype, dispatcher: Dispatcher
+    tape: Tape, weights: Mapping[str, Weight], kv: KVPlanes, dtype: torch.dtype, dispatcher: Dispatcher
 ) -> Program:
     """Bind every recorded operation to an implementation, its weights and its KV planes; fuse those that can be.
 

@@ -15,7 +15,7 @@ from penstock.speculation.proposer import Proposal
 from penstock.stepping.gather import following_batch
 
 
-class Stepping(Protocol):
+class StepwiseModel(Protocol):
     """A model that is run step by step."""
 
     def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
@@ -74,7 +74,7 @@ class StepwiseDecoder:
         tells: whether it says what each token was drawn from.
     """
 
-    def __init__(self, model: Stepping, sampler: Sampler, *, tells: bool = False) -> None:
+    def __init__(self, model: StepwiseModel, sampler: Sampler, *, tells: bool = False) -> None:
         self._model = model
         self._sampler = sampler
         self._tells = tells

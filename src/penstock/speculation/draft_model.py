@@ -13,7 +13,6 @@ import numpy as np
 
 from penstock.core.plan import BlockCopy, RowPlan
 from penstock.kernels.batch import StepBatch
-from penstock.runtime.storage import KVStorage
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.decoding import Decode
 from penstock.speculation.pieces import Piece, gather_pieces
@@ -52,9 +51,9 @@ class _Track:
 class _Blocks:
     """The draft model's storage, and which blocks it has computed, all of each."""
 
-    def __init__(self, storage: KVStorage, num_blocks: int) -> None:
+    def __init__(self, storage: Blocks, num_blocks: int, block_size: int) -> None:
         self._storage = storage
-        self._size = storage.block_size
+        self._size = block_size
         self._whole = np.zeros(num_blocks, np.bool_)
 
     def clear_blocks(self, blocks: list[int]) -> None:
@@ -106,11 +105,11 @@ class DraftModel:
         decode: Decode,
         tables: BlockTables,
         groups: Sequence[int],
-        storage: tuple[KVStorage, int] | None = None,
+        storage: tuple[Blocks, int] | None = None,
         *,
         rejects: bool = False,
     ) -> None:
-        self._blocks = None if storage is None else _Blocks(*storage)
+        self._blocks = None if storage is None else _Blocks(*storage, tables.block_size)
         self.storages: tuple[Blocks, ...] = () if self._blocks is None else (self._blocks,)
         self._rejects = rejects
         self._model = model

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
-from penstock.speculation.decoding import Decode, Stepping
+from penstock.speculation.decoding import Decode, StepwiseModel
 from penstock.speculation.pieces import Piece, gather_pieces
 from penstock.speculation.proposer import NONE, Proposal, Wanted, draft_choice
 from penstock.stepping.storage import Blocks
@@ -66,7 +66,7 @@ class EagleProposer:
 
     def __init__(
         self,
-        head: Stepping,
+        head: StepwiseModel,
         decode: Decode,
         tables: BlockTables,
         groups: Sequence[int],

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.core.kv import KVSpec
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.kernels.cpu.program import Draft, NativeCall, Registers
+from penstock.kernels.cpu.program import NativeCall, ProgramBuilder, Registers
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.dispatch import Binding, Implementation, KVLayout
 from penstock.kernels.kv_bytes import kind_of, raw
@@ -80,9 +80,9 @@ def _embedding(op: Embedding, binding: Binding) -> NativeCall:
     weight = binding.weight(op.weight)
     if isinstance(weight, NativeLinear):
         handle = weight.handle
-        return NativeCall(lambda draft, _, y: draft.program.embedding(handle, *y))
+        return NativeCall(lambda builder, _, y: builder.program.embedding(handle, *y))
     table = binding.tensor(op.weight)
-    return NativeCall(lambda draft, _, y: draft.program.plain_embedding(table, *y))
+    return NativeCall(lambda builder, _, y: builder.program.plain_embedding(table, *y))
 
 
 def _linear(op: Linear, binding: Binding) -> NativeCall:
@@ -90,15 +90,15 @@ def _linear(op: Linear, binding: Binding) -> NativeCall:
     assert isinstance(weight, NativeLinear)
     bias = None if op.bias is None else binding.tensor(op.bias).float()
 
-    def add(draft: Draft, x: Registers, y: Registers) -> None:
+    def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         (source,), (target,), first = x, y, 0
         for handle, (_, count) in zip(weight.handles, weight.form.pieces(weight.shape[0]), strict=True):
             own = None if bias is None else bias[first : first + count]
-            draft.program.linear(handle, own, source, target, first, weight.shape[0])
+            builder.program.linear(handle, own, source, target, first, weight.shape[0])
             first += count
 
     def with_gate(gate: ActivationName) -> NativeCall:
-        return NativeCall(lambda draft, x, y: draft.program.gated_linear(weight.handle, bias, gate, *x, *y))
+        return NativeCall(lambda builder, x, y: builder.program.gated_linear(weight.handle, bias, gate, *x, *y))
 
     whole = len(weight.handles) == 1 and weight.shape[0] % (2 * _PANEL) == 0
     return NativeCall(add, with_gate=with_gate if whole else None)
@@ -106,27 +106,27 @@ def _linear(op: Linear, binding: Binding) -> NativeCall:
 
 def _rms_norm(op: RmsNorm, binding: Binding) -> NativeCall:
     weight = _norm_weight(binding, op.weight, op.unit_offset)
-    return NativeCall(lambda draft, x, y: draft.program.rms_norm(weight, op.eps, *x, *y), reuses=(0,))
+    return NativeCall(lambda builder, x, y: builder.program.rms_norm(weight, op.eps, *x, *y), reuses=(0,))
 
 
 def _add_rms_norm(op: AddRmsNorm, binding: Binding) -> NativeCall:
     weight = _norm_weight(binding, op.weight, op.unit_offset)
-    return NativeCall(lambda draft, x, y: draft.program.add_rms_norm(weight, op.eps, *x, *y), reuses=(0, 1))
+    return NativeCall(lambda builder, x, y: builder.program.add_rms_norm(weight, op.eps, *x, *y), reuses=(0, 1))
 
 
 def _head_norm(op: HeadNorm, binding: Binding) -> NativeCall:
     query = _norm_weight(binding, op.query_weight, op.unit_offset)
     key = _norm_weight(binding, op.key_weight, op.unit_offset)
     heads = op.heads.query_heads, op.heads.kv_heads
-    return NativeCall(lambda draft, x, y: draft.program.head_norm(*heads, query, key, op.eps, *x, *y), reuses=(0,))
+    return NativeCall(lambda builder, x, y: builder.program.head_norm(*heads, query, key, op.eps, *x, *y), reuses=(0,))
 
 
 def _rotary(op: Rotary, binding: Binding) -> NativeCall:
     table, heads = binding.rope_table(op.rope), op.heads
     sizes = heads.query_heads, heads.kv_heads, heads.head_dim
 
-    def add(draft: Draft, x: Registers, y: Registers) -> None:
-        draft.program.rotary(*sizes, draft.rope(table), *x, *y)
+    def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
+        builder.program.rotary(*sizes, builder.rope(table), *x, *y)
 
     return NativeCall(add, reuses=(0,))
 
@@ -143,7 +143,7 @@ def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
     planes, kept, dtype, size, group = _cache(op, binding)
     heads = op.heads.query_heads, op.heads.kv_heads
     return NativeCall(
-        lambda draft, x, _: draft.program.write_kv(*heads, planes, kept, dtype, size, group, *x), reuses=()
+        lambda builder, x, _: builder.program.write_kv(*heads, planes, kept, dtype, size, group, *x), reuses=()
     )
 
 
@@ -151,41 +151,41 @@ def _attention(op: Attention, binding: Binding) -> NativeCall:
     planes, kept, dtype, size, group = _cache(op, binding)
     heads, scale, window, softcap = op.heads.query_heads, op.scale, op.window or 0, op.softcap or 0.0
 
-    def add(draft: Draft, x: Registers, y: Registers) -> None:
-        draft.program.attention(heads, planes, kept, dtype, size, group, scale, window, softcap, *x, *y)
+    def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
+        builder.program.attention(heads, planes, kept, dtype, size, group, scale, window, softcap, *x, *y)
 
     return NativeCall(add)
 
 
 def _gated_activation(op: GatedActivation, _binding: Binding) -> NativeCall:
     activation = op.activation
-    return NativeCall(lambda draft, x, y: draft.program.gated_activation(activation, *x, *y), gate=activation)
+    return NativeCall(lambda builder, x, y: builder.program.gated_activation(activation, *x, *y), gate=activation)
 
 
 def _activation(op: Activation, _binding: Binding) -> NativeCall:
     activation = op.activation
-    return NativeCall(lambda draft, x, y: draft.program.activation(activation, *x, *y), reuses=(0,))
+    return NativeCall(lambda builder, x, y: builder.program.activation(activation, *x, *y), reuses=(0,))
 
 
 def _add(_op: Add, _binding: Binding) -> NativeCall:
-    return NativeCall(lambda draft, x, y: draft.program.add(*x, *y), reuses=(0,))
+    return NativeCall(lambda builder, x, y: builder.program.add(*x, *y), reuses=(0,))
 
 
 def _concatenate(_op: Concatenate, _binding: Binding) -> NativeCall:
-    return NativeCall(lambda draft, x, y: draft.program.concatenate(*x, *y))
+    return NativeCall(lambda builder, x, y: builder.program.concatenate(*x, *y))
 
 
 def _scale(op: Scale, binding: Binding) -> NativeCall:
     factor = float(torch.tensor(op.factor, dtype=binding.dtype))
-    return NativeCall(lambda draft, x, y: draft.program.scale(factor, *x, *y), reuses=(0,))
+    return NativeCall(lambda builder, x, y: builder.program.scale(factor, *x, *y), reuses=(0,))
 
 
 def _soft_cap(op: SoftCap, _binding: Binding) -> NativeCall:
-    return NativeCall(lambda draft, x, y: draft.program.soft_cap(op.cap, *x, *y), reuses=(0,))
+    return NativeCall(lambda builder, x, y: builder.program.soft_cap(op.cap, *x, *y), reuses=(0,))
 
 
 def _select_rows(_op: SelectRows, _binding: Binding) -> NativeCall:
-    return NativeCall(lambda draft, x, y: draft.program.select_rows(*x, *y))
+    return NativeCall(lambda builder, x, y: builder.program.select_rows(*x, *y))
 
 
 def _native(operation: Any, prepare: Any, supports: Any = _supports) -> Implementation:

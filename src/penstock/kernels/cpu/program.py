@@ -22,7 +22,7 @@ _NOTHING = NOTHING_SHARED.numpy()
 
 
 @dataclass(slots=True)
-class Draft:
+class ProgramBuilder:
     """A native program while operations are added to it, with the rope tables that grow with the context."""
 
     program: "native.Program"
@@ -43,13 +43,13 @@ class NativeCall:
     """One operation of a native program.
 
     Attributes:
-        add: (draft, registers of the inputs, registers of the outputs) → None: adds it to a program.
+        add: (builder, registers of the inputs, registers of the outputs) → None: adds it to a program.
         reuses: for each output the input whose register it may take, or None.
         with_gate: for a projection to [gates | ups], what it is together with the gate behind it.
         gate: for a gate, its activation.
     """
 
-    add: Callable[[Draft, Registers, Registers], None]
+    add: Callable[[ProgramBuilder, Registers, Registers], None]
     reuses: Reuses = (None,)
     with_gate: "Callable[[ActivationName], NativeCall] | None" = None
     gate: ActivationName | None = None
@@ -61,12 +61,12 @@ class NativeCall:
         # A wanted value is computed in the memory of its tensor, which is large enough for it alone; what is given is
         # copied into its register, which may so be overwritten.
         registers = assign_registers(steps, [step.part.reuses for step in steps], given, wanted)
-        draft = Draft(native.Program(1 + max(registers.values(), default=0)))
+        builder = ProgramBuilder(native.Program(1 + max(registers.values(), default=0)))
         for step in steps:
             inputs = tuple(registers[value] for value in step.inputs)
-            step.part.add(draft, inputs, tuple(registers[value] for value in step.outputs))
+            step.part.add(builder, inputs, tuple(registers[value] for value in step.outputs))
         return _Runner(
-            draft, [registers[value] for value in given], [(registers[value], value) for value in wanted], dtype
+            builder, [registers[value] for value in given], [(registers[value], value) for value in wanted], dtype
         )
 
 
@@ -94,10 +94,10 @@ class _Runner:
     """Calls a native program with the arrays of a step."""
 
     def __init__(
-        self, draft: Draft, given: Sequence[int], wanted: Sequence[tuple[int, Value]], dtype: torch.dtype
+        self, builder: ProgramBuilder, given: Sequence[int], wanted: Sequence[tuple[int, Value]], dtype: torch.dtype
     ) -> None:
-        self._program = draft.program
-        self._ropes = tuple(draft.ropes.values())
+        self._program = builder.program
+        self._ropes = tuple(builder.ropes.values())
         self._reach = self._shortest_rope()
         self._given, self._wanted, self._dtype = tuple(given), tuple(wanted), dtype
 
