@@ -13,11 +13,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 from reporting import machine, parser, table
 
 from penstock import LLM, SamplingParams
+from penstock.assembly.build import build_engine
 from penstock.bench.speculation import theory
+from penstock.core.plan import BeginRow
+from penstock.runtime.parts import ExecutorParts
+from penstock.sampling.row import RowState
 from penstock.speculation.ngram import NgramProposer
 from penstock.speculation.proposer import Proposal, Wanted
 
@@ -73,18 +79,18 @@ class Script:
         self._place += 1
 
 
-def force(llm: LLM, passage: Callable[[Sequence[int]], Sequence[int]]) -> None:
-    """Make each output of the engine a copy of its prompt's passage."""
-    executor = llm._core._executor
-    begin = executor._begin
+def copying(parts: ExecutorParts) -> ExecutorParts:
+    """Make each output of an engine a copy of its prompt."""
 
-    def forced(row) -> None:
-        begin(row)
-        state = executor._rows[row.sequence].state
-        state._reasoning, state._free = Script(passage(list(executor._rows[row.sequence].tokens))), False
-        state._choose_editing()
+    def begin(row: BeginRow, prompt: Sequence[int]) -> RowState:
+        return RowState(row, prompt, reasoning=Script(list(prompt)))
 
-    executor._begin = forced
+    return replace(parts, choosing=replace(parts.choosing, begin=begin))
+
+
+def fitted(model: str, fit: Callable[[ExecutorParts], ExecutorParts], **options: object) -> LLM:
+    """An engine with what `fit` makes of its executor's parts."""
+    return LLM(model, build=partial(build_engine, fit=fit), **options)
 
 
 def compare(
@@ -129,13 +135,15 @@ def main() -> int:
     params = SamplingParams(temperature=0.0, max_tokens=asked.output_len, ignore_eos=True)
     plain = LLM(asked.model, speculative="off", **options)
     outputs = {tuple(prompt): plain.generate([{"prompt_token_ids": prompt}], params)[0].token_ids for prompt in prompts}
-    replaying = LLM(asked.model, speculative="ngram", speculative_depth=asked.depth, **options)
-    replaying._core._executor._proposer = Replaying(outputs, asked.acceptance)
+
+    def replays(parts: ExecutorParts) -> ExecutorParts:
+        return replace(parts, drafting=replace(parts.drafting, proposer=Replaying(outputs, asked.acceptance)))
+
+    replaying = fitted(asked.model, replays, speculative="ngram", speculative_depth=asked.depth, **options)
     replayed = compare(plain, replaying, prompts, params, asked.rounds)
-    copying = LLM(asked.model, speculative="ngram", speculative_depth=asked.copied, **options)
-    for llm in (plain, copying):
-        force(llm, lambda prompt: prompt)
-    copied = compare(plain, copying, prompts, params, asked.rounds)
+    copies = fitted(asked.model, copying, speculative="off", **options)
+    drafted = fitted(asked.model, copying, speculative="ngram", speculative_depth=asked.copied, **options)
+    copied = compare(copies, drafted, prompts, params, asked.rounds)
     expected, _ = theory(asked.acceptance, asked.depth, 0.0)
     print(f"\n{machine()}: {asked.model} as {asked.quantization}, one request at a time, {asked.output_len} tokens\n")
     rows = [

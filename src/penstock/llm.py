@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
-from penstock.core.config import EngineOptions
+from penstock.core.config import EngineConfig, EngineOptions
 from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter, RowFailed, rebuild_error
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.facts import StepTotals
@@ -24,6 +24,7 @@ from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.engine.journal import Journal
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineProcess
+from penstock.engine.worker import BuiltEngine, EngineBuilder
 from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer
@@ -165,19 +166,25 @@ class LLM:
     Args:
         model: a directory in Hugging Face's layout, a hub name, or a bundled model's name.
         chat_template: a file with the chat template, or its name in the model's directory; the model's own by default.
+        build: puts the engine together; by default `assembly.build.build_engine`, as for a server.
         options: the engine options of `penstock serve`, see `EngineOptions`.
 
     Raises StartupError where the model cannot be loaded.
     """
 
-    def __init__(self, model: str, *, chat_template: str | None = None, **options: Any) -> None:
-        from penstock.assembly.build import build_engine
-
+    def __init__(
+        self,
+        model: str,
+        *,
+        chat_template: str | None = None,
+        build: EngineBuilder | None = None,
+        **options: Any,
+    ) -> None:
         self._prepared: Prepared = prepare(EngineOptions(model=model, **options), api_beside=False)
         _tell(self._prepared)
         self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
-        built = build_engine(self._prepared.config, lambda done, total: None)
+        built = (build or _build)(self._prepared.config, lambda done, total: None)
         self._core, self._work = built.core, built.work
         self._totals = StepTotals()
         self.tokenizer = built.tokenizer
@@ -286,6 +293,13 @@ class LLM:
                 self._core.abort(request.request_id)
             raise
         return list(states.values())
+
+
+def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltEngine:
+    # Imports torch, which takes a second.
+    from penstock.assembly.build import build_engine
+
+    return build_engine(config, progress)
 
 
 def _as_conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:

@@ -18,10 +18,11 @@ from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import Completion
 from penstock.speculation.draft_model import DraftModel
 from penstock.speculation.ngram import NgramProposer
-from penstock.speculation.proposer import Proposal, Wanted
+from penstock.speculation.proposer import Proposal, Proposer, Wanted
 from penstock.speculation.tree import chain, chain_length, path_to
 from penstock.stepping.rows import NEWEST
 from support.checkpoints import make
+from support.fitted import drafting, fitted
 from support.heads import write_haiku_heads
 
 pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))
@@ -154,9 +155,11 @@ def params(count: int) -> list[SamplingParams]:
     ]
 
 
-def engine(**options: Any) -> LLM:
+def engine(proposer: Proposer | None = None, **options: Any) -> LLM:
+    """An engine; where a `proposer` is given, that one drafts."""
     pool = {"kv_cache_memory": 600 * BLOCK_BYTES}
-    return LLM("haiku", **{"threads": 1, "max_model_len": 512, **pool, **options})
+    settings = {"threads": 1, "max_model_len": 512, **pool, **options}
+    return LLM("haiku", **settings) if proposer is None else fitted("haiku", drafting(proposer), **settings)
 
 
 def told(outputs: Sequence[Completion]) -> list[object]:
@@ -252,16 +255,15 @@ def test_tokens_and_logprobs_are_those_without(
         # Some of them are preempted.
         "kv_cache_memory": luck.choice([68, 120, 600]) * BLOCK_BYTES,
     }
-    llm = engine(**options)
+    proposers: dict[str, Proposer] = {}
     right = {"half right": 0.5, "always right": 1.0, "always wrong": 0.0}.get(proposer)
     if right is not None:
         # It knows one sample of each prompt; what it says wrongly is what no sample says.
         said = {token for done in expected for sample in done.samples for token in sample.token_ids}
         nobody_says = next(token for token in range(4096) if token not in said)
-        llm._core._executor._proposer = Knowing(knowing, right, nobody_says)
-    trees = KnowingTrees(knowing, 0.6)
-    if proposer == "trees":
-        llm._core._executor._proposer = trees
+        proposers[proposer] = Knowing(knowing, right, nobody_says)
+    trees = proposers["trees"] = KnowingTrees(knowing, 0.6)
+    llm = engine(proposers.get(proposer), **options)
     assert told(llm.generate(prompts(count), params(count))) == told(expected)
     # Heads that nobody trained are right by chance at most.
     assert llm.totals.drafted > 0
@@ -296,12 +298,12 @@ def test_trees_are_for_models_with_windows_too(tmp_path: Path) -> None:
     ]
     options: dict[str, Any] = {"threads": 1, "max_model_len": 256, "max_num_seqs": 4}
     expected = LLM(path, enable_prefix_caching=False, **options).generate(asked, plain)
-    llm = LLM(path, speculative="ngram", speculative_depth=6, speculative_width=6, **options)
     outputs = {
         tuple(prompt["prompt_token_ids"]): list(done.token_ids) for prompt, done in zip(asked, expected, strict=True)
     }
-    trees = llm._core._executor._proposer = KnowingTrees(outputs, 0.6)
-    assert len(llm._core._executor._groups) > 1
+    trees = KnowingTrees(outputs, 0.6)
+    llm = fitted(path, drafting(trees), speculative="ngram", speculative_depth=6, speculative_width=6, **options)
+    assert len(llm._prepared.config.cache.spec.groups) > 1
     assert told(llm.generate(asked, plain)) == told(expected)
     assert trees.strayed > 20
 
@@ -314,6 +316,7 @@ def test_who_learns_from_states_sees_those_of_what_was_right(
     seen = []
     for learner in (Silent(knowing, 0.0), Seeing(knowing, 0.6)):
         llm = engine(
+            learner,
             speculative="medusa",
             draft_model=heads["medusa"],
             speculative_depth=3,
@@ -321,7 +324,6 @@ def test_who_learns_from_states_sees_those_of_what_was_right(
             max_num_seqs=4,
             enable_prefix_caching=False,
         )
-        llm._core._executor._proposer = llm._core._executor._learner = learner
         llm.generate([prompt for prompt, _ in asked], [param for _, param in asked])
         seen.append(learner.seen)
     assert learner.strayed > 0

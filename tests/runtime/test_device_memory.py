@@ -1,30 +1,51 @@
 """A step for which a GPU's memory does not suffice ends its requests; the engine serves those that come after."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from penstock import LLM, SamplingParams
+from penstock.kernels.batch import StepBatch
+from penstock.runtime.parts import ExecutorParts
+from penstock.stepping.model import Model
 from support.checkpoints import make
+from support.fitted import fitted
+
+
+class SparseModel:
+    """Computes as another, but for its third step."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._steps = model, 0
+
+    def run(self, batch: StepBatch) -> Tensor:
+        return self.results(batch)[0]
+
+    def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
+        self._steps += 1
+        # The first is that of the start.
+        if self._steps == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return self._model.results(batch, *given)
+
+    def use_idle_time(self) -> bool:
+        return self._model.use_idle_time()
+
+
+def with_little_memory(parts: ExecutorParts) -> ExecutorParts:
+    return replace(parts, computing=replace(parts.computing, model=SparseModel(parts.computing.model)))
 
 
 def test_an_engine_goes_on_where_memory_ended(tmp_path: Path) -> None:
-    llm = LLM(str(make("llama", tmp_path)), threads=1, max_model_len=256, speculative="off")
+    path = str(make("llama", tmp_path))
+    options: dict[str, Any] = {"threads": 1, "max_model_len": 256, "speculative": "off"}
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     prompts = [[7, 8, 9] * 10, [11, 12]]
-    expected = [output.token_ids for output in llm.generate(prompts, params)]
-    executor, steps = llm._core._executor, 0
-    results = executor._model.results
-
-    def sparse(batch: Any, *given: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-        return results(batch, *given)
-
-    executor._model.results = sparse
+    expected = [output.token_ids for output in LLM(path, **options).generate(prompts, params)]
+    llm = fitted(path, with_little_memory, **options)
     for output in llm.generate(prompts, params):
         (sample,) = output.samples
         assert sample.finish_reason == "error"

@@ -2,7 +2,9 @@
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,21 @@ import torch
 from penstock import LLM, SamplingParams
 from penstock.core.plan import BeginRow, BlockCopy, BlockSwap, BlockUpdate, RowPlan, StepPlan
 from penstock.runtime.device_storage import DeviceKVStorage
-from penstock.runtime.executor import CompletedStep
+from penstock.runtime.executor import ModelExecutor
+from penstock.runtime.handles import CompletedStep
+from penstock.runtime.parts import ExecutorParts
+from penstock.runtime.storage import KVStorage
 from support.checkpoints import FAMILIES, make
+from support.fitted import fitted
+
+
+def poisoned(parts: ExecutorParts) -> ExecutorParts:
+    storage = parts.computing.storage
+    assert isinstance(storage, KVStorage)
+    layers = [layer for group in storage.spec.groups for layer in group.layers]
+    for plane in {plane.data_ptr(): plane for layer in layers for plane in storage.planes(layer)}.values():
+        plane.fill_(math.nan)
+    return parts
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -21,11 +36,8 @@ def test_garbage_in_unused_blocks_changes_nothing(family: str, tmp_path: Path) -
     path = make(family, tmp_path)
     tokens = []
     for poison in (False, True):
-        llm = LLM(str(path), threads=1, max_model_len=256, max_num_batched_tokens=48, max_num_seqs=8)
-        if poison:
-            for planes in llm._core._executor._storages[0]._planes:
-                for plane in planes:
-                    plane.fill_(math.nan)
+        options: dict[str, Any] = {"threads": 1, "max_model_len": 256, "max_num_batched_tokens": 48, "max_num_seqs": 8}
+        llm = fitted(str(path), poisoned, **options) if poison else LLM(str(path), **options)
         tokens.append([[sample.token_ids for sample in done.samples] for done in llm.generate(prompts, params)])
     assert tokens[0] == tokens[1]
     assert all(len(ids) == 40 for samples in tokens[1] for ids in samples)
@@ -48,13 +60,26 @@ def test_a_step_says_how_long_it_took(tmp_path: Path) -> None:
     assert all(0 < told <= whole for told, whole in seconds)
 
 
+def swapping_executor(tmp_path: Path) -> tuple[DeviceKVStorage, ModelExecutor]:
+    """An executor whose pool can swap, and that pool; its model reads and writes another one."""
+    swapping: list[tuple[DeviceKVStorage, ModelExecutor]] = []
+
+    def fit(parts: ExecutorParts) -> ExecutorParts:
+        storage = parts.computing.storage
+        assert isinstance(storage, KVStorage)
+        pool = DeviceKVStorage(storage.spec, 8, torch.device("cpu"), swap_blocks=2)
+        other = replace(parts, computing=replace(parts.computing, storage=pool))
+        swapping.append((pool, ModelExecutor(other)))
+        return parts
+
+    fitted(str(make("llama", tmp_path)), fit, threads=1, max_model_len=64, max_num_seqs=2)
+    return swapping[0]
+
+
 def test_blocks_are_swapped_before_they_are_copied_and_written(tmp_path: Path) -> None:
     """In one plan a block goes out and comes back elsewhere, is copied from there, and is given to another row."""
-    llm = LLM(str(make("llama", tmp_path)), threads=1, max_model_len=64, max_num_seqs=2)
-    executor = llm._core._executor
-    spec = executor._storage.spec
-    pool = DeviceKVStorage(spec, 8, torch.device("cpu"), swap_blocks=2)
-    executor._storage, executor._storages = pool, [pool]
+    pool, executor = swapping_executor(tmp_path)
+    spec = pool.spec
     layers = range(spec.layers_per_block)
     blocks = [plane.view(torch.uint8).view(8, -1) for layer in layers for plane in pool.planes(layer)]
     for memory in blocks:

@@ -37,8 +37,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("llama", tmp_path_factory.mktemp("llama"))
 
 
-def engine(checkpoint: Path, **options: Any) -> LLM:
-    return LLM(str(checkpoint), **(SIZES | options))
+def engine(checkpoint: Path, device: LaggingDevice | None = None, **options: Any) -> LLM:
+    """An engine that computes here, or on a device."""
+    return LLM(str(checkpoint), build=None if device is None else device.build, **(SIZES | options))
 
 
 def requests_of(llm: LLM, asked: Sequence[Asked]) -> list[Request]:
@@ -128,8 +129,8 @@ def test_tokens_are_those_of_one_step_at_a_time(checkpoint: Path, blocks: int | 
     if blocks is not None:
         spec = engine(checkpoint)._prepared.config.cache.spec
         options |= {"kv_cache_memory": blocks * spec.block_bytes}
-    plain, ahead = (engine(checkpoint, **options) for _ in range(2))
-    device = LaggingDevice(ahead)
+    device = LaggingDevice()
+    plain, ahead = engine(checkpoint, **options), engine(checkpoint, device, **options)
     for seed in range(12):
         chance = random.Random(seed)
         kinds = ["plain"] * 8 + ["once"] + ([] if seed % 3 else list(NEEDS_HOST))
@@ -143,8 +144,8 @@ def test_tokens_are_those_of_one_step_at_a_time(checkpoint: Path, blocks: int | 
 
 
 def test_a_step_is_launched_before_the_one_before_is_read(checkpoint: Path) -> None:
-    llm = engine(checkpoint)
-    device = LaggingDevice(llm)
+    device = LaggingDevice()
+    llm = engine(checkpoint, device)
     llm.generate([[7, 8, 9]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
     launches, reads = ([device.events.index((what, number)) for number in range(4)] for what in ("launch", "read"))
     assert all(launched < read for launched, read in zip(launches[1:], reads, strict=False))
@@ -155,8 +156,8 @@ def test_a_step_is_launched_before_the_one_before_is_read(checkpoint: Path) -> N
 @pytest.mark.parametrize("kind", NEEDS_HOST)
 def test_what_the_host_has_to_know_is_waited_for(checkpoint: Path, kind: str) -> None:
     """A request that needs it joins one that does not, whose step is under way then."""
-    plain, ahead = engine(checkpoint), engine(checkpoint)
-    device = LaggingDevice(ahead)
+    device = LaggingDevice()
+    plain, ahead = engine(checkpoint), engine(checkpoint, device)
     special = SamplingParams(max_tokens=6, temperature=0.7, seed=3, **NEEDS_HOST[kind])
     asked = [
         ([7, 8, 9], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)),
@@ -173,8 +174,8 @@ def test_what_the_host_has_to_know_is_waited_for(checkpoint: Path, kind: str) ->
 
 
 def test_vectors_are_waited_for(checkpoint: Path) -> None:
-    plain, ahead = engine(checkpoint), engine(checkpoint)
-    device = LaggingDevice(ahead)
+    device = LaggingDevice()
+    plain, ahead = engine(checkpoint), engine(checkpoint, device)
     right = plain.embed([[5, 6, 7] * 9])
     core, params = ahead._core, SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     (request,) = requests_of(ahead, [([7, 8, 9], params)])
@@ -191,10 +192,10 @@ def test_vectors_are_waited_for(checkpoint: Path) -> None:
 
 
 def test_no_state_advances_beyond_the_end(checkpoint: Path) -> None:
-    plain, ahead = engine(checkpoint), engine(checkpoint)
+    device = LaggingDevice()
+    plain, ahead = engine(checkpoint), engine(checkpoint, device)
     prompt, params = [7, 8, 9], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     tokens = plain.generate([prompt], params)[0].token_ids
-    device = LaggingDevice(ahead)
     core = ahead._core
     stop = next(place for place in range(3, 12) if tokens[place] not in tokens[:place])
     (request,) = requests_of(ahead, [(prompt, msgspec.structs.replace(params, stop_token_ids=(tokens[stop],)))])
@@ -202,7 +203,7 @@ def test_no_state_advances_beyond_the_end(checkpoint: Path) -> None:
     core.step()
     executor = core._executor
     assert isinstance(executor, ModelExecutor)
-    (row,) = executor._rows.values()
+    (row,) = executor.table.rows.values()
     while core.has_work:
         core.step()
     assert row.state.position == stop + 1 and row.tokens == prompt + tokens[: stop + 1]
@@ -210,13 +211,13 @@ def test_no_state_advances_beyond_the_end(checkpoint: Path) -> None:
 
 
 def test_a_row_that_has_ended_is_left_out_of_a_step_that_was_postponed(checkpoint: Path) -> None:
-    plain, ahead = engine(checkpoint), engine(checkpoint)
+    device = LaggingDevice()
+    plain, ahead = engine(checkpoint), engine(checkpoint, device)
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     special = ([5] * 20, SamplingParams(max_tokens=6, temperature=0.0, **NEEDS_HOST["penalties"]))
     tokens = plain.generate([[7, 8, 9]], params)[0].token_ids
     right = outcome(plain, [special])[0, 0]
     assert tokens[2] not in tokens[:2]
-    LaggingDevice(ahead)
     core = ahead._core
     stopped, other = requests_of(
         ahead, [([7, 8, 9], msgspec.structs.replace(params, stop_token_ids=(tokens[2],))), special]
@@ -226,7 +227,7 @@ def test_a_row_that_has_ended_is_left_out_of_a_step_that_was_postponed(checkpoin
     core.step()
     executor = core._executor
     assert isinstance(executor, ModelExecutor)
-    (row,) = executor._rows.values()
+    (row,) = executor.table.rows.values()
     core.add(other)
     # The third token ends the first request, in whose next step the second one comes in.
     (event,) = core.step()
@@ -240,10 +241,10 @@ def test_a_row_that_has_ended_is_left_out_of_a_step_that_was_postponed(checkpoin
 
 
 def test_what_is_not_finite_ends_its_row_alone(checkpoint: Path) -> None:
-    plain, ahead = engine(checkpoint), engine(checkpoint)
+    device = LaggingDevice()
+    plain, ahead = engine(checkpoint), engine(checkpoint, device)
     asked = [([7 + index, 8, 9], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)) for index in range(3)]
     right = outcome(plain, asked)
-    device = LaggingDevice(ahead)
 
     def spoil(number: int, logits: Tensor) -> None:
         if number == 2:
@@ -259,11 +260,11 @@ def test_what_is_not_finite_ends_its_row_alone(checkpoint: Path) -> None:
 
 def test_a_step_that_fails_ends_its_rows_and_what_was_launched_behind_it(checkpoint: Path) -> None:
     """Who came in with the step behind it gets all of his tokens, and so do those who come later."""
-    plain, ahead = engine(checkpoint), engine(checkpoint)
+    device = LaggingDevice()
+    plain, ahead = engine(checkpoint), engine(checkpoint, device)
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
     asked = [([7, 8, 9] * 6, params), ([11, 12], params), ([13] * 9, params)]
     right = outcome(plain, asked)
-    device = LaggingDevice(ahead)
     # The last is in the step behind it.
     device.failures[1] = RuntimeError("the device is ill")
     found = outcome(ahead, asked, later=1)
@@ -274,8 +275,8 @@ def test_a_step_that_fails_ends_its_rows_and_what_was_launched_behind_it(checkpo
 
 
 def test_nothing_forks_from_a_prompt_that_was_not_computed(checkpoint: Path) -> None:
-    llm = engine(checkpoint, max_num_batched_tokens=16)
-    device = LaggingDevice(llm)
+    device = LaggingDevice()
+    llm = engine(checkpoint, device, max_num_batched_tokens=16)
     params = SamplingParams(max_tokens=8, temperature=1.0, seed=1, n=3)
     device.failures[0] = RuntimeError("the device is ill")
     found = outcome(llm, [([7, 8, 9] * 9, params)])
@@ -286,10 +287,10 @@ def test_nothing_forks_from_a_prompt_that_was_not_computed(checkpoint: Path) -> 
 
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_an_interrupt_leaves_an_engine_that_works(checkpoint: Path, number: int) -> None:
-    llm = engine(checkpoint)
+    device = LaggingDevice()
+    llm = engine(checkpoint, device)
     params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-    right = [each.token_ids for each in llm.generate([[7, 8, 9], [11, 12]], params)]
-    device = LaggingDevice(llm)
+    right = [each.token_ids for each in engine(checkpoint).generate([[7, 8, 9], [11, 12]], params)]
     device.failures[number] = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[7, 8, 9], [11, 12]], params)

@@ -8,15 +8,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-import msgspec
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from penstock import LLM
+from penstock.assembly.backend import backend_of
+from penstock.assembly.build import build_engine
+from penstock.core.choosing import Asked
+from penstock.core.config import EngineConfig
+from penstock.engine.worker import BuiltEngine
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.program import Program
+from penstock.runtime.parts import ExecutorParts
 from penstock.sampling.draw import TokenDraw
-from penstock.sampling.sampler import Asked
+from penstock.stepping.model import Model
 
 
 class Tokens:
@@ -35,7 +39,7 @@ class Tokens:
 
 
 class LaggingDevice:
-    """Takes the place of what computes for an engine, with temperature as all that narrows a choice.
+    """Takes the place of what computes for an engine that it builds, with temperature as all that narrows a choice.
 
     Attributes:
         events: ("launch", n) and ("read", n) for the n-th step whose tokens are chosen there, in order.
@@ -43,17 +47,22 @@ class LaggingDevice:
         spoil: called with the number of each such step and its logits, which it may change.
     """
 
-    def __init__(self, llm: LLM, max_outstanding: int = 2) -> None:
-        executor, scheduler = llm._core._executor, llm._core.scheduler
-        assert scheduler.config.max_outstanding == 1, "the CPU's engine plans one step at a time"
-        scheduler.config = msgspec.structs.replace(scheduler.config, max_outstanding=max_outstanding)
+    def __init__(self) -> None:
         self.events: list[tuple[str, int]] = []
         self.failures: dict[int, BaseException] = {}
         self.spoil: Callable[[int, Tensor], None] = lambda number, logits: None
-        self._program: Program = executor._model
-        self._draw = TokenDraw(llm._prepared.declaration.vocab_size)
-        executor._model = self
-        executor._sampler._on_device = self.choose
+        self._model: Model | None = None
+
+    def build(self, config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltEngine:
+        """An engine as it is for a device: its steps are planned while others are under way."""
+        assert config.scheduler.max_outstanding == 1, "the CPU's engine plans one step at a time"
+        ahead = replace(config, scheduler=replace(config.scheduler, max_outstanding=2))
+        backend = dataclasses.replace(backend_of(config), choose=self.choose)
+        return build_engine(ahead, progress, backend=backend, fit=self._fit)
+
+    def _fit(self, parts: ExecutorParts) -> ExecutorParts:
+        self._model = parts.computing.model
+        return dataclasses.replace(parts, computing=dataclasses.replace(parts.computing, model=self))
 
     @property
     def launched(self) -> int:
@@ -70,16 +79,18 @@ class LaggingDevice:
         return most
 
     def use_idle_time(self) -> bool:
-        return self._program.use_idle_time()
+        assert self._model is not None
+        return self._model.use_idle_time()
 
     def run(self, batch: StepBatch) -> Tensor:
         return self.results(batch)[0]
 
     def results(self, batch: StepBatch, *given: Tensor) -> tuple[Tensor, ...]:
+        assert self._model is not None
         ids = batch.token_ids.clone()
         if batch.carried is not None:
             ids[ids < 0] = batch.carried[-1 - ids[ids < 0]].long()
-        return self._program.results(dataclasses.replace(batch, token_ids=ids, carried=None), *given)
+        return self._model.results(dataclasses.replace(batch, token_ids=ids, carried=None), *given)
 
     def choose(self, logits: Tensor, asked: Sequence[Asked]) -> Tokens:
         number = self.launched
@@ -95,5 +106,5 @@ class LaggingDevice:
         peak = float(mine.max())
         token = int(mine.argmax())
         if temperature > 0 and math.isfinite(peak):
-            token = self._draw.draw(mine, peak, temperature, None, key)
+            token = TokenDraw(len(mine)).draw(mine, peak, temperature, None, key)
         return token, peak, float(torch.log_softmax(logits[row].double(), 0)[token])

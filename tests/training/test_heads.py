@@ -1,15 +1,18 @@
 """Heads learn what the target says, and what was trained is what the engine drafts with."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from penstock import LLM, SamplingParams
+from penstock import SamplingParams
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.speculation.proposer import Proposal
+from penstock.runtime.parts import ExecutorParts
+from penstock.speculation.proposer import Proposal, Wanted
+from support.fitted import fitted
 from training import export, loop
 from training.data import Corpus
 from training.heads import EagleHead, MedusaHeads, eagle_loss, export_heads, medusa_loss
@@ -74,16 +77,23 @@ def test_what_is_trained_is_what_drafts(
     heads, losses = trained(kind, model, corpus, work)
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
     options = {"speculative_depth": 1 if kind == "eagle" else HEADS, "draft_model": str(work / kind)}
-    llm = LLM(str(directory), threads=1, max_model_len=128, max_num_seqs=1, speculative=kind, **options)
-    proposer, said = llm._core._executor._proposer, []
-    propose = proposer.propose
+    said: list[tuple[int, list[int]]] = []
 
-    def taking_down(wanted) -> list[Proposal]:
-        found = propose(wanted)
-        said.append((wanted[0].state.position, found[0].tokens))
-        return found
+    def taking_down(parts: ExecutorParts) -> ExecutorParts:
+        assert parts.drafting is not None
+        proposer = parts.drafting.proposer
+        propose = proposer.propose
 
-    monkeypatch.setattr(proposer, "propose", taking_down)
+        def propose_and_say(wanted: Sequence[Wanted]) -> list[Proposal]:
+            found = propose(wanted)
+            said.append((wanted[0].state.position, found[0].tokens))
+            return found
+
+        monkeypatch.setattr(proposer, "propose", propose_and_say)
+        return parts
+
+    sizes = {"threads": 1, "max_model_len": 128, "max_num_seqs": 1}
+    llm = fitted(str(directory), taking_down, speculative=kind, **sizes, **options)
     prompt = corpus.tokens[int(corpus.starts[0]) :][:20].astype(int).tolist()
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     (done,) = llm.generate([{"prompt_token_ids": prompt}], params)

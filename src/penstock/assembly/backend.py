@@ -7,7 +7,7 @@ import torch
 
 from penstock.assembly.load import DUMMY_SEED, load
 from penstock.assembly.rehearsal import Memory
-from penstock.assembly.storage import layout_for
+from penstock.assembly.storage import layout_for, storage_for
 from penstock.core.config import EngineConfig
 from penstock.core.devices import memory_ended
 from penstock.core.errors import ConfigurationError, InsufficientMemory
@@ -69,8 +69,9 @@ def use_processor(config: EngineConfig) -> None:
 
 def _cpu(config: EngineConfig) -> Backend:
     use_processor(config)
+    dtype = TORCH_DTYPES[config.model.dtype]
     # Before anything is loaded: it may not be possible.
-    layout = layout_for(config.cache.spec, TORCH_DTYPES[config.model.dtype])
+    layout_for(config.cache.spec, dtype)
 
     def loaded(checkpoint: Checkpoint, declaration: ModelDeclaration, progress: Progress) -> LoadedWeights:
         found = load(config.model, checkpoint, declaration, progress)
@@ -80,7 +81,7 @@ def _cpu(config: EngineConfig) -> Backend:
         return found
 
     slow = () if OBSTACLE is None else (f"This is the slow path: {OBSTACLE}.",)
-    return Backend(IMPLEMENTATIONS, loaded, lambda spec, blocks, _swapped: KVStorage(spec, blocks, layout), notes=slow)
+    return Backend(IMPLEMENTATIONS, loaded, lambda spec, blocks, _swapped: storage_for(spec, blocks, dtype), notes=slow)
 
 
 def _use_instruction_set(name: str) -> None:

@@ -10,7 +10,7 @@ from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.end_tokens import end_tokens
 from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.rehearsal import measure
-from penstock.assembly.speculation import STATES, make_proposer
+from penstock.assembly.speculation import STATES, make_drafting
 from penstock.assembly.tokenizers import tokenizer_in
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
@@ -29,11 +29,12 @@ from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.runtime.executor import ModelExecutor
+from penstock.runtime.parts import Choosing, Computing, ExecutorParts
+from penstock.runtime.row_states import RowStates
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.sampling.grammar import Grammars
 from penstock.sampling.sampler import Sampler
 from penstock.scheduler.scheduler import Scheduler
-from penstock.speculation.branches import Branches
 from penstock.stepping.tables import BlockTables
 
 PROMISE_HOLDS = "A request's tokens do not depend on the requests beside it: every operation in use is a row function."
@@ -61,15 +62,21 @@ class _Budget:
 
 
 def build_engine(
-    config: EngineConfig, progress: Callable[[int, int], None], started: float | None = None
+    config: EngineConfig,
+    progress: Callable[[int, int], None],
+    started: float | None = None,
+    *,
+    backend: Backend | None = None,
+    fit: Callable[[ExecutorParts], ExecutorParts] = lambda parts: parts,
 ) -> BuiltEngine:
     """Load the model and put the engine together; `progress` gets bytes of weights done and in all.
 
-    `started` is when the process began, on the monotonic clock, for the start-up budget. Raises StartupError.
+    `started` is when the process began, on the monotonic clock, for the start-up budget. `backend` computes; without
+    one, it is the configuration's. `fit` may put others in the place of the executor's parts. Raises StartupError.
     """
     budget = _Budget(time.monotonic() if started is None else started)
     budget.done("start Python and import torch")
-    backend = backend_of(config)
+    backend = backend or backend_of(config)
     dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     declaration = model_of(checkpoint)
@@ -90,49 +97,55 @@ def build_engine(
     config, settled = _measured(config, backend, compiled)
     if settled:
         budget.done("compile kernels, measure a step")
-    limits, scratch = config.scheduler, 0
-    if limits.draft_width:
-        scratch = blocks_of_branches(limits.draft_depth, spec.block_size, len(spec.groups))
-    storage = backend.storage(spec, config.cache.num_blocks + scratch, config.cache.swap_blocks)
+    storage, tables = _pool(config, backend), BlockTables(len(spec.groups), spec.block_size)
     program = compiled(storage, head=True)
-    encoder = functools.partial(compiled, storage, head=False)
     grammars = None
     if table is not None:
         eos = end_tokens(checkpoint, tokenizer, declaration.vocab_size).ids
         grammars = Grammars(table, declaration.vocab_size, eos, config.threads)
     fill_masks = None if grammars is None else grammars.fill
     sampler = Sampler(declaration.vocab_size, fill_masks=fill_masks, on_device=backend.choose)
-    tables = BlockTables(len(spec.groups), spec.block_size)
-    proposer = make_proposer(config, declaration, loaded.weights, storage, tables)
-    rejects = config.speculation is not None and config.speculation.rejects
-    branches = None
-    if limits.draft_width:
-        branches = Branches(storage, tables, len(spec.groups), config.cache.num_blocks, limits.draft_depth)
-    executor = ModelExecutor(
-        program, storage, tables, sampler, table, grammars, encoder, proposer, branches, rejects=rejects
+    parts = ExecutorParts(
+        Computing(program, storage, tables, functools.partial(compiled, storage, head=False)),
+        Choosing(sampler, RowStates(table, grammars).begin),
+        make_drafting(config, backend, declaration, loaded.weights, storage, tables),
     )
+    executor = ModelExecutor(fit(parts))
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
     ceilings = measure_machine(loaded.weights, config.threads) if config.device == "cpu" else None
     budget.done("measure the machine")
+    core = EngineCore(Scheduler(config.scheduler, _cache(config), config.cache.swap_blocks), executor, grammars)
+    gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
+    promise = _promise(program, rejects=config.speculation is not None and config.speculation.rejects)
+    notes = [*declaration.notes, *backend.notes, *loaded.notes, *([gain] if gain else []), promise]
+    notes = [shown(note) for note in notes]
+    work = model_work(declaration, loaded.weights, spec)
+    return BuiltEngine(
+        core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings, settled
+    )
+
+
+def _pool(config: EngineConfig, backend: Backend) -> Storage:
+    """The KV pool, with blocks for branches of trees of drafts behind those of the scheduler."""
+    cache, limits, scratch = config.cache, config.scheduler, 0
+    if limits.draft_width:
+        scratch = blocks_of_branches(limits.draft_depth, cache.spec.block_size, len(cache.spec.groups))
+    return backend.storage(cache.spec, cache.num_blocks + scratch, cache.swap_blocks)
+
+
+def _cache(config: EngineConfig) -> KVCache:
+    """The books of the pool."""
     model = config.model
     weights_kept = (model.path, model.dtype, model.quantization, model.quantize_head)
     namespace = "\0".join((*weights_kept, str(config.cache.spec))).encode("utf-8", "surrogateescape")
-    cache = KVCache(
+    return KVCache(
         config.cache.spec,
         config.cache.num_blocks,
         namespace=namespace,
         key_of=keyed_hash(os.urandom(32)),
         prefix_caching=config.cache.prefix_caching,
         kept_share=config.cache.kept_share,
-    )
-    core = EngineCore(Scheduler(config.scheduler, cache, config.cache.swap_blocks), executor, grammars)
-    gain = describe_gain(model, declaration, loaded.weights, ceilings)
-    notes = [*declaration.notes, *backend.notes, *loaded.notes, *([gain] if gain else []), _promise(program, rejects)]
-    notes = [shown(note) for note in notes]
-    work = model_work(declaration, loaded.weights, spec)
-    return BuiltEngine(
-        core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings, settled
     )
 
 
@@ -154,7 +167,7 @@ def _measured(
     return fit_pool(config, found)
 
 
-def _promise(program: Program, rejects: bool) -> str:
+def _promise(program: Program, *, rejects: bool) -> str:
     """Whether results are independent of the batch in this configuration, and which operations are in the way."""
     others = sorted(
         {f"{choice.operation} ({choice.implementation})" for choice in program.choices if not choice.row_function}

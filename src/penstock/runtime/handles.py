@@ -4,27 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from penstock.core.plan import StepPlan, StepResult
-from penstock.sampling.row import RowState
+from penstock.runtime.rows import Carried, Row
 from penstock.sampling.sampler import ChoiceUnderWay
 
 
 @dataclass(slots=True)
-class Row:
-    """What the executor keeps for a sequence, from the plan that begins it to the plan that ends it.
+class StepTimes:
+    """Seconds of a step in which tokens were chosen, and drafted before."""
 
-    Attributes:
-        table: its row of the block tables.
-        tokens: its prompt, and what has come behind it.
-        prompt: how many of them are the prompt.
-    """
-
-    table: int
-    tokens: list[int]
-    prompt: int
-    state: RowState
+    sampling: float = 0.0
+    drafting: float = 0.0
 
 
 class CompletedStep:
@@ -60,6 +50,7 @@ class LaunchedStep:
         plan: what it computes.
         sampled: the rows that get a token, by sequence, in the order in which they are chosen.
         chosen: those tokens.
+        carried: the same, for a step behind it.
         started: when it was launched, by the clock that is for short times.
         answer, error: what came of it; None before it is finished.
     """
@@ -76,19 +67,10 @@ class LaunchedStep:
     ) -> None:
         """`finish` waits for it, and sets `answer` or `error`."""
         self.plan, self.sampled, self.chosen, self.started = plan, sampled, chosen, started
+        self.carried = Carried(plan.number, {sequence: place for place, sequence in enumerate(sampled)}, chosen.tokens)
         self.answer: StepResult | None = None
         self.error: BaseException | None = None
-        self._places = {sequence: place for place, sequence in enumerate(sampled)}
         self._finish = finish
-
-    @property
-    def tokens(self) -> Tensor:
-        """The tokens in the device's memory."""
-        return self.chosen.tokens
-
-    def place_of(self, sequence: int) -> int:
-        """Which of the tokens is a sequence's."""
-        return self._places[sequence]
 
     def result(self) -> StepResult:
         """Wait for the step; raises what the device, or the choice of a token, has raised."""

@@ -1,36 +1,44 @@
-"""One vector of many hidden states."""
+"""Rows that become vectors: their hidden states are added up, step by step."""
 
-import math
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from collections.abc import Callable, Sequence
 
 from penstock.core.errors import RowFailed
+from penstock.core.plan import RowPlan, SampleResult
+from penstock.runtime.pool import Pool
+from penstock.runtime.rows import RowTable
+from penstock.stepping.gather import order_rows
+from penstock.stepping.model import Model
 
 
-class Pool:
-    """The sum of a row's hidden states, one by one in the order of their positions, in float64.
+class Pooler:
+    """Computes hidden states with the model that `encoder` makes when the first are asked for."""
 
-    So it is the same bits however the positions were shared out among steps. Their mean has the sum's direction.
-    """
+    def __init__(self, table: RowTable, encoder: Callable[[], Model]) -> None:
+        self._table = table
+        self._make_encoder = encoder
+        self._encoder: Model | None = None
 
-    def __init__(self) -> None:
-        self._sum: NDArray[np.float64] | None = None
+    def compute(self, planned: Sequence[RowPlan]) -> list[SampleResult]:
+        """Add the rows' hidden states to their vectors; a result for each that is complete, or cannot be."""
+        if self._encoder is None:
+            self._encoder = self._make_encoder()
+        self._table.place(planned)
+        ordered = order_rows(planned)
+        states = self._encoder.run(self._table.gather(self._table.step_rows(ordered)))
+        results = []
+        place = 0
+        for plan in ordered:
+            row, count = self._table.rows[plan.sequence], plan.pooled[1] - plan.pooled[0]
+            assert row.pool is not None, "the row becomes a vector"
+            row.pool.add(states[place : place + count])
+            place += count
+            if plan.pooled[1] == row.prompt:
+                results.append(_vector(plan.sequence, row.pool))
+        return results
 
-    def add(self, states: Tensor) -> None:
-        """Take in the states of the next positions, [positions, width]."""
-        rows: NDArray[np.float64] = states.detach().to(device="cpu", dtype=torch.float64).numpy()
-        for row in rows:
-            self._sum = row.copy() if self._sum is None else np.add(self._sum, row, out=self._sum)
 
-    def vector(self) -> bytes:
-        """Their mean, divided by its Euclidean norm: float32 in the machine's order of bytes. Raises RowFailed."""
-        if self._sum is None:
-            raise ValueError("no states were added")
-        # Exactly rounded, and so independent of the order in which a library would add.
-        norm = math.sqrt(math.fsum(value * value for value in self._sum.tolist()))
-        if not math.isfinite(norm) or norm == 0.0:
-            raise RowFailed("The model computed no vector of finite length for this text; try another dtype.")
-        return (self._sum / norm).astype(np.float32).tobytes()
+def _vector(sequence: int, pool: Pool) -> SampleResult:
+    try:
+        return SampleResult(sequence, [], embedding=pool.vector())
+    except RowFailed as failure:
+        return SampleResult(sequence, [], "error", error=failure.message)

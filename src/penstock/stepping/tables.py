@@ -16,6 +16,7 @@ class BlockTables:
 
     def __init__(self, num_groups: int, block_size: int) -> None:
         self.block_size = block_size
+        self.num_groups = num_groups
         self._tables: list[Int32] = [np.zeros((16, 16), dtype=np.int32) for _ in range(num_groups)]
         self._free: list[int] = list(range(15, -1, -1))
 

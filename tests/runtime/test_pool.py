@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from penstock.core.errors import RowFailed
-from penstock.runtime.pooling import Pool
+from penstock.runtime.pool import Pool
 
 
 def pooled(states: torch.Tensor, *cuts: int) -> np.ndarray:

@@ -1,0 +1,96 @@
+"""Steps that a device computes one behind the other, while their tokens are not known here."""
+
+import time
+from collections import deque
+
+from penstock.core.plan import SampleResult, StepPlan, StepResult
+from penstock.runtime.handles import LaunchedStep
+from penstock.runtime.rows import Row, RowTable
+from penstock.sampling.sampler import Place, Sampler, take
+from penstock.stepping.gather import order_rows
+from penstock.stepping.model import Model
+
+
+class Launcher:
+    """Launches steps whose tokens are chosen on the device, and finishes them in order."""
+
+    def __init__(self, table: RowTable, model: Model, sampler: Sampler) -> None:
+        self._table = table
+        self._model = model
+        self._sampler = sampler
+        # Steps that the device is computing, the oldest first.
+        self._launched: deque[LaunchedStep] = deque()
+        # When the newest step that was waited for was over.
+        self._waited = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the device is computing."""
+        return bool(self._launched)
+
+    def can_launch(self, plan: StepPlan) -> bool:
+        """Whether nothing of the step has to be known here before the next one is begun."""
+        rows, sampler = self._table.rows, self._sampler
+        return sampler.is_elsewhere and all(
+            row.scored[0] == row.scored[1]
+            and row.sequence not in self._table.pooled
+            and all(sampler.can_begin(rows[sample].state) for sample in row.samples)
+            for row in plan.rows
+        )
+
+    def launch(self, plan: StepPlan, started: float) -> LaunchedStep:
+        """Let the device compute the step behind the one that it computes now."""
+        self._table.place(plan.rows)
+        rows = order_rows(self._table.step_rows(plan.rows))
+        carried = self._launched[-1].carried if self._launched else None
+        logits = self._model.run(self._table.gather(rows, carried))
+        sampled: dict[int, Row] = {}
+        places: list[Place] = []
+        for logits_row, row in enumerate(row for row in rows if row.plan.samples):
+            for sample in row.plan.samples:
+                sampled[sample] = self._table.rows[sample]
+                ahead = int(carried is not None and sample in carried.places)
+                places.append(Place(sampled[sample].state, logits_row, ahead))
+        step = LaunchedStep(plan, sampled, self._sampler.begin(logits, places), started, self._finish)
+        self._launched.append(step)
+        return step
+
+    def wait(self, leave: int = 0) -> None:
+        """Wait for the oldest steps, until only `leave` are under way; what goes wrong is told by their handles."""
+        while len(self._launched) > leave:
+            self._finish_oldest()
+
+    def _finish(self, step: LaunchedStep) -> None:
+        """Wait for a step, and for those before it."""
+        while step in self._launched:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        step = self._launched.popleft()
+        try:
+            step.answer = self._answer(step)
+        except BaseException as error:
+            step.error = error
+            # Behind a step that failed, nothing can be made of what it should have computed.
+            self._table.make_void({*step.sampled, *(row.sequence for row in step.plan.rows)})
+            if not isinstance(error, Exception):
+                raise
+
+    def _answer(self, step: LaunchedStep) -> StepResult:
+        """Give the rows their tokens, but for those that are void."""
+        table = self._table
+        chosen = step.chosen.read()
+        over = time.perf_counter()
+        # While the device computed the step before, it did not compute this one.
+        seconds, self._waited = over - max(step.started, self._waited), over
+        table.end_forks(step.plan)
+        results: list[SampleResult] = []
+        for (sequence, row), one in zip(step.sampled.items(), chosen, strict=True):
+            if table.is_void(sequence):
+                continue
+            result = take(row.state, one)
+            row.tokens += result.tokens
+            if result.finish is not None:
+                table.make_void((sequence,))
+            results.append(result)
+        return StepResult(step.plan.number, tuple(results), seconds, time.perf_counter() - over)

@@ -1,0 +1,58 @@
+"""Rows that score: how likely the prompt's own tokens are."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+from torch import Tensor
+
+from penstock.core.errors import RowFailed
+from penstock.core.plan import RowPlan, SampleResult
+from penstock.runtime.rows import RowTable
+from penstock.sampling.sampler import Sampler
+from penstock.stepping.rows import StepRow
+
+Scores = dict[int, SampleResult]
+"""Results that have scores only, by sequence."""
+
+
+class Scorer:
+    """Scores the rows of a step whose plans say so."""
+
+    def __init__(self, table: RowTable, sampler: Sampler) -> None:
+        self._table = table
+        self._sampler = sampler
+
+    def scores(self, rows: Sequence[StepRow], logits: Tensor) -> Scores:
+        """Those of all rows; `logits` are in the order of `gather_batch`."""
+        scores: Scores = {}
+        end = 0
+        for row in rows:
+            first, end = end, end + row.logit_rows
+            count = row.plan.scored[1] - row.plan.scored[0]
+            if count and row.before is None:
+                scores[row.plan.sequence] = self._score(row.plan, logits[first : first + count])
+        return scores
+
+    def _score(self, planned: RowPlan, logits: Tensor) -> SampleResult:
+        """How likely the tokens behind the row's scored positions were, `logits` being these positions'."""
+        row = self._table.rows[planned.sequence]
+        first, end = planned.scored
+        try:
+            scores = self._sampler.score(logits, row.tokens[first + 1 : end + 1], row.state.params.prompt_logprobs or 0)
+        except RowFailed as failure:
+            return SampleResult(planned.sequence, [], "error", error=failure.message)
+        return SampleResult(planned.sequence, [], prompt_logprobs=scores)
+
+
+def with_scores(results: Sequence[SampleResult], scores: Scores) -> list[SampleResult]:
+    """One result for each sequence that has a token, scores or both; one whose scores failed has failed."""
+    left, merged = dict(scores), []
+    for result in results:
+        scored = left.pop(result.sequence, None)
+        if scored is None:
+            merged.append(result)
+        elif scored.finish is not None:
+            merged.append(scored)
+        else:
+            merged.append(replace(result, prompt_logprobs=scored.prompt_logprobs))
+    return [*merged, *left.values()]
