@@ -19,7 +19,7 @@ from penstock.bench.load.traces import read_trace
 from penstock.cache.manager import KVCache
 from penstock.core.config import SchedulerConfig
 from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.core.plan import SampleResult, StepPlan, StepResult
+from penstock.core.plan import Gained, SampleResult, StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.scheduler.scheduler import Scheduler
@@ -49,7 +49,7 @@ def read_lengths(path: Path, count: int, divisor: int) -> list[Lengths]:
 
 def answer(plan: StepPlan) -> StepResult:
     """Some token for every sequence that wants one: lengths are all that matters here."""
-    samples = tuple(SampleResult(sequence, [0]) for row in plan.rows for sequence in row.samples)
+    samples = tuple(SampleResult(sequence, Gained([0])) for row in plan.rows for sequence in row.samples)
     return StepResult(plan.number, samples)
 
 

@@ -139,24 +139,25 @@ def _completion(state: RequestState) -> Completion:
 
 
 def _sample(delta: SampleDelta) -> Sample:
-    if delta.finish_reason is None:
+    ending = delta.ending
+    if ending is None:
         raise EngineError("A sample was collected before it had finished.")
     return Sample(
         text=delta.text,
         token_ids=delta.token_ids,
         logprobs=delta.logprobs,
-        finish_reason=delta.finish_reason,
-        stop_reason=delta.stop_reason,
-        error=delta.error,
+        finish_reason=ending.reason,
+        stop_reason=ending.stop_reason,
+        error=ending.error,
     )
 
 
 def _vector(output: RequestOutput) -> list[float]:
     """The numbers of a finished request for a vector. Raises RowFailed or StepOutOfMemory where it has none."""
     if output.embedding is None:
-        delta = output.deltas[0]
-        cause = delta.error or "The engine stopped before this vector was computed."
-        raise rebuild_error(delta.code or RowFailed.code, cause)
+        ending = output.deltas[0].ending
+        error, code = (None, None) if ending is None else (ending.error, ending.code)
+        raise rebuild_error(code or RowFailed.code, error or "The engine stopped before this vector was computed.")
     return array("f", output.embedding).tolist()
 
 

@@ -49,8 +49,8 @@ def run(core: EngineCore) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
     while core.has_work:
         for output in core.step():
-            assert output.error is None
-            tokens.setdefault(output.request_id, []).extend(output.tokens)
+            assert output.gained.ending.error is None
+            tokens.setdefault(output.request_id, []).extend(output.gained.tokens)
     return tokens
 
 
@@ -64,11 +64,14 @@ def test_an_error_ends_the_requests_of_the_step_and_the_next_are_served() -> Non
     core.add(make_request(0, prompt(20), 3, n=2))
     core.add(make_request(1, prompt(9, 50), 3))
     outputs = core.step()
-    assert {(output.request_id, output.sample_index, output.finish) for output in outputs} == {
+    assert {(output.request_id, output.sample_index, output.gained.finish_reason) for output in outputs} == {
         (0, 0, "error"),
         (0, 1, "error"),
     }
-    assert all("RuntimeError" in str(output.error) and "0x1234" not in str(output.error) for output in outputs)
+    assert all(
+        "RuntimeError" in str(output.gained.ending.error) and "0x1234" not in str(output.gained.ending.error)
+        for output in outputs
+    )
     core.scheduler.check()
     assert core.snapshot().blocks_used == 0
     assert run(core) == {1: expected(9, 50)}
@@ -79,20 +82,27 @@ def test_where_memory_ends_the_step_ends_and_the_engine_goes_on() -> None:
     core.add(make_request(0, prompt(20), 3))
     core.add(make_request(1, prompt(9, 50), 3))
     (output,) = core.step()
-    assert (output.request_id, output.finish, output.error) == (0, "error", "The GPU is full.")
-    assert output.code == StepOutOfMemory.code
+    assert (output.request_id, output.gained.finish_reason, output.gained.ending.error) == (
+        0,
+        "error",
+        "The GPU is full.",
+    )
+    assert output.gained.ending.code == StepOutOfMemory.code
     core.scheduler.check()
     # Only what could have spoiled more than the step is a failure of the engine.
     core.step()
     assert core.failure is None
     (output,) = core.step()
-    assert core.failure is not None and output.code is None
+    assert core.failure is not None and output.gained.ending.code is None
 
 
 def test_samples_that_never_forked_fail_as_their_prompt_did() -> None:
     core = core_with({0: StepOutOfMemory("The GPU is full.")})
     core.add(make_request(0, prompt(20), 3, n=2))
-    assert [(each.sample_index, each.code) for each in core.step()] == [(0, "out_of_memory"), (1, "out_of_memory")]
+    assert [(each.sample_index, each.gained.ending.code) for each in core.step()] == [
+        (0, "out_of_memory"),
+        (1, "out_of_memory"),
+    ]
 
 
 def test_an_interrupt_is_raised_and_leaves_a_core_that_works() -> None:
@@ -110,7 +120,7 @@ def test_what_failed_is_not_in_the_prefix_cache() -> None:
     scheduler = Scheduler(config(max_num_seqs=1, budget=64), KVCache(SPEC, 40))
     core = EngineCore(scheduler, Failing(ScriptedExecutor(SPEC, 40), {0: RuntimeError("nothing was computed")}))
     core.add(make_request(0, prompt(20), 3))
-    assert [output.finish for output in core.step()] == ["error"]
+    assert [output.gained.finish_reason for output in core.step()] == ["error"]
     assert core.snapshot().blocks_cached == 0
     core.scheduler.check()
     core.add(make_request(1, prompt(20), 3))
@@ -181,11 +191,11 @@ def test_a_result_that_is_lost_ends_its_requests_and_their_rows_in_the_next_step
     core = core_beside(executor, max_num_seqs=3)
     core.add(make_request(0, prompt(9), 3))
     outputs = core.step()
-    assert core.failure is None and [len(output.tokens) for output in outputs] == [1]
+    assert core.failure is None and [len(output.gained.tokens) for output in outputs] == [1]
     core.add(make_request(1, prompt(9, 50), 3))
     (output,) = core.step()
     assert executor.events[-2:] == [("begin", 2), ("result", 1)], "both have a row in the step that is under way"
-    assert (output.request_id, output.finish) == (0, "error") and core.failure is not None
+    assert (output.request_id, output.gained.finish_reason) == (0, "error") and core.failure is not None
     core.scheduler.check()
     assert run(core) == {1: expected(9, 50)}
     assert core.snapshot().blocks_used == 0
@@ -196,9 +206,9 @@ def test_a_step_that_cannot_be_begun_is_told_after_those_before_it() -> None:
     core = core_beside(executor, max_num_seqs=3)
     core.add(make_request(0, prompt(9), 3))
     (first,) = core.step()
-    assert first.finish is None and len(first.tokens) == 1 and core.failure is None
+    assert first.gained.finish_reason is None and len(first.gained.tokens) == 1 and core.failure is None
     (second,) = core.step()
-    assert (second.finish, second.tokens) == ("error", []) and core.failure is not None
+    assert (second.gained.finish_reason, second.gained.tokens) == ("error", []) and core.failure is not None
     assert executor.events == [("begin", 0), ("begin", 1), ("result", 0)], "nothing is begun behind it"
     core.add(make_request(1, prompt(9, 50), 3))
     assert run(core) == {1: expected(9, 50)}
@@ -223,7 +233,7 @@ def test_what_was_begun_can_be_finished_alone() -> None:
     core.add(make_request(0, prompt(9), 4))
     core.step()
     assert core.is_computing
-    assert [len(output.tokens) for output in core.finish_step()] == [1]
+    assert [len(output.gained.tokens) for output in core.finish_step()] == [1]
     assert not core.is_computing and core.has_work
     assert executor.events == [("begin", 0), ("begin", 1), ("result", 0), ("result", 1)]
 

@@ -8,7 +8,7 @@ from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, Schedul
 from penstock.core.errors import EngineError
 from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
 from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.core.plan import TokenLogprobs
+from penstock.core.plan import Ending, Gained, TokenLogprobs, failed
 from penstock.core.speculation import DraftModelConfig, SpeculationConfig
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
@@ -27,18 +27,23 @@ from penstock.engine.messages import (
 
 token_ids = st.lists(st.integers(0, 2**31 - 1), max_size=4)
 logprobs = st.builds(TokenLogprobs, st.integers(0, 9), st.floats(-50, 0), token_ids, st.lists(st.floats(-50, 0)))
+endings = st.builds(
+    Ending,
+    st.sampled_from(["stop", "length", "abort", "error"]),
+    st.none() | st.integers(0, 9) | st.text(max_size=3),
+    st.none() | st.text(max_size=3),
+    st.none() | st.text(max_size=3),
+)
+several_logprobs = st.none() | st.lists(logprobs, max_size=2)
+gained = st.builds(
+    Gained, token_ids, st.none() | endings, several_logprobs, several_logprobs, st.none() | st.binary(max_size=8)
+)
 outputs = st.builds(
     SampleOutput,
     st.integers(0, 2**40),
     st.integers(0, 127),
-    token_ids,
-    st.sampled_from([None, "stop", "length", "abort", "error"]),
-    st.none(),
-    st.none() | st.lists(logprobs, max_size=2),
+    gained | st.builds(Gained, token_ids),
     st.none() | st.integers(0, 5000),
-    st.none(),
-    st.none() | st.lists(logprobs, max_size=2),
-    st.none(),
     st.none() | st.builds(KeptTokens, st.integers(0, 5000), st.lists(st.integers(0, 5000), max_size=4)),
 )
 
@@ -55,10 +60,10 @@ def test_columns_hold_every_output(events: list[SampleOutput]) -> None:
 
 def test_stop_reason_and_error_cross_the_boundary() -> None:
     events = [
-        SampleOutput(1, 0, [5], "stop", "END"),
-        SampleOutput(2, 0, [6], "stop", 17),
-        SampleOutput(3, 0, [], "error", error="it broke"),
-        SampleOutput(4, 0, [], "error", error="it is full", code="out_of_memory"),
+        SampleOutput(1, 0, Gained([5], Ending("stop", "END"))),
+        SampleOutput(2, 0, Gained([6], Ending("stop", 17))),
+        SampleOutput(3, 0, failed("it broke")),
+        SampleOutput(4, 0, failed("it is full", "out_of_memory")),
     ]
     (body,) = FrameBuffer().feed(encode_frame(pack_outputs(events, LoadSnapshot())))
     assert unpack_outputs(from_engine_decoder.decode(body)) == events

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.errors import PenstockError, RowFailed, StepOutOfMemory
 from penstock.core.events import KeptTokens, SampleOutput
-from penstock.core.plan import TokenLogprobs
+from penstock.core.plan import Ending, Gained, TokenLogprobs, failed
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.outputs import OutputChanged, RequestState
@@ -20,48 +20,48 @@ def score(token: int) -> TokenLogprobs:
 
 def test_scores_wait_until_the_prompt_is_computed() -> None:
     state = RequestState(make_request(0, [5, 6, 7, 8], 2, prompt_logprobs=0), None)
-    state.push(SampleOutput(0, 0, [], cached_tokens=0, prompt_logprobs=[score(6)]))
+    state.push(SampleOutput(0, 0, Gained([], prompt_logprobs=[score(6)]), cached_tokens=0))
     assert not state.has_output
-    state.push(SampleOutput(0, 0, [], prompt_logprobs=[score(7)]))
-    state.push(SampleOutput(0, 0, [9], prompt_logprobs=[score(8)]))
+    state.push(SampleOutput(0, 0, Gained([], prompt_logprobs=[score(7)])))
+    state.push(SampleOutput(0, 0, Gained([9], prompt_logprobs=[score(8)])))
     output = state.take()
     assert output.prompt_logprobs == [None, score(6), score(7), score(8)]
     assert [delta.token_ids for delta in output.deltas] == [[9]]
-    state.push(SampleOutput(0, 0, [9], "length"))
+    state.push(SampleOutput(0, 0, Gained([9], Ending("length"))))
     assert state.take().prompt_logprobs is None
 
 
 def test_scores_may_come_with_the_end() -> None:
     state = RequestState(make_request(0, [5, 6], 0, prompt_logprobs=0), None)
-    state.push(SampleOutput(0, 0, [], "length", prompt_logprobs=[score(6)]))
+    state.push(SampleOutput(0, 0, Gained([], Ending("length"), prompt_logprobs=[score(6)])))
     output = state.take()
     assert output.finished and output.prompt_logprobs == [None, score(6)]
 
 
 def test_a_prompt_of_one_token_has_none() -> None:
     state = RequestState(make_request(0, [5], 1, prompt_logprobs=0), None)
-    state.push(SampleOutput(0, 0, [9], "length"))
+    state.push(SampleOutput(0, 0, Gained([9], Ending("length"))))
     assert state.take().prompt_logprobs == [None]
 
 
 def test_half_of_the_scores_are_nobodys() -> None:
     state = RequestState(make_request(0, [5, 6, 7], 1, prompt_logprobs=0), None)
-    state.push(SampleOutput(0, 0, [], prompt_logprobs=[score(6)]))
-    state.push(SampleOutput(0, 0, [], "error", error="It broke."))
+    state.push(SampleOutput(0, 0, Gained([], prompt_logprobs=[score(6)])))
+    state.push(SampleOutput(0, 0, failed("It broke.")))
     assert state.take().prompt_logprobs is None
 
 
 def test_what_is_kept_is_told_from_the_first_token_on() -> None:
     state = RequestState(make_request(0, [5, 6], 2), None)
-    state.push(SampleOutput(0, 0, [7], kept=KeptTokens(0, [2])))
+    state.push(SampleOutput(0, 0, Gained([7]), kept=KeptTokens(0, [2])))
     assert state.take().kept == KeptTokens(0, [2])
-    state.push(SampleOutput(0, 0, [9], "length"))
+    state.push(SampleOutput(0, 0, Gained([9], Ending("length"))))
     assert state.take().kept == KeptTokens(0, [2])
 
 
 def test_nobody_gets_what_was_not_asked_for() -> None:
     state = RequestState(make_request(0, [5], 1), None)
-    state.push(SampleOutput(0, 0, [9], "length"))
+    state.push(SampleOutput(0, 0, Gained([9], Ending("length"))))
     assert state.take().prompt_logprobs is None
 
 
@@ -72,19 +72,19 @@ def begun_again(state: RequestState) -> RequestState:
 
 def test_a_row_that_fails_in_the_next_engine_fails_however_far_it_was() -> None:
     state = RequestState(make_request(0, [5], 4), None)
-    state.push(SampleOutput(0, 0, [7, 8]))
+    state.push(SampleOutput(0, 0, Gained([7, 8])))
     state.take()
-    begun_again(state).push(SampleOutput(1, 0, [7]))
+    begun_again(state).push(SampleOutput(1, 0, Gained([7])))
     assert not state.has_output
-    state.push(SampleOutput(1, 0, [], "error", error="It broke."))
+    state.push(SampleOutput(1, 0, failed("It broke.")))
     (delta,) = state.take().deltas
-    assert (delta.token_ids, delta.finish_reason, delta.error) == ([], "error", "It broke.")
+    assert (delta.token_ids, delta.ending) == ([], Ending("error", error="It broke."))
 
 
 @pytest.mark.parametrize(("code", "kind"), [(None, RowFailed), (StepOutOfMemory.code, StepOutOfMemory)])
 def test_what_failed_is_raised_as_what_it_was(code: str | None, kind: type[PenstockError]) -> None:
     state = RequestState(make_request(0, [5], 4), None)
-    state.push(SampleOutput(0, 0, [], "error", error="It broke.", code=code))
+    state.push(SampleOutput(0, 0, failed("It broke.", code)))
     (delta,) = state.take().deltas
     with pytest.raises(kind, match="It broke"):
         delta.check()
@@ -92,40 +92,40 @@ def test_what_failed_is_raised_as_what_it_was(code: str | None, kind: type[Penst
 
 def test_a_sample_that_has_failed_stays_so_whatever_the_next_engine_makes_of_it() -> None:
     state = RequestState(make_request(0, [5], 4, n=2), None)
-    state.push(SampleOutput(0, 0, [], "error", error="It broke."))
-    state.push(SampleOutput(0, 1, [8]))
+    state.push(SampleOutput(0, 0, failed("It broke.")))
+    state.push(SampleOutput(0, 1, Gained([8])))
     state.take()
-    begun_again(state).push(SampleOutput(1, 0, [7]))
-    state.push(SampleOutput(1, 1, [8]))
+    begun_again(state).push(SampleOutput(1, 0, Gained([7])))
+    state.push(SampleOutput(1, 1, Gained([8])))
     assert not state.has_output
-    state.push(SampleOutput(1, 0, [9], "stop"))
-    state.push(SampleOutput(1, 1, [9], "stop"))
+    state.push(SampleOutput(1, 0, Gained([9], Ending("stop"))))
+    state.push(SampleOutput(1, 1, Gained([9], Ending("stop"))))
     output = state.take()
     assert output.finished and [(delta.index, delta.token_ids) for delta in output.deltas] == [(1, [9])]
 
 
 def test_a_sample_that_failed_in_an_earlier_engine_is_still_computed_by_the_next() -> None:
     state = RequestState(make_request(0, [5], 4, n=2), None)
-    state.push(SampleOutput(0, 0, [], "error", error="It broke."))
+    state.push(SampleOutput(0, 0, failed("It broke.")))
     assert not state.closed
-    begun_again(state).push(SampleOutput(1, 1, [8], "stop"))
+    begun_again(state).push(SampleOutput(1, 1, Gained([8], Ending("stop"))))
     assert state.finished and not state.closed
-    state.push(SampleOutput(1, 0, [7], "stop"))
+    state.push(SampleOutput(1, 0, Gained([7], Ending("stop"))))
     assert state.closed
 
 
 def test_an_output_that_ends_earlier_than_before_has_changed() -> None:
     state = RequestState(make_request(0, [5], 4), None)
-    state.push(SampleOutput(0, 0, [7, 8]))
+    state.push(SampleOutput(0, 0, Gained([7, 8])))
     with pytest.raises(OutputChanged):
-        begun_again(state).push(SampleOutput(1, 0, [7], "stop"))
+        begun_again(state).push(SampleOutput(1, 0, Gained([7], Ending("stop"))))
 
 
 def test_scores_that_come_again_are_no_output() -> None:
     state = RequestState(make_request(0, [5, 6, 7], 4, prompt_logprobs=0), None)
-    state.push(SampleOutput(0, 0, [8], prompt_logprobs=[score(6), score(7)]))
+    state.push(SampleOutput(0, 0, Gained([8], prompt_logprobs=[score(6), score(7)])))
     state.take()
-    begun_again(state).push(SampleOutput(1, 0, [], prompt_logprobs=[score(6)]))
+    begun_again(state).push(SampleOutput(1, 0, Gained([], prompt_logprobs=[score(6)])))
     assert not state.has_output
 
 
@@ -137,9 +137,9 @@ def test_a_delta_can_be_taken_apart_token_by_token() -> None:
     pieces = [b"a", "é".encode()[:1], "é".encode()[1:], b"b", b"STOP"]
     table = TokenTable(pieces, pieces, 0, [False] * 5)
     state = RequestState(request_with(logprobs=0, stop=("bc",)), table)
-    state.push(SampleOutput(0, 0, [0, 1], logprobs=[score(0), score(1)]))
-    state.push(SampleOutput(0, 0, [2], logprobs=[score(2)]))
-    state.push(SampleOutput(0, 0, [3, 0], "length", logprobs=[score(3), score(0)]))
+    state.push(SampleOutput(0, 0, Gained([0, 1], logprobs=[score(0), score(1)])))
+    state.push(SampleOutput(0, 0, Gained([2], logprobs=[score(2)])))
+    state.push(SampleOutput(0, 0, Gained([3, 0], Ending("length"), logprobs=[score(3), score(0)])))
     (delta,) = state.take().deltas
     parts = delta.by_token()
     # Text lags behind where a character, or what may be a stop string, is not complete.
@@ -153,8 +153,8 @@ def test_a_delta_can_be_taken_apart_token_by_token() -> None:
 def test_the_end_goes_with_the_last_token() -> None:
     pieces = [b"a", b"b"]
     state = RequestState(request_with(stop=("bc",)), TokenTable(pieces, pieces, 0, [False] * 2))
-    state.push(SampleOutput(0, 0, [0, 1]))
-    state.push(SampleOutput(0, 0, [], "error", error="It broke."))
+    state.push(SampleOutput(0, 0, Gained([0, 1])))
+    state.push(SampleOutput(0, 0, failed("It broke.")))
     first, last = state.take().deltas[0].by_token()
     assert (first.text, first.finish_reason) == ("a", None)
-    assert (last.text, last.finish_reason, last.error) == ("b", "error", "It broke.")
+    assert (last.text, last.ending) == ("b", Ending("error", error="It broke."))

@@ -39,7 +39,7 @@ class Script:
 
     def send(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
-            self.tokens.append([token for output in unpack_outputs(message) for token in output.tokens])
+            self.tokens.append([token for output in unpack_outputs(message) for token in output.gained.tokens])
 
 
 def served(turns: list[list[ToEngine]], executor: Elsewhere) -> Script:

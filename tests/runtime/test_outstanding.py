@@ -64,9 +64,9 @@ def outcome(llm: LLM, asked: Sequence[Asked], aborts: dict[int, int] | None = No
         for event in core.step():
             state = found.setdefault((place[event.request_id], event.sample_index), [[], None, None, []])
             assert state[1] is None, "nothing comes after the end"
-            state[0] += event.tokens
-            state[1:3] = event.finish, event.stop_reason
-            state[3] += event.prompt_logprobs or ()
+            state[0] += event.gained.tokens
+            state[1:3] = event.gained.finish_reason, event.gained.ending.stop_reason
+            state[3] += event.gained.prompt_logprobs or ()
         for index, tokens in (aborts or {}).items():
             if len(found.get((index, 0), [[]])[0]) >= tokens:
                 core.abort(requests[index].request_id)
@@ -185,9 +185,9 @@ def test_vectors_are_waited_for(checkpoint: Path) -> None:
     core.add(ahead._intake.embedding([5, 6, 7] * 9, "last"))
     while core.has_work:
         events += core.step()
-    (vector,) = [event.embedding for event in events if event.embedding is not None]
+    (vector,) = [event.gained.embedding for event in events if event.gained.embedding is not None]
     assert torch.frombuffer(bytearray(vector), dtype=torch.float32).tolist() == right[0]
-    tokens = [token for event in events for token in event.tokens]
+    tokens = [token for event in events for token in event.gained.tokens]
     assert tokens == plain.generate([[7, 8, 9]], params)[0].token_ids
 
 
@@ -231,13 +231,15 @@ def test_a_row_that_has_ended_is_left_out_of_a_step_that_was_postponed(checkpoin
     core.add(other)
     # The third token ends the first request, in whose next step the second one comes in.
     (event,) = core.step()
-    assert (event.tokens, event.finish) == ([tokens[2]], "stop") and len(core._begun[0].plan.rows) == 2
+    assert (event.gained.tokens, event.gained.finish_reason) == ([tokens[2]], "stop") and len(
+        core._begun[0].plan.rows
+    ) == 2
     events = []
     while core.has_work:
         events += core.step()
     assert row.state.position == 3
     assert {each.request_id for each in events} == {other.request_id}
-    assert [token for each in events for token in each.tokens] == right[0]
+    assert [token for each in events for token in each.gained.tokens] == right[0]
 
 
 def test_what_is_not_finite_ends_its_row_alone(checkpoint: Path) -> None:

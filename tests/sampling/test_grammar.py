@@ -82,7 +82,8 @@ def run(grammars: Grammars, rows: list[RowState], steps: int, spread: float = 2.
             logits, [rows[index] for index in running], [rows[index].sequence for index in running]
         )
         for index, result in zip(running, results, strict=True):
-            ended = result.error or result.finish
+            ending = result.ending
+            ended = ending and (ending.error or ending.reason)
             outputs[index] = (outputs[index][0] + result.tokens, ended)
     return outputs
 
@@ -244,8 +245,8 @@ def test_nothing_left_is_said(grammars) -> None:
     assert run(grammars, [row], 1) == [([ord("x")], "stop")]
     sampler = Sampler(VOCABULARY, fill_masks=lambda matchers, masks: masks.fill(0))
     (result,) = sampler.sample(torch.zeros(1, VOCABULARY), [row_of(grammars, Grammar.choice(["x"]))], [0])
-    assert (result.finish, result.code) == ("error", NothingFits.code)
-    assert result.error.startswith("grammar: nothing that fits can follow")
+    assert (result.finish_reason, result.ending.code) == ("error", NothingFits.code)
+    assert result.ending.error.startswith("grammar: nothing that fits can follow")
     # What the mask leaves, the model may never write.
     logits = torch.zeros(1, VOCABULARY)
     logits[0, ord("x")] = -torch.inf
@@ -253,8 +254,8 @@ def test_nothing_left_is_said(grammars) -> None:
         (result,) = Sampler(VOCABULARY, fill_masks=grammars.fill).sample(
             logits, [row_of(grammars, Grammar.choice(["x"]), **params)], [0]
         )
-        assert (result.finish, result.code) == ("error", NothingFits.code)
-        assert "logit_bias" in result.error
+        assert (result.finish_reason, result.ending.code) == ("error", NothingFits.code)
+        assert "logit_bias" in result.ending.error
 
 
 def test_a_stop_string_in_the_last_token_of_a_grammar_is_the_reason(grammars) -> None:
@@ -293,7 +294,7 @@ def test_logits_that_are_not_numbers_are_seen_through_a_mask(grammars) -> None:
     (result,) = Sampler(VOCABULARY, fill_masks=grammars.fill).sample(
         logits, [row_of(grammars, Grammar.choice(["x"]))], [0]
     )
-    assert "NaN" in result.error
+    assert "NaN" in result.ending.error
 
 
 @pytest.mark.parametrize(

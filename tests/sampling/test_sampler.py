@@ -115,16 +115,16 @@ def test_broken_logits_fail_their_row_only(value, params):
     results = Sampler(VOCABULARY).sample(logits, rows, range(3))
     assert results[0] == healthy[0][0]
     assert results[2] == healthy[2][0]
-    assert (results[1].finish, results[1].tokens, rows[1].position) == ("error", [], 0)
-    assert results[1].error.startswith("The model computed")
+    assert (results[1].finish_reason, results[1].tokens, rows[1].position) == ("error", [], 0)
+    assert results[1].ending.error.startswith("The model computed")
 
 
 def test_a_row_with_nothing_left_to_choose_fails():
     logits = torch.full((2, VOCABULARY), -float("inf"))
     logits[1, EOS] = 1.0
     results = Sampler(VOCABULARY).sample(logits, [make_row(0), make_row(1, min_tokens=1)], [0, 1])
-    assert [result.finish for result in results] == ["error", "error"]
-    assert results[0].error != results[1].error
+    assert [result.finish_reason for result in results] == ["error", "error"]
+    assert results[0].ending.error != results[1].ending.error
 
 
 def test_samples_of_one_prompt_share_logits_differ_and_repeat():
@@ -166,10 +166,10 @@ def test_min_tokens_keeps_the_row_going_and_stop_tokens_end_it():
     row = make_row(temperature=0.0, min_tokens=2, stop_token_ids=(9,))
     results = [Sampler(VOCABULARY).sample(logits, [row], [0])[0] for _ in range(3)]
     assert [result.tokens for result in results] == [[4], [4], [EOS]]
-    assert [result.finish for result in results] == [None, None, "stop"]
+    assert [result.finish_reason for result in results] == [None, None, "stop"]
     row = make_row(temperature=0.0, stop_token_ids=(9,), logit_bias={EOS: -100.0})
     result = Sampler(VOCABULARY).sample(logits, [row], [0])[0]
-    assert (result.tokens, result.finish, result.stop_reason) == ([9], "stop", 9)
+    assert (result.tokens, result.finish_reason, result.ending.stop_reason) == ([9], "stop", 9)
 
 
 @settings(max_examples=25)
@@ -203,8 +203,8 @@ def test_only_allowed_tokens_come_and_no_bad_words():
 def test_where_nothing_is_left_the_message_says_what_took_it():
     row = make_row(allowed_token_ids=(4, 5), bad_words_ids=[[4], [5, 5]])
     first, second = (Sampler(VOCABULARY).sample(logits_of(0, 1), [row], [0])[0] for _ in range(2))
-    assert first.tokens == [5] and (second.finish, second.code) == ("error", "nothing_fits")
-    assert "allowed_token_ids, bad_words" in second.error
+    assert first.tokens == [5] and (second.finish_reason, second.ending.code) == ("error", "nothing_fits")
+    assert "allowed_token_ids, bad_words" in second.ending.error
 
 
 def test_logprobs_come_after_penalties_bias_and_masks():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.core.plan import RowPlan, SampleResult, StepPlan, StepResult
+from penstock.core.plan import Gained, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.scheduler.costs import FORGOTTEN, SIZES, StepCosts
 from penstock.scheduler.depth import NO_DRAFTS, Depths, Tree
 from penstock.scheduler.sequence import Sequence
@@ -42,7 +42,11 @@ def settled(
                 right = next((place for place in range(depth) if luck.random() >= chance), depth)
                 strayed = int(right < min(depth, width) and luck.random() < (beside or 0.0))
                 answer = SampleResult(
-                    sequence.id, [0] * (right + strayed + 1), drafted=depth + width, beside=width, strayed=strayed
+                    sequence.id,
+                    Gained([0] * (right + strayed + 1)),
+                    drafted=depth + width,
+                    beside=width,
+                    strayed=strayed,
                 )
                 assert depths.judged(sequence, answer) == right + strayed
         seconds = (cost["fixed"] + cost["each"] * tokens) * luck.uniform(0.95, 1.1)
@@ -101,7 +105,7 @@ def test_a_depth_that_is_asked_for_is_kept() -> None:
     for _ in range(20):
         assert depths.choose(running) == {sequence.id: (4, 0) for sequence in running}
         for sequence in running:
-            depths.judged(sequence, SampleResult(sequence.id, [0], drafted=4))
+            depths.judged(sequence, SampleResult(sequence.id, Gained([0]), drafted=4))
         depths.measured(planned(running, depths.choose(running)), StepResult(0, (), 100.0))
     assert Depths(0, fixed=False).choose(running) == {}
     assert set(Depths(4, 3, fixed=True).choose(running).values()) == {(4, 3)}
@@ -172,7 +176,7 @@ def test_steps_in_which_nobody_decodes_decide_nothing() -> None:
         chosen = depths.choose(running)
         depth = chosen.get(running[0].id, NO_DRAFTS).depth
         drafted += depth
-        depths.judged(running[0], SampleResult(running[0].id, [0] * (depth + 1), drafted=depth))
+        depths.judged(running[0], SampleResult(running[0].id, Gained([0] * (depth + 1)), drafted=depth))
         depths.measured(planned(running, chosen), StepResult(0, (), 1.0))
     assert drafted > 800, "all are right, and cost nothing"
 
@@ -183,7 +187,7 @@ def drafted(depths: Depths, running: list[Sequence], chance: float, luck: random
     for sequence in running:
         if depth := chosen.get(sequence.id, NO_DRAFTS).depth:
             right = next((place for place in range(depth) if luck.random() >= chance), depth)
-            depths.judged(sequence, SampleResult(sequence.id, [0] * (right + 1), drafted=depth))
+            depths.judged(sequence, SampleResult(sequence.id, Gained([0] * (right + 1)), drafted=depth))
     return sum(tree.depth for tree in chosen.values()), planned(running, chosen)
 
 
@@ -247,7 +251,7 @@ def test_the_text_alone_drafts_where_that_pays_better(says: float, drafting: flo
         drafted = depth if from_text or not text_only else 0
         right = next((place for place in range(drafted) if luck.random() >= 0.8), drafted)
         if depth:
-            answer = SampleResult(sequence.id, [0] * (right + 1), drafted=drafted)
+            answer = SampleResult(sequence.id, Gained([0] * (right + 1)), drafted=drafted)
             assert depths.judged(sequence, answer, text_only=text_only) == right
         seconds = (1.0 + 0.05 * drafted) * luck.uniform(0.95, 1.1)
         spent = 0.01 if from_text or text_only else drafting * depth

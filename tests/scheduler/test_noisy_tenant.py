@@ -9,7 +9,7 @@ import pytest
 from penstock.cache.manager import KVCache
 from penstock.core.config import DEFAULT_TARGET_ITL, SchedulerConfig
 from penstock.core.events import SampleOutput
-from penstock.core.plan import SampleResult, StepPlan, StepResult
+from penstock.core.plan import Gained, SampleResult, StepPlan, StepResult
 from penstock.core.request import Request
 from penstock.scheduler.scheduler import Scheduler
 from support.scripted import kv_spec
@@ -55,7 +55,7 @@ def step(scheduler: Scheduler, machine: Machine, now: float) -> tuple[StepPlan, 
     plan = scheduler.plan(now)
     assert plan is not None
     took = machine.seconds(plan)
-    samples = tuple(SampleResult(sample, [1]) for row in plan.rows for sample in row.samples)
+    samples = tuple(SampleResult(sample, Gained([1])) for row in plan.rows for sample in row.samples)
     return plan, took, scheduler.commit(plan, StepResult(plan.number, samples, took))
 
 

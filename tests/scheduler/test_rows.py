@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache.manager import KVCache
-from penstock.core.plan import RowPlan, SampleResult, StepPlan, StepResult
+from penstock.core.plan import Gained, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.scheduler.pace import GROWTH, LEAST_ROWS, Rows
 from penstock.scheduler.scheduler import Scheduler
 from support.scripted import kv_spec
@@ -47,7 +47,7 @@ def settled(fixed: float, each: float) -> list[int]:
             scheduler.add(make_request(4 * number + other, prompt(2, 3 * number), 20 + number % 20))
         plan = scheduler.plan(float(number))
         assert plan is not None
-        samples = tuple(SampleResult(sequence, [1]) for row in plan.rows for sequence in row.samples)
+        samples = tuple(SampleResult(sequence, Gained([1])) for row in plan.rows for sequence in row.samples)
         scheduler.commit(plan, StepResult(plan.number, samples, seconds(fixed, each, plan)))
         found.append(scheduler.facts.rows)
         if scheduler.facts.held is None and number > 200:

@@ -169,8 +169,12 @@ def test_samples_that_never_were_fail_with_their_request() -> None:
     simulation.executor.failing.add(0)
     simulation.plan()
     events = simulation.commit()
-    assert [(event.sample_index, event.finish) for event in events] == [(index, "error") for index in range(3)]
-    assert events[0].error and {event.error for event in events} == {events[0].error}
+    assert [(event.sample_index, event.gained.finish_reason) for event in events] == [
+        (index, "error") for index in range(3)
+    ]
+    assert events[0].gained.ending.error and {event.gained.ending.error for event in events} == {
+        events[0].gained.ending.error
+    }
     simulation.run()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from penstock.core.errors import EngineUnavailable, RowFailed
-from penstock.core.plan import FinishReason
+from penstock.core.plan import Ending, FinishReason
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.server.blocks import Answer
@@ -17,7 +17,7 @@ from support.listed_parser import THOUGHTS_AND_CALLS, ListedParser
 
 def output(text: str, finish: FinishReason | None = None, stop: str | None = None) -> RequestOutput:
     """Two tokens, of which the first has all of the text."""
-    delta = SampleDelta(0, text, [1, 2], None, finish, stop, ends=[len(text)] * 2)
+    delta = SampleDelta(0, text, [1, 2], None, finish and Ending(finish, stop), ends=[len(text)] * 2)
     return RequestOutput(1, [delta], 10, 4, 42, finish is not None)
 
 

@@ -61,7 +61,7 @@ def lost_terminal_event(patch: pytest.MonkeyPatch) -> None:
 
     def lose(self: Scheduler, *arguments: Any) -> Any:
         outputs = commit(self, *arguments)
-        ends = [output for output in outputs if output.finish is not None]
+        ends = [output for output in outputs if output.gained.finish_reason is not None]
         return [output for output in outputs if output not in ends[1:2]]
 
     patch.setattr(Scheduler, "commit", lose)

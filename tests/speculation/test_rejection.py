@@ -70,7 +70,9 @@ def first_tokens(
     tokens, sources = drawn(torch.tensor([draft]), rows, 0)
     asked = [DraftedRow(row, 0, [token], [source]) for row, token, source in zip(rows, tokens, sources, strict=True)]
     results = verify(Sampler(VOCABULARY), torch.tensor([target, FLAT]), asked, rejects=True)
-    return Counter(result.tokens[0] for result in results), sum(len(result.tokens) == 2 for result in results)
+    return Counter(result.gained.tokens[0] for result in results), sum(
+        len(result.gained.tokens) == 2 for result in results
+    )
 
 
 def exactly(target: Sequence[float], params: dict[str, Any]) -> dict[int, float]:
@@ -107,8 +109,8 @@ def test_a_draft_that_was_certain(samples: int) -> None:
     """As what is found in the sequence's own text: there is nothing that it was drawn from."""
     rows = [DraftedRow(row_of(seed), 0, [7]) for seed in range(samples)]
     results = verify(Sampler(VOCABULARY), torch.tensor([SLOPE, FLAT]), rows, rejects=True)
-    assert chi_squared(Counter(result.tokens[0] for result in results), exactly(SLOPE, {})) > 1e-3
-    kept = sum(len(result.tokens) == 2 for result in results) / samples
+    assert chi_squared(Counter(result.gained.tokens[0] for result in results), exactly(SLOPE, {})) > 1e-3
+    kept = sum(len(result.gained.tokens) == 2 for result in results) / samples
     assert abs(kept - exactly(SLOPE, {})[7]) < 5 * math.sqrt(0.25 / samples)
 
 
@@ -120,7 +122,7 @@ def test_a_bias_is_found(samples: int) -> None:
     wrong = distribution(np.array(SLOPE[::-1], np.float32), SLOPE[-1], row_of(0).choice(0))
     asked = [DraftedRow(row, 0, [token], [wrong]) for row, token in zip(rows, tokens, strict=True)]
     results = verify(Sampler(VOCABULARY), torch.tensor([SLOPE, FLAT]), asked, rejects=True)
-    counts = Counter(result.tokens[0] for result in results)
+    counts = Counter(result.gained.tokens[0] for result in results)
     assert chi_squared(counts, exactly(SLOPE, {"temperature": 0.5})) < 1e-3
 
 
@@ -143,13 +145,15 @@ def test_tokens_behind_one_another(samples: int) -> None:
         )
     ]
     results = verify(Sampler(VOCABULARY), logits, asked, rejects=True)
-    short = [place for place, result in enumerate(results) if len(result.tokens) == 1]
+    short = [place for place, result in enumerate(results) if len(result.gained.tokens) == 1]
     more = verify(
-        Sampler(VOCABULARY), logits, [DraftedRow(rows[place], 3 * results[place].tokens[0] + 1) for place in short]
+        Sampler(VOCABULARY),
+        logits,
+        [DraftedRow(rows[place], 3 * results[place].gained.tokens[0] + 1) for place in short],
     )
-    outputs = [tuple(result.tokens[:2]) for result in results]
+    outputs = [tuple(result.gained.tokens[:2]) for result in results]
     for place, result in zip(short, more, strict=True):
-        outputs[place] = (results[place].tokens[0], result.tokens[0])
+        outputs[place] = (results[place].gained.tokens[0], result.gained.tokens[0])
     expected = {
         (token, other): chance * then
         for token, chance in exactly(SLOPE, {}).items()
@@ -165,15 +169,17 @@ def test_greedy_rows_are_as_ever() -> None:
         (result,) = verify(
             Sampler(VOCABULARY), torch.tensor([SLOPE, FLAT]), [DraftedRow(row, 0, [draft])], rejects=True
         )
-        assert (result.tokens, result.drafted) == (tokens, 1) and len(result.logprobs or ()) == len(tokens)
+        assert (result.gained.tokens, result.drafted) == (tokens, 1) and len(result.gained.logprobs or ()) == len(
+            tokens
+        )
 
 
 def test_log_probabilities_are_the_models_own() -> None:
     for seed in range(50):
         row = row_of(seed, temperature=2.0, logprobs=2)
         (result,) = verify(Sampler(VOCABULARY), torch.tensor([SLOPE, FLAT]), [DraftedRow(row, 0, [3])], rejects=True)
-        (entry, *_) = result.logprobs or ()
-        assert entry.token == result.tokens[0] and entry.top_tokens == [9, 8]
+        (entry, *_) = result.gained.logprobs or ()
+        assert entry.token == result.gained.tokens[0] and entry.top_tokens == [9, 8]
         assert entry.logprob == pytest.approx(math.log(exactly(SLOPE, {})[entry.token]), abs=1e-5)
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.core.plan import SampleResult
+from penstock.core.plan import Gained
 from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.tree import chain_length, path_to
@@ -72,14 +72,14 @@ def logits_behind(tokens: Sequence[int]) -> Tensor:
     return torch.randn(VOCABULARY, generator=generator) * 3
 
 
-def plain(row: RowState, steps: int) -> list[SampleResult]:
+def plain(row: RowState, steps: int) -> list[Gained]:
     """What comes out token by token."""
     sampler, tokens, results = Sampler(VOCABULARY, fill_masks=fill), [], []
     for _ in range(steps):
         (result,) = sampler.sample(logits_behind(tokens)[None], [row], [0])
         results.append(result)
         tokens += result.tokens
-        if result.finish is not None:
+        if result.ending is not None:
             break
     return results
 
@@ -100,19 +100,19 @@ def test_output_is_the_same_whatever_is_drafted(params: dict[str, Any], kind: st
     while len(found) < len(tokens):
         depth = luck.randint(0, 5)
         # What is not known cannot be compared with what comes behind the last draft.
-        known = tokens if expected[-1].finish else tokens[:-1]
+        known = tokens if expected[-1].finish_reason else tokens[:-1]
         ahead = known[len(found) : len(found) + depth]
         drafts = [token if luck.random() >= wrong else (token + 1) % VOCABULARY for token in ahead]
         logits = torch.stack([logits_behind(found + drafts[:count]) for count in range(len(drafts) + 1)])
         (result,) = verify(sampler, logits, [DraftedRow(row, 0, drafts)])
         right = next((place for place, token in enumerate(drafts) if token != ahead[place]), len(drafts))
         # All that are right, and one behind them, unless one of these was the last.
-        assert result.drafted == len(drafts) and len(result.tokens) in (right, right + 1)
-        assert len(result.tokens) == right + 1 or result.finish == "stop"
-        found += result.tokens
-        scores += result.logprobs or ()
-        finish, rounds = result.finish, rounds + 1
-    assert (found, scores, finish) == (tokens, logprobs, expected[-1].finish)
+        assert result.drafted == len(drafts) and len(result.gained.tokens) in (right, right + 1)
+        assert len(result.gained.tokens) == right + 1 or result.gained.finish_reason == "stop"
+        found += result.gained.tokens
+        scores += result.gained.logprobs or ()
+        finish, rounds = result.gained.finish_reason, rounds + 1
+    assert (found, scores, finish) == (tokens, logprobs, expected[-1].finish_reason)
     assert wrong > 0.5 or rounds < len(tokens)
 
 
@@ -141,7 +141,7 @@ def test_output_is_the_same_whatever_tree_is_drafted(params: dict[str, Any], kin
     assert strayed or len(expected) < 3, "now and then another branch than the likeliest is right"
 
 
-def strays(params: dict[str, Any], kind: str, seed: int, expected: list[SampleResult]) -> int:
+def strays(params: dict[str, Any], kind: str, seed: int, expected: list[Gained]) -> int:
     """How many tokens came of other branches; all of them are as expected."""
     luck = random.Random(str((params, kind, seed)))
     tokens = [token for result in expected for token in result.tokens]
@@ -170,17 +170,17 @@ def strays(params: dict[str, Any], kind: str, seed: int, expected: list[SampleRe
             node = children[node, ahead[behind]]
             behind += 1
         # Of what is not known, more may be right.
-        assert len(result.tokens) == behind + 1 or behind == len(ahead) or result.finish
-        assert [drafts[place] for place in asked.path] == result.tokens[: len(asked.path)]
+        assert len(result.gained.tokens) == behind + 1 or behind == len(ahead) or result.gained.finish_reason
+        assert [drafts[place] for place in asked.path] == result.gained.tokens[: len(asked.path)]
         assert result.drafted == len(drafts) and result.drafted - result.beside == chain_length(parents)
-        before_last = asked.path[: len(result.tokens) - 1]
+        before_last = asked.path[: len(result.gained.tokens) - 1]
         assert result.strayed == sum(place >= chain_length(parents) for place in before_last)
-        assert len(result.tokens) - 1 - result.strayed >= 0
-        found += result.tokens
-        scores += result.logprobs or ()
-        strayed, finish = strayed + result.strayed, result.finish
+        assert len(result.gained.tokens) - 1 - result.strayed >= 0
+        found += result.gained.tokens
+        scores += result.gained.logprobs or ()
+        strayed, finish = strayed + result.strayed, result.gained.finish_reason
     assert (found[: len(tokens)], scores[: len(logprobs)]) == (tokens, logprobs)
-    assert expected[-1].finish is None or finish == expected[-1].finish
+    assert expected[-1].finish_reason is None or finish == expected[-1].finish_reason
     return strayed
 
 
@@ -195,7 +195,7 @@ def test_rows_go_on_for_themselves() -> None:
         logits += [logits_behind(drafts[:count]) for count in range(len(drafts) + 1)]
     results = verify(sampler, torch.stack(logits), asked)
     assert [result.sequence for result in results] == [0, 1, 2]
-    assert [result.tokens for result in results] == [tokens, tokens[:1], tokens[:3]]
+    assert [result.gained.tokens for result in results] == [tokens, tokens[:1], tokens[:3]]
     assert [result.drafted for result in results] == [5, 0, 4]
 
 
@@ -204,7 +204,9 @@ def test_a_row_that_fails_behind_its_drafts_keeps_what_it_has_got() -> None:
     token = int(logits_behind([]).argmax())
     logits = torch.stack([logits_behind([]), torch.full((VOCABULARY,), float("nan"))])
     (result,) = verify(sampler, logits, [DraftedRow(row, 0, [token])])
-    assert (result.tokens, result.finish) == ([token], "error") and "NaN" in (result.error or "")
+    assert (result.gained.tokens, result.gained.finish_reason) == ([token], "error") and "NaN" in (
+        result.gained.ending.error or ""
+    )
 
 
 def test_nothing_asked_for_is_nothing() -> None:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from penstock.core.events import SampleOutput
-from penstock.core.plan import BeginRow, TokenLogprobs
+from penstock.core.plan import BeginRow, Ending, Gained, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import RequestOutput
@@ -85,11 +85,10 @@ class ReplayingEngine(ScriptedEngine):
         begin = BeginRow(index, index, request.prompt_token_ids, params, request.eos_token_ids)
         row = RowState(begin, request.prompt_token_ids, stops=stops)
         scores = _scores(request.prompt_token_ids, params) if index == 0 else None
-        event = SampleOutput(
-            request.request_id, index, [], cached_tokens=min(4, len(request.prompt_token_ids)), prompt_logprobs=scores
-        )
+        cached = min(4, len(request.prompt_token_ids))
+        event = SampleOutput(request.request_id, index, Gained([], prompt_logprobs=scores), cached)
         if params.max_tokens == 0:
-            yield replace(event, finish="length")
+            yield replace(event, gained=replace(event.gained, ending=Ending("length")))
             return
         tokens: list[int] = []
         for token in (*self.said[index % len(self.said)], *request.eos_token_ids):
@@ -101,8 +100,9 @@ class ReplayingEngine(ScriptedEngine):
                 first = row.position - len(tokens)
                 logprobs = [_logprobs(each, place, params) for place, each in enumerate(tokens, first)]
                 told = None if params.logprobs is None else logprobs
-                yield replace(event, tokens=tokens, finish=finish, stop_reason=reason, logprobs=told)
-                event = SampleOutput(request.request_id, index, [])
+                ending = None if finish is None else Ending(finish, reason)
+                yield replace(event, gained=replace(event.gained, tokens=tokens, ending=ending, logprobs=told))
+                event = SampleOutput(request.request_id, index, Gained([]))
                 tokens = []
             if finish is not None:
                 return

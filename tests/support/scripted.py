@@ -11,23 +11,28 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import msgspec
+from msgspec.structs import replace
 
 from penstock.core.kv import GroupSpec, KVSpec, Plane
 from penstock.core.plan import (
     BeginRow,
     BlockCopy,
+    Ending,
     FinishReason,
+    Gained,
     RowPlan,
     SampleResult,
     StepPlan,
     StepResult,
     TokenLogprobs,
+    failed,
 )
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 
 VOCABULARY = 997
+FAILED = "The scripted row failed."
+STOPPED = Ending("stop")
 RELEASED = -1
 
 
@@ -394,14 +399,14 @@ class ScriptedExecutor:
         if first == end:
             return results
         if row_plan.sequence in self.failing:
-            return results or [SampleResult(row_plan.sequence, [], "error", error="The scripted row failed.")]
+            return results or [SampleResult(row_plan.sequence, failed(FAILED))]
         row = self.rows[row_plan.sequence]
         scores = [
             score_token(self._visible(row, position), row.history.tokens[position + 1], position)
             for position in range(first, end)
         ]
-        own, *others = results or [SampleResult(row_plan.sequence, [])]
-        return [msgspec.structs.replace(own, prompt_logprobs=scores), *others]
+        own, *others = results or [SampleResult(row_plan.sequence, Gained([]))]
+        return [replace(own, gained=replace(own.gained, prompt_logprobs=scores)), *others]
 
     def _pool(self, row_plan: RowPlan) -> list[SampleResult]:
         """The row's vector, where it is complete."""
@@ -412,8 +417,8 @@ class ScriptedExecutor:
         if end < row.prompt_length:
             return []
         if row_plan.sequence in self.failing:
-            return [SampleResult(row_plan.sequence, [], "error", error="The scripted row failed.")]
-        return [SampleResult(row_plan.sequence, [], embedding=vector_of(row.vector))]
+            return [SampleResult(row_plan.sequence, failed(FAILED))]
+        return [SampleResult(row_plan.sequence, Gained([], embedding=vector_of(row.vector)))]
 
     def _visible(self, row: Row, position: int) -> list[list[int]]:
         """What each group sees from a position, through the row's block tables."""
@@ -431,7 +436,7 @@ class ScriptedExecutor:
         row.last_sampled_in = number
         if row_plan.sequence in self.failing:
             row.history.extend([0])
-            return SampleResult(row_plan.sequence, [], "error", error="The scripted row failed.", drafted=len(guessed))
+            return SampleResult(row_plan.sequence, failed(FAILED), drafted=len(guessed))
         sampling, tokens, stops = row.begin.sampling, [], False
         for guess in [*guessed, None]:
             position = first + len(tokens) - 1
@@ -442,7 +447,7 @@ class ScriptedExecutor:
             stops = ends_output(token, sampling, row.begin.eos_token_ids, output_length)
             if stops or token != guess:
                 break
-        return SampleResult(row_plan.sequence, tokens, "stop" if stops else None, drafted=len(guessed))
+        return SampleResult(row_plan.sequence, Gained(tokens, STOPPED if stops else None), drafted=len(guessed))
 
     def _sample(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
         if not row_plan.samples:
@@ -460,7 +465,7 @@ class ScriptedExecutor:
                 # Plans that are outstanding already go on with the row; what comes of it is void.
                 row.history.extend([0])
                 row.last_sampled_in = number
-                results.append(SampleResult(sequence, [], "error", error="The scripted row failed."))
+                results.append(SampleResult(sequence, failed(FAILED)))
                 continue
             sampling = row.begin.sampling
             token = choose_token(visible, sampling, row.begin.sample_index, position)
@@ -468,5 +473,5 @@ class ScriptedExecutor:
             row.last_sampled_in = number
             output_length = len(row.history.tokens) - row.prompt_length
             stops = ends_output(token, sampling, row.begin.eos_token_ids, output_length)
-            results.append(SampleResult(sequence, [token], "stop" if stops else None))
+            results.append(SampleResult(sequence, Gained([token], STOPPED if stops else None)))
         return results

@@ -11,7 +11,7 @@ from penstock.core.ceilings import Ceilings
 from penstock.core.errors import EngineUnavailable
 from penstock.core.events import KeptTokens, LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
-from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
+from penstock.core.plan import Ending, FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import ModelInfo, RequestOutput, SampleDelta
@@ -109,7 +109,7 @@ class ScriptedEngine:
         cached, seed = min(4, len(prompt_token_ids)), 41 + number if params.seed is None else params.seed
         try:
             if not tokens:
-                ends = [SampleDelta(index, "", [], None, "length") for index in range(params.n)]
+                ends = [SampleDelta(index, "", [], None, Ending("length")) for index in range(params.n)]
                 yield RequestOutput(number, ends, len(prompt_token_ids), 0, seed, True, prompt_logprobs=scores)
             for position, token in enumerate(tokens):
                 last = position == len(tokens) - 1
@@ -118,18 +118,15 @@ class ScriptedEngine:
                     waiting = self.before(call)
                     if asyncio.iscoroutine(waiting):
                         await waiting
-                reason: FinishReason | None = None
+                ending = None
                 if last:
                     reason = "length" if len(tokens) < len(reply) else self.finish
+                    ending = Ending(reason, self.stop_reason, self.error, self.code)
                 deltas = []
                 for index, text in enumerate(texts):
-                    shown = (
-                        "" if text is None else text.advance([token], reason if reason != "stop" else "length", None)
-                    )
-                    deltas.append(SampleDelta(index, shown, [token], self._logprobs(token, params), reason))
-                    if last:
-                        deltas[-1].error, deltas[-1].stop_reason = self.error, self.stop_reason
-                        deltas[-1].code = self.code
+                    over = None if ending is None else "length" if ending.reason == "stop" else ending.reason
+                    shown = "" if text is None else text.advance([token], over, None)
+                    deltas.append(SampleDelta(index, shown, [token], self._logprobs(token, params), ending))
                 call.outputs += 1
                 journal.tokens(len(deltas), self.totals)
                 told = None if position else scores
@@ -163,7 +160,7 @@ class ScriptedEngine:
             norm = math.hypot(*values)
             vector = array("f", (value / norm for value in values)).tobytes()
             reason: FinishReason = "length" if self.error is None else "error"
-            delta = SampleDelta(0, "", [], None, reason, error=self.error)
+            delta = SampleDelta(0, "", [], None, Ending(reason, error=self.error))
             yield RequestOutput(len(self.calls), [delta], len(prompt_token_ids), 1, 0, True, embedding=vector)
         finally:
             call.closed.set()

@@ -207,15 +207,16 @@ class Simulation:
             sample = (event.request_id, event.sample_index)
             assert event.request_id in self.requests
             assert sample not in self.finishes, f"sample {sample} has an event after its last"
-            self.outputs.setdefault(sample, []).extend(event.tokens)
-            if event.prompt_logprobs is not None:
+            gained = event.gained
+            self.outputs.setdefault(sample, []).extend(gained.tokens)
+            if gained.prompt_logprobs is not None:
                 assert event.sample_index == 0, "the first sample carries the prompt's scores"
-                assert len(self.outputs[sample]) == len(event.tokens), "scores come before a second token"
-                self.scores.setdefault(event.request_id, []).extend(event.prompt_logprobs)
-            if event.embedding is not None:
-                assert event.finish == "length", "a vector is a request's last event"
-                self.vectors[event.request_id] = event.embedding
-            assert event.tokens or event.finish is not None or event.prompt_logprobs, "an event says nothing"
+                assert len(self.outputs[sample]) == len(gained.tokens), "scores come before a second token"
+                self.scores.setdefault(event.request_id, []).extend(gained.prompt_logprobs)
+            if gained.embedding is not None:
+                assert gained.finish_reason == "length", "a vector is a request's last event"
+                self.vectors[event.request_id] = gained.embedding
+            assert gained.tokens or gained.ending is not None or gained.prompt_logprobs, "an event says nothing"
             if event.kept is not None:
                 wanted = self.requests[event.request_id].keep
                 assert event.request_id not in self.kept, "what is kept is told once"
@@ -228,8 +229,8 @@ class Simulation:
             if event.cached_tokens is not None:
                 assert event.request_id not in self.cached_tokens, "cached tokens are told once"
                 self.cached_tokens[event.request_id] = event.cached_tokens
-            if event.finish is not None:
-                self.finishes[sample] = event.finish
+            if gained.ending is not None:
+                self.finishes[sample] = gained.ending.reason
 
     # What must hold.
 

@@ -405,7 +405,7 @@ class Worker:
         ended = self._ended.setdefault(event.request_id, set())
         if event.request_id not in self.submitted or event.sample_index in ended:
             raise Broken(f"sample {event.sample_index} of request {event.request_id} has an event after its last")
-        if event.finish is not None:
+        if event.gained.ending is not None:
             ended.add(event.sample_index)
             if len(ended) == self.submitted[event.request_id]:
                 self.closed.add(event.request_id)

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.core.plan import FinishReason, TokenLogprobs
+from penstock.core.plan import Gained
 
 
 class KeptTokens(msgspec.Struct, frozen=True, array_like=True):
@@ -19,36 +19,21 @@ class KeptTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SampleOutput(msgspec.Struct, frozen=True, array_like=True):
-    """New tokens of one sample of one request, and how it ended if it did. The only kind of output event.
+    """What one sample of one request gained. The only kind of output event.
 
     Attributes:
         request_id, sample_index: whose.
-        tokens: new verified ids, in order; may be empty where the event only ends the sample, or has scores of its
-            prompt before all of it is computed.
-        finish: set exactly once for each sample, on its last event.
-        stop_reason: the stop string or token id that ended it.
-        logprobs: one entry per token where asked for.
+        gained: what it gained. It ends exactly once, on the sample's last event. Scores of the prompt, from its second
+            token on, are on events of the first sample up to the one with its first token; a vector is on the last.
         cached_tokens: on a sample's first event, how many prompt tokens came from the prefix cache.
-        error: the cause where `finish` is "error".
-        prompt_logprobs: of the prompt's next tokens, from its second on, where asked for; on events of the first sample
-            up to the one with its first token.
-        embedding: the vector of a request that asks for one, as in `SampleResult`; on its last event.
         kept: with the first token of a request that wants prefixes of its prompt kept.
-        code: the class of the cause, as in `SampleResult`.
     """
 
     request_id: int
     sample_index: int
-    tokens: list[int]
-    finish: FinishReason | None = None
-    stop_reason: int | str | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    gained: Gained
     cached_tokens: int | None = None
-    error: str | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    embedding: bytes | None = None
     kept: KeptTokens | None = None
-    code: str | None = None
 
 
 class RequestTimings(msgspec.Struct, frozen=True):

@@ -146,39 +146,70 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     rank: int | None = None
 
 
+class Ending(msgspec.Struct, frozen=True, array_like=True):
+    """How an output ended.
+
+    Attributes:
+        reason: why; of an executor "stop" where the last token ended the output, "error" where the row failed. Running
+            out of `max_tokens` is the scheduler's to see.
+        stop_reason: the stop string or stop token id that ended it; None at end-of-sequence.
+        error: what went wrong, where the reason is "error".
+        code: the class of what went wrong, as `error_classes` has it; None for RowFailed.
+    """
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    error: str | None = None
+    code: str | None = None
+
+
+class Gained(msgspec.Struct, frozen=True, array_like=True):
+    """What one sample got in one step, as it goes from the executor to the state of its request.
+
+    Attributes:
+        tokens: verified ids in order, one without drafts; none where the sample only ends, or its prompt is scored
+            before all of it is computed.
+        ending: of its output; None while it goes on.
+        logprobs: one entry per token where asked for.
+        prompt_logprobs: one entry for each position of the prompt that was scored, of the prompt's token behind it.
+        embedding: the vector of a request that asks for one, once it is complete: float32 in the machine's order of
+            bytes, of length 1 in the Euclidean norm.
+    """
+
+    tokens: list[int]
+    ending: Ending | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the output ended; None while it goes on."""
+        return None if self.ending is None else self.ending.reason
+
+
+def failed(message: str, code: str | None = None) -> Gained:
+    """Nothing but an error."""
+    return Gained([], Ending("error", error=message, code=code))
+
+
 class SampleResult(msgspec.Struct, frozen=True, array_like=True):
     """What one sequence got in one step.
 
     Attributes:
         sequence: which one.
-        tokens: verified tokens in order, one without drafts; none where its row only scores.
-        finish: "stop" where the last token ended the output, "error" where the row failed, else None. Running out of
-            `max_tokens` is the scheduler's to see.
-        stop_reason: the stop string or stop token id that ended it; None at end-of-sequence.
-        logprobs: one entry per token where asked for.
-        error: what went wrong, where `finish` is "error".
-        prompt_logprobs: one entry for each of the row's `scored` positions, of the prompt's token behind it.
-        embedding: the vector, once it is complete: float32 in the machine's order of bytes, of length 1 in the
-            Euclidean norm.
+        gained: what it got.
         drafted: how many tokens were drafted for it. All of its tokens but the last are drafts that were right, and
             their positions are computed.
         beside: how many of the drafted ones were in other branches of a tree than the likeliest.
         strayed: how many of those that were right were.
-        code: the class of what went wrong, as `error_classes` has it; None for RowFailed.
     """
 
     sequence: int
-    tokens: list[int]
-    finish: FinishReason | None = None
-    stop_reason: int | str | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    error: str | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    embedding: bytes | None = None
+    gained: Gained
     drafted: int = 0
     beside: int = 0
     strayed: int = 0
-    code: str | None = None
 
 
 class StepResult(msgspec.Struct, frozen=True):

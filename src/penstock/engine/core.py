@@ -14,7 +14,7 @@ from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.failpoints import fail_point
 from penstock.core.grammar import Grammar
-from penstock.core.plan import SampleResult, StepPlan, StepResult
+from penstock.core.plan import SampleResult, StepPlan, StepResult, failed
 from penstock.core.request import Request
 from penstock.scheduler.scheduler import Scheduler
 
@@ -63,7 +63,8 @@ def failed_step(plan: StepPlan, cause: BaseException) -> StepResult:
     if isinstance(cause, StepOutOfMemory):
         message, code = cause.message, cause.code
     sequences = {sequence for row in plan.rows for sequence in (row.sequence, *row.samples)}
-    samples = tuple(SampleResult(sequence, [], "error", error=message, code=code) for sequence in sorted(sequences))
+    gained = failed(message, code)
+    samples = tuple(SampleResult(sequence, gained) for sequence in sorted(sequences))
     return StepResult(plan.number, samples, failed=True)
 
 

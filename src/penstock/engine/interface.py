@@ -9,7 +9,7 @@ from penstock.core.ceilings import Ceilings
 from penstock.core.errors import EngineUnavailable, RowFailed, rebuild_error
 from penstock.core.events import KeptTokens, LoadSnapshot, RequestTimings
 from penstock.core.facts import StepFacts, StepTotals
-from penstock.core.plan import FinishReason, Pooling, TokenLogprobs
+from penstock.core.plan import Ending, FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.journal import Journal
@@ -39,20 +39,21 @@ class ModelInfo(msgspec.Struct, frozen=True):
 class SampleDelta(msgspec.Struct):
     """What one sample gained since the last output: text that may be shown now, and the ids behind it.
 
-    Text lags behind ids where a character or a possible stop string is not complete. `finish_reason` is set on the
-    sample's last delta, and only there; where it is "error", `error` says why, and `code` names the class of that where
-    it is another than RowFailed. `ends` has for each token how many characters of the text had come with it.
+    Text lags behind ids where a character or a possible stop string is not complete. The output's `ending` is on the
+    sample's last delta, and only there. `ends` has for each token how many characters of the text had come with it.
     """
 
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
-    code: str | None = None
+    ending: Ending | None = None
     ends: list[int] = []
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the sample ended; None while it goes on."""
+        return None if self.ending is None else self.ending.reason
 
     def by_token(self) -> list["SampleDelta"]:
         """The same as a delta for each token; the last one has the end."""
@@ -65,20 +66,18 @@ class SampleDelta(msgspec.Struct):
         ]
         for part, logprobs in zip(parts, self.logprobs or (), strict=False):
             part.logprobs = [logprobs]
-        last = parts[-1]
-        last.finish_reason, last.stop_reason, last.error, last.code = (
-            self.finish_reason,
-            self.stop_reason,
-            self.error,
-            self.code,
-        )
+        parts[-1].ending = self.ending
         return parts
 
     def check(self) -> None:
         """Raise RowFailed, StepOutOfMemory or EngineUnavailable where the sample has failed."""
-        if self.finish_reason == "error":
-            raise rebuild_error(self.code or RowFailed.code, self.error or "The computation of this request failed.")
-        if self.finish_reason == "abort":
+        ending = self.ending
+        if ending is None:
+            return
+        if ending.reason == "error":
+            message = ending.error or "The computation of this request failed."
+            raise rebuild_error(ending.code or RowFailed.code, message)
+        if ending.reason == "abort":
             raise EngineUnavailable("The engine stopped before this request was finished; send it again.")
 
 

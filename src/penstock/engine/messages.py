@@ -12,16 +12,16 @@ import msgspec
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import EngineError
-from penstock.core.events import KeptTokens, LoadSnapshot, SampleOutput
+from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
 from penstock.core.failpoints import FailAction
-from penstock.core.plan import FinishReason, TokenLogprobs
+from penstock.core.plan import Gained
 from penstock.core.request import Request
 from penstock.core.text_files import shown
 from penstock.core.work import ModelWork
 from penstock.scheduler.admission import Limits
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 MAX_FRAME_BYTES = 1 << 30
 _LENGTH = struct.Struct("<I")
 
@@ -140,28 +140,13 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     param: str | None = None
 
 
-class SampleTail(msgspec.Struct, frozen=True, array_like=True):
-    """What only some outputs of a step have; `index` is the place of the output in the columns."""
-
-    index: int
-    finish: FinishReason | None
-    stop_reason: int | str | None
-    logprobs: list[TokenLogprobs] | None
-    cached_tokens: int | None
-    error: str | None
-    prompt_logprobs: list[TokenLogprobs] | None
-    embedding: bytes | None
-    kept: KeptTokens | None
-    code: str | None
-
-
 class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
-    """From the engine, once a step: all rows' tokens in columns, and the load.
+    """From the engine, once a step: all rows' tokens, and the load.
 
     Attributes:
-        request_ids, sample_indices, counts: one entry for each output.
-        tokens: the outputs' tokens one after another, `counts` of them each.
-        tails: the rarer parts.
+        request_ids, sample_indices, counts: one entry for each output that has tokens and nothing else.
+        tokens: their tokens one after another, `counts` of them each.
+        others: the other outputs, each with its place among all, in order.
         load: the engine's state after the step.
         step: what the step did; None where none was computed.
         prepared: requests whose grammars were compiled, and the seconds that took.
@@ -171,7 +156,7 @@ class StepOutputs(msgspec.Struct, frozen=True, tag="step"):
     sample_indices: list[int]
     counts: list[int]
     tokens: list[int]
-    tails: list[SampleTail]
+    others: list[tuple[int, SampleOutput]]
     load: LoadSnapshot
     step: StepFacts | None = None
     prepared: list[tuple[int, float]] = []
@@ -247,70 +232,37 @@ def pack_outputs(
     step: StepFacts | None = None,
     prepared: Sequence[tuple[int, float]] = (),
 ) -> StepOutputs:
-    """The outputs of a step as columns; see `StepOutputs`."""
+    """The outputs of a step, most of them as columns; see `StepOutputs`."""
     tokens: list[int] = []
-    for output in outputs:
-        tokens += output.tokens
-    tails = [
-        SampleTail(
-            index,
-            item.finish,
-            item.stop_reason,
-            item.logprobs,
-            item.cached_tokens,
-            item.error,
-            item.prompt_logprobs,
-            item.embedding,
-            item.kept,
-            item.code,
-        )
-        for index, item in enumerate(outputs)
-        if item.finish is not None
-        or item.logprobs is not None
-        or item.cached_tokens is not None
-        or item.prompt_logprobs is not None
-        or item.kept is not None
-    ]
-    return StepOutputs(
-        request_ids=[output.request_id for output in outputs],
-        sample_indices=[output.sample_index for output in outputs],
-        counts=[len(output.tokens) for output in outputs],
-        tokens=tokens,
-        tails=tails,
-        load=load,
-        step=step,
-        prepared=list(prepared),
-    )
+    message = StepOutputs([], [], [], tokens, [], load, step, list(prepared))
+    for place, output in enumerate(outputs):
+        gained = output.gained
+        if (
+            gained.ending is not None
+            or gained.logprobs is not None
+            or gained.prompt_logprobs is not None
+            or gained.embedding is not None
+            or output.cached_tokens is not None
+            or output.kept is not None
+        ):
+            message.others.append((place, output))
+            continue
+        message.request_ids.append(output.request_id)
+        message.sample_indices.append(output.sample_index)
+        message.counts.append(len(gained.tokens))
+        tokens += gained.tokens
+    return message
 
 
 def unpack_outputs(message: StepOutputs) -> list[SampleOutput]:
-    """The outputs behind the columns, in order."""
-    tails = {tail.index: tail for tail in message.tails}
+    """All outputs, in order."""
     outputs = []
     start = 0
-    for index, (request_id, sample_index, count) in enumerate(
-        zip(message.request_ids, message.sample_indices, message.counts, strict=True)
+    for request_id, sample_index, count in zip(
+        message.request_ids, message.sample_indices, message.counts, strict=True
     ):
-        tokens = message.tokens[start : start + count]
+        outputs.append(SampleOutput(request_id, sample_index, Gained(message.tokens[start : start + count])))
         start += count
-        tail = tails.get(index)
-        if tail is None:
-            outputs.append(SampleOutput(request_id, sample_index, tokens))
-        else:
-            outputs.append(
-                SampleOutput(
-                    request_id,
-                    sample_index,
-                    tokens,
-                    tail.finish,
-                    tail.stop_reason,
-                    tail.logprobs,
-                    tail.cached_tokens,
-                    tail.error,
-                    tail.prompt_logprobs,
-                    tail.embedding,
-                    tail.kept,
-                    tail.code,
-                )
-            )
+    for place, output in message.others:
+        outputs.insert(place, output)
     return outputs

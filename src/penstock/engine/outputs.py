@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from penstock.core.events import KeptTokens, RequestTimings, SampleOutput
 from penstock.core.facts import StepTotals
-from penstock.core.plan import TokenLogprobs
+from penstock.core.plan import Gained, TokenLogprobs
 from penstock.core.request import Request
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.engine.journal import Journal, Mark
@@ -53,56 +53,53 @@ class _SampleState:
         """What was given so far will come once more."""
         self._seen = 0
 
-    def unseen(self, event: SampleOutput) -> SampleOutput | None:
-        """What of an event is new; None where nothing is. Raises OutputChanged where the rest is not what it was."""
+    def unseen(self, gained: Gained) -> Gained | None:
+        """What of it is new; None where nothing is. Raises OutputChanged where the rest is not what it was."""
         if self._failed:
             return None
-        again = self._tokens[self._seen : self._seen + len(event.tokens)]
+        again = self._tokens[self._seen : self._seen + len(gained.tokens)]
         count = len(again)
         self._seen += count
         # A row can fail in one engine only, and anywhere.
-        early = event.finish not in (None, "error") and self._seen < len(self._tokens)
-        if event.tokens[:count] != again or early or (self.ended and len(event.tokens) > count):
+        early = gained.finish_reason not in (None, "error") and self._seen < len(self._tokens)
+        if gained.tokens[:count] != again or early or (self.ended and len(gained.tokens) > count):
             raise OutputChanged
-        if self.ended or (count and count == len(event.tokens) and event.finish is None):
+        if self.ended or (count and count == len(gained.tokens) and gained.ending is None):
             return None
         if not count:
-            return event
-        logprobs = None if event.logprobs is None else event.logprobs[count:]
-        return replace(event, tokens=event.tokens[count:], logprobs=logprobs)
+            return gained
+        logprobs = None if gained.logprobs is None else gained.logprobs[count:]
+        return replace(gained, tokens=gained.tokens[count:], logprobs=logprobs)
 
-    def push(self, event: SampleOutput) -> None:
-        self._tokens += event.tokens
-        self._seen += len(event.tokens)
-        self.ended = event.finish is not None
-        self._failed = event.finish == "error"
+    def push(self, gained: Gained) -> None:
+        self._tokens += gained.tokens
+        self._seen += len(gained.tokens)
         delta = self.delta
         if delta is None:
             self.delta = delta = SampleDelta(self.index, "", [])
-        delta.token_ids += event.tokens
-        if event.logprobs is not None:
+        delta.token_ids += gained.tokens
+        if gained.logprobs is not None:
             if delta.logprobs is None:
                 delta.logprobs = []
-            delta.logprobs += event.logprobs
-        self._add_text(delta, event)
-        if event.finish is not None:
-            delta.finish_reason = event.finish
-            delta.stop_reason = event.stop_reason
-            delta.error = event.error
-            delta.code = event.code
+            delta.logprobs += gained.logprobs
+        self._add_text(delta, gained)
+        if gained.ending is not None:
+            delta.ending = gained.ending
+            self.ended = True
+            self._failed = gained.ending.reason == "error"
 
-    def _add_text(self, delta: SampleDelta, event: SampleOutput) -> None:
-        """Give the delta the text of an event's tokens that can be shown now."""
-        detokenizer, tokens = self._detokenizer, event.tokens
+    def _add_text(self, delta: SampleDelta, gained: Gained) -> None:
+        """Give the delta the text of the tokens that can be shown now."""
+        detokenizer, tokens, ending = self._detokenizer, gained.tokens, gained.ending
         if detokenizer is None:
             delta.ends += [0] * len(tokens)
             return
-        by_token = event.finish == "stop" and not isinstance(event.stop_reason, str)
+        by_token = ending is not None and ending.reason == "stop" and not isinstance(ending.stop_reason, str)
         by_token = by_token and bool(tokens) and tokens[-1] in self._ends
         for token in tokens[:-1]:
             delta.text += detokenizer.advance((token,), None)
             delta.ends.append(len(delta.text))
-        delta.text += detokenizer.advance(tokens[-1:], event.finish, by_token)
+        delta.text += detokenizer.advance(tokens[-1:], gained.finish_reason, by_token)
         if tokens:
             delta.ends.append(len(delta.text))
 
@@ -166,30 +163,29 @@ class RequestState:
 
         Raises OutputChanged where it contradicts what came before.
         """
-        sample = self._samples[event.sample_index]
-        self._closed += event.finish is not None
+        sample, gained = self._samples[event.sample_index], event.gained
+        self._closed += gained.ending is not None
         # Those of an engine that began again are not what was told.
         if self._cached_tokens is None:
             self._cached_tokens = event.cached_tokens
         if self._kept is None:
             self._kept = event.kept
-        if event.prompt_logprobs is not None:
+        if gained.prompt_logprobs is not None:
             # Where they were taken already, an engine that began again tells them once more.
             if self._prompt_logprobs is not None:
-                self._prompt_logprobs += event.prompt_logprobs
+                self._prompt_logprobs += gained.prompt_logprobs
             # More of the prompt is to come; nothing is to wake for that.
-            if not event.tokens and event.finish is None:
+            if not gained.tokens and gained.ending is None:
                 return
-        if event.embedding is not None:
-            self._embedding = event.embedding
-        new = sample.unseen(event)
+        if gained.embedding is not None:
+            self._embedding = gained.embedding
+        new = sample.unseen(gained)
         if new is None:
             return
-        event = new
-        if event.tokens:
-            self.journal.tokens(len(event.tokens), totals)
-        sample.push(event)
-        if event.finish is not None:
+        if new.tokens:
+            self.journal.tokens(len(new.tokens), totals)
+        sample.push(new)
+        if new.ending is not None:
             self._unfinished -= 1
             if self.finished:
                 self.journal.end(totals)

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from penstock.core.plan import RowPlan, SampleResult
 from penstock.runtime.handles import StepTimes
-from penstock.runtime.rows import RowTable
+from penstock.runtime.rows import Row, RowTable
 from penstock.runtime.scoring import Scorer, with_scores
 from penstock.runtime.verifying import DraftVerifier
-from penstock.sampling.sampler import Place, Sampler, take
+from penstock.sampling.sampler import Sampler
 from penstock.stepping.gather import order_rows
 from penstock.stepping.model import Model
 from penstock.stepping.rows import StepRow
@@ -46,15 +46,21 @@ class Generator:
         return results
 
     def _choose(self, rows: Sequence[StepRow], logits: Tensor) -> list[SampleResult]:
+        """Results of the rows that sample; `logits` are in the order of `gather_batch`."""
         known = self._table.rows
-        places: list[Place] = []
+        chosen: list[Row] = []
+        places: list[int] = []
         end = 0
-        for row in rows:
-            end += row.logit_rows
-            for sample in row.plan.samples:
-                places.append(Place(known[sample].state, end - 1))
-        chosen = self._sampler.choose(logits, places) if places else ()
-        results = [take(place.row, one) for place, one in zip(places, chosen, strict=True)]
-        for result in results:
-            known[result.sequence].tokens += result.tokens
+        for step_row in rows:
+            end += step_row.logit_rows
+            for sample in step_row.plan.samples:
+                chosen.append(known[sample])
+                places.append(end - 1)
+        if not chosen:
+            return []
+        results = []
+        gains = self._sampler.sample(logits, [row.state for row in chosen], places)
+        for row, gained in zip(chosen, gains, strict=True):
+            row.tokens += gained.tokens
+            results.append(SampleResult(row.state.sequence, gained))
         return results

@@ -88,9 +88,9 @@ class Launcher:
         for (sequence, row), one in zip(step.sampled.items(), chosen, strict=True):
             if table.is_void(sequence):
                 continue
-            result = take(row.state, one)
-            row.tokens += result.tokens
-            if result.finish is not None:
+            gained = take(row.state, one)
+            row.tokens += gained.tokens
+            if gained.ending is not None:
                 table.make_void((sequence,))
-            results.append(result)
+            results.append(SampleResult(sequence, gained))
         return StepResult(step.plan.number, tuple(results), seconds, time.perf_counter() - over)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from penstock.core.errors import RowFailed
-from penstock.core.plan import RowPlan, SampleResult
+from penstock.core.plan import Gained, RowPlan, SampleResult, failed
 from penstock.runtime.pool import Pool
 from penstock.runtime.rows import RowTable
 from penstock.stepping.gather import order_rows
@@ -39,6 +39,6 @@ class Pooler:
 
 def _vector(sequence: int, pool: Pool) -> SampleResult:
     try:
-        return SampleResult(sequence, [], embedding=pool.vector())
+        return SampleResult(sequence, Gained([], embedding=pool.vector()))
     except RowFailed as failure:
-        return SampleResult(sequence, [], "error", error=failure.message)
+        return SampleResult(sequence, failed(failure.message))

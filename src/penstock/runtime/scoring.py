@@ -6,13 +6,13 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.core.errors import RowFailed
-from penstock.core.plan import RowPlan, SampleResult
+from penstock.core.plan import Gained, RowPlan, SampleResult, failed
 from penstock.runtime.rows import RowTable
 from penstock.sampling.sampler import Sampler
 from penstock.stepping.rows import StepRow
 
-Scores = dict[int, SampleResult]
-"""Results that have scores only, by sequence."""
+Scores = dict[int, Gained]
+"""What sequences have of scores, or why they have none."""
 
 
 class Scorer:
@@ -33,15 +33,15 @@ class Scorer:
                 scores[row.plan.sequence] = self._score(row.plan, logits[first : first + count])
         return scores
 
-    def _score(self, planned: RowPlan, logits: Tensor) -> SampleResult:
+    def _score(self, planned: RowPlan, logits: Tensor) -> Gained:
         """How likely the tokens behind the row's scored positions were, `logits` being these positions'."""
         row = self._table.rows[planned.sequence]
         first, end = planned.scored
         try:
             scores = self._sampler.score(logits, row.tokens[first + 1 : end + 1], row.state.params.prompt_logprobs or 0)
         except RowFailed as failure:
-            return SampleResult(planned.sequence, [], "error", error=failure.message)
-        return SampleResult(planned.sequence, [], prompt_logprobs=scores)
+            return failed(failure.message)
+        return Gained([], prompt_logprobs=scores)
 
 
 def with_scores(results: Sequence[SampleResult], scores: Scores) -> list[SampleResult]:
@@ -51,8 +51,8 @@ def with_scores(results: Sequence[SampleResult], scores: Scores) -> list[SampleR
         scored = left.pop(result.sequence, None)
         if scored is None:
             merged.append(result)
-        elif scored.finish is not None:
-            merged.append(scored)
+        elif scored.ending is not None:
+            merged.append(SampleResult(result.sequence, scored))
         else:
-            merged.append(replace(result, prompt_logprobs=scored.prompt_logprobs))
-    return [*merged, *left.values()]
+            merged.append(replace(result, gained=replace(result.gained, prompt_logprobs=scored.prompt_logprobs)))
+    return [*merged, *(SampleResult(sequence, gained) for sequence, gained in left.items())]

@@ -83,10 +83,11 @@ class DraftVerifier:
         if self._learner is not None:
             show(self._learner, rows, states[0], paths)
         for result in results:
-            if result.tokens:
-                self._table.rows[result.sequence].tokens += result.tokens
+            tokens = result.gained.tokens
+            if tokens:
+                self._table.rows[result.sequence].tokens += tokens
                 if self._learner is not None or result.sequence in drafts:
-                    self._proposer.observe(result.sequence, len(result.tokens))
+                    self._proposer.observe(result.sequence, len(tokens))
         return results
 
     def _asked(self, rows: Sequence[StepRow], drafts: Drafts) -> list[DraftedRow]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.core.choosing import Asked, Found
 from penstock.core.errors import NothingFits, RowFailed
-from penstock.core.plan import SampleResult, TokenLogprobs
+from penstock.core.plan import Ending, Gained, TokenLogprobs, failed
 from penstock.sampling.choice import Choice, Choose, ChosenFields, Masks, bits_of
 from penstock.sampling.distribution import Distribution, certain, distribution
 from penstock.sampling.logprobs import scored_token, token_logprobs
@@ -123,7 +123,7 @@ class Sampler:
         self._masks: Masks = np.empty((0, (vocab_size + 31) // 32), np.uint32)
         self._floats = torch.empty(0, vocab_size, dtype=torch.float32)
 
-    def sample(self, logits: Tensor, rows: Sequence[RowState], logit_index: Sequence[int]) -> list[SampleResult]:
+    def sample(self, logits: Tensor, rows: Sequence[RowState], logit_index: Sequence[int]) -> list[Gained]:
         """Choose one token for each row and advance the row's state.
 
         Args:
@@ -132,8 +132,8 @@ class Sampler:
             logit_index: for each row, which row of `logits` is its own; samples of one prompt may share one.
 
         Returns:
-            One result for each row, in order. Where a row's logits are not finite at their largest, or no token is
-            left, its result has finish "error" and its state stays as it was; the others are not affected.
+            What each row gained, in order. Where a row's logits are not finite at their largest, or no token is left,
+            it has ended with an error and its state stays as it was; the others are not affected.
         """
         chosen = self.choose(logits, [Place(row, index) for row, index in zip(rows, logit_index, strict=True)])
         return [take(row, one) for row, one in zip(rows, chosen, strict=True)]
@@ -325,10 +325,10 @@ def _is_chosen_there(row: RowState) -> bool:
     return not row.editing and row.grammar is None and not row.params.logprobs
 
 
-def take(row: RowState, chosen: ChosenFields | Failure) -> SampleResult:
+def take(row: RowState, chosen: ChosenFields | Failure) -> Gained:
     """Give the row the token that was chosen for it, or end it with what went wrong, its state being as it was."""
     if isinstance(chosen, Failure):
-        return _failed(row, chosen)
+        return _failed(chosen)
     token, _, logprob, top_tokens, top_logprobs = chosen
     logprobs = None
     if row.params.logprobs is not None:
@@ -336,13 +336,13 @@ def take(row: RowState, chosen: ChosenFields | Failure) -> SampleResult:
     try:
         finish, reason = row.advance(token)
     except NothingFits as failure:
-        return _failed(row, failure)
-    return SampleResult(row.sequence, [token], finish, reason, logprobs)
+        return _failed(failure)
+    return Gained([token], None if finish is None else Ending(finish, reason), logprobs)
 
 
-def _failed(row: RowState, failure: Failure) -> SampleResult:
+def _failed(failure: Failure) -> Gained:
     code = failure.code if isinstance(failure, NothingFits) else None
-    return SampleResult(row.sequence, [], "error", error=failure.message, code=code)
+    return failed(failure.message, code)
 
 
 def _nothing_fits(row: RowState, masks: Masks, mask: int) -> NothingFits:

@@ -165,14 +165,14 @@ class Depths:
 
     def judged(self, sequence: Sequence, answer: SampleResult | None, *, text_only: bool = False) -> int:
         """A sequence's drafts, if there were any, were verified; how many of them were right."""
-        if answer is None or not answer.tokens:
+        if answer is None or not answer.gained.tokens:
             return 0
         source, record = self._sources[text_only], sequence.record(text_only)
         for each in (record, source.common):
             each.there.add(bool(answer.drafted), 1)
         if not answer.drafted:
             return 0
-        right, strayed = len(answer.tokens) - 1, answer.strayed
+        right, strayed = len(answer.gained.tokens) - 1, answer.strayed
         request, sample = sequence.request.request_id, sequence.sample_index
         fact = Drafted(request, sample, answer.drafted, right, answer.beside, strayed)
         self._facts.append(fact)

@@ -14,7 +14,7 @@ from penstock.cache.swap import SwapSpace
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts, Wait
-from penstock.core.plan import FinishReason, SampleResult, StepPlan, StepResult
+from penstock.core.plan import Ending, Gained, SampleResult, StepPlan, StepResult, failed
 from penstock.core.request import Request
 from penstock.scheduler.admission import Limits, check_request
 from penstock.scheduler.budget import Allowances
@@ -29,6 +29,8 @@ from penstock.scheduler.sequence import NO_STAMP, Sequence
 from penstock.scheduler.totals import Totals
 
 _ORPHANED = "The computation of the prompt that this sample shares failed."
+NOTHING = Gained([])
+FULL = Ending("length")
 
 
 class Scheduler:
@@ -112,7 +114,7 @@ class Scheduler:
     def abort(self, request_id: int) -> list[SampleOutput]:
         """End all samples of a request now, wherever they are; its blocks are free once outstanding plans commit."""
         unfinished = [sequence for sequence in self._requests.get(request_id, []) if not sequence.finished]
-        return [output for sequence in unfinished for output in self._finish(sequence, "abort")]
+        return [output for sequence in unfinished for output in self._finish(sequence, Gained([], Ending("abort")))]
 
     @property
     def has_work(self) -> bool:
@@ -421,12 +423,12 @@ class Scheduler:
         for row in rows:
             if row.sequence.finished:
                 # Where it failed before it forked, its forks have nothing to go on from.
-                answers |= {fork.id: SampleResult(fork.id, [], "error", error=_ORPHANED) for fork in row.samples[1:]}
+                answers |= {fork.id: SampleResult(fork.id, failed(_ORPHANED)) for fork in row.samples[1:]}
             for sequence in row.samples:
                 sequence.in_flight -= 1
                 answer = answers.get(sequence.id)
                 if answer is not None and not sequence.finished:
-                    sequence.tokens.extend(answer.tokens)
+                    sequence.tokens.extend(answer.gained.tokens)
             if not result.failed:
                 self._advance(row, answers.get(row.sequence.id))
             if len(row.samples) > 1:
@@ -463,7 +465,7 @@ class Scheduler:
         if sequence.finished:
             return
         # The prefix cache must not have what was perhaps not computed.
-        if answer is not None and answer.finish == "error":
+        if answer is not None and answer.gained.finish_reason == "error":
             return
         if sequence.epoch != row.epoch:
             self._totals.computed(sequence, row.end, min(row.end, sequence.swapped_tokens))
@@ -497,22 +499,19 @@ class Scheduler:
 
         There is no answer to a row that neither samples nor scores. `end` is the position behind the row.
         """
-        finish = None
+        gained = NOTHING if answer is None else answer.gained
         if answer is not None:
-            self._totals.decode_tokens += len(answer.tokens)
-            self._waiting.charge(sequence, output=len(answer.tokens))
-            finish = answer.finish
+            self._totals.decode_tokens += len(gained.tokens)
+            self._waiting.charge(sequence, output=len(gained.tokens))
         # Where nothing is generated, the prompt's end is the output's.
         full = sequence.output_length >= sequence.max_tokens and end >= sequence.prompt_length
-        if finish is None and full:
-            finish = "length"
-        if finish is not None:
-            return self._finish(sequence, finish, answer)
-        return [] if answer is None else [sequence.output(None, answer)]
+        if full and gained.ending is None:
+            gained = replace(gained, ending=FULL)
+        if gained.ending is not None:
+            return self._finish(sequence, gained)
+        return [] if answer is None else [sequence.output(gained)]
 
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, answer: SampleResult | None = None
-    ) -> list[SampleOutput]:
+    def _finish(self, sequence: Sequence, gained: Gained) -> list[SampleOutput]:
         """End a sequence wherever it is: out of its queue, blocks given back, its row at the executor ended.
 
         Where it ends before its request has forked, the samples that will never be end with it.
@@ -532,13 +531,12 @@ class Scheduler:
             self._ended.append(sequence.id)
         del self._sequences[sequence.id]
         request = sequence.request
-        error, code = (None, None) if answer is None else (answer.error, answer.code)
         members = self._requests[request.request_id]
-        outputs = [sequence.output(reason, answer)]
+        outputs = [sequence.output(gained)]
         if all(member.finished for member in members):
             del self._requests[request.request_id]
             outputs += [
-                SampleOutput(request.request_id, index, [], reason, error=error, code=code)
+                SampleOutput(request.request_id, index, Gained([], gained.ending))
                 for index in range(len(members), request.sampling.n)
             ]
         return outputs

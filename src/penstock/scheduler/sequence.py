@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from penstock.cache.manager import SequenceBlocks
 from penstock.cache.swap import SwappedBlocks
 from penstock.core.events import KeptTokens, SampleOutput
-from penstock.core.plan import FinishReason, SampleResult
+from penstock.core.plan import Gained
 from penstock.core.request import BACKGROUND_PRIORITY, Request
 from penstock.scheduler.sources import Record
 
@@ -154,26 +154,12 @@ class Sequence:
             return count
         return min(count, max(self.reserved, self.extracted) + scores - self.reserved)
 
-    def output(self, finish: FinishReason | None, answer: SampleResult | None) -> SampleOutput:
+    def output(self, gained: Gained) -> SampleOutput:
         """The event that says what it gained by a step, or how it ended."""
         cached = None if self.reported else self.cached_tokens
         self.reported = True
-        tokens = answer.tokens if answer else []
         kept = None
         # With its first token, all of the prompt has been computed.
-        if self.request.keep and self.sample_index == 0 and 0 < self.output_length == len(tokens):
+        if self.request.keep and self.sample_index == 0 and 0 < self.output_length == len(gained.tokens):
             kept = KeptTokens(self.kept_before, self.kept_now)
-        return SampleOutput(
-            request_id=self.request.request_id,
-            sample_index=self.sample_index,
-            tokens=tokens,
-            finish=finish,
-            stop_reason=answer.stop_reason if answer else None,
-            logprobs=answer.logprobs if answer else None,
-            cached_tokens=cached,
-            error=answer.error if answer else None,
-            code=answer.code if answer else None,
-            prompt_logprobs=answer.prompt_logprobs if answer else None,
-            embedding=answer.embedding if answer else None,
-            kept=kept,
-        )
+        return SampleOutput(self.request.request_id, self.sample_index, gained, cached, kept)

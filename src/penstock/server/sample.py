@@ -48,9 +48,9 @@ class Sample:
             if self.finish is not None:
                 self.cut = self.cut and part.finish_reason is None
                 continue
-            if part.finish_reason is not None:
+            if part.ending is not None:
                 part.check()
-                self.finish, self.stop_reason = part.finish_reason, part.stop_reason
+                self.finish, self.stop_reason = part.ending.reason, part.ending.stop_reason
             self._count(part)
             yield part
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.core.errors import NothingFits, RowFailed
-from penstock.core.plan import SampleResult, TokenLogprobs
+from penstock.core.plan import Gained, SampleResult, TokenLogprobs
 from penstock.sampling.choice import ChosenFields
 from penstock.sampling.distribution import Distribution, certain
 from penstock.sampling.row import RowState
@@ -57,7 +57,7 @@ class DraftedRow:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     path: list[int] = field(default_factory=list)
-    newest: SampleResult | None = None
+    newest: Gained | None = None
 
     @property
     def at(self) -> int:
@@ -78,7 +78,7 @@ class DraftedRow:
     @property
     def goes_on(self) -> bool:
         """Whether it has got nothing yet, or drafts only, and has not ended."""
-        return self.newest is None or (self.newest.finish is None and len(self.path) == len(self.tokens))
+        return self.newest is None or (self.newest.ending is None and len(self.path) == len(self.tokens))
 
     def places(self) -> dict[int, Place]:
         """Where the next token is chosen, by the draft before it, and those behind that can be chosen at once."""
@@ -109,16 +109,15 @@ class DraftedRow:
         """All that it has got."""
         assert self.newest is not None, "each row gets a result"
         if not self.drafts:
-            return self.newest
+            return SampleResult(self.state.sequence, self.newest)
         drafted, likeliest = len(self.drafts), len(self.drafts)
         if self.parents is not None:
             likeliest = chain_length(self.parents)
         # A draft that ends the output counts as what is chosen behind drafts.
         strayed = sum(place >= likeliest for place in self.path[: len(self.tokens) - 1])
-        return replace(
-            self.newest,
-            tokens=self.tokens,
-            logprobs=self.logprobs or None,
+        return SampleResult(
+            self.state.sequence,
+            replace(self.newest, tokens=self.tokens, logprobs=self.logprobs or None),
             drafted=drafted,
             beside=drafted - likeliest,
             strayed=strayed,
@@ -149,8 +148,8 @@ def verify(
     """
     if not any(row.drafts for row in rows):
         # As below, without what only drafts need: in a large batch, that is a part of each step's time.
-        first = sampler.choose(logits, [Place(row.state, row.first, 0) for row in rows])
-        return [take(row.state, chosen) for row, chosen in zip(rows, first, strict=True)]
+        gains = sampler.sample(logits, [row.state for row in rows], [row.first for row in rows])
+        return [SampleResult(row.state.sequence, gained) for row, gained in zip(rows, gains, strict=True)]
     open_rows = list(rows)
     while open_rows:
         by_chance = [row for row in open_rows if rejects and row.is_judged]
