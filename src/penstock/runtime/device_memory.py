@@ -1,8 +1,6 @@
 """A GPU's memory: what is brought there without waiting, and what it means for a step that it ends."""
 
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -16,17 +14,13 @@ def brought(numbers: list[int] | list[list[int]], device: torch.device) -> Tenso
     return torch.tensor(numbers, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
-@contextmanager
-def memory_may_end() -> Iterator[None]:
-    """Around a step: raises StepOutOfMemory where no more memory is found on its device."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not memory_ended(error):
-            raise
-        # What the step has made so far is held by its frames, and the next step needs that memory.
-        traceback.clear_frames(error.__traceback__)
-        raise StepOutOfMemory(
-            "The GPU's memory ended while this step was computed, which others may have taken; send the request again, "
-            "or start the server with a smaller --kv-cache-memory, --max-num-seqs or --max-num-batched-tokens."
-        ) from error
+def raise_if_memory_ended(error: RuntimeError) -> None:
+    """Raises StepOutOfMemory where what went wrong with a step is that no more memory was found on its device."""
+    if not memory_ended(error):
+        return
+    # What the step has made so far is held by its frames, and the next step needs that memory.
+    traceback.clear_frames(error.__traceback__)
+    raise StepOutOfMemory(
+        "The GPU's memory ended while this step was computed, which others may have taken; send the request again, "
+        "or start the server with a smaller --kv-cache-memory, --max-num-seqs or --max-num-batched-tokens."
+    ) from error

@@ -6,10 +6,10 @@ are not known here yet: what the host does for one step is done while the device
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
-from penstock.runtime.device_memory import memory_may_end
+from penstock.runtime.device_memory import raise_if_memory_ended
 from penstock.runtime.generating import Generator
 from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepTimes
 from penstock.runtime.launching import Launcher
@@ -35,9 +35,10 @@ class ModelExecutor:
         self._verifier = None if drafting is None else DraftVerifier(table, choosing.sampler, drafting)
         self._generator = Generator(table, computing.model, choosing.sampler, self._verifier)
         self._pooler = Pooler(table, computing.encoder)
-        self._launcher = Launcher(table, computing.model, choosing.sampler)
+        # Tokens that are drafted have to be known here.
+        can_launch = choosing.sampler.is_elsewhere and drafting is None
+        self._launcher = Launcher(table, computing.model, choosing.sampler) if can_launch else None
 
-    @memory_may_end()
     def execute(self, plan: StepPlan) -> CompletedStep | PostponedStep | LaunchedStep:
         """Compute `plan`, or begin to, and return its handle. Handles are to be asked for their results in order.
 
@@ -47,44 +48,63 @@ class ModelExecutor:
         Raises StepOutOfMemory where a GPU's memory ended; then all of the plan's rows are to end, and others may go on.
         """
         started = time.perf_counter()
-        self._end(plan.end)
-        self._begin(plan.begin)
-        # Where an engine was interrupted, it has not asked for the results of what was launched before.
-        self._launcher.wait(leave=1)
-        # What is drafted has to be known here.
-        if self._verifier is None and self._launcher.can_launch(plan):
-            self._move_blocks(plan)
-            return self._launcher.launch(plan, started)
-        if self._launcher.is_busy:
-            return PostponedStep(lambda: self._complete(plan, time.perf_counter()))
-        return CompletedStep(self._complete(plan, started))
+        for sequence in plan.end:
+            self._end(sequence)
+        for begin in plan.begin:
+            self._begin(begin)
+        try:
+            if self._launcher is None:
+                return CompletedStep(self._complete(plan, plan.rows, started))
+            return self._launch(self._launcher, plan, started)
+        except RuntimeError as error:
+            raise_if_memory_ended(error)
+            raise
 
-    @memory_may_end()
-    def _complete(self, plan: StepPlan, started: float) -> StepResult:
-        """Compute the step from its copies to its tokens."""
-        self._launcher.wait()
+    def _launch(
+        self, launcher: Launcher, plan: StepPlan, started: float
+    ) -> CompletedStep | PostponedStep | LaunchedStep:
+        """Let the device compute the step, if it can."""
+        # Where an engine was interrupted, it has not asked for the results of what was launched before.
+        launcher.wait(leave=1)
+        if launcher.can_launch(plan):
+            self._move_blocks(plan)
+            return launcher.launch(plan, started)
+        if launcher.is_busy:
+            return PostponedStep(lambda: self._complete_behind(launcher, plan, time.perf_counter()))
+        return CompletedStep(self._complete_behind(launcher, plan, started))
+
+    def _complete_behind(self, launcher: Launcher, plan: StepPlan, started: float) -> StepResult:
+        """Compute a step here when the device has computed those before it."""
+        try:
+            launcher.wait()
+            return self._complete(plan, self.table.without_void(plan), started)
+        except RuntimeError as error:
+            raise_if_memory_ended(error)
+            raise
+
+    def _complete(self, plan: StepPlan, rows: Sequence[RowPlan], started: float) -> StepResult:
+        """Compute some rows of the step, from its copies to its tokens."""
         self._move_blocks(plan)
-        rows, times = self.table.without_void(plan), StepTimes()
+        times = StepTimes()
         samples = tuple(self._compute(rows, times)) if rows else ()
         return StepResult(plan.number, samples, time.perf_counter() - started, times.sampling, times.drafting)
 
-    def _end(self, sequences: Iterable[int]) -> None:
-        for sequence in sequences:
-            self.table.end(sequence)
-            if self._verifier is not None:
-                self._verifier.end(sequence)
+    def _end(self, sequence: int) -> None:
+        self.table.end(sequence)
+        if self._verifier is not None:
+            self._verifier.end(sequence)
 
-    def _begin(self, begins: Iterable[BeginRow]) -> None:
-        for begin in begins:
-            row = self.table.begin(begin)
-            if self._verifier is not None:
-                self._verifier.begin(begin.sequence, row, begin.cache_salt)
+    def _begin(self, begin: BeginRow) -> None:
+        row = self.table.begin(begin)
+        if self._verifier is not None:
+            self._verifier.begin(begin.sequence, row, begin.cache_salt)
 
     def _move_blocks(self, plan: StepPlan) -> None:
         if plan.swap_out or plan.swap_in:
             self._storage.swap(plan.swap_out, plan.swap_in)
-        for storage in self._storages:
-            storage.copy_blocks(plan.copies)
+        if plan.copies:
+            for storage in self._storages:
+                storage.copy_blocks(plan.copies)
 
     def _compute(self, rows: Sequence[RowPlan], times: StepTimes) -> list[SampleResult]:
         pooled = self.table.pooled

@@ -13,7 +13,7 @@ from penstock.runtime.verifying import DraftVerifier
 from penstock.sampling.sampler import Sampler
 from penstock.stepping.gather import order_rows
 from penstock.stepping.model import Model
-from penstock.stepping.rows import StepRow
+from penstock.stepping.rows import shares
 
 
 class Generator:
@@ -28,34 +28,29 @@ class Generator:
 
     def compute(self, planned: Sequence[RowPlan], times: StepTimes) -> list[SampleResult]:
         """Results of the rows that sample or score."""
-        table, verifier = self._table, self._verifier
-        table.place(planned)
-        if verifier is None:
-            rows = order_rows(table.step_rows(planned))
-            logits = self._model.run(table.gather(rows))
-            started = time.perf_counter()
-            results = self._choose(rows, logits)
-        else:
-            rows, drafts = verifier.lay_out(planned, times)
-            logits, *states = self._model.results(table.gather(rows))
-            started = time.perf_counter()
-            results = verifier.verify(rows, drafts, logits, states)
-        if any(row.scored[1] for row in planned):
-            results = with_scores(results, self._scorer.scores(rows, logits))
+        self._table.place(planned)
+        if self._verifier is not None:
+            return self._verify(self._verifier, planned, times)
+        plans = order_rows(planned)
+        logits = self._model.run(self._table.gather(plans, self._table.tables_of(plans)))
+        started = time.perf_counter()
+        results = self._scored(plans, logits, self._choose(plans, logits))
         times.sampling = time.perf_counter() - started
         return results
 
-    def _choose(self, rows: Sequence[StepRow], logits: Tensor) -> list[SampleResult]:
+    def _choose(self, plans: Sequence[RowPlan], logits: Tensor) -> list[SampleResult]:
         """Results of the rows that sample; `logits` are in the order of `gather_batch`."""
         known = self._table.rows
         chosen: list[Row] = []
         places: list[int] = []
         end = 0
-        for step_row in rows:
-            end += step_row.logit_rows
-            for sample in step_row.plan.samples:
+        for plan in plans:
+            first, last = plan.scored
+            end += last - first
+            for sample in plan.samples:
                 chosen.append(known[sample])
-                places.append(end - 1)
+                places.append(end)
+            end += bool(plan.samples)
         if not chosen:
             return []
         results = []
@@ -64,3 +59,19 @@ class Generator:
             row.tokens += gained.tokens
             results.append(SampleResult(row.state.sequence, gained))
         return results
+
+    def _verify(self, verifier: DraftVerifier, planned: Sequence[RowPlan], times: StepTimes) -> list[SampleResult]:
+        """The same with drafts."""
+        rows, drafts = verifier.lay_out(planned, times)
+        plans, tables = [row.plan for row in rows], [row.table for row in rows]
+        logits, *states = self._model.results(self._table.gather(plans, tables, shared=shares(rows)))
+        started = time.perf_counter()
+        results = self._scored(plans, logits, verifier.verify(rows, drafts, logits, states))
+        times.sampling = time.perf_counter() - started
+        return results
+
+    def _scored(self, plans: Sequence[RowPlan], logits: Tensor, results: list[SampleResult]) -> list[SampleResult]:
+        """The results with what rows score."""
+        if not any(plan.scored[1] for plan in plans):
+            return results
+        return with_scores(results, self._scorer.scores(plans, logits))

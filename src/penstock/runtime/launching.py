@@ -31,7 +31,7 @@ class Launcher:
     def can_launch(self, plan: StepPlan) -> bool:
         """Whether nothing of the step has to be known here before the next one is begun."""
         rows, sampler = self._table.rows, self._sampler
-        return sampler.is_elsewhere and all(
+        return all(
             row.scored[0] == row.scored[1]
             and row.sequence not in self._table.pooled
             and all(sampler.can_begin(rows[sample].state) for sample in row.samples)
@@ -41,13 +41,13 @@ class Launcher:
     def launch(self, plan: StepPlan, started: float) -> LaunchedStep:
         """Let the device compute the step behind the one that it computes now."""
         self._table.place(plan.rows)
-        rows = order_rows(self._table.step_rows(plan.rows))
+        rows = order_rows(plan.rows)
         carried = self._launched[-1].carried if self._launched else None
-        logits = self._model.run(self._table.gather(rows, carried))
+        logits = self._model.run(self._table.gather(rows, self._table.tables_of(rows), carried))
         sampled: dict[int, Row] = {}
         places: list[Place] = []
-        for logits_row, row in enumerate(row for row in rows if row.plan.samples):
-            for sample in row.plan.samples:
+        for logits_row, row in enumerate(row for row in rows if row.samples):
+            for sample in row.samples:
                 sampled[sample] = self._table.rows[sample]
                 ahead = int(carried is not None and sample in carried.places)
                 places.append(Place(sampled[sample].state, logits_row, ahead))

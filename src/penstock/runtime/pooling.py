@@ -24,7 +24,7 @@ class Pooler:
             self._encoder = self._make_encoder()
         self._table.place(planned)
         ordered = order_rows(planned)
-        states = self._encoder.run(self._table.gather(self._table.step_rows(ordered)))
+        states = self._encoder.run(self._table.gather(ordered, self._table.tables_of(ordered)))
         results = []
         place = 0
         for plan in ordered:

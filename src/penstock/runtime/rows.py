@@ -12,7 +12,6 @@ from penstock.kernels.batch import StepBatch
 from penstock.runtime.pool import Pool
 from penstock.sampling.row import RowState
 from penstock.stepping.gather import gather_batch
-from penstock.stepping.rows import StepRow, shares
 from penstock.stepping.storage import Blocks
 from penstock.stepping.tables import BlockTables
 
@@ -114,17 +113,18 @@ class RowTable:
             for storage in self._storages:
                 storage.clear_blocks(fresh)
 
-    def step_rows(self, planned: Sequence[RowPlan]) -> list[StepRow]:
-        """The rows of a step with their rows of the block tables, without drafts, in the same order."""
+    def tables_of(self, planned: Sequence[RowPlan]) -> list[int]:
+        """Each row's of the block tables."""
         rows = self.rows
-        return [StepRow(row, rows[row.sequence].table) for row in planned]
+        return [rows[row.sequence].table for row in planned]
 
-    def gather(self, rows: Sequence[StepRow], carried: Carried | None = None) -> StepBatch:
-        """The batch of the step's rows, or some of them, which are ordered.
+    def gather(
+        self, plans: Sequence[RowPlan], tables: list[int], carried: Carried | None = None, shared: Sequence[int] = ()
+    ) -> StepBatch:
+        """The batch of the step's rows, or some of them, which are ordered, with their rows of the block tables.
 
-        Tokens that are not known here yet are among those that are `carried`.
+        Tokens that are not known here yet are among those that are `carried`; `shared` is as in the batch.
         """
-        plans = [row.plan for row in rows]
         tokens: list[int] = []
         for planned in plans:
             tokens.extend(planned.tokens)
@@ -134,8 +134,7 @@ class RowTable:
                 tokens.append(-1 - carried.places[planned.sequence])
             else:
                 tokens.append(self.rows[planned.sequence].tokens[-1])
-        tables = [row.table for row in rows]
-        batch = gather_batch(plans, tokens, tables, self._tables, self._groups, shared=shares(rows))
+        batch = gather_batch(plans, tokens, tables, self._tables, self._groups, shared=shared)
         return batch if carried is None or min(tokens) >= 0 else dataclasses.replace(batch, carried=carried.tokens)
 
     def one_token(self) -> StepBatch:

@@ -9,7 +9,7 @@ from penstock.core.errors import RowFailed
 from penstock.core.plan import Gained, RowPlan, SampleResult, failed
 from penstock.runtime.rows import RowTable
 from penstock.sampling.sampler import Sampler
-from penstock.stepping.rows import StepRow
+from penstock.stepping.gather import num_logits
 
 Scores = dict[int, Gained]
 """What sequences have of scores, or why they have none."""
@@ -22,15 +22,15 @@ class Scorer:
         self._table = table
         self._sampler = sampler
 
-    def scores(self, rows: Sequence[StepRow], logits: Tensor) -> Scores:
+    def scores(self, plans: Sequence[RowPlan], logits: Tensor) -> Scores:
         """Those of all rows; `logits` are in the order of `gather_batch`."""
         scores: Scores = {}
         end = 0
-        for row in rows:
-            first, end = end, end + row.logit_rows
-            count = row.plan.scored[1] - row.plan.scored[0]
-            if count and row.before is None:
-                scores[row.plan.sequence] = self._score(row.plan, logits[first : first + count])
+        for plan in plans:
+            first, end = end, end + num_logits(plan)
+            count = plan.scored[1] - plan.scored[0]
+            if count:
+                scores[plan.sequence] = self._score(plan, logits[first : first + count])
         return scores
 
     def _score(self, planned: RowPlan, logits: Tensor) -> Gained:

@@ -53,6 +53,11 @@ def _logit_rows(rows: Sequence[RowPlan], ends: Sequence[int]) -> list[int]:
     return wanted
 
 
+def num_logits(row: RowPlan) -> int:
+    """How many of the row's tokens have logits, where it is not pooled."""
+    return row.scored[1] - row.scored[0] + (1 + row.draft_depth if row.samples else 0)
+
+
 def gather_batch(
     rows: Sequence[RowPlan],
     tokens: list[int],
