@@ -49,7 +49,7 @@ def run(core: EngineCore) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
     while core.has_work:
         for output in core.step():
-            assert output.gained.ending.error is None
+            assert output.gained.finish_reason != "error"
             tokens.setdefault(output.request_id, []).extend(output.gained.tokens)
     return tokens
 

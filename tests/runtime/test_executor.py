@@ -96,7 +96,7 @@ def test_blocks_are_swapped_before_they_are_copied_and_written(tmp_path: Path) -
             swap_in=(BlockSwap(5, 1),),
         )
     ).result()
-    assert len(result.samples[0].tokens) == 1 and not result.failed
+    assert len(result.samples[0].gained.tokens) == 1 and not result.failed
     for memory, expected in zip(blocks, before, strict=True):
         assert torch.equal(memory[5], expected) and torch.equal(memory[6], expected)
         assert not memory[3].any(), "what the next holder finds is cleared"

@@ -129,11 +129,11 @@ def _gpu(config: EngineConfig) -> Backend:
 
     notes = ("Triton interprets its kernels here, which is for tests of them.",) if INTERPRETED else ()
     return Backend(
-        implementations(place),
-        loaded,
-        lambda spec, blocks, swapped: DeviceKVStorage(spec, blocks, place.device, swapped),
-        chooser(place),
-        None if config.cache.wish is None else DeviceMemory(place.device),
-        sizes_for(limits.max_num_seqs),
-        notes,
+        implementations=implementations(place),
+        load=loaded,
+        storage=lambda spec, blocks, swapped: DeviceKVStorage(spec, blocks, place.device, swapped),
+        choose=chooser(place),
+        memory=None if config.cache.wish is None else DeviceMemory(place.device),
+        graph_sizes=sizes_for(limits.max_num_seqs),
+        notes=notes,
     )

@@ -122,7 +122,15 @@ def build_engine(
     notes = [shown(note) for note in notes]
     work = model_work(declaration, loaded.weights, spec)
     return BuiltEngine(
-        core, operations_done, declaration.vocab_size, tokenizer, budget.stages, notes, work, ceilings, settled
+        core=core,
+        progress=operations_done,
+        vocab_size=declaration.vocab_size,
+        tokenizer=tokenizer,
+        stages=budget.stages,
+        notes=notes,
+        work=work,
+        ceilings=ceilings,
+        settled=settled,
     )
 
 

@@ -113,7 +113,15 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     facts = _facts(path, checkpoint, declaration, gpu=gpu)
     config, reasons = resolve(options, facts, machine, drafts)
     found = (*checkpoint.found, *declaration.found, *told)
-    return Prepared(options, config, [*reasons, *found], checkpoint, declaration, facts.integers, found)
+    return Prepared(
+        options=options,
+        config=config,
+        reasons=[*reasons, *found],
+        checkpoint=checkpoint,
+        declaration=declaration,
+        integers=facts.integers,
+        found=found,
+    )
 
 
 def draft_model_of(options: EngineOptions) -> str | None:

@@ -59,7 +59,15 @@ def make_drafting(
     limits, most = config.scheduler, MOST_BRANCHES if config.scheduler.draft_width else 0
     # Behind the pool's blocks there are those of branches.
     branches = Branches(storage, tables, tables.num_groups, config.cache.num_blocks, limits.draft_depth, most)
-    proposer = _Maker(config, speculation, backend, target, weights, storage, tables).proposer()
+    proposer = _Maker(
+        config=config,
+        speculation=speculation,
+        backend=backend,
+        target=target,
+        weights=weights,
+        storage=storage,
+        tables=tables,
+    ).proposer()
     return Drafting(proposer, branches, speculation.rejects)
 
 

@@ -196,4 +196,13 @@ def figures_of(
     """What a time means: `size` bytes and `work` products and sums in it, the latter of `peak` GOP/s (0: of none)."""
     gigabytes, gigaoperations = size / seconds / 1e9, work / seconds / 1e9
     of_ceiling = max(gigabytes / ceilings.read, gigaoperations / peak if peak else 0.0)
-    return Figures(operation, case, format, rows, seconds * 1e6, gigabytes, gigaoperations, of_ceiling)
+    return Figures(
+        operation=operation,
+        case=case,
+        format=format,
+        rows=rows,
+        microseconds=seconds * 1e6,
+        gigabytes=gigabytes,
+        gigaoperations=gigaoperations,
+        of_ceiling=of_ceiling,
+    )

@@ -146,19 +146,19 @@ def _figures(
     cost = sum(did.draft for did in totals) / max(1, sum(did.steps for did in totals)) / max(1e-9, depth) / plain_step
     expected, speedup = theory(acceptance, depth, cost)
     return SpeculationFigures(
-        setting,
-        temperature,
-        batch,
-        acceptance,
-        depth,
-        1 + gained,
-        cost,
-        statistics.median(run.rate for _, run in pairs),
-        statistics.median(run.rate for run, _ in pairs),
-        statistics.median(run.rate / off.rate for off, run in pairs),
-        statistics.median(run.decoding_rate / max(1e-9, off.decoding_rate) for off, run in pairs),
-        expected,
-        speedup,
+        setting=setting,
+        temperature=temperature,
+        batch_size=batch,
+        acceptance=acceptance,
+        drafted=depth,
+        tokens_per_row=1 + gained,
+        cost=cost,
+        tokens_per_second=statistics.median(run.rate for _, run in pairs),
+        plain_tokens_per_second=statistics.median(run.rate for run, _ in pairs),
+        speedup=statistics.median(run.rate / off.rate for off, run in pairs),
+        decoding_speedup=statistics.median(run.decoding_rate / max(1e-9, off.decoding_rate) for off, run in pairs),
+        expected_tokens=expected,
+        expected_speedup=speedup,
     )
 
 

@@ -104,15 +104,15 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     def speculation(self) -> SpeculationOptions:
         """The options of speculative decoding, as one value."""
         return SpeculationOptions(
-            self.speculative,
-            self.speculative_depth,
-            self.draft_model,
-            self.draft_quantization,
-            self.speculative_layers,
-            self.speculative_acceptance,
-            self.chain_model,
-            self.speculative_width,
-            self.speculative_memory,
+            proposer=self.speculative,
+            depth=self.speculative_depth,
+            draft_model=self.draft_model,
+            draft_quantization=self.draft_quantization,
+            layers=self.speculative_layers,
+            acceptance=self.speculative_acceptance,
+            chain_model=self.chain_model,
+            width=self.speculative_width,
+            memory=self.speculative_memory,
         )
 
 

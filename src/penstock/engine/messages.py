@@ -233,8 +233,11 @@ def pack_outputs(
     prepared: Sequence[tuple[int, float]] = (),
 ) -> StepOutputs:
     """The outputs of a step, most of them as columns; see `StepOutputs`."""
+    request_ids: list[int] = []
+    sample_indices: list[int] = []
+    counts: list[int] = []
     tokens: list[int] = []
-    message = StepOutputs([], [], [], tokens, [], load, step, list(prepared))
+    others: list[tuple[int, SampleOutput]] = []
     for place, output in enumerate(outputs):
         gained = output.gained
         if (
@@ -245,13 +248,22 @@ def pack_outputs(
             or output.cached_tokens is not None
             or output.kept is not None
         ):
-            message.others.append((place, output))
+            others.append((place, output))
             continue
-        message.request_ids.append(output.request_id)
-        message.sample_indices.append(output.sample_index)
-        message.counts.append(len(gained.tokens))
+        request_ids.append(output.request_id)
+        sample_indices.append(output.sample_index)
+        counts.append(len(gained.tokens))
         tokens += gained.tokens
-    return message
+    return StepOutputs(
+        request_ids=request_ids,
+        sample_indices=sample_indices,
+        counts=counts,
+        tokens=tokens,
+        others=others,
+        load=load,
+        step=step,
+        prepared=list(prepared),
+    )
 
 
 def unpack_outputs(message: StepOutputs) -> list[SampleOutput]:

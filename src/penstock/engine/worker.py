@@ -206,14 +206,14 @@ def _start(connection: Connection, build: EngineBuilder) -> BuiltEngine:
     built = build(unpack_config(first.config), report)
     connection.send(
         Ready(
-            PROTOCOL_VERSION,
-            built.core.scheduler.limits,
-            built.vocab_size,
-            built.stages,
-            built.notes,
-            built.work,
-            built.ceilings,
-            built.settled,
+            version=PROTOCOL_VERSION,
+            limits=built.core.scheduler.limits,
+            vocab_size=built.vocab_size,
+            stages=built.stages,
+            notes=built.notes,
+            work=built.work,
+            ceilings=built.ceilings,
+            settled=built.settled,
         )
     )
     return built

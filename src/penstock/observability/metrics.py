@@ -145,16 +145,16 @@ class Metrics:
         for (_, outcome), count in self.requests.items():
             requests[outcome] += count
         return Sums(
-            requests,
-            dict(self.refused),
-            self.prompt_tokens,
-            self.generation_tokens,
-            self.judged,
-            self.good,
-            self.good_tokens,
-            {str(miss): count for miss, count in self.missed.items()},
-            self._totals(),
-            self._load(),
+            requests=requests,
+            refused=dict(self.refused),
+            prompt_tokens=self.prompt_tokens,
+            output_tokens=self.generation_tokens,
+            judged=self.judged,
+            good=self.good,
+            good_tokens=self.good_tokens,
+            missed={str(miss): count for miss, count in self.missed.items()},
+            steps=self._totals(),
+            load=self._load(),
         )
 
     def step(self, step: StepFacts) -> None:

@@ -76,14 +76,14 @@ def _described(index: int, driver: str) -> tuple[str, Gpu]:
             )
         )
     gpu = Gpu(
-        index,
-        str(pynvml.nvmlDeviceGetName(handle)),
-        (int(major), int(minor)),
-        int(memory.total),
-        int(memory.free),
-        driver,
-        ecc,
-        errors,
+        index=index,
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        capability=(int(major), int(minor)),
+        total_memory=int(memory.total),
+        free_memory=int(memory.free),
+        driver=driver,
+        ecc=ecc,
+        memory_errors=errors,
     )
     return str(pynvml.nvmlDeviceGetUUID(handle)), gpu
 

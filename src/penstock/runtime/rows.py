@@ -139,7 +139,8 @@ class RowTable:
 
     def one_token(self) -> StepBatch:
         """A token in a block that no sequence holds yet, for a step before there are sequences."""
-        return gather_batch([RowPlan(0, 0, 1, [0], None, (0,), ())], [0], [0], self._tables, self._groups)
+        row = RowPlan(sequence=0, start=0, count=1, tokens=[0], source=None, samples=(0,), blocks=())
+        return gather_batch([row], [0], [0], self._tables, self._groups)
 
     # Rows whose end is known here before the plans know it.
 

@@ -225,11 +225,21 @@ class Sampler:
         floats = self._as_floats(logits)
         # At temperature 0 the most likely token is chosen, whatever the seed, and its log probability is what the
         # others' follow from.
-        found = self._choose(
-            floats,
-            [Choice(row, -1, 0, 0.0, 0, 1.0, -math.inf, top, 0, 0, int(Purpose.TOKEN)) for row in range(len(tokens))],
-            self._masks[:0],
+        likeliest = Choice(
+            row=0,
+            mask=-1,
+            position=0,
+            temperature=0.0,
+            top_k=0,
+            top_p=1.0,
+            log_min_p=-math.inf,
+            logprobs=top,
+            seed=0,
+            sample_index=0,
+            purpose=int(Purpose.TOKEN),
         )
+        asked = [likeliest._replace(row=row) for row in range(len(tokens))]
+        found = self._choose(floats, asked, self._masks[:0])
         scores = []
         for row, token, (_, peak, logprob, top_tokens, top_logprobs) in zip(floats, tokens, found, strict=True):
             if not math.isfinite(peak):

@@ -118,4 +118,13 @@ class MedusaProposer:
 def _rows(count: int) -> StepBatch:
     """A step of `count` rows without tokens or a context."""
     ones, zeros = [1] * count, torch.zeros(count, dtype=torch.int64)
-    return StepBatch(zeros, zeros, ones, ones, count, torch.arange(count), (), 16)
+    return StepBatch(
+        token_ids=zeros,
+        positions=zeros,
+        query_lengths=ones,
+        context_lengths=ones,
+        num_decodes=count,
+        logit_rows=torch.arange(count),
+        block_tables=(),
+        block_size=16,
+    )

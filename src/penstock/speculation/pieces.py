@@ -45,6 +45,14 @@ def gather_pieces(
         tokens += piece.tokens
         if further is not None:
             logit_rows += range(len(tokens) - 1 - piece.guesses, len(tokens))
-    starts, counts = [piece.start for piece in rows], [len(piece.tokens) for piece in rows]
-    table_rows = [piece.table for piece in rows]
-    return make_batch(starts, counts, tokens, logit_rows, table_rows, tables, groups, further or 0), order
+    batch = make_batch(
+        starts=[piece.start for piece in rows],
+        counts=[len(piece.tokens) for piece in rows],
+        tokens=tokens,
+        logit_rows=logit_rows,
+        table_rows=[piece.table for piece in rows],
+        tables=tables,
+        groups=groups,
+        further=further or 0,
+    )
+    return batch, order

@@ -75,7 +75,17 @@ def gather_batch(
     counts = [row.count for row in rows]
     wanted = _logit_rows(rows, list(itertools.accumulate(counts)))
     starts = [row.start for row in rows]
-    return make_batch(starts, counts, tokens, wanted, table_rows, tables, groups, further, shared)
+    return make_batch(
+        starts=starts,
+        counts=counts,
+        tokens=tokens,
+        logit_rows=wanted,
+        table_rows=table_rows,
+        tables=tables,
+        groups=groups,
+        further=further,
+        shared=shared,
+    )
 
 
 def make_batch(

@@ -47,7 +47,14 @@ def _empty_batch(groups: int, block_size: int) -> StepBatch:
     """A batch of no rows, to be padded."""
     nothing = torch.empty(0, dtype=torch.int64)
     return StepBatch(
-        nothing, nothing, [], [], 0, nothing, (torch.empty((0, 1), dtype=torch.int32),) * groups, block_size
+        token_ids=nothing,
+        positions=nothing,
+        query_lengths=[],
+        context_lengths=[],
+        num_decodes=0,
+        logit_rows=nothing,
+        block_tables=(torch.empty((0, 1), dtype=torch.int32),) * groups,
+        block_size=block_size,
     )
 
 

@@ -120,7 +120,20 @@ def step_of(views: Sequence[Tensor], groups: int, queries: Sequence[int], longes
     tables, chunks = tuple(rest[:groups]), rest[groups:]
     found = {each: Tiles(chunks[2 * i], chunks[2 * i + 1]) for i, each in enumerate(queries)}
     decodes = Tiles(rows, firsts)
-    return DeviceStep(ids, positions, contexts, starts, added, wanted, tokens, owners, tables, decodes, found, longest)
+    return DeviceStep(
+        token_ids=ids,
+        positions=positions,
+        contexts=contexts,
+        starts=starts,
+        added=added,
+        wanted=wanted,
+        entry_tokens=tokens,
+        entry_rows=owners,
+        tables=tables,
+        decodes=decodes,
+        chunks=found,
+        longest=longest,
+    )
 
 
 def int32s_for(arrays: Sequence[Int32s]) -> int:

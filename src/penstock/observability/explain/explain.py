@@ -137,13 +137,13 @@ def _prefix(course: Course, text: Decode | None, *, operator: bool, private: boo
         missing = "unseen"
     asked = None if private else course.account.token_at(course.prompt, prefix)
     return PrefixAccount(
-        prefix.looked_up,
-        prefix.found,
-        missing,
-        prefix.position,
-        _token(asked, text),
-        _token(None if private else prefix.cached_token, text),
-        prefix.evicted_seconds,
+        looked_up=prefix.looked_up,
+        found=prefix.found,
+        missing=missing,
+        position=prefix.position,
+        asked=_token(asked, text),
+        cached=_token(None if private else prefix.cached_token, text),
+        evicted_seconds=prefix.evicted_seconds,
     )
 
 
@@ -161,15 +161,17 @@ def _decode(course: Course, figures: Figures) -> DecodeAccount | None:
     ceilings = figures.ceilings
     tokens = journal.output_tokens - 1
     return DecodeAccount(
-        tokens,
-        phase.seconds,
-        tokens / phase.seconds if phase.seconds else 0.0,
-        did.steps,
-        did.chunk_steps,
-        (did.seconds - did.chunk_seconds) / plain if plain else None,
-        did.rows / did.steps if did.steps else None,
-        rate,
-        ceilings.of_memory(did.bytes, did.seconds) if rate and ceilings is not None and ceilings.read else None,
-        journal.drafted_tokens,
-        journal.accepted_tokens,
+        tokens=tokens,
+        seconds=phase.seconds,
+        tokens_per_second=tokens / phase.seconds if phase.seconds else 0.0,
+        steps=did.steps,
+        prefill_steps=did.chunk_steps,
+        step_seconds=(did.seconds - did.chunk_seconds) / plain if plain else None,
+        mean_batch=did.rows / did.steps if did.steps else None,
+        bytes_per_second=rate,
+        memory_share=ceilings.of_memory(did.bytes, did.seconds)
+        if rate and ceilings is not None and ceilings.read
+        else None,
+        drafted_tokens=journal.drafted_tokens,
+        accepted_tokens=journal.accepted_tokens,
     )
