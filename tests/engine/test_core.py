@@ -9,6 +9,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.engine.core import EngineCore, StepHandle
 from penstock.scheduler.scheduler import Scheduler
 from support.elsewhere import Elsewhere, core_beside
+from support.endings import finish_of
 from support.scripted import ScriptedExecutor, expected_output, kv_spec
 from support.simulation import config, make_request, prompt
 
@@ -49,7 +50,7 @@ def run(core: EngineCore) -> dict[int, list[int]]:
     tokens: dict[int, list[int]] = {}
     while core.has_work:
         for output in core.step():
-            assert output.gained.finish_reason != "error"
+            assert finish_of(output.gained) != "error"
             tokens.setdefault(output.request_id, []).extend(output.gained.tokens)
     return tokens
 
@@ -64,7 +65,7 @@ def test_an_error_ends_the_requests_of_the_step_and_the_next_are_served() -> Non
     core.add(make_request(0, prompt(20), 3, n=2))
     core.add(make_request(1, prompt(9, 50), 3))
     outputs = core.step()
-    assert {(output.request_id, output.sample_index, output.gained.finish_reason) for output in outputs} == {
+    assert {(output.request_id, output.sample_index, finish_of(output.gained)) for output in outputs} == {
         (0, 0, "error"),
         (0, 1, "error"),
     }
@@ -82,7 +83,7 @@ def test_where_memory_ends_the_step_ends_and_the_engine_goes_on() -> None:
     core.add(make_request(0, prompt(20), 3))
     core.add(make_request(1, prompt(9, 50), 3))
     (output,) = core.step()
-    assert (output.request_id, output.gained.finish_reason, output.gained.ending.error) == (
+    assert (output.request_id, finish_of(output.gained), output.gained.ending.error) == (
         0,
         "error",
         "The GPU is full.",
@@ -120,7 +121,7 @@ def test_what_failed_is_not_in_the_prefix_cache() -> None:
     scheduler = Scheduler(config(max_num_seqs=1, budget=64), KVCache(SPEC, 40))
     core = EngineCore(scheduler, Failing(ScriptedExecutor(SPEC, 40), {0: RuntimeError("nothing was computed")}))
     core.add(make_request(0, prompt(20), 3))
-    assert [output.gained.finish_reason for output in core.step()] == ["error"]
+    assert [finish_of(output.gained) for output in core.step()] == ["error"]
     assert core.snapshot().blocks_cached == 0
     core.scheduler.check()
     core.add(make_request(1, prompt(20), 3))
@@ -195,7 +196,7 @@ def test_a_result_that_is_lost_ends_its_requests_and_their_rows_in_the_next_step
     core.add(make_request(1, prompt(9, 50), 3))
     (output,) = core.step()
     assert executor.events[-2:] == [("begin", 2), ("result", 1)], "both have a row in the step that is under way"
-    assert (output.request_id, output.gained.finish_reason) == (0, "error") and core.failure is not None
+    assert (output.request_id, finish_of(output.gained)) == (0, "error") and core.failure is not None
     core.scheduler.check()
     assert run(core) == {1: expected(9, 50)}
     assert core.snapshot().blocks_used == 0
@@ -206,9 +207,9 @@ def test_a_step_that_cannot_be_begun_is_told_after_those_before_it() -> None:
     core = core_beside(executor, max_num_seqs=3)
     core.add(make_request(0, prompt(9), 3))
     (first,) = core.step()
-    assert first.gained.finish_reason is None and len(first.gained.tokens) == 1 and core.failure is None
+    assert finish_of(first.gained) is None and len(first.gained.tokens) == 1 and core.failure is None
     (second,) = core.step()
-    assert (second.gained.finish_reason, second.gained.tokens) == ("error", []) and core.failure is not None
+    assert (finish_of(second.gained), second.gained.tokens) == ("error", []) and core.failure is not None
     assert executor.events == [("begin", 0), ("begin", 1), ("result", 0)], "nothing is begun behind it"
     core.add(make_request(1, prompt(9, 50), 3))
     assert run(core) == {1: expected(9, 50)}

@@ -11,6 +11,7 @@ from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.outputs import OutputChanged, RequestState
 from penstock.text.table import TokenTable
+from support.endings import finish_of
 from support.simulation import make_request
 
 
@@ -146,7 +147,7 @@ def test_a_delta_can_be_taken_apart_token_by_token() -> None:
     assert [part.text for part in parts] == ["a", "", "é", "", "ba"]
     assert [part.token_ids for part in parts] == [[0], [1], [2], [3], [0]]
     assert [part.logprobs for part in parts] == [[score(token)] for token in (0, 1, 2, 3, 0)]
-    assert [part.finish_reason for part in parts] == [None] * 4 + ["length"]
+    assert [finish_of(part) for part in parts] == [None] * 4 + ["length"]
     assert parts[0].by_token() == [parts[0]]
 
 
@@ -156,5 +157,5 @@ def test_the_end_goes_with_the_last_token() -> None:
     state.push(SampleOutput(0, 0, Gained([0, 1])))
     state.push(SampleOutput(0, 0, failed("It broke.")))
     first, last = state.take().deltas[0].by_token()
-    assert (first.text, first.finish_reason) == ("a", None)
+    assert (first.text, finish_of(first)) == ("a", None)
     assert (last.text, last.ending) == ("b", Ending("error", error="It broke."))

@@ -14,6 +14,7 @@ from penstock import LLM, Grammar, SamplingParams
 from penstock.core.request import Request
 from penstock.runtime.executor import ModelExecutor
 from support.checkpoints import make
+from support.endings import finish_of
 from support.lagging import LaggingDevice
 
 SIZES: dict[str, Any] = {"threads": 1, "max_model_len": 128, "max_num_seqs": 6, "speculative": "off"}
@@ -65,7 +66,7 @@ def outcome(llm: LLM, asked: Sequence[Asked], aborts: dict[int, int] | None = No
             state = found.setdefault((place[event.request_id], event.sample_index), [[], None, None, []])
             assert state[1] is None, "nothing comes after the end"
             state[0] += event.gained.tokens
-            state[1:3] = event.gained.finish_reason, event.gained.ending.stop_reason
+            state[1:3] = finish_of(event.gained), event.gained.ending.stop_reason
             state[3] += event.gained.prompt_logprobs or ()
         for index, tokens in (aborts or {}).items():
             if len(found.get((index, 0), [[]])[0]) >= tokens:
@@ -231,7 +232,7 @@ def test_a_row_that_has_ended_is_left_out_of_a_step_that_was_postponed(checkpoin
     core.add(other)
     # The third token ends the first request, in whose next step the second one comes in.
     (event,) = core.step()
-    assert (event.gained.tokens, event.gained.finish_reason) == ([tokens[2]], "stop") and len(
+    assert (event.gained.tokens, finish_of(event.gained)) == ([tokens[2]], "stop") and len(
         core._begun[0].plan.rows
     ) == 2
     events = []

@@ -22,6 +22,7 @@ from penstock.text.reasoning import Before, ReasoningParser, thought_rules
 from penstock.text.reasoning_limit import ReasoningLimit
 from penstock.text.stops import StopMatcher
 from penstock.text.table import TokenStream, TokenTable
+from support.endings import finish_of
 from support.schemas import random_schema
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -245,7 +246,7 @@ def test_nothing_left_is_said(grammars) -> None:
     assert run(grammars, [row], 1) == [([ord("x")], "stop")]
     sampler = Sampler(VOCABULARY, fill_masks=lambda matchers, masks: masks.fill(0))
     (result,) = sampler.sample(torch.zeros(1, VOCABULARY), [row_of(grammars, Grammar.choice(["x"]))], [0])
-    assert (result.finish_reason, result.ending.code) == ("error", NothingFits.code)
+    assert (finish_of(result), result.ending.code) == ("error", NothingFits.code)
     assert result.ending.error.startswith("grammar: nothing that fits can follow")
     # What the mask leaves, the model may never write.
     logits = torch.zeros(1, VOCABULARY)
@@ -254,7 +255,7 @@ def test_nothing_left_is_said(grammars) -> None:
         (result,) = Sampler(VOCABULARY, fill_masks=grammars.fill).sample(
             logits, [row_of(grammars, Grammar.choice(["x"]), **params)], [0]
         )
-        assert (result.finish_reason, result.ending.code) == ("error", NothingFits.code)
+        assert (finish_of(result), result.ending.code) == ("error", NothingFits.code)
         assert "logit_bias" in result.ending.error
 
 

@@ -9,6 +9,7 @@ from penstock.sampling.draw import perturbed
 from penstock.sampling.noise import Purpose, position_key
 from penstock.sampling.pipeline import Candidates, narrowing_steps
 from penstock.sampling.sampler import Sampler
+from support.endings import finish_of
 from support.sampling_rows import EOS, chi_square, make_row, make_samples
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -115,7 +116,7 @@ def test_broken_logits_fail_their_row_only(value, params):
     results = Sampler(VOCABULARY).sample(logits, rows, range(3))
     assert results[0] == healthy[0][0]
     assert results[2] == healthy[2][0]
-    assert (results[1].finish_reason, results[1].tokens, rows[1].position) == ("error", [], 0)
+    assert (finish_of(results[1]), results[1].tokens, rows[1].position) == ("error", [], 0)
     assert results[1].ending.error.startswith("The model computed")
 
 
@@ -123,7 +124,7 @@ def test_a_row_with_nothing_left_to_choose_fails():
     logits = torch.full((2, VOCABULARY), -float("inf"))
     logits[1, EOS] = 1.0
     results = Sampler(VOCABULARY).sample(logits, [make_row(0), make_row(1, min_tokens=1)], [0, 1])
-    assert [result.finish_reason for result in results] == ["error", "error"]
+    assert [finish_of(result) for result in results] == ["error", "error"]
     assert results[0].ending.error != results[1].ending.error
 
 
@@ -166,10 +167,10 @@ def test_min_tokens_keeps_the_row_going_and_stop_tokens_end_it():
     row = make_row(temperature=0.0, min_tokens=2, stop_token_ids=(9,))
     results = [Sampler(VOCABULARY).sample(logits, [row], [0])[0] for _ in range(3)]
     assert [result.tokens for result in results] == [[4], [4], [EOS]]
-    assert [result.finish_reason for result in results] == [None, None, "stop"]
+    assert [finish_of(result) for result in results] == [None, None, "stop"]
     row = make_row(temperature=0.0, stop_token_ids=(9,), logit_bias={EOS: -100.0})
     result = Sampler(VOCABULARY).sample(logits, [row], [0])[0]
-    assert (result.tokens, result.finish_reason, result.ending.stop_reason) == ([9], "stop", 9)
+    assert (result.tokens, finish_of(result), result.ending.stop_reason) == ([9], "stop", 9)
 
 
 @settings(max_examples=25)
@@ -203,7 +204,7 @@ def test_only_allowed_tokens_come_and_no_bad_words():
 def test_where_nothing_is_left_the_message_says_what_took_it():
     row = make_row(allowed_token_ids=(4, 5), bad_words_ids=[[4], [5, 5]])
     first, second = (Sampler(VOCABULARY).sample(logits_of(0, 1), [row], [0])[0] for _ in range(2))
-    assert first.tokens == [5] and (second.finish_reason, second.ending.code) == ("error", "nothing_fits")
+    assert first.tokens == [5] and (finish_of(second), second.ending.code) == ("error", "nothing_fits")
     assert "allowed_token_ids, bad_words" in second.ending.error
 
 

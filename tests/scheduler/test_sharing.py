@@ -4,6 +4,7 @@ import pytest
 
 from penstock.core.events import KeptTokens
 from penstock.core.request import KeptPrefix
+from support.endings import finish_of
 from support.simulation import Simulation, config, make_request, prompt, rows_of
 
 
@@ -169,7 +170,7 @@ def test_samples_that_never_were_fail_with_their_request() -> None:
     simulation.executor.failing.add(0)
     simulation.plan()
     events = simulation.commit()
-    assert [(event.sample_index, event.gained.finish_reason) for event in events] == [
+    assert [(event.sample_index, finish_of(event.gained)) for event in events] == [
         (index, "error") for index in range(3)
     ]
     assert events[0].gained.ending.error and {event.gained.ending.error for event in events} == {

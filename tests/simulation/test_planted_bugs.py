@@ -22,6 +22,7 @@ from penstock.server.health import HealthApi
 from penstock.server.messages.writer import MessagesWriter
 from penstock.server.service import Service
 from penstock.server.writer import ResponseWriter
+from support.endings import finish_of
 from support.world import run_world
 from support.world_engine import Broken
 
@@ -61,7 +62,7 @@ def lost_terminal_event(patch: pytest.MonkeyPatch) -> None:
 
     def lose(self: Scheduler, *arguments: Any) -> Any:
         outputs = commit(self, *arguments)
-        ends = [output for output in outputs if output.gained.finish_reason is not None]
+        ends = [output for output in outputs if finish_of(output.gained) is not None]
         return [output for output in outputs if output not in ends[1:2]]
 
     patch.setattr(Scheduler, "commit", lose)

@@ -15,6 +15,7 @@ from penstock.sampling.row import RowState
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.tree import chain_length, path_to
 from penstock.speculation.verifier import DraftedRow, verify
+from support.endings import finish_of
 from support.sampling_rows import EOS, make_row
 
 VOCABULARY = 40
@@ -100,7 +101,7 @@ def test_output_is_the_same_whatever_is_drafted(params: dict[str, Any], kind: st
     while len(found) < len(tokens):
         depth = luck.randint(0, 5)
         # What is not known cannot be compared with what comes behind the last draft.
-        known = tokens if expected[-1].finish_reason else tokens[:-1]
+        known = tokens if finish_of(expected[-1]) else tokens[:-1]
         ahead = known[len(found) : len(found) + depth]
         drafts = [token if luck.random() >= wrong else (token + 1) % VOCABULARY for token in ahead]
         logits = torch.stack([logits_behind(found + drafts[:count]) for count in range(len(drafts) + 1)])
@@ -108,11 +109,11 @@ def test_output_is_the_same_whatever_is_drafted(params: dict[str, Any], kind: st
         right = next((place for place, token in enumerate(drafts) if token != ahead[place]), len(drafts))
         # All that are right, and one behind them, unless one of these was the last.
         assert result.drafted == len(drafts) and len(result.gained.tokens) in (right, right + 1)
-        assert len(result.gained.tokens) == right + 1 or result.gained.finish_reason == "stop"
+        assert len(result.gained.tokens) == right + 1 or finish_of(result.gained) == "stop"
         found += result.gained.tokens
         scores += result.gained.logprobs or ()
-        finish, rounds = result.gained.finish_reason, rounds + 1
-    assert (found, scores, finish) == (tokens, logprobs, expected[-1].finish_reason)
+        finish, rounds = finish_of(result.gained), rounds + 1
+    assert (found, scores, finish) == (tokens, logprobs, finish_of(expected[-1]))
     assert wrong > 0.5 or rounds < len(tokens)
 
 
@@ -170,7 +171,7 @@ def strays(params: dict[str, Any], kind: str, seed: int, expected: list[Gained])
             node = children[node, ahead[behind]]
             behind += 1
         # Of what is not known, more may be right.
-        assert len(result.gained.tokens) == behind + 1 or behind == len(ahead) or result.gained.finish_reason
+        assert len(result.gained.tokens) == behind + 1 or behind == len(ahead) or finish_of(result.gained)
         assert [drafts[place] for place in asked.path] == result.gained.tokens[: len(asked.path)]
         assert result.drafted == len(drafts) and result.drafted - result.beside == chain_length(parents)
         before_last = asked.path[: len(result.gained.tokens) - 1]
@@ -178,9 +179,9 @@ def strays(params: dict[str, Any], kind: str, seed: int, expected: list[Gained])
         assert len(result.gained.tokens) - 1 - result.strayed >= 0
         found += result.gained.tokens
         scores += result.gained.logprobs or ()
-        strayed, finish = strayed + result.strayed, result.gained.finish_reason
+        strayed, finish = strayed + result.strayed, finish_of(result.gained)
     assert (found[: len(tokens)], scores[: len(logprobs)]) == (tokens, logprobs)
-    assert expected[-1].finish_reason is None or finish == expected[-1].finish_reason
+    assert finish_of(expected[-1]) is None or finish == finish_of(expected[-1])
     return strayed
 
 
@@ -204,7 +205,7 @@ def test_a_row_that_fails_behind_its_drafts_keeps_what_it_has_got() -> None:
     token = int(logits_behind([]).argmax())
     logits = torch.stack([logits_behind([]), torch.full((VOCABULARY,), float("nan"))])
     (result,) = verify(sampler, logits, [DraftedRow(row, 0, [token])])
-    assert (result.gained.tokens, result.gained.finish_reason) == ([token], "error") and "NaN" in (
+    assert (result.gained.tokens, finish_of(result.gained)) == ([token], "error") and "NaN" in (
         result.gained.ending.error or ""
     )
 

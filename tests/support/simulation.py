@@ -17,6 +17,7 @@ from penstock.core.sampling import SamplingParams
 from penstock.engine.core import failed_step
 from penstock.scheduler.scheduler import Scheduler
 from penstock.scheduler.sequence import Sequence
+from support.endings import finish_of
 from support.scripted import ScriptedExecutor, expected_output, expected_scores, expected_vector, kv_spec
 
 Sample = tuple[int, int]
@@ -214,7 +215,7 @@ class Simulation:
                 assert len(self.outputs[sample]) == len(gained.tokens), "scores come before a second token"
                 self.scores.setdefault(event.request_id, []).extend(gained.prompt_logprobs)
             if gained.embedding is not None:
-                assert gained.finish_reason == "length", "a vector is a request's last event"
+                assert finish_of(gained) == "length", "a vector is a request's last event"
                 self.vectors[event.request_id] = gained.embedding
             assert gained.tokens or gained.ending is not None or gained.prompt_logprobs, "an event says nothing"
             if event.kept is not None:

@@ -182,11 +182,6 @@ class Gained(msgspec.Struct, frozen=True, array_like=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None
 
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the output ended; None while it goes on."""
-        return None if self.ending is None else self.ending.reason
-
 
 def failed(message: str, code: str | None = None) -> Gained:
     """Nothing but an error."""

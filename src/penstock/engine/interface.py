@@ -7,7 +7,7 @@ import msgspec
 
 from penstock.core.ceilings import Ceilings
 from penstock.core.errors import EngineUnavailable, RowFailed, rebuild_error
-from penstock.core.events import KeptTokens, LoadSnapshot, RequestTimings
+from penstock.core.events import KeptTokens, LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
 from penstock.core.plan import Ending, FinishReason, Pooling, TokenLogprobs
 from penstock.core.request import EVERYBODY, KeptPrefix, Standing
@@ -82,7 +82,7 @@ class SampleDelta(msgspec.Struct):
 
 
 class RequestOutput(msgspec.Struct):
-    """One message about a request: deltas of at least one sample, and when the request arrived, began and ended.
+    """One message about a request: deltas of at least one sample.
 
     Attributes:
         prompt_logprobs: where asked for, an entry for each token of the prompt, None for the first; on the request's
@@ -90,7 +90,6 @@ class RequestOutput(msgspec.Struct):
         embedding: the vector of a request that asks for one, on its last output: float32 in the machine's order of
             bytes, of length 1.
         kept: from a request's first token on, what became of the prefixes of its prompt that it wants kept.
-        timings: when the request arrived, began and ended.
     """
 
     request_id: int
@@ -99,7 +98,6 @@ class RequestOutput(msgspec.Struct):
     cached_tokens: int
     seed: int
     finished: bool
-    timings: RequestTimings | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     embedding: bytes | None = None
     kept: KeptTokens | None = None

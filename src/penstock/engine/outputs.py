@@ -61,10 +61,11 @@ class _SampleState:
         count = len(again)
         self._seen += count
         # A row can fail in one engine only, and anywhere.
-        early = gained.finish_reason not in (None, "error") and self._seen < len(self._tokens)
+        ending = gained.ending
+        early = ending is not None and ending.reason != "error" and self._seen < len(self._tokens)
         if gained.tokens[:count] != again or early or (self.ended and len(gained.tokens) > count):
             raise OutputChanged
-        if self.ended or (count and count == len(gained.tokens) and gained.ending is None):
+        if self.ended or (count and count == len(gained.tokens) and ending is None):
             return None
         if not count:
             return gained
@@ -99,7 +100,7 @@ class _SampleState:
         for token in tokens[:-1]:
             delta.text += detokenizer.advance((token,), None)
             delta.ends.append(len(delta.text))
-        delta.text += detokenizer.advance(tokens[-1:], gained.finish_reason, by_token)
+        delta.text += detokenizer.advance(tokens[-1:], None if ending is None else ending.reason, by_token)
         if tokens:
             delta.ends.append(len(delta.text))
 
@@ -213,7 +214,6 @@ class RequestState:
             cached_tokens=self._cached_tokens or 0,
             seed=request.sampling.seed or 0,
             finished=self.finished,
-            timings=self.timings,
             prompt_logprobs=prompt_logprobs,
             embedding=self._embedding,
             kept=self._kept,

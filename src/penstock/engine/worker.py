@@ -295,7 +295,7 @@ class _Loop:
             messages = self._connection.receive(wait=wait, seconds=seconds)
         finally:
             self._record.any()
-        if resting and not messages and not self.busy:
+        if resting and wait and not messages:
             self._rested = not self._core.use_idle_time()
         return messages
 

@@ -465,7 +465,8 @@ class Scheduler:
         if sequence.finished:
             return
         # The prefix cache must not have what was perhaps not computed.
-        if answer is not None and answer.gained.finish_reason == "error":
+        ending = None if answer is None else answer.gained.ending
+        if ending is not None and ending.reason == "error":
             return
         if sequence.epoch != row.epoch:
             self._totals.computed(sequence, row.end, min(row.end, sequence.swapped_tokens))

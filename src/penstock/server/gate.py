@@ -47,7 +47,7 @@ class Pass:
         gate = self._gate
         load, now = gate.engine.load, _now()
         for delta in output.deltas:
-            ended = delta.finish_reason is not None
+            ended = delta.ending is not None
             gate.admission.gained(self._ticket, delta.index, len(delta.token_ids), load, now, ended=ended)
 
     def leave(self) -> None:

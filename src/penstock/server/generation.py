@@ -278,8 +278,8 @@ class GenerationResponse:
         tokens = 0
         for delta in output.deltas:
             tokens += len(delta.token_ids)
-            if delta.finish_reason is not None:
-                self._finished(delta.finish_reason)
+            if delta.ending is not None:
+                self._finished(delta.ending.reason)
         self._meter.tokens(tokens)
 
     def _measure_cut(self) -> None:

@@ -46,7 +46,7 @@ class Sample:
         """
         for part in delta.by_token() if self._bounded else (delta,):
             if self.finish is not None:
-                self.cut = self.cut and part.finish_reason is None
+                self.cut = self.cut and part.ending is None
                 continue
             if part.ending is not None:
                 part.check()

@@ -150,7 +150,7 @@ class ResponseWriter:
                 if choice.message is None:
                     choice.text.append(part.text)
                 else:
-                    choice.message.add(part.text, ended=part.finish_reason is not None)
+                    choice.message.add(part.text, ended=part.ending is not None)
                     self._end_if_done(choice, choice.message)
                 choice.token_ids += part.token_ids
                 choice.logprobs += part.logprobs or ()
@@ -251,7 +251,7 @@ class ResponseWriter:
 
     def _message_events(self, choice: _Choice, message: ChatMessage, delta: SampleDelta) -> list[bytes]:
         """The events of a chat's choice whose text is cut into pieces: one for each, the last with all that is new."""
-        parts = message.deltas(delta.text, ended=delta.finish_reason is not None)
+        parts = message.deltas(delta.text, ended=delta.ending is not None)
         self._end_if_done(choice, message)
         head = choice.prefix + b',"delta":{'
         if choice.started and choice.sample.finish is None and self._is_plain(choice, delta):
@@ -266,7 +266,7 @@ class ResponseWriter:
 
     def _is_plain(self, choice: _Choice, delta: SampleDelta) -> bool:
         """Whether an event says nothing beside its text."""
-        return delta.finish_reason is None and choice.logprob_writer is None and not self._job.return_token_ids
+        return delta.ending is None and choice.logprob_writer is None and not self._job.return_token_ids
 
     @staticmethod
     def _end_if_done(choice: _Choice, message: ChatMessage) -> None:

@@ -15,6 +15,7 @@ from penstock.sampling.pipeline import Floats
 from penstock.sampling.row import GrammarState, RowState
 from penstock.sampling.sampler import Sampler
 from support.device import DEVICE
+from support.endings import finish_of
 from support.sampling_rows import make_row
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -166,5 +167,5 @@ def test_what_breaks_a_row_is_told_on_either_side() -> None:
     logits[1, 3] = logits[2, 7] = torch.nan
     rows = [make_row(0), make_row(1), make_row(2, logprobs=2), make_row(3, presence_penalty=1.0)]
     found = Sampler(100, on_device=chooser(PLACE)).sample(logits.to(PLACE.device), rows, range(4))
-    assert [result.finish_reason for result in found] == [None, "error", "error", None]
+    assert [finish_of(result) for result in found] == [None, "error", "error", None]
     assert all("NaN" in str(result.ending.error) for result in found[1:3])
