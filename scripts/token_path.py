@@ -1,11 +1,11 @@
-"""Traces which functions of Penstock a request passes from HTTP to its first token, and a later token on its way back.
+"""Traces which functions of Penstock a request passes from HTTP to its first token, and each later token.
 
     python scripts/token_path.py [MODEL] [--list] [--requests 5] [-- OPTIONS OF SERVE]
 
 A server is started with the bundled model, and both of its processes are traced while it answers one request at a time.
-A function counts for the first token if it is called between the request and that token in each request, and for a
-later token if it is called between most pairs of tokens; so what else goes on does not count. Printed are the numbers
-of functions by room, and of calls, in which each resumption of a coroutine is one.
+On the way to the first token is what is called between each request and that token. What a later token passes is what
+a long answer calls more often than a short one, divided by the tokens that it has more. Printed are the numbers of
+functions by room, and for a later token those of calls, in which each resumption of a coroutine is one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ def _note(frame, event, _argument):
 threading.setprofile(_note)
 sys.setprofile(_note)
 """
-TOKENS = 12
+# Tokens of a short answer, and of a long one.
+SHORT, LONG = 8, 72
+# What is called less often for a token is called for something else: a block of tokens, a second, a message that waits.
+LEAST_CALLS = 0.25
 
 
 class Function(NamedTuple):
@@ -94,22 +97,12 @@ class Calls:
         return Counter(self._functions[bisect_left(self._times, first) : bisect_left(self._times, last)])
 
 
-def common(windows: Sequence[Counter[Function]], share: float) -> dict[Function, float]:
-    """The functions that are called in at least this share of the windows, with the mean of their calls."""
-    seen = Counter(function for window in windows for function in window)
-    return {
-        function: sum(window[function] for window in windows) / len(windows)
-        for function, count in seen.items()
-        if count >= share * len(windows)
-    }
-
-
-def ask(port: int, model: str) -> list[int]:
-    """Send a request; the times at which it was sent and at which each of its tokens came."""
+def ask(port: int, model: str, tokens: int) -> tuple[int, int, int]:
+    """Send a request for an answer of this length; when it was sent, when its first token came, and when it ended."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "Write a haiku about rain."}],
-        "max_tokens": TOKENS,
+        "max_tokens": tokens,
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
@@ -117,15 +110,17 @@ def ask(port: int, model: str) -> list[int]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection):
         connection.connect()
-        times = [time.monotonic_ns()]
+        sent, first = time.monotonic_ns(), 0
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
         if answer.status != 200:
             raise SystemExit(answer.read().decode())
         for line in answer:
-            if line.startswith(b'data: {"id"'):
-                times.append(time.monotonic_ns())
-    return times
+            if not first and line.startswith(b"data: "):
+                first = time.monotonic_ns()
+    # Both processes forget the request.
+    time.sleep(0.2)
+    return sent, first, time.monotonic_ns()
 
 
 @contextlib.contextmanager
@@ -163,7 +158,7 @@ def is_ready(port: int) -> bool:
 
 
 def trace(model: str, options: Sequence[str], requests: int) -> tuple[dict[Function, float], dict[Function, float]]:
-    """What a request passes to its first token, and a later token."""
+    """How often each function is called on the way to the first token, at least once; and for each later token."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "on").write_bytes(b"\0")
@@ -173,28 +168,29 @@ def trace(model: str, options: Sequence[str], requests: int) -> tuple[dict[Funct
             serving(model, options, folder) as port,
         ):
             # What is made ready once is not a part of each request's way.
-            for _ in range(2):
-                ask(port, model)
+            for tokens in (LONG, SHORT):
+                ask(port, model, tokens)
             tracing[0] = 1
-            answers = [ask(port, model) for _ in range(requests)]
+            answers = [(ask(port, model, SHORT), ask(port, model, LONG)) for _ in range(requests)]
             tracing[0] = 0
         calls = Calls(folder)
-    first = [calls.between(times[0], times[1]) for times in answers]
-    # The last event says how the answer ended.
-    pairs = [pair for times in answers for pair in zip(times[1:-2], times[2:-1], strict=True)]
-    return common(first, 1.0), common([calls.between(*pair) for pair in pairs], 0.5)
+    ways = [calls.between(sent, first) for answer in answers for sent, first, _ in answer]
+    whole = [[calls.between(sent, end) for sent, _, end in answer] for answer in answers]
+    short, long = (sum((answer[place] for answer in whole), Counter[Function]()) for place in (0, 1))
+    later = {function: (long[function] - short[function]) / requests / (LONG - SHORT) for function in long}
+    first = {function: 1.0 for function in ways[0] if all(function in way for way in ways)}
+    return first, {function: count for function, count in later.items() if count >= LEAST_CALLS}
 
 
-def tell(title: str, functions: dict[Function, float], *, each: bool) -> None:
+def tell(functions: dict[Function, float], *, calls: bool, each: bool) -> None:
     """Print how many functions there are in each room, and how often they are called."""
-    print(f"{title}: {len(functions)} functions, {sum(functions.values()):.0f} calls")
     rooms: dict[str, dict[Function, float]] = {}
     for function, count in functions.items():
         rooms.setdefault(function.room, {})[function] = count
-    for room, members in sorted(rooms.items(), key=lambda item: -len(item[1])):
-        print(f"  {room:<14} {len(members):>4} functions {sum(members.values()):>7.1f} calls")
-        for function in sorted(members) if each else ():
-            print(f"      {function.file}: {function.name} ({members[function]:.1f})")
+    for room, members in sorted(rooms.items(), key=lambda item: (-len(item[1]), item[0])):
+        print(f"  {room:<14} {len(members):>4} functions" + f" {sum(members.values()):>6.1f} calls" * calls)
+        for function in sorted(members, key=lambda each: each[1:]) if each else ():
+            print(f"      {function.file}: {function.name}" + f" ({members[function]:.1f})" * calls)
 
 
 def main() -> None:
@@ -206,8 +202,10 @@ def main() -> None:
     parser.add_argument("options", nargs="*", help="of penstock serve, behind --")
     asked = parser.parse_args()
     first, later = trace(asked.model, asked.options or ["--speculative", "off"], asked.requests)
-    tell("from a request to its first token", first, each=asked.list)
-    tell("from a token to the next", later, each=asked.list)
+    print(f"from a request to its first token: {len(first)} functions")
+    tell(first, calls=False, each=asked.list)
+    print(f"for each later token: {len(later)} functions, {sum(later.values()):.0f} calls")
+    tell(later, calls=True, each=asked.list)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,8 @@ def outcome(llm: LLM, asked: Sequence[Asked], aborts: dict[int, int] | None = No
             state = found.setdefault((place[event.request_id], event.sample_index), [[], None, None, []])
             assert state[1] is None, "nothing comes after the end"
             state[0] += event.gained.tokens
-            state[1:3] = finish_of(event.gained), event.gained.ending.stop_reason
+            ending = event.gained.ending
+            state[1:3] = (None, None) if ending is None else (ending.reason, ending.stop_reason)
             state[3] += event.gained.prompt_logprobs or ()
         for index, tokens in (aborts or {}).items():
             if len(found.get((index, 0), [[]])[0]) >= tokens:

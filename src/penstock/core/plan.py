@@ -184,7 +184,7 @@ class Gained(msgspec.Struct, frozen=True, array_like=True):
 
 
 def failed(message: str, code: str | None = None) -> Gained:
-    """Nothing but an error."""
+    """What a sample gains where something went wrong: no token, and an end that says why."""
     return Gained([], Ending("error", error=message, code=code))
 
 

@@ -267,7 +267,7 @@ def pack_outputs(
 
 
 def unpack_outputs(message: StepOutputs) -> list[SampleOutput]:
-    """All outputs, in order."""
+    """The outputs that `pack_outputs` was given, in the same order."""
     outputs = []
     start = 0
     for request_id, sample_index, count in zip(

@@ -32,7 +32,7 @@ class Generator:
         if self._verifier is not None:
             return self._verify(self._verifier, planned, times)
         plans = order_rows(planned)
-        logits = self._model.run(self._table.gather(plans, self._table.tables_of(plans)))
+        logits, *_ = self._model.results(self._table.gather(plans, self._table.tables_of(plans)))
         started = time.perf_counter()
         results = self._scored(plans, logits, self._choose(plans, logits))
         times.sampling = time.perf_counter() - started

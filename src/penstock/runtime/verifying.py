@@ -32,12 +32,12 @@ class DraftVerifier:
         self._rejects = drafting.rejects
 
     def begin(self, sequence: int, row: Row, salt: str) -> None:
-        """A sequence begins."""
+        """Tell the proposer of a new sequence, unless it becomes a vector."""
         if row.pool is None:
             self._proposer.begin(sequence, row.tokens, salt)
 
     def end(self, sequence: int) -> None:
-        """A sequence has ended."""
+        """Have the proposer forget a sequence that has ended."""
         self._proposer.forget(sequence)
 
     def lay_out(self, planned: Sequence[RowPlan], times: StepTimes) -> tuple[list[StepRow], Drafts]:
