@@ -42,7 +42,7 @@ class DraftVerifier:
 
     def lay_out(self, planned: Sequence[RowPlan], times: StepTimes) -> tuple[list[StepRow], Drafts]:
         """The rows of a step with their drafts, ordered, and the drafts that there is room for."""
-        tables = [self._table.rows[row.sequence].table for row in planned]
+        tables = self._table.tables_of(planned)
         return self._branches.lay_out(planned, tables, self._propose(planned, tables, times))
 
     def _propose(self, planned: Sequence[RowPlan], tables: Sequence[int], times: StepTimes) -> Drafts:
