@@ -166,7 +166,7 @@ class StepFacts(msgspec.Struct, frozen=True, array_like=True):
     @property
     def tokens(self) -> int:
         """Positions that the step computed: decodes, prompts and drafts."""
-        return self.decodes + self.chunk_tokens + self.drafted
+        return self.decodes + self.chunk_tokens + (self.drafted if self.drafts else 0)
 
     @property
     def seconds(self) -> float:
@@ -231,6 +231,8 @@ class StepTotals(msgspec.Struct, frozen=True):
     def add(self, step: StepFacts, work: tuple[int, int] = (0, 0)) -> "StepTotals":
         """With one step more; `work` is its bytes and operations."""
         seconds = step.seconds + step.send
+        # Most steps of most servers have no drafts.
+        drafted, accepted, beside = (step.drafted, step.accepted, step.beside) if step.drafts else (0, 0, 0)
         held = self.held
         if step.held is not None:
             place = WAITS.index(step.held)
@@ -248,15 +250,15 @@ class StepTotals(msgspec.Struct, frozen=True):
             decodes=self.decodes + step.decodes,
             chunk_tokens=self.chunk_tokens + step.chunk_tokens,
             sampled=self.sampled + step.sampled,
-            drafted=self.drafted + step.drafted,
-            accepted=self.accepted + step.accepted,
-            beside=self.beside + step.beside,
+            drafted=self.drafted + drafted,
+            accepted=self.accepted + accepted,
+            beside=self.beside + beside,
             context=self.context + step.context,
             bytes=self.bytes + work[0],
             operations=self.operations + work[1],
             chunk_steps=self.chunk_steps + (step.chunk_tokens > 0),
             chunk_seconds=self.chunk_seconds + (seconds if step.chunk_tokens else 0.0),
-            chunk_gained=self.chunk_gained + (step.sampled + step.accepted if step.chunk_tokens else 0),
+            chunk_gained=self.chunk_gained + (step.sampled + accepted if step.chunk_tokens else 0),
             preemptions=self.preemptions + len(step.preempted),
             swapped_out=self.swapped_out + step.swapped_out,
             swapped_in=self.swapped_in + step.swapped_in,
