@@ -13,8 +13,8 @@ from penstock.core.errors import ConfigurationError
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cpu import operations
 from penstock.kernels.cpu.native import OBSTACLE
-from penstock.kernels.cpu_torch import CPU_TORCH
 from penstock.kernels.reference import REFERENCE
+from penstock.kernels.torch.operations import CPU_TORCH
 from penstock.loading import packing
 
 

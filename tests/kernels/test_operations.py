@@ -8,10 +8,10 @@ import torch
 from penstock.kernels.cases import CASES as ALL
 from penstock.kernels.cases import Case
 from penstock.kernels.cpu.operations import NATIVE
-from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
+from penstock.kernels.torch.operations import CPU_TORCH, IMPLEMENTATIONS
 from support.operations import Bench, assert_rows_are_alone, obstacle
 from support.pairing import paired
 

@@ -7,10 +7,8 @@ import torch
 
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV
-from penstock.kernels.attention_plan import plan_attention
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cases import Case
-from penstock.kernels.cpu_torch import CPU_TORCH, IMPLEMENTATIONS
 from penstock.kernels.dispatch import Binding, Dispatcher
 from penstock.kernels.packing import PackedLinear, pack_linear, packing_obstacle
 from penstock.kernels.program import compile_program
@@ -18,6 +16,8 @@ from penstock.kernels.reference import REFERENCE
 from penstock.kernels.rope import RopeTable, inverse_frequencies
 from penstock.kernels.signature import Linear, RopeSpec, WeightRef
 from penstock.kernels.tape import Tape
+from penstock.kernels.torch.attention_plan import plan_attention
+from penstock.kernels.torch.operations import CPU_TORCH, IMPLEMENTATIONS
 from support.operations import Bench
 
 CASE = Case("projection", Linear(WeightRef("weight")), (8,), ((1, 1),) * 3, {"weight": (8, 8)})

@@ -12,10 +12,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.operations import kv_layout
-from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.program import compile_program
 from penstock.kernels.tape import Tape
+from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.weights import load_weights
 from penstock.models.heads import EagleHead, MedusaHeads, declare_heads, size_of

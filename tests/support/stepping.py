@@ -11,10 +11,10 @@ from torch import Tensor
 from penstock.core.kv import LayerKV, Plane, build_kv_spec
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.operations import NATIVE, kv_layout
-from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher, Implementation, KVLayout
 from penstock.kernels.kv_bytes import raw
 from penstock.kernels.program import Program, compile_program
+from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.packing import IN_OWN_PRECISION, Packing

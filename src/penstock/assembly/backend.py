@@ -13,8 +13,8 @@ from penstock.core.devices import memory_ended
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.kernels.cpu.native import OBSTACLE, native
-from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Implementation
+from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.device_packing import DevicePacking
 from penstock.loading.packed_cache import LoadedWeights

@@ -13,12 +13,12 @@ from penstock.assembly.storage import storage_for
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.signature import WeightRef
 from penstock.kernels.tape import Tape, Value
+from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from penstock.layers.decoder import DecoderBlock
 from penstock.models.declaration import ModelDeclaration
 from penstock.runtime.storage import KVStorage

@@ -9,13 +9,13 @@ from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu.weights import pack_dense
-from penstock.kernels.cpu_torch import IMPLEMENTATIONS
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import WeightRef
 from penstock.kernels.tape import Tape
+from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from support.stepping import ShuffledStorage
 
 if OBSTACLE is not None:

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.kernels.cpu.operations import NATIVE
-from penstock.kernels.cpu_attention import ATTENTION
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, overwrites_input
 from penstock.kernels.packing import PackedLinear, packing_obstacle
 from penstock.kernels.reference import REFERENCE, takes_plain
@@ -25,6 +24,7 @@ from penstock.kernels.signature import (
     SoftCap,
     WriteKV,
 )
+from penstock.kernels.torch.attention import ATTENTION
 
 # Up to this width, one fused pass over twice the columns costs less than several over them.
 _MIRRORED_WIDTH = 1024

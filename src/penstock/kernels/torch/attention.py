@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.attention_plan import FUSED_ROWS, DecodeBucket, LongRow, plan_attention
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, KVPlanes, StepState
 from penstock.kernels.signature import Attention
+from penstock.kernels.torch.attention_plan import FUSED_ROWS, DecodeBucket, LongRow, plan_attention
 
 # Up to this many columns of keys, multiplying with zeros costs less than making each head's keys contiguous.
 _BLOCK_DIAGONAL_WIDTH = 128

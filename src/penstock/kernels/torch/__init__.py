@@ -1,0 +1,1 @@
+"""Kernels in torch: what a CPU runs where the native kernels cannot."""
