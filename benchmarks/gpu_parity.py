@@ -15,7 +15,7 @@ import reporting
 import torch
 
 from penstock import LLM, SamplingParams
-from penstock.assembly.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations
+from penstock.compression.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations
 from penstock.core.config import EngineOptions
 
 SAME_TOP, KL = 0.99, 1e-3

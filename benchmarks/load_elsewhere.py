@@ -24,7 +24,7 @@ from serving import PENSTOCK
 from torch import Tensor
 
 from penstock.assembly.prepare import prepare
-from penstock.assembly.scoring import COMPARISON_SEED, Scorer, conversations
+from penstock.compression.scoring import COMPARISON_SEED, Scorer, conversations
 from penstock.core.config import EngineOptions
 from penstock.loading.gguf_model import FAMILIES, name_in_file
 from penstock.loading.quantized import Entry, QuantizedEntry

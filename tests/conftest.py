@@ -87,7 +87,7 @@ LONGEST = (
     "kernels/cuda/test_compiles.py",
     "cli/test_cli.py",
     "kernels/cuda/test_graphs.py",
-    "assembly/test_quantize.py",
+    "compression/test_quantize.py",
     "engine/test_supervision.py",
     "kernels/cpu/test_native.py",
     "end_to_end/test_batches_killed.py",

@@ -8,8 +8,8 @@ from subprocess import CompletedProcess
 import pytest
 import torch
 
-from penstock.assembly.scoring import Scorer
 from penstock.cli.quantize import Source, run_quantize
+from penstock.compression.scoring import Scorer
 from penstock.core.config import EngineOptions
 from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.quantization.recipe import make_recipe

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.assembly.backend import Backend, Storage, backend_of
-from penstock.assembly.end_tokens import end_tokens
 from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.rehearsal import measure
 from penstock.assembly.speculation import STATES, make_drafting
-from penstock.assembly.tokenizers import tokenizer_in
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
@@ -27,7 +25,9 @@ from penstock.kernels.program import Program, compile_program
 from penstock.kernels.progress import operations_done
 from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
+from penstock.loading.end_tokens import end_tokens
 from penstock.loading.fitting import model_of
+from penstock.loading.tokenizers import tokenizer_in
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.parts import Choosing, Computing, ExecutorParts
 from penstock.runtime.row_states import RowStates

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.assembly.end_tokens import EndTokens, end_tokens
-from penstock.assembly.tokenizers import has_tokenizer, tokenizer_in
 from penstock.bundled.registry import DRAFTS, find_bundled
 from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, ModelFacts, Reason
 from penstock.core.devices import Gpu, resolve_device
@@ -18,10 +16,12 @@ from penstock.engine.interface import ModelInfo
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.cache_folder import default_folder
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
+from penstock.loading.end_tokens import EndTokens, end_tokens
 from penstock.loading.fitting import model_of
 from penstock.loading.gguf import SUFFIX, is_gguf
 from penstock.loading.hub import resolve_model
 from penstock.loading.integers import fp8_numbers, kept_integers
+from penstock.loading.tokenizers import has_tokenizer, tokenizer_in
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import MedusaHeads, declare_heads, size_of
 from penstock.runtime.gpus import find_gpus

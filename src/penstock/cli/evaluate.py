@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from penstock.assembly.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations, windows
 from penstock.bench.answers import FEWEST_ANSWERS, is_worse
 from penstock.bench.drawing import check_plots
 from penstock.bench.quality_plot import draw_quality
 from penstock.cli.files import check_writable, json_bytes, read_text
 from penstock.cli.serving_figures import Asked, Served, served_figures
+from penstock.compression.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations, windows
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.quantization.quality import Comparison, Estimate, Quality

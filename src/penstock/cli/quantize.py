@@ -8,10 +8,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from penstock.assembly.backend import use_processor
 from penstock.assembly.prepare import prepare
-from penstock.assembly.quantize import Done, Measured, check, quantize_model
-from penstock.assembly.quantized_block import matrices
-from penstock.assembly.scoring import CALIBRATION_SEED, conversations, windows
 from penstock.cli.files import read_text
+from penstock.compression.block import matrices
+from penstock.compression.quantize import Done, Measured, check, quantize_model
+from penstock.compression.scoring import CALIBRATION_SEED, conversations, windows
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.loading.checkpoint import Checkpoint

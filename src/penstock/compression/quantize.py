@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.assembly.calibration import BlockRunner
-from penstock.assembly.gguf_output import check_file, describe, parts_of, write_file
-from penstock.assembly.quantized_block import Watch, grid_of, matrices, quantized_block
-from penstock.assembly.quantized_files import Output
-from penstock.assembly.sensitivity import sensitivities
+from penstock.compression.block import Watch, grid_of, matrices, quantized_block
+from penstock.compression.calibration import BlockRunner
+from penstock.compression.files import Output
+from penstock.compression.gguf_output import check_file, describe, parts_of, write_file
+from penstock.compression.sensitivity import sensitivities
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.packing import Weight
 from penstock.layers.decoder import DecoderBlock

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from penstock.assembly.calibration import BlockRunner
-from penstock.assembly.quantized_block import Watch, matrices, rounded
+from penstock.compression.block import Watch, matrices, rounded
+from penstock.compression.calibration import BlockRunner
 from penstock.kernels.packing import Weight
 from penstock.loading.packing import IN_OWN_PRECISION
 from penstock.loading.quantized import Entry

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.assembly.end_tokens import EndTokens
 from penstock.assembly.prepare import prepare
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ModelFileError
+from penstock.loading.end_tokens import EndTokens
 from support.checkpoints import EOS, VOCAB_SIZE, make
 from support.gguf_files import write_gguf
 

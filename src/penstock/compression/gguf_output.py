@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.assembly.end_tokens import end_tokens
-from penstock.assembly.quantized_files import PARTIAL, Output, replace_file
+from penstock.compression.files import PARTIAL, Output, replace_file
 from penstock.core.errors import ConfigurationError, ModelFileError, TokenizerError, UnsupportedModel
 from penstock.core.text_files import shown
 from penstock.kernels.signature import HeadLayout, LinearRope, Llama3Rope, RopeSpec
 from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.end_tokens import end_tokens
 from penstock.loading.gguf import PLAIN, SUFFIX, GgufFile
 from penstock.loading.gguf_model import FAMILIES, ROPE_FACTORS, config_of, llama3_divisors, name_in_file
 from penstock.loading.gguf_writer import NamedTensor, write_gguf

@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
-from penstock.assembly.quantize import Done, Measured, check, quantize_model
-from penstock.assembly.quantized_block import matrices
-from penstock.assembly.quantized_files import STATE
-from penstock.assembly.scoring import CALIBRATION_SEED, COMPARISON_SEED, ScoredText, Scorer, conversations
+from penstock.compression.block import matrices
+from penstock.compression.files import STATE
+from penstock.compression.quantize import Done, Measured, check, quantize_model
+from penstock.compression.scoring import CALIBRATION_SEED, COMPARISON_SEED, ScoredText, Scorer, conversations
 from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.kernels.cpu.native import OBSTACLE

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from penstock.assembly.folding import fold, folds
+from penstock.compression.folding import fold, folds
 from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.weights import WeightSpec

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from penstock.assembly.backend import backend_of
 from penstock.assembly.prepare import prepare
-from penstock.assembly.tokenizers import tokenizer_in
 from penstock.bundled.corpus.generator import calibration
 from penstock.core.config import BLOCK_SIZE, EngineOptions
 from penstock.core.errors import ConfigurationError, RequestError, TokenizerError
@@ -19,6 +18,7 @@ from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight, tensors_of
 from penstock.kernels.program import compile_program
+from penstock.loading.tokenizers import tokenizer_in
 from penstock.runtime.storage import TORCH_DTYPES
 from penstock.text.chat_template import ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from penstock.assembly.folding import Fold, fold, folds
 from penstock.assembly.prepare import prepare
+from penstock.compression.folding import Fold, fold, folds
 from penstock.core.config import EngineOptions
 from support import checkpoints
 from support.stepping import all_logits, make_stepper

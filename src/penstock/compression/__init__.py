@@ -1,0 +1,1 @@
+"""Makes smaller checkpoints of models, and scores what that costs."""
