@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from penstock.assembly import build
 from penstock.assembly.prepare import prepare
+from penstock.configuration.pool_size import MemoryReading
 from penstock.core.config import EngineConfig, EngineOptions, PoolWish
 from penstock.core.errors import InsufficientMemory
-from penstock.core.pool_size import MemoryReading
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cuda import memory
 from support.checkpoints import make

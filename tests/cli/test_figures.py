@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.core.slo import Slo
+from penstock.configuration.slo import Slo
 from penstock.observability.settings import AIM, FigureOptions
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.configuration.slo import Slo
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
-from penstock.core.slo import Slo
 from penstock.observability.definitions import DEFINITIONS, SECTIONS, TRACES, as_markdown
 from penstock.observability.exposition import exposition
 from penstock.observability.metrics import Metrics

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
+from penstock.configuration.slo import Slo
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import Admission as Admitted
 from penstock.core.facts import PrefixFound, StepFacts, StepTotals
-from penstock.core.slo import Slo
 from penstock.engine.interface import SampleDelta
 from penstock.engine.journal import Journal, Mark
 from penstock.observability.metrics import Metrics, Outcome

@@ -13,8 +13,8 @@ from penstock.assembly.speculation import STATES, make_drafting
 from penstock.assembly.work import model_work
 from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
+from penstock.configuration.pool_size import fit_pool
 from penstock.core.config import EngineConfig, Reason
-from penstock.core.pool_size import fit_pool
 from penstock.core.speculation import blocks_of_branches
 from penstock.core.text_files import shown
 from penstock.engine.core import EngineCore

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 
 from penstock.bundled.registry import DRAFTS, find_bundled
+from penstock.configuration.resolve import resolve
 from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, ModelFacts, Reason
 from penstock.core.devices import Gpu, resolve_device
 from penstock.core.errors import TokenizerError
-from penstock.core.resolve import resolve
 from penstock.core.text_files import shown
 from penstock.engine.interface import ModelInfo
 from penstock.kernels.cpu.native import OBSTACLE

@@ -33,8 +33,8 @@ from penstock.cli.files import check_writable
 from penstock.cli.keys import VARIABLE
 from penstock.cli.load_options import Endpoint, LoadOptions, OutputOptions, Prompts, RequestOptions, WorkloadOptions
 from penstock.cli.options import parse_batch_sizes, parse_seconds
+from penstock.configuration.slo import parse_slo
 from penstock.core.errors import ConfigurationError
-from penstock.core.slo import parse_slo
 
 _REQUESTS = 200
 _LENGTH = "128"

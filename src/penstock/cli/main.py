@@ -97,7 +97,7 @@ def serve(
     from penstock.cli.log_format import set_up_logging
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.cli.serve import ServeOptions, run_serve
-    from penstock.core.slo import parse_slo
+    from penstock.configuration.slo import parse_slo
     from penstock.observability.settings import FigureOptions
     from penstock.observability.tracing import check_endpoint
     from penstock.server.limits import LimitOptions

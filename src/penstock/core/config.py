@@ -161,7 +161,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
 
 
 class PoolWish(msgspec.Struct, frozen=True):
-    """What a KV pool is to be whose size follows from a measured step (`core.pool_size`).
+    """What a KV pool is to be whose size follows from a measured step (`configuration.pool_size`).
 
     Attributes:
         memory: bytes that were asked for; None: a share of what is left.

@@ -11,10 +11,10 @@ from typing import Literal, get_args
 
 import msgspec
 
+from penstock.configuration.slo import Figure, Slo
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals, Wait
 from penstock.core.plan import FinishReason
-from penstock.core.slo import Figure, Slo
 from penstock.engine.interface import SampleDelta
 from penstock.engine.journal import Journal
 from penstock.observability.histogram import SECONDS, Histogram

@@ -4,9 +4,9 @@ import math
 
 import msgspec
 
+from penstock.configuration.slo import Slo
 from penstock.core.config import LONGEST_TARGET_ITL, EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
-from penstock.core.slo import Slo
 from penstock.observability.stats import Settings
 
 _MOST_COST = 1e9

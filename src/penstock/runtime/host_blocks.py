@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from penstock.configuration.swapping import STAGED_BYTES
 from penstock.core.errors import InsufficientMemory
 from penstock.core.plan import BlockSwap
-from penstock.core.swapping import STAGED_BYTES
 from penstock.runtime.device_memory import brought
 
 _WORD = torch.int64

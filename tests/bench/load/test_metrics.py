@@ -10,7 +10,7 @@ from penstock.bench.load.arrivals import Arrivals, Closed, Open
 from penstock.bench.load.metrics import distribution, in_flight, is_good, percentile, summarize
 from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.run import Run
-from penstock.core.slo import Slo
+from penstock.configuration.slo import Slo
 
 CLOSED = Closed(4)
 

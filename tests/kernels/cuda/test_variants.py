@@ -15,9 +15,9 @@ if torch.cuda.is_available():
 
 from penstock.assembly import build
 from penstock.assembly.prepare import prepare
+from penstock.configuration.pool_size import MemoryReading
 from penstock.core.config import EngineOptions, PoolWish
 from penstock.core.plan import Pooling
-from penstock.core.pool_size import MemoryReading
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.core import EngineCore

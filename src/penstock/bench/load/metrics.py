@@ -13,7 +13,7 @@ from penstock.bench.load.arrivals import Arrivals, Open
 from penstock.bench.load.outcome import End, Outcome
 from penstock.bench.load.run import Run, is_violation
 from penstock.bench.load.saturation import keeps_up
-from penstock.core.slo import Figure, Slo
+from penstock.configuration.slo import Figure, Slo
 
 # Share of the requests that have to be within the limits for a rate to meet them.
 MET_AT = 0.99

@@ -6,8 +6,8 @@ import msgspec
 
 from penstock.bench.load.arrivals import Arrivals, Closed, Open, Replay, check_arrivals
 from penstock.bench.load.workload import Shape
+from penstock.configuration.slo import Slo
 from penstock.core.errors import ConfigurationError
-from penstock.core.slo import Slo
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

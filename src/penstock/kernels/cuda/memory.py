@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from penstock.core.pool_size import MemoryReading
+from penstock.configuration.pool_size import MemoryReading
 
 
 class DeviceMemory:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from penstock.configuration.slo import Slo, parse_slo
 from penstock.core.errors import ConfigurationError
-from penstock.core.slo import Slo, parse_slo
 
 
 def test_service_levels_as_they_are_written() -> None:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from penstock.configuration.resolve import resolve
 from penstock.core.config import EngineConfig, EngineOptions, MachineFacts, ModelFacts, Reason
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
-from penstock.core.resolve import resolve
 
 GIB = 2**30
 MODEL = ModelFacts("/model", "bfloat16", 10**8, 10**8, 10**8, 0, 4096, (LayerKV(8, 64),) * 16)

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from penstock.configuration.pool_size import MemoryReading, StepMemory, fit_pool, graphs_bytes, longest_context
+from penstock.configuration.resolve import resolve
+from penstock.configuration.swapping import STAGING_BYTES
 from penstock.core.config import EngineConfig, EngineOptions, MachineFacts, ModelFacts, Reason
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import LayerKV
-from penstock.core.pool_size import MemoryReading, StepMemory, fit_pool, graphs_bytes, longest_context
-from penstock.core.resolve import resolve
-from penstock.core.swapping import STAGING_BYTES
 
 GIB = 2**30
 # 16 GiB of weights in bfloat16, and 2 MiB to a block.

@@ -5,6 +5,8 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
+from penstock.configuration.pool_size import estimate_pool, gib
+from penstock.configuration.swapping import resolve_swap_space
 from penstock.core.config import (
     BACKGROUND_TOKENS,
     BLOCK_SIZE,
@@ -28,9 +30,7 @@ from penstock.core.config import (
 from penstock.core.devices import FP8_CAPABILITY, Gpu, dotted, resolve_device
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
-from penstock.core.pool_size import estimate_pool, gib
 from penstock.core.speculation import HEADS, DraftModelConfig, blocks_of_branches, resolve_speculation
-from penstock.core.swapping import resolve_swap_space
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)

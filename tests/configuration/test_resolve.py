@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from penstock.configuration.pool_size import WORKSPACE_BYTES
+from penstock.configuration.resolve import resolve
 from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, MachineFacts, ModelFacts, Reason
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
-from penstock.core.pool_size import WORKSPACE_BYTES
-from penstock.core.resolve import resolve
 from penstock.core.speculation import DRAFT_DEPTH, blocks_of_branches
 
 GIB = 2**30

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from penstock.configuration.swapping import STAGING_BYTES
 from penstock.core.config import (
     BLOCK_SIZE,
     EngineConfig,
@@ -16,7 +17,6 @@ from penstock.core.config import (
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.core.speculation import blocks_of_branches
-from penstock.core.swapping import STAGING_BYTES
 
 WORKSPACE_BYTES = 512 << 20
 # With what CUDA and its libraries take for themselves; of a GPU it is an estimate, until a step is measured.
