@@ -25,7 +25,7 @@ from torch import Tensor
 
 from penstock.assembly.prepare import prepare
 from penstock.compression.scoring import COMPARISON_SEED, Scorer, conversations
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.loading.gguf_model import FAMILIES, name_in_file
 from penstock.loading.quantized import Entry, QuantizedEntry
 from penstock.loading.tensors import DTYPES, read_tensor
@@ -99,7 +99,7 @@ def compared(
     command = [*PENSTOCK, "quantize", arguments.model, "--out", str(out), *options, *groups]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     # Weights as numbers, and no more: what activations are rounded to differs.
-    engine = EngineOptions(model=str(out), dtype="float32", quantization="none", speculative="off")
+    engine = EngineOptions.of(model=str(out), dtype="float32", quantization="none", speculative="off")
     scorer = Scorer(engine, LENGTH)
     texts = [text.ids for text in conversations(out, scorer.vocab_size, LENGTH, arguments.texts, seed=COMPARISON_SEED)]
     tokens, result = out.with_name("tokens.json"), out.with_name("theirs.safetensors")

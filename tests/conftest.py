@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from penstock.core.devices import resolve_device
+from penstock.configuration.devices import resolve_device
 from penstock.runtime.gpus import find_gpus
 
 # Without a GPU that can be used Triton interprets its kernels. It reads this when it is first imported, which other

@@ -42,10 +42,11 @@ def load(arguments: argparse.Namespace) -> Engine:
 def weight_bytes(model: str, quantization: str, quantize_head: str | None) -> int:
     """Bytes of projections and of the head, with which these checkpoints share the embedding."""
     from penstock.assembly.prepare import prepare
-    from penstock.core.config import QUANTIZED_BYTES, EngineOptions
+    from penstock.configuration.options import EngineOptions
+    from penstock.core.config import QUANTIZED_BYTES
     from penstock.core.kv import DTYPE_BYTES
 
-    options = EngineOptions(model=model, quantization=quantization, quantize_head=quantize_head)
+    options = EngineOptions.of(model=model, quantization=quantization, quantize_head=quantize_head)
     prepared = prepare(options, api_beside=False)
     if prepared.config.model.quantization == "own":
         # The embedding is read as the head.

@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
-from penstock.core.config import EngineConfig, EngineOptions
+from penstock.configuration.options import EngineOptions
+from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter, RowFailed, rebuild_error
 from penstock.core.events import LoadSnapshot, RequestTimings
 from penstock.core.facts import StepTotals
@@ -168,7 +169,7 @@ class LLM:
         model: a directory in Hugging Face's layout, a hub name, or a bundled model's name.
         chat_template: a file with the chat template, or its name in the model's directory; the model's own by default.
         build: puts the engine together; by default `assembly.build.build_engine`, as for a server.
-        options: the engine options of `penstock serve`, see `EngineOptions`.
+        options: the engine options of `penstock serve`, see `configuration.options`.
 
     Raises StartupError where the model cannot be loaded.
     """
@@ -181,7 +182,7 @@ class LLM:
         build: EngineBuilder | None = None,
         **options: Any,
     ) -> None:
-        self._prepared: Prepared = prepare(EngineOptions(model=model, **options), api_beside=False)
+        self._prepared: Prepared = prepare(EngineOptions.of(model=model, **options), api_beside=False)
         _tell(self._prepared)
         self.defaults = SamplingDefaults.from_generation_config(self._prepared.checkpoint.generation_config)
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
@@ -344,7 +345,7 @@ class AsyncEngine:
         command = engine_command(sys.executable)
         engine = await Engine.start(lambda: EngineProcess.start(command, lambda done, total: None))
         try:
-            prepared = await asyncio.to_thread(prepare, EngineOptions(model=model, **options), api_beside=True)
+            prepared = await asyncio.to_thread(prepare, EngineOptions.of(model=model, **options), api_beside=True)
             defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
             _tell(prepared)
             engine.configure(prepared.config)

@@ -8,7 +8,7 @@ import pytest
 from penstock import LLM, SamplingParams
 from penstock.assembly import backend, build, load
 from penstock.assembly.prepare import prepare
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cpu import operations
@@ -19,7 +19,7 @@ from penstock.loading import packing
 
 
 def built(**options: str) -> BuiltEngine:
-    config = prepare(EngineOptions(model="haiku", threads=1, **options), api_beside=False).config
+    config = prepare(EngineOptions.of(model="haiku", threads=1, **options), api_beside=False).config
     return build.build_engine(config, lambda done, total: None, time.monotonic())
 
 

@@ -9,8 +9,9 @@ import torch
 
 from penstock.assembly.gain import describe_gain, measure_machine
 from penstock.assembly.prepare import Prepared, prepare
+from penstock.configuration.options import EngineOptions
 from penstock.core.ceilings import Ceilings
-from penstock.core.config import EngineOptions, ModelConfig
+from penstock.core.config import ModelConfig
 from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.kernels.cpu.weights import NativeLinear, pack_dense
 
@@ -22,7 +23,7 @@ CEILINGS = Ceilings(25.0, {"float32": 100.0})
 
 @pytest.fixture(scope="module")
 def prepared() -> Prepared:
-    return prepare(EngineOptions(model="haiku"), api_beside=False)
+    return prepare(EngineOptions.of(model="haiku"), api_beside=False)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.assembly.prepare import prepare
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from support.checkpoints import make
 
 
@@ -15,7 +15,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def served_name(model: str) -> str:
-    return prepare(EngineOptions(model=model), api_beside=False).model_info(None).name
+    return prepare(EngineOptions.of(model=model), api_beside=False).model_info(None).name
 
 
 def test_a_bundled_model_is_served_under_its_name(
@@ -31,6 +31,6 @@ def test_a_bundled_model_is_served_under_its_name(
 def test_what_the_files_of_a_draft_say_otherwise_is_told_too(checkpoint: Path, tmp_path: Path) -> None:
     draft = make("llama", tmp_path / "draft")
     (draft / "model.safetensors").rename(draft / "weights.safetensors")
-    options = EngineOptions(model=str(checkpoint), draft_model=str(draft), speculative="draft", threads=1)
+    options = EngineOptions.of(model=str(checkpoint), draft_model=str(draft), speculative="draft", threads=1)
     (reason,) = prepare(options, api_beside=False).found
     assert (reason.setting, reason.value) == ("draft model's weight files", "weights.safetensors")

@@ -10,8 +10,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from penstock.assembly import build
 from penstock.assembly.prepare import prepare
-from penstock.configuration.pool_size import MemoryReading
-from penstock.core.config import EngineConfig, EngineOptions, PoolWish
+from penstock.configuration.options import EngineOptions
+from penstock.core.config import EngineConfig, PoolWish
+from penstock.core.devices import MemoryReading
 from penstock.core.errors import InsufficientMemory
 from penstock.engine.worker import BuiltEngine
 from penstock.kernels.cuda import memory
@@ -42,7 +43,7 @@ class Full(Readings):
 
 
 def config(tmp_path: Path) -> EngineConfig:
-    options = EngineOptions(
+    options = EngineOptions.of(
         model=str(make("llama", tmp_path)),
         device="cuda",
         max_model_len=64,

@@ -15,15 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
 from penstock.cli.serve import _measured_limits, _note, _settled, address_markup
-from penstock.core.config import (
-    CacheConfig,
-    EngineConfig,
-    EngineOptions,
-    ModelConfig,
-    PoolWish,
-    Reason,
-    SchedulerConfig,
-)
+from penstock.configuration.options import EngineOptions
+from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWish, Reason, SchedulerConfig
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.engine.messages import Ready
 from penstock.scheduler.admission import Limits
@@ -176,7 +169,7 @@ def test_a_folder_whose_name_is_not_utf_8(copy: Path) -> None:
     measured = penstock("bench", "engine", str(folder), *sizes, "--json", str(copy / "figures.json"))
     assert measured.returncode == 0, measured.stderr
     assert_refused(penstock("run", str(folder / "nothing"), "hello"), r"caf\xe9/nothing does not exist")
-    assert prepare(EngineOptions(model=str(folder), threads=1), api_beside=True).served_names() == (r"caf\xe9",)
+    assert prepare(EngineOptions.of(model=str(folder), threads=1), api_beside=True).served_names() == (r"caf\xe9",)
 
 
 def test_run_chats_and_goes_on_after_a_refusal(checkpoint: Path) -> None:

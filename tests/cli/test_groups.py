@@ -35,6 +35,25 @@ def test_fields_are_options_and_come_as_one() -> None:
     assert runner.invoke(app, ["wall", "--layers", "many"]).exit_code == 2
 
 
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    paint: Paint = Paint()
+    hours: float = 1.5
+
+
+def test_groups_of_groups_come_as_one_too() -> None:
+    app, given = typer.Typer(), []
+
+    @app.command()
+    @with_groups
+    def start(*, work: Work) -> None:
+        given.append(work)
+
+    runner = CliRunner()
+    assert runner.invoke(app, ["--hours", "2", "--colour", "blue"]).exit_code == 0
+    assert given == [Work(paint=Paint(colour="blue"), hours=2.0)]
+
+
 def test_names_must_differ() -> None:
     def paint(colour: str = "", *, paint: Paint) -> None:
         raise AssertionError

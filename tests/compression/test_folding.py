@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
 from penstock.compression.folding import Fold, fold, folds
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from support import checkpoints
 from support.stepping import all_logits, make_stepper
 
@@ -19,7 +19,7 @@ PROMPTS = [[5, 9, 200, 31, 7, 7, 300, 12] * 4, [41, 3]]
 @pytest.mark.parametrize("family", checkpoints.FAMILIES)
 def test_logits_stay_what_they_were(family: str, tmp_path: Path) -> None:
     model = checkpoints.make(family, tmp_path / "model")
-    blocks = prepare(EngineOptions(model=str(model), speculative="off"), api_beside=False).declaration.decoder.blocks
+    blocks = prepare(EngineOptions.of(model=str(model), speculative="off"), api_beside=False).declaration.decoder.blocks
     tensors = load_file(model / "model.safetensors")
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     generator = torch.Generator().manual_seed(1)
@@ -41,7 +41,7 @@ def test_logits_stay_what_they_were(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_a_rounded_norm_is_made_up_for(family: str, tmp_path: Path) -> None:
     model = checkpoints.make(family, tmp_path / "model", dtype=torch.bfloat16)
-    declaration = prepare(EngineOptions(model=str(model), speculative="off"), api_beside=False).declaration
+    declaration = prepare(EngineOptions.of(model=str(model), speculative="off"), api_beside=False).declaration
     block = declaration.decoder.blocks[0]
     place = next(each for each in folds(block) if each.norm is block.before_mlp)
     assert place.norm is not None
@@ -60,7 +60,7 @@ def test_a_rounded_norm_is_made_up_for(family: str, tmp_path: Path) -> None:
 
 def test_heads_that_read_the_same_have_the_same_factors(tmp_path: Path) -> None:
     model = checkpoints.make("llama", tmp_path / "model")
-    declaration = prepare(EngineOptions(model=str(model), speculative="off"), api_beside=False).declaration
+    declaration = prepare(EngineOptions.of(model=str(model), speculative="off"), api_beside=False).declaration
     place: Fold = next(each for each in folds(declaration.decoder.blocks[0]) if each.heads != (1, 1))
     sizes = place.shared(torch.arange(96.0)).view(2, 2, 24)
     assert torch.equal(sizes[:, 0], sizes[:, 1])

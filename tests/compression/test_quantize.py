@@ -15,7 +15,7 @@ from penstock.compression.block import matrices
 from penstock.compression.files import STATE
 from penstock.compression.quantize import Done, Measured, check, quantize_model
 from penstock.compression.scoring import CALIBRATION_SEED, COMPARISON_SEED, ScoredText, Scorer, conversations
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
@@ -34,7 +34,7 @@ TEXTS = [[(7 * text + 3 * place) % 320 for place in range(40)] for text in range
 
 
 def opened(model: str) -> tuple[Checkpoint, ModelDeclaration]:
-    prepared = prepare(EngineOptions(model=model, quantization="none", speculative="off"), api_beside=False)
+    prepared = prepare(EngineOptions.of(model=model, quantization="none", speculative="off"), api_beside=False)
     return prepared.checkpoint, prepared.declaration
 
 
@@ -249,7 +249,7 @@ def test_what_cannot_be_made_is_said_first(model: Path, tmp_path: Path, recipe: 
 
 
 def scorer(model: str) -> Scorer:
-    options = EngineOptions(model=model, dtype="float32", quantization="none", speculative="off", threads=1)
+    options = EngineOptions.of(model=model, dtype="float32", quantization="none", speculative="off", threads=1)
     return Scorer(options, 512)
 
 

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from penstock.configuration.pool_size import MemoryReading, StepMemory, fit_pool, graphs_bytes, longest_context
+from penstock.configuration.facts import MachineFacts, ModelFacts
+from penstock.configuration.options import EngineOptions
+from penstock.configuration.pool_size import fit_pool, graphs_bytes, longest_context
 from penstock.configuration.resolve import resolve
 from penstock.configuration.swapping import STAGING_BYTES
-from penstock.core.config import EngineConfig, EngineOptions, MachineFacts, ModelFacts, Reason
-from penstock.core.devices import Gpu, GpuFacts
+from penstock.core.config import EngineConfig, Reason
+from penstock.core.devices import Gpu, GpuFacts, MemoryReading, StepMemory
 from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import LayerKV
 
@@ -23,7 +25,7 @@ def resolved(memory: int = 22 * GIB, **options: Any) -> tuple[EngineConfig, dict
     """On a GPU with so much memory."""
     gpus = GpuFacts((Gpu(0, "Made-up 100", (9, 0), 24 * GIB, memory),))
     machine = MachineFacts(8 * GIB, 2, api_beside=True, gpus=gpus)
-    config, reasons = resolve(EngineOptions(model="/model", device="cuda", **options), LARGE, machine)
+    config, reasons = resolve(EngineOptions.of(model="/model", device="cuda", **options), LARGE, machine)
     return config, {reason.setting: reason for reason in reasons}
 
 

@@ -4,13 +4,16 @@ from typing import Any
 
 import pytest
 
+from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
+from penstock.configuration.options import OPTIONS, EngineOptions
 from penstock.configuration.pool_size import WORKSPACE_BYTES
 from penstock.configuration.resolve import resolve
-from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, MachineFacts, ModelFacts, Reason
+from penstock.configuration.speculation import DRAFT_DEPTH
+from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
-from penstock.core.speculation import DRAFT_DEPTH, blocks_of_branches
+from penstock.core.speculation import blocks_of_branches
 
 GIB = 2**30
 FACTS: dict[str, Any] = {
@@ -33,7 +36,7 @@ def resolved(
 ) -> tuple[EngineConfig, dict[str, Reason]]:
     machine = MachineFacts(memory, 2, cache_folder="/cache/packed")
     config, reasons = resolve(
-        EngineOptions(model="/model", **options), ModelFacts(**{**FACTS, **(facts or {})}), machine
+        EngineOptions.of(model="/model", **options), ModelFacts(**{**FACTS, **(facts or {})}), machine
     )
     assert all(reason.why for reason in reasons)
     return config, {reason.setting: reason for reason in reasons}
@@ -61,7 +64,7 @@ def test_weights_are_counted_as_they_lie_in_memory() -> None:
 @pytest.mark.parametrize("api_beside", [True, False])
 def test_all_cores_compute(api_beside: bool) -> None:
     facts = ModelFacts(**{**FACTS, "num_parameters": 20_000_000})
-    config, reasons = resolve(EngineOptions(model="/model"), facts, MachineFacts(16 * GIB, 8, api_beside))
+    config, reasons = resolve(EngineOptions.of(model="/model"), facts, MachineFacts(16 * GIB, 8, api_beside))
     assert config.threads == 8
     assert any("API process" in reason.why for reason in reasons if reason.setting == "threads") == api_beside
 
@@ -110,7 +113,7 @@ def test_a_context_that_does_not_fit_the_pool_is_shortened_and_said() -> None:
 )
 def test_every_option_has_a_reason(options: dict[str, Any]) -> None:
     _, reasons = resolved(**options)
-    names = {field.replace("_", " ") for field in EngineOptions.__struct_fields__}
+    names = {name.replace("_", " ") for name in ("model", *OPTIONS)}
     assert names | {"block size", "background tokens", "steps at a time"} == set(reasons)
     for name, value in options.items():
         reason = reasons[name.replace("_", " ")]
@@ -128,12 +131,12 @@ def test_the_reason_of_prefix_caching_depends_on_its_value() -> None:
 @pytest.mark.parametrize(("api_beside", "expected"), [(True, 0.1), (False, None)])
 def test_steps_are_short_where_somebody_waits_for_them(api_beside: bool, expected: float | None) -> None:
     machine = MachineFacts(16 * GIB, 2, api_beside=api_beside)
-    config, _ = resolve(EngineOptions(model="/model"), ModelFacts(**FACTS), machine)
+    config, _ = resolve(EngineOptions.of(model="/model"), ModelFacts(**FACTS), machine)
     assert config.scheduler.target_itl == expected
 
 
 def test_a_hub_name_and_where_it_was_found() -> None:
-    _, reasons = resolve(EngineOptions(model="org/name"), ModelFacts(**FACTS), MachineFacts(16 * GIB, 2))
+    _, reasons = resolve(EngineOptions.of(model="org/name"), ModelFacts(**FACTS), MachineFacts(16 * GIB, 2))
     reason = next(reason for reason in reasons if reason.setting == "model")
     assert reason.value == "/model" and "org/name" in reason.why
 
@@ -203,7 +206,7 @@ def test_quantizations_that_cannot_be(options: dict[str, Any], message: str) -> 
 
 def test_a_head_is_not_rounded_beside_fp8_that_an_older_gpu_makes_numbers_of() -> None:
     old = Gpu(0, "Made-up 10", (8, 0), 80 * GIB, 79 * GIB)
-    options = EngineOptions(model="/model", quantize_head="int8", device="cuda")
+    options = EngineOptions.of(model="/model", quantize_head="int8", device="cuda")
     machine = MachineFacts(16 * GIB, 2, gpus=GpuFacts((old,)))
     with pytest.raises(ConfigurationError, match=r"whose integers the kernels keep.*7 weights in FP8 become numbers"):
         resolve(options, ModelFacts(**FACTS, fp8_numbers=7), machine)
@@ -213,7 +216,7 @@ def test_a_head_is_not_rounded_beside_fp8_that_an_older_gpu_makes_numbers_of() -
 def test_the_head_of_a_checkpoint_with_integers_may_be_rounded(head: str | None) -> None:
     body, rounded = FACTS["body_parameters"], FACTS["head_parameters"]
     own = KeptIntegers(body=body, body_bytes=body // 2, head=rounded, head_bytes=rounded // 4)
-    options = EngineOptions(model="/model", quantize_head=head)
+    options = EngineOptions.of(model="/model", quantize_head=head)
     config, reasons = resolve(options, ModelFacts(**FACTS, integers=own), MachineFacts(16 * GIB, 2))
     assert (config.model.quantization, config.model.quantize_head) == ("own", head or "own")
     # Where head and embedding stay what they are, an embedding of its own is in the model's precision.
@@ -238,7 +241,7 @@ def test_where_packed_weights_are_kept() -> None:
 
 
 def test_without_kernels_to_pack_for_nothing_is_kept() -> None:
-    options = EngineOptions(model="/model", packed_cache="/elsewhere")
+    options = EngineOptions.of(model="/model", packed_cache="/elsewhere")
     config, reasons = resolve(options, ModelFacts(**FACTS), MachineFacts(16 * GIB, 2))
     assert config.model.packed_cache is None
     assert next(reason for reason in reasons if reason.setting == "packed cache").value == "off"
@@ -261,7 +264,7 @@ def test_what_those_who_draft_are_rounded_to(
 ) -> None:
     draft = ModelFacts(**{**FACTS, **facts})
     machine = MachineFacts(16 * GIB, 2, exact=exact)
-    config, reasons = resolve(EngineOptions(model="/model", **options), ModelFacts(**FACTS), machine, [draft])
+    config, reasons = resolve(EngineOptions.of(model="/model", **options), ModelFacts(**FACTS), machine, [draft])
     assert config.speculation is not None and config.speculation.draft is not None
     assert config.speculation.draft.quantization == expected
     assert next(each.value for each in reasons if each.setting == "draft quantization") == expected

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from penstock.configuration.facts import MachineFacts, ModelFacts
+from penstock.configuration.options import EngineOptions
 from penstock.configuration.resolve import resolve
-from penstock.core.config import EngineConfig, EngineOptions, MachineFacts, ModelFacts, Reason
+from penstock.core.config import EngineConfig, Reason
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import LayerKV
@@ -19,7 +21,7 @@ def resolved(swap_space: int | None, **options: Any) -> tuple[EngineConfig, Reas
     """On a GPU with more memory than the processor has."""
     gpus = GpuFacts((Gpu(0, "Made-up 100", (9, 0), 80 * GIB, 79 * GIB),))
     config, reasons = resolve(
-        EngineOptions(model="/model", swap_space=swap_space, **{"device": "cuda"} | options),
+        EngineOptions.of(model="/model", swap_space=swap_space, **{"device": "cuda"} | options),
         MODEL,
         MachineFacts(8 * GIB, 2, gpus=gpus),
     )

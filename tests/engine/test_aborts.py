@@ -15,7 +15,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.assembly.prepare import engine_command, prepare
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.events import LoadSnapshot
 from penstock.core.request import KeptPrefix, Standing
 from penstock.engine.client import Engine
@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def begin(path: Path) -> Engine:
     command = engine_command(sys.executable)
     engine = await Engine.start(lambda: EngineProcess.start(command, lambda done, total: None))
-    prepared = prepare(EngineOptions(model=str(path), **OPTIONS), api_beside=True)
+    prepared = prepare(EngineOptions.of(model=str(path), **OPTIONS), api_beside=True)
     engine.configure(prepared.config)
     await engine.ready(prepared.model_info(None), None)
     return engine

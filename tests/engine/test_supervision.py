@@ -13,11 +13,11 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.assembly.prepare import engine_command, prepare
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import EngineError, EngineUnavailable
-from penstock.core.failpoints import POINTS, FailAction
 from penstock.core.request import Standing
 from penstock.engine.client import Engine
+from penstock.engine.fail_points import POINTS, FailAction
 from penstock.engine.interface import RequestOutput
 from penstock.engine.messages import Ready
 from penstock.engine.process import EngineProcess
@@ -51,7 +51,7 @@ async def running(
     command = engine_command(sys.executable)
     engine = await Engine.start(lambda: process.start(command, lambda done, total: None), patience)
     try:
-        settings = EngineOptions(model=str(path), threads=1, max_model_len=512, **options)
+        settings = EngineOptions.of(model=str(path), threads=1, max_model_len=512, **options)
         prepared = prepare(settings, api_beside=True)
         tokenizer = prepared.load_tokenizer()
         engine.configure(prepared.config)
@@ -295,7 +295,7 @@ async def _longest_served(checkpoint: Path) -> int:
     command = engine_command(sys.executable)
     engine = await Engine.start(lambda: EngineProcess.start(command, lambda done, total: None))
     try:
-        prepared = prepare(EngineOptions(model=str(checkpoint), threads=1, max_model_len=128), api_beside=True)
+        prepared = prepare(EngineOptions.of(model=str(checkpoint), threads=1, max_model_len=128), api_beside=True)
         engine.configure(prepared.config)
         await engine.ready(msgspec.structs.replace(prepared.model_info(None), max_model_len=512), None)
         return engine.model.max_model_len

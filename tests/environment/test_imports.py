@@ -16,7 +16,7 @@ PURE_ROOMS = ("core", "configuration", "cache", "scheduler")
 # All of them are arithmetic, containers or syntax: nothing here knows the time, the machine or another process.
 PURE_IMPORTS = {
     "abc", "array", "bisect", "collections", "contextlib", "dataclasses", "enum", "functools", "hashlib", "heapq",
-    "itertools", "json", "math", "msgspec", "operator", "penstock", "re", "struct", "typing",
+    "itertools", "json", "math", "msgspec", "operator", "penstock", "re", "struct", "types", "typing",
 }  # fmt: skip
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "dill", "cloudpickle", "joblib", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "compile", "__import__"}

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from penstock.assembly import prepare as preparing
-from penstock.core.config import EngineOptions, KeptIntegers
+from penstock.configuration.facts import KeptIntegers
+from penstock.configuration.options import EngineOptions
 from penstock.core.devices import Gpu, GpuFacts
 from penstock.kernels.kv_bytes import raw
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
@@ -150,7 +151,7 @@ def test_the_start_says_what_becomes_of_it(
     layout: str, gpu: Gpu, asked: str, found: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparing, "find_gpus", lambda: GpuFacts((gpu,)))
-    options = EngineOptions(model=str(model(layout, tmp_path)), device="cuda", quantization=asked)
+    options = EngineOptions.of(model=str(model(layout, tmp_path)), device="cuda", quantization=asked)
     prepared = preparing.prepare(options, api_beside=False)
     assert prepared.config.model.quantization == found
     (reason,) = [reason.why for reason in prepared.reasons if reason.setting == "quantization"]

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import LLM, SamplingParams
 from penstock.assembly.prepare import prepare
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ModelFileError
 from penstock.loading.end_tokens import EndTokens
 from support.checkpoints import EOS, VOCAB_SIZE, make
@@ -29,7 +29,7 @@ def write(file: Path, values: Mapping[str, Any]) -> None:
 
 
 def found(path: Path) -> EndTokens:
-    prepared = prepare(EngineOptions(model=str(path), threads=1), api_beside=False)
+    prepared = prepare(EngineOptions.of(model=str(path), threads=1), api_beside=False)
     return prepared.end_tokens(prepared.load_tokenizer())
 
 
@@ -81,7 +81,7 @@ def test_each_file_is_named_with_what_it_says(model: Path) -> None:
 def test_another_tokenizer_has_its_own(model: Path, tmp_path: Path) -> None:
     other = make("llama", tmp_path / "other")
     write(other / TOKENIZER, {"eos_token": "<unk>"})
-    prepared = prepare(EngineOptions(model=str(model), tokenizer=str(other), threads=1), api_beside=False)
+    prepared = prepare(EngineOptions.of(model=str(model), tokenizer=str(other), threads=1), api_beside=False)
     assert prepared.end_tokens(prepared.load_tokenizer()).ids == (EOS, 3)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.assembly.prepare import prepare
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import TokenizerError
 from penstock.core.sampling import SamplingDefaults
 from penstock.loading.checkpoint import open_checkpoint
@@ -51,7 +51,7 @@ def folder(original: Path, tmp_path: Path) -> Path:
 
 def start(folder: Path, load_format: str = "auto") -> None:
     """What `penstock serve` reads before it has an engine made."""
-    prepared = prepare(EngineOptions(model=str(folder), threads=1, load_format=load_format), api_beside=True)
+    prepared = prepare(EngineOptions.of(model=str(folder), threads=1, load_format=load_format), api_beside=True)
     tokenizer = prepared.load_tokenizer()
     prepared.model_info(tokenizer)
     SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from penstock.assembly.prepare import prepare
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ModelFileError, StartupError
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
@@ -42,7 +42,7 @@ def told(folder: Path) -> dict[str, str]:
 def refused(path: Path | str, *parts: str) -> None:
     """A start fails in one sentence that has all of the parts."""
     with pytest.raises(StartupError) as caught:
-        prepare(EngineOptions(model=str(path), threads=1), api_beside=False).load_tokenizer()
+        prepare(EngineOptions.of(model=str(path), threads=1), api_beside=False).load_tokenizer()
     message = caught.value.message
     assert message.endswith(".") and "\n" not in message
     for part in parts:
@@ -211,7 +211,7 @@ def test_a_folder_with_a_gguf_model_alone(file: Path, tmp_path: Path) -> None:
     own = file.rename(holder / "a.gguf")
     (holder / "mmproj-a.gguf").write_bytes(b"GGUF")
     assert resolve_model(str(holder)) == own
-    prepared = prepare(EngineOptions(model=str(holder), threads=1), api_beside=False)
+    prepared = prepare(EngineOptions.of(model=str(holder), threads=1), api_beside=False)
     assert prepared.checkpoint.path == own and prepared.load_tokenizer() is not None
     assert prepared.served_names() == ("holder",)
     (holder / "config.json").write_text("{}")
@@ -252,7 +252,7 @@ def test_a_model_in_several_gguf_files(file: Path, folder: Path, tmp_path: Path)
     for part in (first, third):
         assert resolve_model(str(part)) == first
         assert torch.equal(logits(part), expected)
-    prepared = prepare(EngineOptions(model=str(second), threads=1), api_beside=False)
+    prepared = prepare(EngineOptions.of(model=str(second), threads=1), api_beside=False)
     assert prepared.load_tokenizer() is not None and prepared.checkpoint.path == first
     holder = tmp_path / "holder"
     holder.mkdir()

@@ -9,7 +9,8 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
-from penstock.core.config import EngineOptions, KeptIntegers
+from penstock.configuration.facts import KeptIntegers
+from penstock.configuration.options import EngineOptions
 from penstock.kernels.cpu.form import NativeForm, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear
@@ -213,7 +214,7 @@ def test_they_are_kept_for_the_next_start(tmp_path: Path, layout: str) -> None:
 @pytest.mark.parametrize(("asked", "found"), [("auto", "own"), ("none", "none"), ("int8", "int8")])
 def test_what_is_asked_for(tmp_path: Path, asked: str, found: str) -> None:
     path = model("gptq 4", tmp_path)
-    prepared = prepare(EngineOptions(model=str(path), quantization=asked, threads=1), api_beside=False)
+    prepared = prepare(EngineOptions.of(model=str(path), quantization=asked, threads=1), api_beside=False)
     assert prepared.config.model.quantization == found
     reason = next(each for each in prepared.reasons if each.setting == "quantization")
     assert reason.value == found
@@ -222,7 +223,7 @@ def test_what_is_asked_for(tmp_path: Path, asked: str, found: str) -> None:
 
 def test_a_plain_checkpoint_has_none(tmp_path: Path) -> None:
     path = checkpoints.make("llama", tmp_path / "plain")
-    assert prepare(EngineOptions(model=str(path)), api_beside=False).config.model.quantization == "none"
+    assert prepare(EngineOptions.of(model=str(path)), api_beside=False).config.model.quantization == "none"
 
 
 def test_a_norm_in_blocks_becomes_numbers(tmp_path: Path) -> None:

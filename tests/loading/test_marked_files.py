@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import Prepared, prepare
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import StartupError
 from penstock.text.chat_template import load_chat_template
 from support import checkpoints
@@ -46,7 +46,7 @@ def texts(folder: Path) -> list[Path]:
 
 
 def opened(folder: Path) -> Prepared:
-    return prepare(EngineOptions(model=str(folder), threads=1), api_beside=False)
+    return prepare(EngineOptions.of(model=str(folder), threads=1), api_beside=False)
 
 
 @pytest.mark.parametrize("without", ["chat_template.json", "chat_template.jinja"])

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import StartupError
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.gguf import read_gguf
@@ -39,7 +39,7 @@ Case = TypeVar("Case")
 
 def start(path: Path) -> None:
     """What serving reads before a step is computed, weights included."""
-    prepared = prepare(EngineOptions(model=str(path), threads=1), api_beside=True)
+    prepared = prepare(EngineOptions.of(model=str(path), threads=1), api_beside=True)
     prepared.load_tokenizer()
     load_weights(prepared.checkpoint, prepared.declaration, torch.float32, packing=plain)
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.cache.manager import KVCache
-from penstock.core.config import DEFAULT_TARGET_ITL, SchedulerConfig
+from penstock.configuration.options import DEFAULT_TARGET_ITL
+from penstock.core.config import SchedulerConfig
 from penstock.core.events import SampleOutput
 from penstock.core.plan import Gained, SampleResult, StepPlan, StepResult
 from penstock.core.request import Request

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from penstock.core.devices import resolve_device
+from penstock.configuration.devices import resolve_device
 from penstock.runtime.gpus import find_gpus
 from support import interpreter
 

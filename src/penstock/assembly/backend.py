@@ -9,10 +9,10 @@ from penstock.assembly.load import DUMMY_SEED, load
 from penstock.assembly.rehearsal import Memory
 from penstock.assembly.storage import layout_for, storage_for
 from penstock.core.config import EngineConfig
-from penstock.core.devices import memory_ended
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.kernels.cuda.memory import memory_ended
 from penstock.kernels.dispatch import Implementation
 from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from penstock.loading.checkpoint import Checkpoint

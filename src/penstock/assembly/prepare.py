@@ -7,9 +7,13 @@ from pathlib import Path
 import msgspec
 
 from penstock.bundled.registry import DRAFTS, find_bundled
+from penstock.configuration.devices import resolve_device
+from penstock.configuration.facts import KeptIntegers, ModelFacts
+from penstock.configuration.options import EngineOptions
 from penstock.configuration.resolve import resolve
-from penstock.core.config import EngineConfig, EngineOptions, KeptIntegers, ModelFacts, Reason
-from penstock.core.devices import Gpu, resolve_device
+from penstock.configuration.speculation import HEADS
+from penstock.core.config import EngineConfig, Reason
+from penstock.core.devices import Gpu
 from penstock.core.errors import TokenizerError
 from penstock.core.text_files import shown
 from penstock.engine.interface import ModelInfo
@@ -98,18 +102,20 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
     drafts, told = [], list[Reason]()
     if (drafting := draft_model_of(options)) is not None:
         # Elsewhere a chain model is of no use, which is said before it is looked for.
-        chained = () if options.chain_model is None or options.speculative != "chain" else (options.chain_model,)
+        chain = options.speculation.chain_model
+        chained = () if chain is None or options.speculation.proposer != "chain" else (chain,)
         for role, each in zip(("draft model", "chain model"), (drafting, *chained), strict=False):
             facts, found = _draft_facts(each, options, declaration)
             drafts.append(facts)
             told += [Reason(f"{role}'s {reason.setting}", reason.value, reason.why) for reason in found]
-    if options.tokenizer is not None and not has_tokenizer(Path(options.tokenizer)):
-        raise TokenizerError(f"--tokenizer {options.tokenizer}: there is no tokenizer.json in it.")
+    tokenizer = options.loading.tokenizer
+    if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
+        raise TokenizerError(f"--tokenizer {tokenizer}: there is no tokenizer.json in it.")
     native = OBSTACLE is None
     folder = str(default_folder()) if native else None
     machine = machine_facts(api_beside=api_beside, cache_folder=folder, exact=native)
     machine = msgspec.structs.replace(machine, gpus=find_gpus())
-    gpu = resolve_device(options.device, machine.gpus, lambda *_note: None)
+    gpu = resolve_device(options.device.device, machine.gpus, lambda *_note: None)
     facts = _facts(path, checkpoint, declaration, gpu=gpu)
     config, reasons = resolve(options, facts, machine, drafts)
     found = (*checkpoint.found, *declaration.found, *told)
@@ -126,26 +132,28 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
 
 def draft_model_of(options: EngineOptions) -> str | None:
     """The model that drafts: the one that is asked for, or the bundled one that belongs to a bundled model."""
-    if options.draft_model is not None or options.speculative not in ("auto", "draft", "chain"):
-        return options.draft_model
+    drafts = options.speculation
+    if drafts.draft_model is not None or drafts.proposer not in ("auto", "draft", "chain"):
+        return drafts.draft_model
     return DRAFTS.get(options.model) if find_bundled(options.model) is not None else None
 
 
 def _open(model: str, options: EngineOptions) -> tuple[Path, Checkpoint, ModelDeclaration]:
     """A model's directory, its files, and what they mean."""
     path = resolve_model(model)
-    checkpoint = open_checkpoint(path, weights=options.load_format != "dummy")
+    checkpoint = open_checkpoint(path, weights=options.loading.load_format != "dummy")
     return path, checkpoint, model_of(checkpoint)
 
 
 def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -> tuple[ModelFacts, tuple[Reason, ...]]:
     """Reads what the model that drafts, or the heads, say of themselves, and what users should know of their files."""
-    if options.speculative not in ("medusa", "eagle"):
+    proposer = options.speculation.proposer
+    if proposer not in HEADS:
         path, checkpoint, declaration = _open(model, options)
         return _facts(path, checkpoint, declaration), (*checkpoint.found, *declaration.found)
     path = resolve_model(model)
     checkpoint = open_checkpoint(path)
-    heads = declare_heads(options.speculative, checkpoint.config, checkpoint.tensors, target)
+    heads = declare_heads(proposer, checkpoint.config, checkpoint.tensors, target)
     whole, body, head = size_of(heads)
     facts = ModelFacts(
         path=str(path),

@@ -7,10 +7,11 @@ from typing import Protocol
 
 import torch
 
-from penstock.configuration.pool_size import MemoryReading, StepMemory, graphs_bytes
+from penstock.configuration.pool_size import graphs_bytes
 from penstock.core.config import EngineConfig
-from penstock.core.devices import memory_ended
+from penstock.core.devices import MemoryReading, StepMemory
 from penstock.core.errors import InsufficientMemory
+from penstock.kernels.cuda.memory import memory_ended
 from penstock.kernels.program import Program
 from penstock.runtime.rehearsal import decode_rows, largest, rehearsal, rehearsals
 from penstock.sampling.sampler import ChooseOnDevice

@@ -11,8 +11,9 @@ from rich.table import Table
 
 from penstock.bench.engine import EngineFigures, measure_engine
 from penstock.cli.files import check_writable, json_bytes
+from penstock.configuration.devices import resolve_device
 from penstock.core.ceilings import Ceilings
-from penstock.core.devices import FP8_CAPABILITY, Gpu, GpuFacts, dotted, resolve_device
+from penstock.core.devices import FP8_CAPABILITY, Gpu, GpuFacts, dotted
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import LLM

@@ -11,9 +11,9 @@ from penstock.bench.prompts import SCHEMAS, make_prompts
 from penstock.bench.speculation import Setting, SpeculationFigures, measure_speculation
 from penstock.bench.speculation_plot import draw_speculation
 from penstock.cli.files import check_writable, json_bytes
+from penstock.configuration.speculation import CHECKPOINTS
 from penstock.core.errors import ConfigurationError
 from penstock.core.grammar import Grammar
-from penstock.core.speculation import CHECKPOINTS
 from penstock.llm import LLM, chat_encoder
 
 PROMPTS = 64

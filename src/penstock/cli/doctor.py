@@ -16,8 +16,8 @@ from penstock.assembly.prepare import prepare
 from penstock.bench.load.address import parse_address
 from penstock.cli.bench_serve import read_key
 from penstock.cli.files import json_bytes
-from penstock.cli.options import ModelOptions, parse_seconds
-from penstock.core.config import EngineOptions
+from penstock.cli.options import DeviceOptions, ModelOptions, parse_seconds
+from penstock.configuration.options import EngineOptions
 from penstock.core.devices import LEAST_CAPABILITY, Gpu
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.text_files import without_mark
@@ -99,26 +99,29 @@ def _refuse_without_server(server: ServerOptions) -> None:
 
 
 def _threads_only(computing: ModelOptions) -> ModelOptions:
-    return ModelOptions(threads=computing.threads, instruction_set=computing.instruction_set)
+    return ModelOptions(
+        device=DeviceOptions(threads=computing.device.threads, instruction_set=computing.device.instruction_set)
+    )
 
 
 def _doctor_machine(model: str | None, computing: ModelOptions, max_num_seqs: int | None, *, as_json: bool) -> int:
-    if computing.threads is not None and computing.threads < 1:
-        raise ConfigurationError(f"--threads is {computing.threads}; it must be at least 1.")
+    processor, cache = computing.device, computing.loading.packed_cache
+    if processor.threads is not None and processor.threads < 1:
+        raise ConfigurationError(f"--threads is {processor.threads}; it must be at least 1.")
     # What is wrong with the model is said before anything is measured.
-    options = None if model is None else EngineOptions(**computing.engine(model, max_num_seqs=max_num_seqs))
+    options = None if model is None else EngineOptions.of(**computing.engine(model, max_num_seqs=max_num_seqs))
     size: ModelSize | None = None
     obstacle: str | None = None
     try:
         size = None if options is None else _size(options)
     except InsufficientMemory as error:
         obstacle = error.message
-    folder = None if computing.packed_cache == "off" else Path(computing.packed_cache or default_folder())
+    folder = None if cache == "off" else Path(cache or default_folder())
     # The engine of a small model leaves a core to the API process.
-    threads = computing.threads if size is None else size.config.threads
+    threads = processor.threads if size is None else size.config.threads
     with Console(stderr=True).status("measuring the machine"):
         machine = read_machine(
-            lambda count: _kernels(count, computing.instruction_set), threads, folder, copies=_copies
+            lambda count: _kernels(count, processor.instruction_set), threads, folder, copies=_copies
         )
     model_findings: tuple[Finding, ...] = ()
     if size is not None:

@@ -14,7 +14,7 @@ from penstock.bench.quality_plot import draw_quality
 from penstock.cli.files import check_writable, json_bytes, read_text
 from penstock.cli.serving_figures import Asked, Served, served_figures
 from penstock.compression.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations, windows
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.quantization.quality import Comparison, Estimate, Quality
 
@@ -70,7 +70,7 @@ def run_evaluate(
             f"--answers {serving.answers} are too few to tell a loss from chance; ask for {FEWEST_ANSWERS} at least."
         )
     asked = [_options(candidate, {**options, "dtype": dtype}) for candidate in candidates]
-    reference = Scorer(EngineOptions(model=base, dtype="float32", quantization="none", **options), context)
+    reference = Scorer(EngineOptions.of(model=base, dtype="float32", quantization="none", **options), context)
     if text is None:
         read = conversations(reference.path, reference.vocab_size, context, texts, seed=COMPARISON_SEED)
     else:
@@ -85,14 +85,14 @@ def run_evaluate(
     own = None
     if serving.answers or serving.speed:
         with console.status(f"serving {base}"):
-            own = served_figures(EngineOptions(model=base, dtype=dtype, **options), serving)
-    for name, each in zip(candidates, asked, strict=True):
+            own = served_figures(base, {**options, "dtype": dtype}, serving)
+    for name, (model, changed) in zip(candidates, asked, strict=True):
         with console.status(f"comparing {name}"):
-            quality, candidate = _compared(name, reference, each, context, read)
+            quality, candidate = _compared(name, reference, EngineOptions.of(model, **changed), context, read)
         served = None
         if own is not None:
             with console.status(f"serving {name}"):
-                served = served_figures(each, serving)
+                served = served_figures(model, changed, serving)
         failures = [*_failures(quality, bounds), *_lost_answers(own, served)]
         found.append(Judged(name, *candidate, quality, served, tuple(failures)))
     console.print(_summary(base, reference, found))
@@ -118,18 +118,18 @@ def run_evaluate(
     return int(any(judged.failures for judged in found))
 
 
-def _options(candidate: str, options: dict[str, Any]) -> EngineOptions:
-    """A model, and behind @ what its weights are rounded to (behind / the head), kv= and the cache's type, or both."""
+def _options(candidate: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A model and its options: behind @ what weights are rounded to (behind / the head), kv= and the cache's type."""
     model, at, said = candidate.rpartition("@")
     parts = said.split(",")
     kv = [part.removeprefix(_KV) for part in parts if part.startswith(_KV)]
     rounded = [part.partition("/") for part in parts if not part.startswith(_KV)]
     if not at or len(kv) > 1 or len(rounded) > 1 or any(body not in _ROUNDED for body, _, _ in rounded):
-        return EngineOptions(model=candidate, **options)
+        return candidate, options
     changes: dict[str, Any] = {"kv_cache_dtype": kv[0]} if kv else {}
     for body, _, head in rounded:
         changes |= {"quantization": _ROUNDED[body], "quantize_head": head or None}
-    return EngineOptions(model=model, **{**options, **changes})
+    return model, {**options, **changes}
 
 
 def _compared(

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """A command as typer takes it: in place of each parameter that is a dataclass, the fields of that class.
 
-    All names are different, and all have defaults.
+    Fields that are dataclasses are expanded in turn. All names are different, and all have defaults.
     """
     signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {
@@ -27,10 +27,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def expanded(**given: Any) -> None:
-        made = {
-            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
+        made = {name: _taken_from(given, group) for name, group in groups.items()}
         command(**given, **made)
 
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -38,11 +35,25 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return expanded
 
 
+def _taken_from(given: dict[str, Any], group: Any) -> Any:
+    """The group of what was given; its fields are taken out of `given`."""
+    types = get_type_hints(group)
+
+    def value(name: str) -> Any:
+        return _taken_from(given, types[name]) if is_dataclass(types[name]) else given.pop(name)
+
+    return group(**{field.name: value(field.name) for field in fields(group)})
+
+
 def _parameters_of(group: Any) -> list[inspect.Parameter]:
     types = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
-        )
-        for field in fields(group)
-    ]
+    found: list[inspect.Parameter] = []
+    for field in fields(group):
+        kind = types[field.name]
+        if is_dataclass(kind):
+            found += _parameters_of(kind)
+        else:
+            found.append(
+                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=kind)
+            )
+    return found

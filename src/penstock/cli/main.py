@@ -106,7 +106,7 @@ def serve(
     keys = read_access(**vars(access))
     figures = FigureOptions(parse_slo(judging.slo), judging.cost_per_hour).check()
     engine = computing.engine(model, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching)
-    engine["target_itl"] = figures.target_itl(computing.target_itl)
+    engine["target_itl"] = figures.target_itl(computing.batch.target_itl)
     serving = ServeOptions(
         host=host,
         port=port,

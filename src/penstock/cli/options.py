@@ -259,26 +259,50 @@ def _shortened(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """How a model is computed, and with what."""
+class LoadOptions:
+    """How a model's files are read, and what its weights are kept as."""
 
     tokenizer: Tokenizer = None
     dtype: Dtype = "auto"
     quantization: Quantization = "auto"
     quantize_head: QuantizeHead = None
+    load_format: LoadFormat = "auto"
+    packed_cache: PackedCache = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """What is computed together, and for how long."""
+
     max_model_len: MaxModelLen = None
     max_num_batched_tokens: MaxNumBatchedTokens = None
     long_prefill_token_threshold: LongPrefill = None
     target_itl: TargetItl = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheOptions:
+    """The KV pool."""
+
     kv_cache_memory: KvCacheMemory = None
     kv_cache_dtype: KvCacheDtype = "auto"
     swap_space: SwapSpace = None
-    load_format: LoadFormat = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """What computes."""
+
     device: Device = "cpu"
     deterministic: Deterministic = False
     threads: Threads = None
     instruction_set: InstructionSet = "auto"
-    packed_cache: PackedCache = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationOptions:
+    """Speculative decoding."""
+
     speculative: Speculative = "auto"
     speculative_depth: SpeculativeDepth = None
     speculative_width: SpeculativeWidth = None
@@ -289,12 +313,24 @@ class ModelOptions:
     speculative_acceptance: SpeculativeAcceptance = "coupled"
     speculative_memory: SpeculativeMemory = 0
 
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model is computed, and with what."""
+
+    loading: LoadOptions = LoadOptions()
+    batch: BatchOptions = BatchOptions()
+    cache: CacheOptions = CacheOptions()
+    device: DeviceOptions = DeviceOptions()
+    speculation: SpeculationOptions = SpeculationOptions()
+
     def engine(self, model: str | None, **others: Any) -> dict[str, Any]:
-        """Keyword arguments for `EngineOptions` and `LLM`. Raises ConfigurationError where the size is none."""
-        memory = parse_size(self.kv_cache_memory, "--kv-cache-memory")
-        swap = parse_size(self.swap_space, "--swap-space")
+        """Keyword arguments for `EngineOptions.of` and `LLM`. Raises ConfigurationError where a size is none."""
+        memory = parse_size(self.cache.kv_cache_memory, "--kv-cache-memory")
+        swap = parse_size(self.cache.swap_space, "--swap-space")
         sizes = {"kv_cache_memory": memory, "swap_space": swap}
-        return {**vars(self), "model": model_or_default(model), **sizes, **others}
+        given = {name: value for group in vars(self).values() for name, value in vars(group).items()}
+        return {**given, "model": model_or_default(model), **sizes, **others}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from penstock.cli.files import read_text
 from penstock.compression.block import matrices
 from penstock.compression.quantize import Done, Measured, check, quantize_model
 from penstock.compression.scoring import CALIBRATION_SEED, conversations, windows
-from penstock.core.config import EngineOptions
+from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.gguf import is_gguf
@@ -34,7 +34,7 @@ class Source:
 
 def run_quantize(model: str, recipe: Recipe, source: Source, out: Path, threads: int | None) -> None:
     """Write the checkpoint, and tell of each block. Raises ConfigurationError, StartupError."""
-    options = EngineOptions(model=model, threads=threads, speculative="off", quantization="none")
+    options = EngineOptions.of(model=model, threads=threads, speculative="off", quantization="none")
     prepared = prepare(options, api_beside=False)
     use_processor(prepared.config)
     checkpoint, declaration = prepared.checkpoint, prepared.declaration

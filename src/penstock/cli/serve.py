@@ -21,7 +21,8 @@ from starlette.applications import Starlette
 
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.cli.keys import Access
-from penstock.core.config import EngineConfig, EngineOptions, Reason
+from penstock.configuration.options import EngineOptions
+from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.client import Engine
@@ -121,7 +122,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
     if explain_only:
         # Where the output is no terminal, nothing is cut to the width of a screen.
         wide = None if sys.stdout.isatty() else 1000
-        prepared = prepare(EngineOptions(**options), api_beside=True)
+        prepared = prepare(EngineOptions.of(**options), api_beside=True)
         reading = _read_output(prepared.load_tokenizer(), serving)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
@@ -136,7 +137,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
     listener = bind(serving.host, serving.port)
     with contextlib.closing(listener):
         access.check_exposed(listener)
-        return run_loop(_serve(EngineOptions(**options), serving, access, listener, started, files))
+        return run_loop(_serve(EngineOptions.of(**options), serving, access, listener, started, files))
 
 
 async def _serve(

@@ -4,12 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from penstock.bench.answers import judged_answers
 from penstock.bench.engine import EngineFigures, measure_engine
 from penstock.bundled.corpus.turns import Turn
-from penstock.core.config import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.core.sampling import SamplingParams
 from penstock.llm import LLM, chat_encoder
@@ -40,22 +37,19 @@ class Served:
     speed: tuple[EngineFigures, ...]
 
 
-def served_figures(options: EngineOptions, asked: Asked) -> Served:
-    """Measure a model's speed, and have it answer questions, greedily.
+def served_figures(model: str, options: dict[str, Any], asked: Asked) -> Served:
+    """Measure the speed of a model with these options, and have it answer questions, greedily.
 
     Raises ConfigurationError where it has no tokenizer to be asked in, StartupError where it cannot be loaded.
     """
-    given: dict[str, Any] = msgspec.structs.asdict(options)
-    llm = LLM(given.pop("model"), **{**given, "max_num_seqs": max(*_BATCH_SIZES, asked.answers)})
+    llm = LLM(model, **{**options, "max_num_seqs": max(*_BATCH_SIZES, asked.answers)})
     speed: tuple[EngineFigures, ...] = ()
     if asked.speed:
         speed = tuple(measure_engine(llm, _BATCH_SIZES, _INPUT_LEN, _OUTPUT_LEN, llm.vocab_size, _REPEAT))
     if not asked.answers:
         return Served({}, speed)
     if llm.tokenizer is None:
-        raise ConfigurationError(
-            f"{options.model} has no tokenizer, so it cannot be asked anything; leave --answers out."
-        )
+        raise ConfigurationError(f"{model} has no tokenizer, so it cannot be asked anything; leave --answers out.")
     encoder = chat_encoder(llm.tokenizer)
 
     def answer(turns: Sequence[Turn]) -> list[str]:

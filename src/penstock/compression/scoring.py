@@ -11,7 +11,8 @@ from torch import Tensor
 from penstock.assembly.backend import backend_of
 from penstock.assembly.prepare import prepare
 from penstock.bundled.corpus.generator import calibration
-from penstock.core.config import BLOCK_SIZE, EngineOptions
+from penstock.configuration.options import EngineOptions
+from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import ConfigurationError, RequestError, TokenizerError
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
@@ -50,7 +51,7 @@ class Scorer:
     def __init__(self, options: EngineOptions, longest: int) -> None:
         """For texts of at most `longest` tokens. Raises StartupError where the model cannot be loaded."""
         # Candidates are many, and each is loaded once.
-        prepared = prepare(replace(options, packed_cache="off"), api_beside=False)
+        prepared = prepare(replace(options, loading=replace(options.loading, packed_cache="off")), api_beside=False)
         config, declaration = prepared.config, prepared.declaration
         backend = backend_of(config)
         self.name = options.model
@@ -67,7 +68,7 @@ class Scorer:
         # An engine leaves torch one thread; here it compares distributions over whole vocabularies.
         torch.set_num_threads(config.threads)
         self.weight_bytes = _bytes_of(weights.values())
-        spec = build_kv_spec(declaration.kv_layers, self.dtype, BLOCK_SIZE, options.kv_cache_dtype)
+        spec = build_kv_spec(declaration.kv_layers, self.dtype, BLOCK_SIZE, options.cache.kv_cache_dtype)
         storage = backend.storage(spec, -(-longest // BLOCK_SIZE) + 1, 0)
         self._groups = len(spec.groups)
         dispatcher = Dispatcher(backend.implementations)

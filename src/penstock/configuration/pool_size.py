@@ -1,19 +1,15 @@
 """How large the KV pool is: estimated before anything is loaded, and on a GPU fitted to a step that was measured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
+from penstock.configuration.facts import MachineFacts, ModelFacts
+from penstock.configuration.options import EngineOptions
+from penstock.configuration.reasons import Note
 from penstock.configuration.swapping import STAGING_BYTES
-from penstock.core.config import (
-    BLOCK_SIZE,
-    EngineConfig,
-    EngineOptions,
-    MachineFacts,
-    ModelFacts,
-    PoolWish,
-    Reason,
-)
+from penstock.core.config import BLOCK_SIZE, EngineConfig, PoolWish, Reason
+from penstock.core.devices import StepMemory
 from penstock.core.errors import ConfigurationError, InsufficientMemory
 from penstock.core.kv import KVSpec
 from penstock.core.speculation import blocks_of_branches
@@ -24,49 +20,6 @@ GPU_WORKSPACE_BYTES = 1536 << 20
 KV_SHARE_OF_FREE_MEMORY = 0.8
 # Where it is known what a step takes; the rest is for what allocators cannot use of what is free.
 KV_SHARE_OF_MEASURED_MEMORY = 0.9
-
-Note = Callable[[str, object, str], None]
-
-
-class MemoryReading(msgspec.Struct, frozen=True):
-    """A GPU's memory at one moment, in bytes.
-
-    Attributes:
-        free: what no process has.
-        reserved: what this process's allocator has, in use or kept for later.
-        peak: the most that it has had since it was last asked to forget that.
-    """
-
-    free: int
-    reserved: int
-    peak: int
-
-    def taken_since(self, before: "MemoryReading") -> int:
-        """What was taken at the most between `before` and this reading, by the allocator, by CUDA or by others."""
-        return max(0, self.peak - before.reserved) + self.beside_since(before)
-
-    def beside_since(self, before: "MemoryReading") -> int:
-        """Of that, what the allocator did not take: CUDA's own, such as code of kernels, or other processes'."""
-        return max(0, before.free - self.free - (self.reserved - before.reserved))
-
-
-class StepMemory(msgspec.Struct, frozen=True):
-    """What was measured of a GPU's memory before there was a pool, in bytes.
-
-    Attributes:
-        free: what is free behind the weights.
-        step: what the largest step takes at its peak.
-        graphs: what graphs of decode steps will take at most.
-    """
-
-    free: int
-    step: int
-    graphs: int = 0
-
-    @property
-    def left(self) -> int:
-        """For the pool, and for what allocators cannot use."""
-        return self.free - self.step - self.graphs
 
 
 def graphs_bytes(decodes: Sequence[int], each: int) -> int:
@@ -94,7 +47,8 @@ def estimate_pool(
     in no case is refused. Raises ConfigurationError and InsufficientMemory.
     """
     spec, block_bytes = blocks
-    asked, longest = options.max_model_len, options.max_model_len or model.max_position_embeddings
+    asked, wanted = options.batch.max_model_len, options.cache.kv_cache_memory
+    longest = asked or model.max_position_embeddings
     if longest > model.max_position_embeddings:
         raise ConfigurationError(
             f"--max-model-len {longest} is beyond the {model.max_position_embeddings} positions that the model was "
@@ -103,7 +57,7 @@ def estimate_pool(
     max_num_seqs, chunk = batch
     smallest = spec.blocks_for(min(longest, BLOCK_SIZE), chunk) * block_bytes
     largest_use = _largest_use(spec, max_num_seqs, longest) * block_bytes
-    memory, why = _estimate(options.kv_cache_memory, machine, weights, smallest, largest_use)
+    memory, why = _estimate(wanted, machine, weights, smallest, largest_use)
     why = why or f"all that {max_num_seqs} sequences of {longest} tokens can fill"
     num_blocks = memory // block_bytes
     pool = _pool(num_blocks, spec, memory)
@@ -114,16 +68,16 @@ def estimate_pool(
             _fit_context(longest, asked is not None, spec, num_blocks, chunk, note, made_for=longest),
             None,
         )
-    told = "as asked, until" if options.kv_cache_memory is not None else f"estimated ({why}) until"
+    told = "as asked, until" if wanted is not None else f"estimated ({why}) until"
     note("kv cache memory", pool, f"{told} the engine has measured its largest step")
     if asked is not None:
         note("max model len", longest, "as asked")
-        return num_blocks, longest, PoolWish(options.kv_cache_memory, longest, longest, strict=True)
+        return num_blocks, longest, PoolWish(wanted, longest, longest, strict=True)
     fits = max(1, longest_context(spec, num_blocks, longest, chunk))
     note("max model len", fits, "max_position_embeddings" if fits == longest else "estimated: what the KV pool holds")
     # What all memory would not hold need not be prepared for.
     most = longest_context(spec, (machine.available_memory - weights) // block_bytes, longest, chunk)
-    return num_blocks, fits, PoolWish(options.kv_cache_memory, longest, most)
+    return num_blocks, fits, PoolWish(wanted, longest, most)
 
 
 def _estimate(

@@ -5,47 +5,44 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
+from penstock.configuration.devices import resolve_device
+from penstock.configuration.facts import KeptIntegers, MachineFacts, ModelFacts
+from penstock.configuration.options import (
+    DEFAULT_TARGET_ITL,
+    LONGEST_TARGET_ITL,
+    BatchOptions,
+    DeviceOptions,
+    EngineOptions,
+    LoadOptions,
+    SpeculationOptions,
+)
 from penstock.configuration.pool_size import estimate_pool, gib
+from penstock.configuration.reasons import Reasons
+from penstock.configuration.speculation import HEADS, resolve_speculation
 from penstock.configuration.swapping import resolve_swap_space
 from penstock.core.config import (
     BACKGROUND_TOKENS,
     BLOCK_SIZE,
     DEFAULT_BATCHED_TOKENS,
     DEFAULT_MAX_NUM_SEQS,
-    DEFAULT_TARGET_ITL,
     KEPT_SHARE,
-    LONGEST_TARGET_ITL,
     QUANTIZED_BYTES,
     CacheConfig,
     EngineConfig,
-    EngineOptions,
-    KeptIntegers,
     LoadFormat,
-    MachineFacts,
     ModelConfig,
-    ModelFacts,
     Reason,
     SchedulerConfig,
 )
-from penstock.core.devices import FP8_CAPABILITY, Gpu, dotted, resolve_device
+from penstock.core.devices import FP8_CAPABILITY, Gpu, dotted
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
-from penstock.core.speculation import HEADS, DraftModelConfig, blocks_of_branches, resolve_speculation
+from penstock.core.speculation import DraftModelConfig, blocks_of_branches
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
 INSTRUCTION_SETS = ("auto", "avx512", "avx512_vnni", "avx2", "portable")
 LARGEST_VALUE = 2**63 - 1
-
-
-class _Resolver:
-    """Collects values with their reasons."""
-
-    def __init__(self) -> None:
-        self.reasons: list[Reason] = []
-
-    def note(self, setting: str, value: object, why: str) -> None:
-        self.reasons.append(Reason(setting, str(value), why))
 
 
 def resolve(
@@ -58,21 +55,22 @@ def resolve(
     Pure: the same arguments give the same answer. Raises ConfigurationError where options contradict each other or
     the model, InsufficientMemory where weights and the smallest useful pool do not fit.
     """
-    out = _Resolver()
-    gpu = resolve_device(options.device, machine.gpus, out.note)
+    out = Reasons()
+    gpu = resolve_device(options.device.device, machine.gpus, out.note)
     host_memory = None if gpu is None else machine.available_memory
     if gpu is not None:
         options, machine = _on_gpu(gpu, options, machine)
-    _note_order_of_sums(options, gpu, machine, out)
+    device, loading, cache = options.device, options.loading, options.cache
+    _note_order_of_sums(device.deterministic, gpu, machine, out)
     tokenizer = _resolve_model(options, model, out)
-    dtype = _resolve_dtype(options, model, out)
-    quantization = _resolve_quantization(options, model, dtype, gpu, out)
-    threads = _resolve_threads(options, machine, out)
-    max_num_seqs, batched = _resolve_batch(options, out)
-    target_itl = _resolve_target_itl(options, machine, out)
+    dtype = _resolve_dtype(loading, model, out)
+    quantization = _resolve_quantization(loading, model, dtype, gpu, out)
+    threads = _resolve_threads(device, machine, out)
+    max_num_seqs, batched = _resolve_batch(options.batch, out)
+    target_itl = _resolve_target_itl(options.batch, machine, out)
     out.note("block size", BLOCK_SIZE, "tokens in a KV block; few enough that the last one wastes little")
-    spec = _resolve_kv(options, model, dtype, out)
-    drafting = _draft_models(options, model, machine, drafts, spec, dtype)
+    spec = _resolve_kv(cache.kv_cache_dtype, model, dtype, out)
+    drafting = _draft_models(options.speculation, model, machine, drafts, spec, dtype)
     speculation, depth, width = resolve_speculation(
         options.speculation, drafting, len(model.kv_layers), out.note, exact=machine.exact
     )
@@ -80,66 +78,64 @@ def resolve(
     weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)
     if width:
         weights += blocks_of_branches(depth, BLOCK_SIZE, len(spec.groups)) * spec.block_bytes
-    _positive("max_model_len", options.max_model_len)
-    _positive("kv_cache_memory", options.kv_cache_memory)
+    _positive("max_model_len", options.batch.max_model_len)
+    _positive("kv_cache_memory", cache.kv_cache_memory)
     num_blocks, max_model_len, wish = estimate_pool(
         options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.note
     )
-    _positive("swap_space", options.swap_space or None)
-    swap_blocks = resolve_swap_space(options.swap_space, block_bytes, host_memory, out.note)
-    sharing = "as asked: every prompt is computed"
-    if options.enable_prefix_caching:
-        sharing = f"equal prefixes share their KV; up to {KEPT_SHARE:.0%} of the pool is kept where clients ask for it"
-    out.note("enable prefix caching", options.enable_prefix_caching, sharing)
-    packed_cache = _resolve_packed_cache(options, machine, out)
+    _positive("swap_space", cache.swap_space or None)
+    swap_blocks = resolve_swap_space(cache.swap_space, block_bytes, host_memory, out.note)
+    _note_sharing(cache.enable_prefix_caching, out)
+    packed_cache = _resolve_packed_cache(loading, machine, out)
     config = EngineConfig(
-        model=ModelConfig(model.path, tokenizer, dtype, options.load_format, *quantization, packed_cache),
-        cache=CacheConfig(spec, num_blocks, options.enable_prefix_caching, swap_blocks=swap_blocks, wish=wish),
+        model=ModelConfig(model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache),
+        cache=CacheConfig(spec, num_blocks, cache.enable_prefix_caching, swap_blocks=swap_blocks, wish=wish),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,
-            max_chunk=options.long_prefill_token_threshold,
+            max_chunk=options.batch.long_prefill_token_threshold,
             max_model_len=max_model_len,
             max_outstanding=_resolve_outstanding(gpu, drafts=speculation is not None, out=out),
-            static_batching=options.static_batching,
+            static_batching=options.batch.static_batching,
             target_itl=target_itl,
-            bound_batch=options.target_itl is not None,
+            bound_batch=options.batch.target_itl is not None,
             draft_depth=depth,
             draft_width=width,
-            fixed_depth=options.speculative_depth is not None,
+            fixed_depth=options.speculation.depth is not None,
             text_drafts=speculation is not None and speculation.proposer in ("ngram", "either"),
             model_drafts=speculation is not None and speculation.proposer != "ngram",
         ),
         threads=threads,
-        instruction_set=_resolve_instruction_set(options, out),
+        instruction_set=_resolve_instruction_set(device, out),
         speculation=speculation,
         device="cpu" if gpu is None else gpu.device,
-        deterministic=options.deterministic,
+        deterministic=device.deterministic,
     )
-    return config, out.reasons
+    return config, out.found
 
 
 def _on_gpu(gpu: Gpu, options: EngineOptions, machine: MachineFacts) -> tuple[EngineOptions, MachineFacts]:
     """Options and machine for a GPU. Raises ConfigurationError where one asks for what only CPUs have."""
-    if options.kv_cache_dtype == "int4":
+    if options.cache.kv_cache_dtype == "int4":
         raise ConfigurationError(
             f"--kv-cache-dtype int4 is not possible on {gpu.device}: its kernels take auto, int8 and fp8; --device cpu "
             "takes int4 too."
         )
-    asked = options.draft_model is not None or options.chain_model is not None
-    if options.speculative not in ("auto", "off", "ngram") or asked:
-        who = "--draft-model" if asked else f"--speculative {options.speculative}"
+    drafts = options.speculation
+    asked = drafts.draft_model is not None or drafts.chain_model is not None
+    if drafts.proposer not in ("auto", "off", "ngram") or asked:
+        who = "--draft-model" if asked else f"--speculative {drafts.proposer}"
         raise ConfigurationError(
             f"{who} is not possible on {gpu.device}, where no model drafts; take --speculative ngram or off, or "
             "--device cpu."
         )
-    if options.speculative == "auto":
+    if drafts.proposer == "auto":
         # A default, not a wish.
-        options = replace(options, speculative="off")
+        options = replace(options, speculation=replace(drafts, proposer="off"))
     facts = replace(
         machine,
         available_memory=gpu.free_memory,
-        exact=options.deterministic,
+        exact=options.device.deterministic,
         cache_folder=None,
         memory_name=f" on {gpu.device} ({gpu.name})",
         # An interpreter in this process has no memory of its own to measure.
@@ -148,20 +144,27 @@ def _on_gpu(gpu: Gpu, options: EngineOptions, machine: MachineFacts) -> tuple[En
     return options, facts
 
 
-def _note_order_of_sums(options: EngineOptions, gpu: Gpu | None, machine: MachineFacts, out: _Resolver) -> None:
-    if options.deterministic and gpu is None and not machine.exact:
+def _note_order_of_sums(deterministic: bool, gpu: Gpu | None, machine: MachineFacts, out: Reasons) -> None:
+    if deterministic and gpu is None and not machine.exact:
         raise ConfigurationError(
             "--deterministic is not possible here: without the native kernels, what torch computes depends on the "
             "batch."
         )
     why = "on a GPU sums have the order that is fastest for a batch; --deterministic gives them one order"
-    if options.deterministic:
+    if deterministic:
         why = "as asked: sums have one order, whatever is in a batch"
     elif gpu is None:
         why = "of GPUs alone; the CPU's kernels always give a row the same bits"
         if not machine.exact:
             why = "of GPUs alone; without the native kernels bits depend on the batch"
-    out.note("deterministic", options.deterministic, why)
+    out.note("deterministic", deterministic, why)
+
+
+def _note_sharing(sharing: bool, out: Reasons) -> None:
+    why = "as asked: every prompt is computed"
+    if sharing:
+        why = f"equal prefixes share their KV; up to {KEPT_SHARE:.0%} of the pool is kept where clients ask for it"
+    out.note("enable prefix caching", sharing, why)
 
 
 def _positive(name: str, value: Any) -> None:
@@ -174,19 +177,20 @@ def _positive(name: str, value: Any) -> None:
         raise ConfigurationError(f"{option} does not fit into 64 bits; it must be at most {LARGEST_VALUE}.")
 
 
-def _resolve_model(options: EngineOptions, model: ModelFacts, out: _Resolver) -> str:
+def _resolve_model(options: EngineOptions, model: ModelFacts, out: Reasons) -> str:
     """The directory of the tokenizer; what is loaded and how is noted."""
     formats = get_args(LoadFormat)
-    if options.load_format not in formats:
-        raise ConfigurationError(f"--load-format {options.load_format} is not one of {', '.join(formats)}.")
+    if options.loading.load_format not in formats:
+        raise ConfigurationError(f"--load-format {options.loading.load_format} is not one of {', '.join(formats)}.")
     out.note("model", model.path, "as asked" if model.path == options.model else f"where {options.model} was found")
-    loaded = "random weights, as asked" if options.load_format == "dummy" else "the checkpoint's weights"
-    out.note("load format", options.load_format, loaded)
-    out.note("tokenizer", options.tokenizer or model.path, "as asked" if options.tokenizer else "the model's own")
-    return options.tokenizer or model.path
+    loaded = "random weights, as asked" if options.loading.load_format == "dummy" else "the checkpoint's weights"
+    out.note("load format", options.loading.load_format, loaded)
+    tokenizer = options.loading.tokenizer
+    out.note("tokenizer", tokenizer or model.path, "as asked" if tokenizer else "the model's own")
+    return tokenizer or model.path
 
 
-def _resolve_threads(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> int:
+def _resolve_threads(options: DeviceOptions, machine: MachineFacts, out: Reasons) -> int:
     _positive("threads", options.threads)
     if options.threads is not None:
         out.note("threads", options.threads, "as asked")
@@ -196,7 +200,7 @@ def _resolve_threads(options: EngineOptions, machine: MachineFacts, out: _Resolv
     return machine.cores
 
 
-def _resolve_instruction_set(options: EngineOptions, out: _Resolver) -> str:
+def _resolve_instruction_set(options: DeviceOptions, out: Reasons) -> str:
     chosen = options.instruction_set
     if chosen not in INSTRUCTION_SETS:
         raise ConfigurationError(f"--instruction-set {chosen} is not one of {', '.join(INSTRUCTION_SETS)}.")
@@ -205,7 +209,7 @@ def _resolve_instruction_set(options: EngineOptions, out: _Resolver) -> str:
     return chosen
 
 
-def _resolve_dtype(options: EngineOptions, model: ModelFacts, out: _Resolver) -> str:
+def _resolve_dtype(options: LoadOptions, model: ModelFacts, out: Reasons) -> str:
     if options.dtype != "auto":
         if options.dtype not in COMPUTE_DTYPES:
             raise ConfigurationError(f"--dtype {options.dtype} is not one of auto, {', '.join(COMPUTE_DTYPES)}.")
@@ -222,8 +226,7 @@ def _resolve_dtype(options: EngineOptions, model: ModelFacts, out: _Resolver) ->
     return "float32"
 
 
-def _resolve_kv(options: EngineOptions, model: ModelFacts, dtype: str, out: _Resolver) -> KVSpec:
-    kept = options.kv_cache_dtype
+def _resolve_kv(kept: str, model: ModelFacts, dtype: str, out: Reasons) -> KVSpec:
     if kept not in ("auto", *KV_BYTES):
         raise ConfigurationError(f"--kv-cache-dtype {kept} is not one of auto, {', '.join(KV_BYTES)}.")
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE, kept)
@@ -238,7 +241,7 @@ def _resolve_kv(options: EngineOptions, model: ModelFacts, dtype: str, out: _Res
 
 
 def _resolve_quantization(
-    options: EngineOptions, model: ModelFacts, dtype: str, gpu: Gpu | None, out: _Resolver
+    options: LoadOptions, model: ModelFacts, dtype: str, gpu: Gpu | None, out: Reasons
 ) -> tuple[str, str]:
     """What projections, and what head and embedding, are rounded to."""
     asked, head = options.quantization, options.quantize_head
@@ -290,7 +293,7 @@ def _fp8_becomes_numbers(model: ModelFacts, gpu: Gpu | None) -> str:
     return f"; {model.fp8_numbers:,} weights in FP8 become numbers on {gpu.device}: {why}"
 
 
-def _resolve_packed_cache(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> str | None:
+def _resolve_packed_cache(options: LoadOptions, machine: MachineFacts, out: Reasons) -> str | None:
     """The folder that keeps packed weights between starts, None where none are kept."""
     asked = options.packed_cache
     if asked is not None and (not isinstance(asked, str) or not asked):
@@ -338,7 +341,7 @@ def _bytes_of(
     return weights, block
 
 
-def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
+def _resolve_batch(options: BatchOptions, out: Reasons) -> tuple[int, int]:
     _positive("max_num_seqs", options.max_num_seqs)
     _positive("max_num_batched_tokens", options.max_num_batched_tokens)
     batched = options.max_num_batched_tokens
@@ -358,7 +361,7 @@ def _resolve_batch(options: EngineOptions, out: _Resolver) -> tuple[int, int]:
     return max_num_seqs, batched
 
 
-def _note_order(options: EngineOptions, batched: int, out: _Resolver) -> None:
+def _note_order(options: BatchOptions, batched: int, out: Reasons) -> None:
     _positive("long_prefill_token_threshold", options.long_prefill_token_threshold)
     if options.long_prefill_token_threshold is None:
         out.note("long prefill token threshold", "none", f"one prompt may fill a step's {batched} tokens")
@@ -371,7 +374,7 @@ def _note_order(options: EngineOptions, batched: int, out: _Resolver) -> None:
     out.note("background tokens", BACKGROUND_TOKENS, brief)
 
 
-def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Resolver) -> float | None:
+def _resolve_target_itl(options: BatchOptions, machine: MachineFacts, out: Reasons) -> float | None:
     """Seconds that a step should take at most; None: as long as it takes."""
     asked = options.target_itl
     if asked is not None:
@@ -389,7 +392,7 @@ def _resolve_target_itl(options: EngineOptions, machine: MachineFacts, out: _Res
     return DEFAULT_TARGET_ITL
 
 
-def _resolve_outstanding(gpu: Gpu | None, *, drafts: bool, out: _Resolver) -> int:
+def _resolve_outstanding(gpu: Gpu | None, *, drafts: bool, out: Reasons) -> int:
     """Steps that may be planned before the oldest of them is known."""
     if gpu is None:
         out.note("steps at a time", 1, "the processor that would plan the next computes the one before")
@@ -402,7 +405,7 @@ def _resolve_outstanding(gpu: Gpu | None, *, drafts: bool, out: _Resolver) -> in
 
 
 def _draft_models(
-    options: EngineOptions,
+    options: SpeculationOptions,
     model: ModelFacts,
     machine: MachineFacts,
     drafts: Sequence[ModelFacts],
@@ -426,11 +429,11 @@ def _draft_models(
     return found
 
 
-def _draft_quantization(options: EngineOptions, draft: ModelFacts, machine: MachineFacts) -> str:
+def _draft_quantization(options: SpeculationOptions, draft: ModelFacts, machine: MachineFacts) -> str:
     """What the weights of a model that drafts, or of heads, are rounded to."""
     if options.draft_quantization != "auto":
         return options.draft_quantization
     if draft.integers != KeptIntegers():
         return "own"
     # A draft may be wrong, and of half the bytes it is made sooner.
-    return "int8" if machine.exact and options.speculative not in HEADS else "none"
+    return "int8" if machine.exact and options.proposer not in HEADS else "none"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -10,7 +11,7 @@ from penstock.core.errors import ConfigurationError
 
 Figure = Literal["ttft", "tpot", "itl", "e2e"]
 
-_UNITS = {"ms": 1e-3, "s": 1.0, "": 1.0}
+_UNITS: Mapping[str, float] = MappingProxyType({"ms": 1e-3, "s": 1.0, "": 1.0})
 
 
 class Slo(msgspec.Struct, frozen=True):

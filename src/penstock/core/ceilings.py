@@ -1,5 +1,8 @@
 """What a machine reaches at most: the bytes that it reads and the sums that it computes in a second."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import msgspec
 
 # Which arithmetic products of weights in a format are done in.
@@ -17,8 +20,9 @@ _INTEGERS = (
     "q6_k",
     "own",
 )
-ARITHMETIC_OF = dict.fromkeys(_INTEGERS, "int8")
-ARITHMETIC_OF |= {"bfloat16": "bfloat16", "float32": "float32"}
+ARITHMETIC_OF: Mapping[str, str] = MappingProxyType(
+    {**dict.fromkeys(_INTEGERS, "int8"), "bfloat16": "bfloat16", "float32": "float32"}
+)
 TYPES = ("int8", "bfloat16", "float32")
 
 

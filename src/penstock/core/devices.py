@@ -1,19 +1,11 @@
-"""Which device computes: what a user may ask for, what GPUs there are, and which one it comes to."""
-
-import re
-from collections.abc import Callable, Sequence
+"""GPUs as data: what their drivers say of them, and what was measured of their memory."""
 
 import msgspec
-
-from penstock.core.errors import ConfigurationError
 
 # What bfloat16 and the kernels' instructions need: Ampere, of 2020.
 LEAST_CAPABILITY = (8, 0)
 # What has instructions for products of E4M3: Ada and Hopper, of 2022.
 FP8_CAPABILITY = (8, 9)
-_DEVICE = re.compile(r"cuda(?::(0|[1-9][0-9]{0,3}))?")
-
-Note = Callable[[str, object, str], None]
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -58,62 +50,47 @@ class GpuFacts(msgspec.Struct, frozen=True):
     obstacle: str | None = None
 
 
-def memory_ended(error: BaseException) -> bool:
-    """Whether an error of torch says that a GPU's memory has ended: its allocator's, CUDA's or a library's."""
-    told = str(error)
-    return type(error).__name__ == "OutOfMemoryError" or "out of memory" in told or "ALLOC_FAILED" in told
-
-
-def resolve_device(asked: str, facts: GpuFacts, note: Note) -> Gpu | None:
-    """The GPU that computes, None where the CPU does. Raises ConfigurationError where it is not there."""
-    match = _DEVICE.fullmatch(asked)
-    if asked not in ("auto", "cpu") and match is None:
-        raise ConfigurationError(f"--device {asked} is not one of auto, cpu, cuda, cuda:0, cuda:1, ….")
-    if asked == "cpu":
-        note("device", "cpu", "unless --device asks for a GPU, on which the kernels have not run yet")
-        return None
-    usable = [gpu for gpu in facts.gpus if gpu.capability >= LEAST_CAPABILITY and not gpu.interpreted]
-    if match is None:
-        if facts.obstacle is None and usable:
-            note("device", usable[0].device, f"{_described(usable[0])}; --device cpu computes without it")
-            return usable[0]
-        note("device", "cpu", _why_none(facts))
-        return None
-    if facts.obstacle is not None:
-        raise ConfigurationError(f"--device {asked} is not possible here: {facts.obstacle}.")
-    gpu = _numbered(asked, int(match[1] or 0), facts.gpus)
-    note("device", gpu.device, f"as asked: {_described(gpu)}")
-    return gpu
-
-
-def _numbered(asked: str, index: int, gpus: Sequence[Gpu]) -> Gpu:
-    found = next((gpu for gpu in gpus if gpu.index == index), None)
-    if found is None:
-        there = ", ".join(gpu.device for gpu in gpus) or "none"
-        raise ConfigurationError(f"--device {asked} is not there; this process sees {there} (CUDA_VISIBLE_DEVICES).")
-    if found.capability < LEAST_CAPABILITY:
-        raise ConfigurationError(
-            f"--device {asked} is a {found.name} of compute capability {dotted(found.capability)}, and the kernels "
-            f"need {dotted(LEAST_CAPABILITY)} or more; --device cpu computes without it."
-        )
-    return found
-
-
-def _why_none(facts: GpuFacts) -> str:
-    if facts.obstacle is not None:
-        return f"no GPU can be used: {facts.obstacle}"
-    if old := [gpu for gpu in facts.gpus if not gpu.interpreted]:
-        return f"{old[0].name} has compute capability {dotted(old[0].capability)}, below {dotted(LEAST_CAPABILITY)}"
-    return "this process sees no GPU"
-
-
-def _described(gpu: Gpu) -> str:
-    if gpu.interpreted:
-        return "Triton interprets its kernels in this process, which is for tests of them and thousands of times slower"
-    memory = f"{gpu.free_memory / 2**30:.1f} of {gpu.total_memory / 2**30:.1f} GiB free"
-    return f"{gpu.name}, compute capability {dotted(gpu.capability)}, {memory}"
-
-
 def dotted(capability: tuple[int, int]) -> str:
     """A compute capability as NVIDIA writes it, such as 8.9."""
     return ".".join(map(str, capability))
+
+
+class MemoryReading(msgspec.Struct, frozen=True):
+    """A GPU's memory at one moment, in bytes.
+
+    Attributes:
+        free: what no process has.
+        reserved: what this process's allocator has, in use or kept for later.
+        peak: the most that it has had since it was last asked to forget that.
+    """
+
+    free: int
+    reserved: int
+    peak: int
+
+    def taken_since(self, before: "MemoryReading") -> int:
+        """What was taken at the most between `before` and this reading, by the allocator, by CUDA or by others."""
+        return max(0, self.peak - before.reserved) + self.beside_since(before)
+
+    def beside_since(self, before: "MemoryReading") -> int:
+        """Of that, what the allocator did not take: CUDA's own, such as code of kernels, or other processes'."""
+        return max(0, before.free - self.free - (self.reserved - before.reserved))
+
+
+class StepMemory(msgspec.Struct, frozen=True):
+    """What was measured of a GPU's memory before there was a pool, in bytes.
+
+    Attributes:
+        free: what is free behind the weights.
+        step: what the largest step takes at its peak.
+        graphs: what graphs of decode steps will take at most.
+    """
+
+    free: int
+    step: int
+    graphs: int = 0
+
+    @property
+    def left(self) -> int:
+        """For the pool, and for what allocators cannot use."""
+        return self.free - self.step - self.graphs

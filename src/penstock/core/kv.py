@@ -5,17 +5,20 @@ each group has a block table of its own. All groups take blocks from one pool, s
 layers; where the counts do not divide, the last group of a kind leaves a slot of its blocks unused.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
 
 from penstock.core.errors import ConfigurationError, UnsupportedModel
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "uint8": 1}
+DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
+    {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "uint8": 1}
+)
 # What keys and values may be kept as instead of numbers: bytes with a scale for each head and token, or two to a byte,
 # with a scale and a least value for each 32 of a head's values.
-KV_BYTES = {"int8": "int8", "fp8": "float8_e4m3fn", "int4": "uint8"}
+KV_BYTES: Mapping[str, str] = MappingProxyType({"int8": "int8", "fp8": "float8_e4m3fn", "int4": "uint8"})
 KV_GROUP = 32
 # A head's number of values is a multiple of this for int4: two groups.
 _INT4_HEADS = 2 * KV_GROUP

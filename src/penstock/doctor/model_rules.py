@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 import msgspec
 
+from penstock.configuration.facts import KeptIntegers
 from penstock.core.ceilings import Ceilings
-from penstock.core.config import QUANTIZED_BYTES, EngineConfig, KeptIntegers
+from penstock.core.config import QUANTIZED_BYTES, EngineConfig
 from penstock.core.kv import DTYPE_BYTES
 from penstock.doctor.finding import Evidence, Finding, in_bytes, in_number
 from penstock.doctor.machine import Disk

@@ -17,10 +17,10 @@ from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineError, EngineUnavailable, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals
-from penstock.core.failpoints import POINTS, FailAction
 from penstock.core.plan import Pooling
 from penstock.core.request import EVERYBODY, KeptPrefix, Request, Standing
 from penstock.core.sampling import SamplingParams
+from penstock.engine.fail_points import POINTS, FailAction
 from penstock.engine.intake import Intake
 from penstock.engine.interface import ModelInfo, RequestOutput
 from penstock.engine.journal import Journal
@@ -240,7 +240,7 @@ class Engine:
             held += self._patience.look_seconds
 
     def arm(self, point: str, action: FailAction, passes: int = 0) -> None:
-        """Let something go wrong in the process that serves now, at a place in `core.failpoints.POINTS`."""
+        """Let something go wrong in the process that serves now, at a place in `fail_points.POINTS`."""
         if point not in POINTS:
             raise InvalidParameter("point", f"{point[:40]!r} is not one of {', '.join(POINTS)}.")
         self._process.arm(point, action, passes)

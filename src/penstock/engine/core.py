@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from penstock.core.errors import EngineError, InvalidParameter, StepOutOfMemory
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
-from penstock.core.failpoints import fail_point
 from penstock.core.grammar import Grammar
 from penstock.core.plan import SampleResult, StepPlan, StepResult, failed
 from penstock.core.request import Request
+from penstock.engine.fail_points import FailPoints
 from penstock.scheduler.scheduler import Scheduler
 
 
@@ -99,6 +99,7 @@ class EngineCore:
             before one is waited for.
         clock: seconds that never go back; on one machine, all processes have the same.
         facts: of the newest step.
+        fail_points: where a step can be made to go wrong.
     """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, grammars: GrammarCompiler | None = None) -> None:
@@ -107,6 +108,7 @@ class EngineCore:
         self._executor = executor
         self._grammars = grammars
         self.failure: EngineError | None = None
+        self.fail_points = FailPoints()
         self.begin_step: Callable[[frozenset[int]], None] | None = None
         self.clock: Callable[[], float] = time.monotonic
         self.facts = StepFacts()
@@ -194,7 +196,7 @@ class EngineCore:
         self._begun.append(step)
         self._tell()
         try:
-            fail_point("engine.step")
+            self.fail_points.passed("engine.step")
             step.handle = self._executor.execute(plan)
         except Exception as error:
             # Told when it is its turn to be committed: those before it may have been computed.

@@ -14,11 +14,11 @@ from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import EngineError
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts
-from penstock.core.failpoints import FailAction
 from penstock.core.plan import Gained
 from penstock.core.request import Request
 from penstock.core.text_files import shown
 from penstock.core.work import ModelWork
+from penstock.engine.fail_points import FailAction
 from penstock.scheduler.admission import Limits
 
 PROTOCOL_VERSION = 10
@@ -46,7 +46,7 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class Arm(msgspec.Struct, frozen=True, tag="arm"):
-    """To the engine: something is to go wrong at a fail-point (`core/failpoints.py`), `passes` times not yet."""
+    """To the engine: something is to go wrong at a fail-point (`engine/fail_points.py`), `passes` times not yet."""
 
     point: str
     action: FailAction

@@ -14,8 +14,8 @@ from penstock.core.config import EngineConfig
 from penstock.core.errors import EngineUnavailable, PenstockError, rebuild_error
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts, StepTotals
-from penstock.core.failpoints import FailAction
 from penstock.core.work import ModelWork
+from penstock.engine.fail_points import FailAction
 from penstock.engine.interface import RequestOutput
 from penstock.engine.messages import (
     PROTOCOL_VERSION,

@@ -18,11 +18,11 @@ from penstock.core.ceilings import Ceilings
 from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import EngineError, PenstockError
 from penstock.core.events import SampleOutput
-from penstock.core.failpoints import arm, fail_point
 from penstock.core.request import Request
 from penstock.core.work import ModelWork
 from penstock.engine.contention import CpuWait
 from penstock.engine.core import EngineCore
+from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -163,7 +163,7 @@ def _exit_on_hang_up(descriptor: int) -> None:
     os._exit(0)
 
 
-def _arm(message: Arm) -> None:
+def _arm(message: Arm, points: FailPoints) -> None:
     """Do as `message` says when its fail-point is passed."""
     left = message.passes
 
@@ -179,7 +179,7 @@ def _arm(message: Arm) -> None:
         while message.action == "hang":
             time.sleep(1.0)
 
-    arm(message.point, None if message.action == "nothing" else act)
+    points.arm(message.point, None if message.action == "nothing" else act)
 
 
 def _beat(connection: Connection, loop: "_Loop", progress: Callable[[], int]) -> None:
@@ -264,7 +264,7 @@ class _Loop:
                     raise core.failure
                 cpu_wait = self._cpu_wait.since_last(core.clock())
                 facts = replace(core.facts, send=self._send_seconds, cpu_wait=cpu_wait)
-                fail_point("engine.send")
+                core.fail_points.passed("engine.send")
             computed = core.clock()
             connection.send(pack_outputs(outputs, core.snapshot(), facts, prepared))
             self._send_seconds = core.clock() - computed if facts is not None else 0.0
@@ -317,7 +317,7 @@ class _Loop:
             case Inspect(number):
                 self._connection.send(Inspected(number, self._core.check()))
             case Arm():
-                _arm(message)
+                _arm(message, self._core.fail_points)
         return []
 
     def _add(self, request: Request, error: PenstockError | None = None) -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from penstock.core.config import KeptIntegers
+from penstock.configuration.facts import KeptIntegers
 from penstock.core.devices import Gpu
 from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE

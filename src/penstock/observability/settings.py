@@ -4,8 +4,9 @@ import math
 
 import msgspec
 
+from penstock.configuration.options import LONGEST_TARGET_ITL
 from penstock.configuration.slo import Slo
-from penstock.core.config import LONGEST_TARGET_ITL, EngineConfig, Reason
+from penstock.core.config import EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
 from penstock.observability.stats import Settings
 

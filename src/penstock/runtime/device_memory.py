@@ -5,8 +5,8 @@ import traceback
 import torch
 from torch import Tensor
 
-from penstock.core.devices import memory_ended
 from penstock.core.errors import StepOutOfMemory
+from penstock.kernels.cuda.memory import memory_ended
 
 
 def brought(numbers: list[int] | list[list[int]], device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.core.config import MachineFacts
+from penstock.configuration.facts import MachineFacts
 
 CGROUP = Path("/sys/fs/cgroup")
 

@@ -15,8 +15,9 @@ if torch.cuda.is_available():
 
 from penstock.assembly import build
 from penstock.assembly.prepare import prepare
-from penstock.configuration.pool_size import MemoryReading
-from penstock.core.config import EngineOptions, PoolWish
+from penstock.configuration.options import EngineOptions
+from penstock.core.config import PoolWish
+from penstock.core.devices import MemoryReading
 from penstock.core.plan import Pooling
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
@@ -73,7 +74,7 @@ def test_all_that_is_launched_was_rehearsed(
     family: str, layers: int, longest: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "DeviceMemory", Roomy)
-    asked = EngineOptions(
+    asked = EngineOptions.of(
         model=str(make(family, tmp_path, num_hidden_layers=layers, hidden_size=64, head_dim=32, intermediate_size=64)),
         device="cuda",
         max_model_len=longest,

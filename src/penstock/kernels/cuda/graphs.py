@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from penstock.core.devices import memory_ended
 from penstock.kernels.batch import StepBatch
+from penstock.kernels.cuda.memory import memory_ended
 from penstock.kernels.cuda.place import Place
 from penstock.kernels.cuda.step import BEFORE_TABLES, DeviceStep, Staging, arrays_of, carry, int32s_for, step_of
 

@@ -4,7 +4,7 @@ import gc
 
 import torch
 
-from penstock.configuration.pool_size import MemoryReading
+from penstock.core.devices import MemoryReading
 
 
 class DeviceMemory:
@@ -29,3 +29,9 @@ class DeviceMemory:
         return MemoryReading(
             free, torch.cuda.memory_reserved(self._device), torch.cuda.max_memory_reserved(self._device)
         )
+
+
+def memory_ended(error: BaseException) -> bool:
+    """Whether an error of torch says that a GPU's memory has ended: its allocator's, CUDA's or a library's."""
+    told = str(error)
+    return type(error).__name__ == "OutOfMemoryError" or "out of memory" in told or "ALLOC_FAILED" in told

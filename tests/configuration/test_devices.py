@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.core.devices import Gpu, GpuFacts, resolve_device
+from penstock.configuration.devices import resolve_device
+from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.errors import ConfigurationError
 
 CARD = Gpu(0, "Made-up 100", (9, 0), 80 << 30, 79 << 30)

@@ -4,16 +4,11 @@ from typing import Any
 
 import pytest
 
+from penstock.configuration.options import SpeculationOptions
+from penstock.configuration.speculation import DRAFT_DEPTH, DRAFT_WIDTH, resolve_speculation
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.core.speculation import (
-    DRAFT_DEPTH,
-    DRAFT_WIDTH,
-    DraftModelConfig,
-    SpeculationConfig,
-    SpeculationOptions,
-    resolve_speculation,
-)
+from penstock.core.speculation import DraftModelConfig, SpeculationConfig
 
 SMALLER = DraftModelConfig("/smaller", "none", build_kv_spec([LayerKV(1, 8)], "float32"))
 DRAFT = DraftModelConfig("/draft", "none", build_kv_spec([LayerKV(1, 16)], "float32"))
@@ -40,7 +35,7 @@ DRAFT = DraftModelConfig("/draft", "none", build_kv_spec([LayerKV(1, 16)], "floa
         ({"proposer": "ngram", "width": 2}, "goes with --speculative-depth"),
         ({"proposer": "ngram", "depth": 3, "width": 2, "acceptance": "rejection"}, "trees go with coupled"),
         ({"proposer": "ngram", "memory": -1}, "--speculative-memory is -1"),
-        ({"proposer": "ngram", "memory": 2**24 + 1}, "up to 16777216"),
+        ({"proposer": "ngram", "memory": 2**24 + 1}, "from 0 to 16777216"),
         ({"proposer": "off", "memory": 10}, "--speculative is off"),
         ({"proposer": "self", "memory": 10}, "no use with --speculative self"),
     ],

@@ -1,0 +1,78 @@
+"""What a configuration follows from besides options: what a checkpoint says of itself, and what a machine has."""
+
+import msgspec
+
+from penstock.core.devices import GpuFacts
+from penstock.core.kv import LayerKV
+
+
+class KeptIntegers(msgspec.Struct, frozen=True):
+    """Weights that files have as integers, or in FP8, which the kernels here take.
+
+    Attributes:
+        body, body_bytes: how many of projections, and what these take in memory.
+        head, head_bytes: the same of the output head.
+        fp8: whether some of them are in FP8.
+    """
+
+    body: int = 0
+    body_bytes: int = 0
+    head: int = 0
+    head_bytes: int = 0
+    fp8: bool = False
+
+
+class ModelFacts(msgspec.Struct, frozen=True):
+    """What a checkpoint says of itself.
+
+    Attributes:
+        path: its directory.
+        stored_dtype: of most of its weights.
+        num_parameters: over all tensors that are loaded; a tied head counts once.
+        resident_parameters: over all weights that are kept in memory, where a tied head may be a second copy.
+        body_parameters, head_parameters: of projections, and of head and embedding, where a tied one counts once:
+            what quantization makes smaller.
+        max_position_embeddings: the longest context it was made for.
+        integers: of its weights, those that stay what they are.
+        fp8_numbers: how many that it has in FP8 become numbers on the GPU that computes; 0 on the CPU.
+        kv_layers: what its attention layers store.
+        vocab_size: number of logits.
+        heads: for heads that each draft one token, how many there are; None for all else.
+    """
+
+    path: str
+    stored_dtype: str
+    num_parameters: int
+    resident_parameters: int
+    body_parameters: int
+    head_parameters: int
+    max_position_embeddings: int
+    kv_layers: tuple[LayerKV, ...]
+    vocab_size: int = 0
+    heads: int | None = None
+    integers: KeptIntegers = KeptIntegers()
+    fp8_numbers: int = 0
+
+
+class MachineFacts(msgspec.Struct, frozen=True):
+    """What this process may use.
+
+    Attributes:
+        available_memory: bytes that are free now.
+        cores: processor cores.
+        api_beside: whether an API process works beside the engine.
+        cache_folder: where packed weights are kept unless asked otherwise; None without kernels to pack them for.
+        exact: a row of a step is computed to the same bits whatever else is in the step, as native kernels do.
+        gpus: those that this process sees.
+        memory_name: whose memory `available_memory` is, where that has to be said.
+        measures_steps: the engine measures the memory of a step before it sizes the pool.
+    """
+
+    available_memory: int
+    cores: int
+    api_beside: bool = False
+    cache_folder: str | None = None
+    exact: bool = True
+    gpus: GpuFacts = GpuFacts()
+    memory_name: str = ""
+    measures_steps: bool = False

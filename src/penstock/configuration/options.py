@@ -1,0 +1,176 @@
+"""Engine options as a user gives them, in groups by what they are of. None means: choose, and say why."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self
+
+import msgspec
+
+from penstock.core.config import LoadFormat
+
+# Text that comes in pieces ten times a second can be read as it comes. In this time, weights are read for many tokens
+# at once.
+DEFAULT_TARGET_ITL = 0.1
+LONGEST_TARGET_ITL = 3600.0
+
+
+class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's files are read, and what its weights are kept as.
+
+    Attributes:
+        tokenizer: a directory to take the tokenizer from instead of the model's.
+        dtype: what the model computes in: "auto" (the checkpoint's own), "bfloat16" or "float32".
+        quantization: what the weights are kept as: "int8" and "int4" round them when they are loaded, "none" makes
+            numbers of them; "auto" rounds nothing, and keeps the files' integers where the kernels take them ("own").
+        quantize_head: the same for output head and embedding; None: as the others.
+        load_format: "dummy" makes random weights from the configuration alone.
+        packed_cache: the folder that keeps packed weights between starts; "off" keeps none.
+    """
+
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    quantization: str = "auto"
+    quantize_head: str | None = None
+    load_format: LoadFormat = "auto"
+    packed_cache: str | None = None
+
+
+class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What is computed together, and for how long.
+
+    Attributes:
+        max_model_len: most tokens of prompt and output together.
+        max_num_seqs: sequences that run at a time.
+        max_num_batched_tokens: positions computed in one step.
+        long_prefill_token_threshold: most prompt tokens of one request in one step; None leaves it to the budget.
+        target_itl: seconds between two tokens of a stream to aim for, which bound how long a step may take.
+        static_batching: the baseline that continuous batching is compared with.
+    """
+
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int | None = None
+    target_itl: float | None = None
+    static_batching: bool = False
+
+
+class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV pool.
+
+    Attributes:
+        kv_cache_memory: its bytes.
+        kv_cache_dtype: what keys and values are kept as: "auto" (numbers, as the model computes in), "int8" or "fp8"
+            (bytes with a scale for each head of each token), or "int4" (half bytes, see `kernels.kv_bytes`).
+        swap_space: bytes of the processor's memory to which a GPU's KV blocks are swapped when a sequence is preempted;
+            None or 0: it is computed again.
+        enable_prefix_caching: share the KV of equal prefixes between requests.
+    """
+
+    kv_cache_memory: int | None = None
+    kv_cache_dtype: str = "auto"
+    swap_space: int | None = None
+    enable_prefix_caching: bool = True
+
+
+class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What computes.
+
+    Attributes:
+        device: "cpu", "cuda" or "cuda:1" a GPU, "auto" the first GPU that can, else the CPU. The default is the CPU
+            while the kernels for GPUs have not run on one.
+        deterministic: on a GPU, sums have the same order whatever else is in the batch; on the CPU they always have.
+        threads: threads of the computation.
+        instruction_set: of the native kernels: "auto" is the fastest that the processor has.
+    """
+
+    device: str = "cpu"
+    deterministic: bool = False
+    threads: int | None = None
+    instruction_set: str = "auto"
+
+
+class SpeculationOptions(msgspec.Struct, frozen=True):
+    """Speculative decoding. Users' names for these are in `OPTIONS`.
+
+    Attributes:
+        proposer: who drafts tokens: "ngram" the sequence's own text, "draft" another model, "chain" another model that
+            has a proposer of its own, "self" the first layers of this one, "medusa" and "eagle" heads on its hidden
+            states, "auto" the text, and the model that belongs to this one; "off": no drafts.
+        depth: tokens drafted at a time, one behind the other, always; None: the number that pays.
+        draft_model: the model that drafts, like `EngineOptions.model`, or a directory with heads that do.
+        draft_quantization: to what the weights of those that draft are rounded; "auto": of models, to int8.
+        layers: how many layers draft where the model does so itself; None: half of them.
+        acceptance: "coupled" changes no token; "rejection" keeps more drafts where tokens are sampled, and only the
+            distribution of what comes out.
+        chain_model: the model that drafts for the draft model in a chain; None: the sequence's own text.
+        width: tokens drafted beside the depth, in other branches; None: none where the depth is given.
+        memory: tokens of finished outputs that drafts may come from, within their cache salt.
+    """
+
+    proposer: str = "auto"
+    depth: int | None = None
+    draft_model: str | None = None
+    draft_quantization: str = "auto"
+    layers: int | None = None
+    acceptance: str = "coupled"
+    chain_model: str | None = None
+    width: int | None = None
+    memory: int = 0
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that can be asked of an engine.
+
+    Attributes:
+        model: a directory in Hugging Face's layout, a hub name, or a bundled model's name.
+    """
+
+    model: str
+    loading: LoadOptions = LoadOptions()
+    batch: BatchOptions = BatchOptions()
+    cache: CacheOptions = CacheOptions()
+    device: DeviceOptions = DeviceOptions()
+    speculation: SpeculationOptions = SpeculationOptions()
+
+    @classmethod
+    def of(cls, model: str, **options: Any) -> Self:
+        """Of options under users' names, such as `kv_cache_dtype="int8"`. Raises TypeError where there is none such."""
+        groups: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            if name not in OPTIONS:
+                raise TypeError(f"{name!r} is no option of an engine; there are {', '.join(OPTIONS)}.")
+            group, field = OPTIONS[name]
+            groups.setdefault(group, {})[field] = value
+        made: dict[str, Any] = {name: _GROUPS[name](**given) for name, given in groups.items()}
+        return cls(model=model, **made)
+
+
+_GROUPS: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
+    {
+        "loading": LoadOptions,
+        "batch": BatchOptions,
+        "cache": CacheOptions,
+        "device": DeviceOptions,
+        "speculation": SpeculationOptions,
+    }
+)
+# Of fields whose names say nothing without their group's.
+_USERS_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "proposer": "speculative",
+        "depth": "speculative_depth",
+        "layers": "speculative_layers",
+        "acceptance": "speculative_acceptance",
+        "width": "speculative_width",
+        "memory": "speculative_memory",
+    }
+)
+OPTIONS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        _USERS_NAMES.get(field, field): (group, field)
+        for group, kind in _GROUPS.items()
+        for field in kind.__struct_fields__
+    }
+)
+"""The group and the field of each option, by its name for users."""
