@@ -15,6 +15,7 @@ import reporting
 import torch
 
 from penstock import LLM, SamplingParams
+from penstock.assembly.scorer import load_scorer
 from penstock.compression.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations
 from penstock.configuration.options import EngineOptions
 
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=32, help="prompts that are answered greedily (default 32)")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer (default 64)")
     arguments = parser.parse_args()
-    here = Scorer(EngineOptions.of(model=arguments.model, dtype="float32", speculative="off"), arguments.context)
+    here = load_scorer(EngineOptions.of(model=arguments.model, dtype="float32", speculative="off"), arguments.context)
     count = max(arguments.texts, arguments.answers)
     texts = conversations(here.path, here.vocab_size, arguments.context, count, seed=COMPARISON_SEED)
     met = [
@@ -43,7 +44,7 @@ def main() -> None:
 
 def logits_agree(arguments: argparse.Namespace, here: Scorer, texts: list[ScoredText]) -> tuple[bool, bool]:
     """Whether the most likely tokens, and the distributions, are the same within the bounds."""
-    there = Scorer(
+    there = load_scorer(
         EngineOptions.of(model=arguments.model, dtype=arguments.dtype, device=arguments.device, speculative="off"),
         arguments.context,
     )

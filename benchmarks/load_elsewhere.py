@@ -24,7 +24,8 @@ from serving import PENSTOCK
 from torch import Tensor
 
 from penstock.assembly.prepare import prepare
-from penstock.compression.scoring import COMPARISON_SEED, Scorer, conversations
+from penstock.assembly.scorer import load_scorer
+from penstock.compression.scoring import COMPARISON_SEED, conversations
 from penstock.configuration.options import EngineOptions
 from penstock.loading.gguf_model import FAMILIES, name_in_file
 from penstock.loading.quantized import Entry, QuantizedEntry
@@ -100,7 +101,7 @@ def compared(
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     # Weights as numbers, and no more: what activations are rounded to differs.
     engine = EngineOptions.of(model=str(out), dtype="float32", quantization="none", speculative="off")
-    scorer = Scorer(engine, LENGTH)
+    scorer = load_scorer(engine, LENGTH)
     texts = [text.ids for text in conversations(out, scorer.vocab_size, LENGTH, arguments.texts, seed=COMPARISON_SEED)]
     tokens, result = out.with_name("tokens.json"), out.with_name("theirs.safetensors")
     tokens.write_text(json.dumps(texts), encoding="utf-8")

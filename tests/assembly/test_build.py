@@ -6,16 +6,14 @@ from pathlib import Path
 import pytest
 
 from penstock import LLM, SamplingParams
-from penstock.assembly import backend, build, load
+from penstock.assembly import build
+from penstock.assembly.backend import on_processor
 from penstock.assembly.prepare import prepare
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.engine.worker import BuiltEngine
-from penstock.kernels.cpu import operations
-from penstock.kernels.cpu.native import OBSTACLE
-from penstock.kernels.reference import REFERENCE
-from penstock.kernels.torch.operations import CPU_TORCH
-from penstock.loading import packing
+from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.kernels.processor import torch_alone
 
 
 def built(**options: str) -> BuiltEngine:
@@ -33,22 +31,32 @@ def test_the_native_kernels_keep_the_promise(quantization: str) -> None:
     assert build.PROMISE_HOLDS in notes(quantization=quantization)
 
 
-def test_without_them_the_start_says_why_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.assembly.prepare.OBSTACLE", "they were not built")
-    monkeypatch.setattr(backend, "OBSTACLE", "they were not built")
-    monkeypatch.setattr(load, "OBSTACLE", "they were not built")
-    monkeypatch.setattr(packing, "OBSTACLE", "they were not built")
-    monkeypatch.setattr(operations, "OBSTACLE", "they were not built")
-    monkeypatch.setattr(backend, "IMPLEMENTATIONS", (*CPU_TORCH, *REFERENCE))
-    said = notes()
+def test_without_them_the_start_says_why_it_does_not_hold() -> None:
+    processor = torch_alone("they were not built")
+    options = EngineOptions.of(model="haiku", threads=1)
+    config = prepare(options, api_beside=False, obstacle=processor.obstacle).config
+    said = build.build_engine(config, lambda done, total: None, backend=on_processor(config, processor)).notes
     assert any("attention" in note and "linear" in note for note in said)
     assert any("they were not built" in note for note in said)
+
+
+@pytest.mark.parametrize("option", [{"quantization": "int8"}, {"speculative": "draft", "draft_quantization": "int4"}])
+def test_without_them_nothing_is_rounded(option: dict[str, str]) -> None:
+    with pytest.raises(ConfigurationError, match=r"quantization int\d is not possible here: they were not built\."):
+        prepare(EngineOptions.of(model="haiku", **option), api_beside=False, obstacle="they were not built")
+
+
+def test_without_them_no_pool_has_bytes() -> None:
+    options = EngineOptions.of(model="haiku", kv_cache_dtype="int8")
+    config = prepare(options, api_beside=False, obstacle="they were not built").config
+    with pytest.raises(ConfigurationError, match="--kv-cache-dtype int8, fp8 and int4 are not .* they were not built"):
+        on_processor(config, torch_alone("they were not built"))
 
 
 def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     if OBSTACLE is not None:
         pytest.skip(OBSTACLE)
-    monkeypatch.setattr(backend.native, "instruction_sets", lambda: ["portable"])
+    monkeypatch.setattr(native, "instruction_sets", lambda: ["portable"])
     with pytest.raises(ConfigurationError, match="avx512 is not possible here; there are portable"):
         notes(instruction_set="avx512")
 

@@ -9,13 +9,13 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from penstock.assembly import build
+from penstock.assembly.backend import on_gpu
 from penstock.assembly.prepare import prepare
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig, PoolWish
 from penstock.core.devices import MemoryReading
 from penstock.core.errors import InsufficientMemory
 from penstock.engine.worker import BuiltEngine
-from penstock.kernels.cuda import memory
 from support.checkpoints import make
 from support.launches import launched
 
@@ -24,9 +24,6 @@ MIB = 2**20
 
 class Readings:
     """A GPU of which 100 MiB are free behind the weights, and whose steps take 20 MiB."""
-
-    def __init__(self, _device: torch.device) -> None:
-        """It is the same whatever the device."""
 
     def settle(self) -> MemoryReading:
         return MemoryReading(100 * MIB, 300 * MIB, 300 * MIB)
@@ -58,14 +55,13 @@ def config(tmp_path: Path) -> EngineConfig:
     return msgspec.structs.replace(found, cache=msgspec.structs.replace(found.cache, wish=wish))
 
 
-def built(given: EngineConfig) -> BuiltEngine:
+def built(given: EngineConfig, memory: Readings) -> BuiltEngine:
     with launched():
-        return build.build_engine(given, lambda done, total: None)
+        return build.build_engine(given, lambda done, total: None, backend=on_gpu(given, memory))
 
 
-def test_the_pool_is_what_a_measured_step_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "DeviceMemory", Readings)
-    engine = built(config(tmp_path))
+def test_the_pool_is_what_a_measured_step_leaves(tmp_path: Path) -> None:
+    engine = built(config(tmp_path), Readings())
     assert "compile kernels, measure a step" in [stage.stage for stage in engine.stages]
     pool, longest = engine.settled
     assert "the largest step takes 20 MiB" in pool.why and longest.value == "64"
@@ -73,7 +69,6 @@ def test_the_pool_is_what_a_measured_step_leaves(tmp_path: Path, monkeypatch: py
     assert (limits.num_blocks, limits.max_model_len) == (2 * 4, 64)
 
 
-def test_where_a_step_does_not_fit_the_start_says_what_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "DeviceMemory", Full)
+def test_where_a_step_does_not_fit_the_start_says_what_would(tmp_path: Path) -> None:
     with pytest.raises(InsufficientMemory, match="step of 20 positions and 2 sequences does not fit.*--max-num-seqs"):
-        built(config(tmp_path))
+        built(config(tmp_path), Full())

@@ -8,8 +8,8 @@ from subprocess import CompletedProcess
 import pytest
 import torch
 
+from penstock.assembly.scorer import load_scorer
 from penstock.cli.quantize import Source, run_quantize
-from penstock.compression.scoring import Scorer
 from penstock.configuration.options import EngineOptions
 from penstock.kernels.cpu.native import OBSTACLE, native
 from penstock.quantization.recipe import make_recipe
@@ -38,7 +38,7 @@ def test_all_threads_that_are_asked_for_compute(model: Path, tmp_path: Path) -> 
     def there() -> set[int]:
         return {torch.get_num_threads()} | (set() if OBSTACLE is not None else {native.threads()})
 
-    Scorer(EngineOptions.of(model=str(model), threads=3), 64)
+    load_scorer(EngineOptions.of(model=str(model), threads=3), 64)
     assert there() == {3}
     recipe = make_recipe(
         "rtn", "compressed-tensors", bits=4.0, group=32, symmetric=True, searched=True, damping=None, act_order=True

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.assembly.prepare import prepare
+from penstock.assembly.scorer import load_scorer
 from penstock.compression.block import matrices
 from penstock.compression.files import STATE
 from penstock.compression.quantize import Done, Measured, check, quantize_model
@@ -18,6 +19,7 @@ from penstock.compression.scoring import CALIBRATION_SEED, COMPARISON_SEED, Scor
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.kernels.cpu.native import OBSTACLE
+from penstock.kernels.processor import this_processor
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
 from penstock.loading.tensors import read_tensor
 from penstock.models.declaration import ModelDeclaration
@@ -41,7 +43,7 @@ def opened(model: str) -> tuple[Checkpoint, ModelDeclaration]:
 def write(model: Path | str, recipe: Recipe, texts: list[list[int]], out: Path) -> list[dict[str, float]]:
     checkpoint, declaration = opened(str(model))
     check(checkpoint, declaration, recipe)
-    events = quantize_model(checkpoint, declaration, recipe, texts, out)
+    events = quantize_model(checkpoint, declaration, recipe, texts, out, this_processor())
     return [event.error for event in events if isinstance(event, Done)]
 
 
@@ -81,17 +83,17 @@ def test_widths_follow_what_is_measured(model: Path, tmp_path: Path) -> None:
     checkpoint, declaration = opened(str(model))
     check(checkpoint, declaration, recipe)
     out = tmp_path / "out"
-    begun = quantize_model(checkpoint, declaration, recipe, TEXTS, out)
+    begun = quantize_model(checkpoint, declaration, recipe, TEXTS, out, this_processor())
     measured = [event for event in itertools.islice(begun, 5) if isinstance(event, Measured)]
     # What was measured is not measured again.
-    begun = quantize_model(checkpoint, declaration, recipe, TEXTS, out)
+    begun = quantize_model(checkpoint, declaration, recipe, TEXTS, out, this_processor())
     measured += [event for event in itertools.islice(begun, 7) if isinstance(event, Measured)]
     assert len({event.name for event in measured}) == 12 and all(
         set(event.sensitivity.loss) == {2, 3, 4, 8} for event in measured
     )
     assert all(event.sensitivity.loss[2] > event.sensitivity.loss[4] > 0 for event in measured)
     first = next(begun)
-    rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out))
+    rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out, this_processor()))
     assert [type(event) for event in rest] == [Done] * 3
     assert isinstance(first, Done) and isinstance(rest[0], Done) and rest[0].resumed and rest[0].stored == first.stored
     sizes = {event.name: event.sensitivity.size for event in measured}
@@ -154,7 +156,8 @@ def test_matrices_that_are_not_whole_blocks_have_smaller_ones(tmp_path: Path, ki
     plain = checkpoints.make("qwen3", tmp_path / "model", **{**SIZES, "intermediate_size": 352})
     checkpoint, declaration = opened(str(plain))
     out = tmp_path / "a.gguf"
-    events = list(quantize_model(checkpoint, declaration, Recipe("rtn", GGUF_TYPES[kind], kind), [], out))
+    recipe = Recipe("rtn", GGUF_TYPES[kind], kind)
+    events = list(quantize_model(checkpoint, declaration, recipe, [], out, this_processor()))
     stored = [event.stored for event in events if isinstance(event, Done)]
     apart = [spec.name for block in declaration.decoder.blocks for spec in matrices(block) if spec.shape[1] == 352]
     assert stored == [{name: "Q8_0"} for name in apart] and apart
@@ -172,9 +175,9 @@ def test_a_calibrated_gguf_file_goes_on_where_it_was_interrupted(tmp_path: Path,
     whole = write(plain, recipe, TEXTS, tmp_path / "whole.gguf")
     checkpoint, declaration = opened(str(plain))
     out = tmp_path / "parts.gguf"
-    first = list(itertools.islice(quantize_model(checkpoint, declaration, recipe, TEXTS, out), 2))
+    first = list(itertools.islice(quantize_model(checkpoint, declaration, recipe, TEXTS, out, this_processor()), 2))
     assert [done.error for done in first] == whole[:2] and not out.exists()
-    rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out))
+    rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out, this_processor()))
     assert [done.resumed for done in rest] == [True, True, False]
     assert out.read_bytes() == (tmp_path / "whole.gguf").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "parts.gguf", "whole.gguf"]
@@ -210,11 +213,11 @@ def test_an_interrupted_run_goes_on(model: Path, tmp_path: Path) -> None:
     write(model, recipe, TEXTS, tmp_path / "whole")
     checkpoint, declaration = opened(str(model))
     out = tmp_path / "parts"
-    first = list(itertools.islice(quantize_model(checkpoint, declaration, recipe, TEXTS, out), 2))
+    first = list(itertools.islice(quantize_model(checkpoint, declaration, recipe, TEXTS, out, this_processor()), 2))
     assert [done.resumed for done in first] == [False, False] and (out / STATE).exists()
     with pytest.raises(ConfigurationError, match="another run's"):
-        list(quantize_model(checkpoint, declaration, recipe, TEXTS[:2], out))
-    rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out))
+        list(quantize_model(checkpoint, declaration, recipe, TEXTS[:2], out, this_processor()))
+    rest = list(quantize_model(checkpoint, declaration, recipe, TEXTS, out, this_processor()))
     assert [done.resumed for done in rest] == [True, True, False]
     names = sorted(file.name for file in (tmp_path / "whole").iterdir())
     assert names == sorted(file.name for file in out.iterdir())
@@ -250,7 +253,7 @@ def test_what_cannot_be_made_is_said_first(model: Path, tmp_path: Path, recipe: 
 
 def scorer(model: str) -> Scorer:
     options = EngineOptions.of(model=model, dtype="float32", quantization="none", speculative="off", threads=1)
-    return Scorer(options, 512)
+    return load_scorer(options, 512)
 
 
 def compared(base: Scorer, path: Path, texts: list[ScoredText]) -> Quality:
@@ -292,10 +295,10 @@ def test_a_changed_model_is_not_gone_on_with(tmp_path: Path) -> None:
     model = checkpoints.make("llama", tmp_path / "model", num_key_value_heads=2, head_dim=32)
     recipe = Recipe("rtn", Grid(4, 32), "gptq")
     checkpoint, declaration = opened(str(model))
-    next(quantize_model(checkpoint, declaration, recipe, [], tmp_path / "out"))
+    next(quantize_model(checkpoint, declaration, recipe, [], tmp_path / "out", this_processor()))
     os.utime(model / "model.safetensors", (1, 1))
     with pytest.raises(ConfigurationError, match="another run's"):
-        next(quantize_model(checkpoint, declaration, recipe, [], tmp_path / "out"))
+        next(quantize_model(checkpoint, declaration, recipe, [], tmp_path / "out", this_processor()))
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "smoothquant", "mixed"])

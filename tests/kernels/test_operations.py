@@ -11,10 +11,12 @@ from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.dispatch import Binding, Implementation
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import OPERATIONS, GatedActivation, HeadNorm, Linear, Rotary
-from penstock.kernels.torch.operations import CPU_TORCH, IMPLEMENTATIONS
+from penstock.kernels.torch.operations import TORCH
 from support.operations import Bench, assert_rows_are_alone, obstacle
 from support.pairing import paired
 
+# Everything that a processor may compute with.
+EVERY = (*NATIVE, *TORCH, *REFERENCE)
 CASES = tuple(case for case in ALL if case.use != "bench")
 DTYPES = (torch.float32, torch.bfloat16)
 # Relative to values of about one: a few units in the last place of the sums of each type.
@@ -35,7 +37,7 @@ def _reference(case: Case) -> Implementation:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case, implementation", _pairs((*NATIVE, *CPU_TORCH)))
+@pytest.mark.parametrize("case, implementation", _pairs((*NATIVE, *TORCH)))
 def test_agrees_with_reference(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
     if reason := obstacle(implementation, dtype):
         pytest.skip(reason)
@@ -54,7 +56,7 @@ def test_agrees_with_reference(case: Case, implementation: Implementation, dtype
     "case, implementation",
     [
         pair
-        for pair in _pairs(IMPLEMENTATIONS, tokens=200)
+        for pair in _pairs(EVERY, tokens=200)
         if not isinstance(pair.values[0].operation, (HeadNorm, Rotary, Linear))
     ],
 )
@@ -76,9 +78,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 # The reference computes attention token by token, so long batches show nothing new.
-ALONE = [
-    pair.values for entry in IMPLEMENTATIONS for pair in _pairs((entry,) if entry.row_function else (), tokens=200)
-]
+ALONE = [pair.values for entry in EVERY for pair in _pairs((entry,) if entry.row_function else (), tokens=200)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_row_function(case: Case, implementation: Implementation, dtype: torch.d
 
 @pytest.mark.parametrize(
     "implementation",
-    [entry for entry in IMPLEMENTATIONS if entry.operation is GatedActivation and entry.name != "native"],
+    [entry for entry in EVERY if entry.operation is GatedActivation and entry.name != "native"],
 )
 def test_activations_depend_on_where_threads_cut(implementation: Implementation) -> None:
     """torch's ends of shares differ from its vectors in the last bit, so this must not be promised."""
@@ -110,11 +110,11 @@ def test_activations_depend_on_where_threads_cut(implementation: Implementation)
 def test_every_operation_has_a_reference_and_cases() -> None:
     assert {entry.operation for entry in REFERENCE} == set(OPERATIONS)
     assert {type(case.operation) for case in CASES} == set(OPERATIONS)
-    names = [(entry.operation, entry.name) for entry in IMPLEMENTATIONS]
+    names = [(entry.operation, entry.name) for entry in EVERY]
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("implementation", [entry for entry in CPU_TORCH if entry.operation in (HeadNorm, Rotary)])
+@pytest.mark.parametrize("implementation", [entry for entry in TORCH if entry.operation in (HeadNorm, Rotary)])
 def test_in_place_kernels_refuse_needed_inputs(implementation: Implementation) -> None:
     case = next(case for case in CASES if type(case.operation) is implementation.operation)
     binding = Binding({}, Bench(case, torch.float32).storage, torch.float32, (False,))

@@ -10,14 +10,15 @@ from penstock.core.kv import LayerKV
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cases import Case
 from penstock.kernels.dispatch import Binding, Dispatcher
-from penstock.kernels.packing import PackedLinear, pack_linear, packing_obstacle
+from penstock.kernels.processor import this_processor
 from penstock.kernels.program import compile_program
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.rope import RopeTable, inverse_frequencies
 from penstock.kernels.signature import Linear, RopeSpec, WeightRef
 from penstock.kernels.tape import Tape
 from penstock.kernels.torch.attention_plan import plan_attention
-from penstock.kernels.torch.operations import CPU_TORCH, IMPLEMENTATIONS
+from penstock.kernels.torch.operations import TORCH
+from penstock.kernels.torch.packing import PackedLinear, pack_linear, packing_obstacle
 from support.operations import Bench
 
 CASE = Case("projection", Linear(WeightRef("weight")), (8,), ((1, 1),) * 3, {"weight": (8, 8)})
@@ -28,7 +29,7 @@ def _storage() -> object:
 
 
 def test_first_that_fits_is_chosen_and_the_report_says_why_others_were_not() -> None:
-    dispatcher = Dispatcher(IMPLEMENTATIONS)
+    dispatcher = Dispatcher(this_processor().implementations)
     binding = Binding({"weight": torch.ones(8, 8)}, _storage(), torch.float32)
     for _ in range(2):
         assert dispatcher.choose(CASE.operation, binding).name == "reference"
@@ -49,7 +50,7 @@ def test_nothing_fits() -> None:
 def test_packed_weights_are_used_where_they_are() -> None:
     packed = pack_linear(torch.ones(8, 8))
     assert isinstance(packed, PackedLinear) and packed.shape == (8, 8)
-    dispatcher = Dispatcher(IMPLEMENTATIONS)
+    dispatcher = Dispatcher(this_processor().implementations)
     assert dispatcher.choose(CASE.operation, Binding({"weight": packed}, _storage(), torch.float32)).name == (
         "onednn_packed"
     )
@@ -71,7 +72,7 @@ def test_program_frees_values_and_reports() -> None:
     tape.finish(tape.linear(tape.rms_norm(x, WeightRef("norm"), 1e-6), WeightRef("weight"), 8))
     bench = Bench(CASE, torch.float32)
     weights = {"weight": torch.eye(8), "norm": torch.ones(8)}
-    program = compile_program(tape, weights, bench.storage, torch.float32, Dispatcher(IMPLEMENTATIONS))
+    program = compile_program(tape, weights, bench.storage, torch.float32, Dispatcher(this_processor().implementations))
     batch, _ = bench._batch([0, 1, 2])
     batch = dataclasses.replace(batch, token_ids=torch.tensor([1, 0, 5]))
     logits = program.run(batch)
@@ -144,5 +145,5 @@ def test_storage_of_another_type_is_refused_by_torchs_kernels() -> None:
     case = CASES[0]
     storage = Bench(dataclasses.replace(case, kv=LayerKV(2, 8)), torch.bfloat16).storage
     binding = Binding({}, storage, torch.float32, (True,))
-    choice = Dispatcher((*CPU_TORCH, *REFERENCE)).choose(case.operation, binding)
+    choice = Dispatcher((*TORCH, *REFERENCE)).choose(case.operation, binding)
     assert choice.name == "reference"

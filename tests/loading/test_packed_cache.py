@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 def form(checkpoint: Checkpoint, body: str = "int4", head: str = "int4") -> PackedWeights:
     config = ModelConfig("/model", "/model", "bfloat16", quantization=body, quantize_head=head)
-    return packing_of(config, declare(checkpoint.config))
+    return packing_of(config, declare(checkpoint.config), native=True)
 
 
 def load(

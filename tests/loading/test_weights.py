@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from penstock.core.config import ModelConfig
-from penstock.core.errors import ConfigurationError, ModelFileError
+from penstock.core.errors import ModelFileError
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear
-from penstock.kernels.packing import PackedLinear, packing_obstacle
+from penstock.kernels.torch.packing import PackedLinear, packing_obstacle
 from penstock.loading import packing
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.packing import plain
@@ -54,22 +54,18 @@ def test_linear_weights_are_packed_and_only_they(path: Path, declaration: ModelD
 
 
 @pytest.mark.skipif(packing_obstacle(torch.float32) is not None, reason="this torch packs nothing")
-def test_without_native_kernels_torch_packs(
-    path: Path, declaration: ModelDeclaration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "OBSTACLE", "not built")
-    weights = load_weights(open_checkpoint(path), declaration, torch.float32)
+def test_without_native_kernels_torch_packs(path: Path, declaration: ModelDeclaration) -> None:
+    plain = packing.packing_of(ModelConfig("/model", "/model", "float32"), declaration, native=False)
+    weights = load_weights(open_checkpoint(path), declaration, torch.float32, packing=plain)
     packed = {spec.name for spec in declaration.weights if isinstance(weights[spec.name], PackedLinear)}
     assert packed == {spec.name for spec in declaration.weights if spec.role in ("linear", "head")}
-    with pytest.raises(ConfigurationError, match="not built"):
-        packing.packing_of(ModelConfig("/model", "/model", "float32", quantization="int8"), declaration)
 
 
 @needs_native
 @pytest.mark.parametrize("body, head", [("int8", "int8"), ("int4", "int4"), ("int4", "int8"), ("none", "none")])
 def test_a_tied_matrix_is_packed_once(path: Path, declaration: ModelDeclaration, body: str, head: str) -> None:
     config = ModelConfig("/model", "/model", "float32", quantization=body, quantize_head=head)
-    form = packing.packing_of(config, declaration)
+    form = packing.packing_of(config, declaration, native=True)
     assert form.tied
     weights = load_weights(open_checkpoint(path), declaration, torch.float32, packing=form)
     assert weights["lm_head.weight"] is weights["model.embed_tokens.weight"]

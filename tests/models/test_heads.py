@@ -13,9 +13,9 @@ from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.operations import kv_layout
 from penstock.kernels.dispatch import Dispatcher
+from penstock.kernels.processor import this_processor
 from penstock.kernels.program import compile_program
 from penstock.kernels.tape import Tape
-from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.weights import load_weights
 from penstock.models.heads import EagleHead, MedusaHeads, declare_heads, size_of
@@ -49,7 +49,7 @@ def test_medusa_heads_are_residual_blocks_and_a_projection(
     heads.record(tape)
     weights = load_weights(open_checkpoint(path), heads, torch.float32)
     storage = ShuffledStorage(declare(open_checkpoint(target).config).kv_layers, torch.float32, 16, 1)
-    program = compile_program(tape, weights, storage, torch.float32, Dispatcher(IMPLEMENTATIONS))
+    program = compile_program(tape, weights, storage, torch.float32, Dispatcher(this_processor().implementations))
     states = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(1))
     zeros = torch.zeros(5, dtype=torch.int64)
     found = program.results(StepBatch(zeros, zeros, [1] * 5, [1] * 5, 5, torch.arange(5), (), 16), states)
@@ -74,7 +74,7 @@ def test_an_eagle_head_is_decoder_layers_over_tokens_and_states(target: Path, tm
     storage = ShuffledStorage(head.kv_layers, dtype, 32, 1)
     storage.layout = kv_layout(storage.spec, dtype)
     storage.own(0, int(storage.tables[0][0, 0]))
-    program = compile_program(tape, weights, storage, dtype, Dispatcher(IMPLEMENTATIONS))
+    program = compile_program(tape, weights, storage, dtype, Dispatcher(this_processor().implementations))
     luck = torch.Generator().manual_seed(1)
     tokens, states = torch.randint(0, VOCAB_SIZE, (9,), generator=luck), torch.randn(9, WIDTH, generator=luck)
     batch = StepBatch(tokens, torch.arange(9), [9], [9], 0, torch.arange(9), (storage.tables[0][:1].contiguous(),), 16)

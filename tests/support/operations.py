@@ -13,9 +13,10 @@ from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import pack_dense
 from penstock.kernels.dispatch import Binding, FusedStep, Fusible, Implementation, Kernel, KVLayout, StepState
 from penstock.kernels.kv_bytes import kind_of, raw, to_bytes
-from penstock.kernels.packing import Weight, pack_linear, packing_obstacle
+from penstock.kernels.packing import Weight
 from penstock.kernels.signature import Attention, SelectRows
 from penstock.kernels.tape import Value
+from penstock.kernels.torch.packing import pack_linear, packing_obstacle
 from support.layouts import nibbles_of, slots_of, stored, stored_nibbles
 from support.stepping import CPU, ShuffledStorage
 

@@ -13,8 +13,8 @@ from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.operations import NATIVE, kv_layout
 from penstock.kernels.dispatch import Dispatcher, Implementation, KVLayout
 from penstock.kernels.kv_bytes import raw
+from penstock.kernels.processor import this_processor
 from penstock.kernels.program import Program, compile_program
-from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
@@ -149,7 +149,7 @@ def make_stepper(
     dtype: torch.dtype = torch.float32,
     rows: int = 8,
     tokens: int = 320,
-    implementations: Sequence[Implementation] = IMPLEMENTATIONS,
+    implementations: Sequence[Implementation] = this_processor().implementations,
     packing: Packing = IN_OWN_PRECISION,
     device: torch.device = CPU,
 ) -> Stepper:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from penstock.assembly.backend import Backend, Storage, backend_of
-from penstock.assembly.gain import describe_gain, measure_machine
+from penstock.assembly.gain import describe_gain
 from penstock.assembly.rehearsal import measure
 from penstock.assembly.speculation import STATES, make_drafting
 from penstock.assembly.work import model_work
@@ -80,7 +80,7 @@ def build_engine(
     dtype = TORCH_DTYPES[config.model.dtype]
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     declaration = model_of(checkpoint)
-    loaded = backend.load(checkpoint, declaration, progress)
+    loaded = backend.load(config.model, checkpoint, declaration, progress)
     budget.done("map packed weights" if loaded.mapped else "load and pack weights")
     tokenizer = tokenizer_in(Path(config.model.tokenizer), declaration.vocab_size)
     table = tokenizer.table if tokenizer else None
@@ -113,7 +113,7 @@ def build_engine(
     executor = ModelExecutor(fit(parts))
     executor.warm_up()
     budget.done("allocate the KV pool, warm up")
-    ceilings = measure_machine(loaded.weights, config.threads) if config.device == "cpu" else None
+    ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
     core = EngineCore(Scheduler(config.scheduler, _cache(config), config.cache.swap_blocks), executor, grammars)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)

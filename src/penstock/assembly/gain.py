@@ -9,7 +9,7 @@ from torch import Tensor
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import QUANTIZED_BYTES, ModelConfig
 from penstock.core.kv import DTYPE_BYTES
-from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.kernels.cpu.native import native
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.packing import Weight
 from penstock.models.declaration import ModelDeclaration
@@ -21,14 +21,12 @@ _LEAST_BYTES = 64 << 20
 _MOST_BYTES = 256 << 20
 
 
-def measure_machine(weights: Mapping[str, Weight], threads: int) -> Ceilings | None:
-    """What the kernels' `threads` reach here, in about a tenth of a second; None without native kernels.
+def measure_machine(weights: Mapping[str, Weight], threads: int) -> Ceilings:
+    """What the native kernels' `threads` reach here, in about a tenth of a second.
 
     The largest of the weights is read, if it is large enough to say something of memory. Otherwise other memory is
     read, once in a process for these threads and instructions.
     """
-    if OBSTACLE is not None:
-        return None
     memory = _largest(weights)
     if len(memory) < _LEAST_BYTES:
         return _without_weights(threads, native.instruction_set())

@@ -93,10 +93,11 @@ def _served_name(model: str) -> str:
     return shown(path.name).removesuffix(SUFFIX) if is_gguf(path) else model
 
 
-def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
+def prepare(options: EngineOptions, *, api_beside: bool, obstacle: str | None = OBSTACLE) -> Prepared:
     """Find the model, read its headers, and resolve the configuration. Raises StartupError.
 
-    `api_beside` says whether the engine gets a process of its own, with a busy one beside it.
+    `api_beside` says whether the engine gets a process of its own, with a busy one beside it; `obstacle` why the native
+    kernels cannot run, None where they can.
     """
     path, checkpoint, declaration = _open(options.model, options)
     drafts, told = [], list[Reason]()
@@ -105,18 +106,17 @@ def prepare(options: EngineOptions, *, api_beside: bool) -> Prepared:
         chain = options.speculation.chain_model
         chained = () if chain is None or options.speculation.proposer != "chain" else (chain,)
         for role, each in zip(("draft model", "chain model"), (drafting, *chained), strict=False):
-            facts, found = _draft_facts(each, options, declaration)
+            facts, found = _draft_facts(each, options, declaration, native=obstacle is None)
             drafts.append(facts)
             told += [Reason(f"{role}'s {reason.setting}", reason.value, reason.why) for reason in found]
     tokenizer = options.loading.tokenizer
     if tokenizer is not None and not has_tokenizer(Path(tokenizer)):
         raise TokenizerError(f"--tokenizer {tokenizer}: there is no tokenizer.json in it.")
-    native = OBSTACLE is None
-    folder = str(default_folder()) if native else None
-    machine = machine_facts(api_beside=api_beside, cache_folder=folder, exact=native)
+    folder = str(default_folder()) if obstacle is None else None
+    machine = machine_facts(api_beside=api_beside, cache_folder=folder, obstacle=obstacle)
     machine = msgspec.structs.replace(machine, gpus=find_gpus())
     gpu = resolve_device(options.device.device, machine.gpus, lambda *_note: None)
-    facts = _facts(path, checkpoint, declaration, gpu=gpu)
+    facts = _facts(path, checkpoint, declaration, native=obstacle is None, gpu=gpu)
     config, reasons = resolve(options, facts, machine, drafts)
     found = (*checkpoint.found, *declaration.found, *told)
     return Prepared(
@@ -145,12 +145,14 @@ def _open(model: str, options: EngineOptions) -> tuple[Path, Checkpoint, ModelDe
     return path, checkpoint, model_of(checkpoint)
 
 
-def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -> tuple[ModelFacts, tuple[Reason, ...]]:
+def _draft_facts(
+    model: str, options: EngineOptions, target: ModelDeclaration, *, native: bool
+) -> tuple[ModelFacts, tuple[Reason, ...]]:
     """Reads what the model that drafts, or the heads, say of themselves, and what users should know of their files."""
     proposer = options.speculation.proposer
     if proposer not in HEADS:
         path, checkpoint, declaration = _open(model, options)
-        return _facts(path, checkpoint, declaration), (*checkpoint.found, *declaration.found)
+        return _facts(path, checkpoint, declaration, native=native), (*checkpoint.found, *declaration.found)
     path = resolve_model(model)
     checkpoint = open_checkpoint(path)
     heads = declare_heads(proposer, checkpoint.config, checkpoint.tensors, target)
@@ -170,21 +172,22 @@ def _draft_facts(model: str, options: EngineOptions, target: ModelDeclaration) -
     return facts, checkpoint.found
 
 
-def _facts(path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu: Gpu | None = None) -> ModelFacts:
+def _facts(
+    path: Path, checkpoint: Checkpoint, declaration: ModelDeclaration, *, native: bool, gpu: Gpu | None = None
+) -> ModelFacts:
+    packed = native or gpu is not None
     return ModelFacts(
         path=str(path),
         stored_dtype=declaration.dtype,
         num_parameters=declaration.num_parameters,
         # The native kernels, and those for GPUs, look embeddings up in the head.
-        resident_parameters=(
-            declaration.num_parameters if OBSTACLE is None or gpu is not None else declaration.resident_parameters
-        ),
+        resident_parameters=declaration.num_parameters if packed else declaration.resident_parameters,
         body_parameters=declaration.parameters_in("linear"),
         head_parameters=declaration.parameters_in("head", "embedding"),
         max_position_embeddings=declaration.max_position_embeddings,
         kv_layers=declaration.kv_layers,
         vocab_size=declaration.vocab_size,
-        integers=kept_integers(checkpoint, declaration, gpu=gpu),
+        integers=kept_integers(checkpoint, declaration, gpu=gpu) if packed else KeptIntegers(),
         fp8_numbers=0 if gpu is None else fp8_numbers(checkpoint, declaration, gpu),
     )
 

@@ -8,7 +8,6 @@ import torch
 from msgspec.structs import replace
 
 from penstock.assembly.backend import Backend, Storage
-from penstock.assembly.load import load
 from penstock.core.config import EngineConfig
 from penstock.core.kv import KVSpec
 from penstock.core.speculation import MOST_BRANCHES, DraftModelConfig, SpeculationConfig
@@ -19,7 +18,7 @@ from penstock.kernels.tape import Tape
 from penstock.layers.decoder import States
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
-from penstock.loading.packing import heads_packing
+from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.heads import declare_heads
@@ -115,7 +114,7 @@ class _Maker:
         model = replace(self.config.model, path=draft.path, quantization=quantization, quantize_head=quantization)
         checkpoint = open_checkpoint(Path(draft.path), weights=model.load_format != "dummy")
         declaration = model_of(checkpoint)
-        loaded = load(model, checkpoint, declaration, lambda done, all: None)
+        loaded = self.backend.load(model, checkpoint, declaration, lambda done, all: None)
         assert draft.spec is not None, "a model has layers"
         storage = self._storage(draft.spec)
         program = self._compile(declaration.record(), loaded.weights, storage)
@@ -129,7 +128,8 @@ class _Maker:
         assert draft is not None, "heads are loaded from somewhere"
         checkpoint = open_checkpoint(Path(draft.path))
         heads = declare_heads(kind, checkpoint.config, checkpoint.tensors, self.target)
-        own = load_weights(checkpoint, heads, self._dtype, packing=heads_packing(draft.quantization))
+        packing = PackedWeights(draft.quantization, draft.quantization, native=self.backend.native)
+        own = load_weights(checkpoint, heads, self._dtype, packing=packing)
         tape = Tape()
         heads.record(tape)
         storage = self.storage if draft.spec is None else self._storage(draft.spec)

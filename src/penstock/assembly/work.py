@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from penstock.core.kv import KVSpec
 from penstock.core.work import LayerWork, ModelWork, merge
-from penstock.kernels.packing import PackedLinear, Weight, tensors_of
+from penstock.kernels.packing import Weight, tensors_of
+from penstock.kernels.torch.packing import PackedLinear
 from penstock.models.declaration import ModelDeclaration
 
 

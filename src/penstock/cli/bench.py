@@ -15,7 +15,6 @@ from penstock.configuration.devices import resolve_device
 from penstock.core.ceilings import Ceilings
 from penstock.core.devices import FP8_CAPABILITY, Gpu, GpuFacts, dotted
 from penstock.core.errors import ConfigurationError, InsufficientMemory
-from penstock.kernels.cpu.native import OBSTACLE
 from penstock.llm import LLM
 from penstock.runtime.gpus import find_gpus
 from penstock.runtime.machine import machine_facts
@@ -87,13 +86,14 @@ def run_bench_kernels(
     InsufficientMemory where a GPU has too little.
     """
     from penstock.bench.kernels import operation_names
+    from penstock.kernels.processor import this_processor
 
     notes: list[str] = []
     # A benchmark on the processor need not wait for a driver.
     facts = GpuFacts() if device == "cpu" else find_gpus()
     gpu = resolve_device(device, facts, lambda _setting, value, why: notes.append(f"{value}: {why}"))
-    if gpu is None and OBSTACLE is not None:
-        raise ConfigurationError(f"There is nothing to measure: {OBSTACLE}.")
+    if gpu is None and (obstacle := this_processor().obstacle) is not None:
+        raise ConfigurationError(f"There is nothing to measure: {obstacle}.")
     names = operation_names()
     for name in operations or ():
         if name not in names:

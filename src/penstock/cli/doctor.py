@@ -29,7 +29,7 @@ from penstock.doctor.machine_rules import judge_machine
 from penstock.doctor.model_rules import ModelSize, judge_model
 from penstock.doctor.probe import read_machine
 from penstock.doctor.server import look
-from penstock.kernels.cpu.native import OBSTACLE, native
+from penstock.kernels.cpu.native import native
 from penstock.loading.cache_folder import default_folder
 from penstock.observability.stats import Quantiles
 
@@ -174,16 +174,13 @@ def _copies(gpu: Gpu) -> float | None:
 
 def _kernels(threads: int, instruction_set: str) -> Kernels:
     """The native kernels, and what they reach here."""
-    if OBSTACLE is not None:
-        return Kernels(obstacle=OBSTACLE)
+    from penstock.kernels.processor import this_processor
     from penstock.runtime.ceilings import measure_ceilings
 
-    if instruction_set != "auto":
-        if instruction_set not in native.instruction_sets():
-            here = ", ".join(native.instruction_sets())
-            raise ConfigurationError(f"--instruction-set {instruction_set} is none that this processor has ({here}).")
-        native.use_instruction_set(instruction_set)
-    native.set_threads(threads)
+    processor = this_processor()
+    if not processor.native:
+        return Kernels(obstacle=processor.obstacle)
+    processor.use(threads, instruction_set)
     return Kernels(
         instruction_sets=tuple(native.instruction_sets()),
         chosen=native.instruction_set(),

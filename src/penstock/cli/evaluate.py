@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from penstock.assembly.scorer import load_scorer
 from penstock.bench.answers import FEWEST_ANSWERS, is_worse
 from penstock.bench.drawing import check_plots
 from penstock.bench.quality_plot import draw_quality
@@ -70,7 +71,7 @@ def run_evaluate(
             f"--answers {serving.answers} are too few to tell a loss from chance; ask for {FEWEST_ANSWERS} at least."
         )
     asked = [_options(candidate, {**options, "dtype": dtype}) for candidate in candidates]
-    reference = Scorer(EngineOptions.of(model=base, dtype="float32", quantization="none", **options), context)
+    reference = load_scorer(EngineOptions.of(model=base, dtype="float32", quantization="none", **options), context)
     if text is None:
         read = conversations(reference.path, reference.vocab_size, context, texts, seed=COMPARISON_SEED)
     else:
@@ -136,7 +137,7 @@ def _compared(
     name: str, reference: Scorer, options: EngineOptions, context: int, texts: Sequence[ScoredText]
 ) -> tuple[Quality, tuple[str, int]]:
     """A candidate's quality, and what its weights are and take."""
-    candidate = Scorer(options, context)
+    candidate = load_scorer(options, context)
     if candidate.vocab_size != reference.vocab_size:
         raise ConfigurationError(
             f"{name} has {candidate.vocab_size} tokens and {reference.name} {reference.vocab_size}: only models of one "

@@ -6,7 +6,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from penstock.assembly.backend import use_processor
 from penstock.assembly.prepare import prepare
 from penstock.cli.files import read_text
 from penstock.compression.block import matrices
@@ -14,6 +13,7 @@ from penstock.compression.quantize import Done, Measured, check, quantize_model
 from penstock.compression.scoring import CALIBRATION_SEED, conversations, windows
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
+from penstock.kernels.processor import this_processor
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.gguf import is_gguf
 from penstock.models.declaration import ModelDeclaration
@@ -36,7 +36,8 @@ def run_quantize(model: str, recipe: Recipe, source: Source, out: Path, threads:
     """Write the checkpoint, and tell of each block. Raises ConfigurationError, StartupError."""
     options = EngineOptions.of(model=model, threads=threads, speculative="off", quantization="none")
     prepared = prepare(options, api_beside=False)
-    use_processor(prepared.config)
+    processor = this_processor()
+    processor.use(prepared.config.threads, prepared.config.instruction_set)
     checkpoint, declaration = prepared.checkpoint, prepared.declaration
     if is_gguf(checkpoint.path):
         raise ConfigurationError(f"{model} is a GGUF file; give the checkpoint that it was made from.")
@@ -58,7 +59,7 @@ def run_quantize(model: str, recipe: Recipe, source: Source, out: Path, threads:
         projections = sum(len(matrices(block)) for block in blocks)
         measuring = progress.add_task("widths", total=projections, visible=recipe.method == "mixed")
         writing = progress.add_task("blocks", total=len(blocks))
-        for event in quantize_model(checkpoint, declaration, recipe, texts, out):
+        for event in quantize_model(checkpoint, declaration, recipe, texts, out, processor):
             progress.console.print(_line(event, recipe), highlight=False, soft_wrap=True)
             progress.advance(measuring if isinstance(event, Measured) else writing)
     console.print(

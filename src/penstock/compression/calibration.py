@@ -9,16 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.assembly.storage import storage_for
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
+from penstock.kernels.processor import Processor
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.signature import WeightRef
 from penstock.kernels.tape import Tape, Value
-from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from penstock.layers.decoder import DecoderBlock
 from penstock.models.declaration import ModelDeclaration
 from penstock.runtime.storage import KVStorage
@@ -46,19 +45,24 @@ class BlockRunner:
 
     Attributes:
         declaration: of the model.
-        longest: tokens of the longest text.
+        processor: whose kernels compute.
+        storage: for the longest text.
         dtype: what is computed in.
     """
 
     declaration: ModelDeclaration
+    processor: Processor
     storage: KVStorage
     dtype: torch.dtype
 
     @classmethod
-    def for_texts(cls, declaration: ModelDeclaration, longest: int, dtype: torch.dtype) -> "BlockRunner":
+    def for_texts(
+        cls, declaration: ModelDeclaration, processor: Processor, longest: int, dtype: torch.dtype
+    ) -> "BlockRunner":
         """For texts of at most `longest` tokens."""
         spec = build_kv_spec(declaration.kv_layers, str(dtype).removeprefix("torch."), BLOCK_SIZE)
-        return cls(declaration, storage_for(spec, -(-longest // BLOCK_SIZE) + 1, dtype), dtype)
+        storage = KVStorage(spec, -(-longest // BLOCK_SIZE) + 1, processor.kv_layout(spec, dtype))
+        return cls(declaration, processor, storage, dtype)
 
     def embed(self, weights: dict[str, Weight], texts: Sequence[list[int]]) -> list[Tensor]:
         """The states [tokens, width] of all texts before the first block."""
@@ -128,7 +132,7 @@ class BlockRunner:
             yield program.run(self._batch(ids)).float()
 
     def _compile(self, tape: Tape, weights: dict[str, Weight]) -> Program:
-        return compile_program(tape, weights, self.storage, self.dtype, Dispatcher(IMPLEMENTATIONS))
+        return compile_program(tape, weights, self.storage, self.dtype, Dispatcher(self.processor.implementations))
 
     def _batch(self, ids: list[int]) -> StepBatch:
         places = torch.arange(len(ids))

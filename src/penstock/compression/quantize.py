@@ -19,6 +19,7 @@ from penstock.compression.gguf_output import check_file, describe, parts_of, wri
 from penstock.compression.sensitivity import sensitivities
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.packing import Weight
+from penstock.kernels.processor import Processor
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import Checkpoint, read_bytes
@@ -102,12 +103,17 @@ def check(checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe)
 
 
 def quantize_model(
-    checkpoint: Checkpoint, declaration: ModelDeclaration, recipe: Recipe, texts: Sequence[list[int]], out: Path
+    checkpoint: Checkpoint,
+    declaration: ModelDeclaration,
+    recipe: Recipe,
+    texts: Sequence[list[int]],
+    out: Path,
+    processor: Processor,
 ) -> Iterator[Measured | Done]:
     """Write the model as the directory or file `out`; yield each projection that is measured and block that is done.
 
-    `texts` are what is calibrated on, where the recipe is; else none. Raises ConfigurationError where `out` has
-    something else than what an interrupted run with this recipe left there.
+    `texts` are what is calibrated on, by the kernels of `processor`, where the recipe is; else none. Raises
+    ConfigurationError where `out` has something else than what an interrupted run with this recipe left there.
     """
     decoder, entries = declaration.decoder, checkpoint.locate(declaration)
     description = None
@@ -124,7 +130,7 @@ def quantize_model(
 
     runner, states, widths = None, list[Tensor](), dict[str, int]()
     if texts:
-        runner = BlockRunner.for_texts(declaration, max(map(len, texts)), dtype)
+        runner = BlockRunner.for_texts(declaration, processor, max(map(len, texts)), dtype)
         if recipe.average_bits is not None:
             known = output.measured
             if len(known) < sum(len(matrices(block)) for block in decoder.blocks):

@@ -1,26 +1,19 @@
-"""Scores texts: the logits of all their positions at once, by a model as it would be served or in plain numbers."""
+"""Scores texts: the logits of all their positions at once, and texts to score."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
-from penstock.assembly.backend import backend_of
-from penstock.assembly.prepare import prepare
 from penstock.bundled.corpus.generator import calibration
-from penstock.configuration.options import EngineOptions
 from penstock.core.config import BLOCK_SIZE
-from penstock.core.errors import ConfigurationError, RequestError, TokenizerError
-from penstock.core.kv import build_kv_spec
+from penstock.core.errors import RequestError, TokenizerError
 from penstock.kernels.batch import StepBatch
-from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight, tensors_of
-from penstock.kernels.program import compile_program
+from penstock.kernels.program import Program
 from penstock.loading.tokenizers import tokenizer_in
-from penstock.runtime.storage import TORCH_DTYPES
 from penstock.text.chat_template import ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer
 
@@ -38,41 +31,33 @@ class ScoredText:
     compared: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Scorer:
     """A model that computes a whole text at once.
 
     Attributes:
         name: as users call it.
+        path: its directory or file.
         dtype, quantization: what it computes in, and what its weights are kept as.
-        weight_bytes: what the weights take in memory.
         vocab_size: number of logits.
+        weights, program: what computes, with a KV pool of its own.
+        groups: block tables that a batch has.
     """
 
-    def __init__(self, options: EngineOptions, longest: int) -> None:
-        """For texts of at most `longest` tokens. Raises StartupError where the model cannot be loaded."""
-        # Candidates are many, and each is loaded once.
-        prepared = prepare(replace(options, loading=replace(options.loading, packed_cache="off")), api_beside=False)
-        config, declaration = prepared.config, prepared.declaration
-        backend = backend_of(config)
-        self.name = options.model
-        self.path = Path(config.model.path)
-        self.dtype, self.quantization = config.model.dtype, config.model.quantization
-        self.vocab_size = declaration.vocab_size
-        if longest > declaration.max_position_embeddings:
-            raise ConfigurationError(
-                f"Texts of {longest} tokens are longer than the {declaration.max_position_embeddings} that {self.name} "
-                "was made for; give a smaller --context."
-            )
-        dtype = TORCH_DTYPES[self.dtype]
-        weights = backend.load(prepared.checkpoint, declaration, lambda _done, _total: None).weights
-        # An engine leaves torch one thread; here it compares distributions over whole vocabularies.
-        torch.set_num_threads(config.threads)
-        self.weight_bytes = _bytes_of(weights.values())
-        spec = build_kv_spec(declaration.kv_layers, self.dtype, BLOCK_SIZE, options.cache.kv_cache_dtype)
-        storage = backend.storage(spec, -(-longest // BLOCK_SIZE) + 1, 0)
-        self._groups = len(spec.groups)
-        dispatcher = Dispatcher(backend.implementations)
-        self._program = compile_program(declaration.record(), weights, storage, dtype, dispatcher)
+    name: str
+    path: Path
+    dtype: str
+    quantization: str
+    vocab_size: int
+    weights: Mapping[str, Weight]
+    program: Program
+    groups: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take in memory; one that is used twice counts once."""
+        tensors = {id(tensor): tensor for weight in self.weights.values() for tensor in tensors_of(weight)}
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
     def logits(self, ids: list[int]) -> Tensor:
         """[positions, vocabulary] in float32, in this process's memory."""
@@ -86,16 +71,10 @@ class Scorer:
             context_lengths=[count],
             num_decodes=int(count == 1),
             logit_rows=places,
-            block_tables=(table,) * self._groups,
+            block_tables=(table,) * self.groups,
             block_size=BLOCK_SIZE,
         )
-        return self._program.run(batch).float().cpu()
-
-
-def _bytes_of(weights: Iterable[Weight]) -> int:
-    """What weights take in memory; one that is used twice counts once."""
-    tensors = {id(tensor): tensor for weight in weights for tensor in tensors_of(weight)}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        return self.program.run(batch).float().cpu()
 
 
 def _tokenizer(model: Path, vocab_size: int) -> Tokenizer:

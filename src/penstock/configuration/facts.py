@@ -63,6 +63,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
         api_beside: whether an API process works beside the engine.
         cache_folder: where packed weights are kept unless asked otherwise; None without kernels to pack them for.
         exact: a row of a step is computed to the same bits whatever else is in the step, as native kernels do.
+        obstacle: why the native kernels cannot run; None where they can.
         gpus: those that this process sees.
         memory_name: whose memory `available_memory` is, where that has to be said.
         measures_steps: the engine measures the memory of a step before it sizes the pool.
@@ -73,6 +74,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
     api_beside: bool = False
     cache_folder: str | None = None
     exact: bool = True
+    obstacle: str | None = None
     gpus: GpuFacts = GpuFacts()
     memory_name: str = ""
     measures_steps: bool = False

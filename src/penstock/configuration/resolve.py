@@ -65,6 +65,8 @@ def resolve(
     tokenizer = _resolve_model(options, model, out)
     dtype = _resolve_dtype(loading, model, out)
     quantization = _resolve_quantization(loading, model, dtype, gpu, out)
+    if gpu is None:
+        _check_rounding("--quantization", quantization[0], machine)
     threads = _resolve_threads(device, machine, out)
     max_num_seqs, batched = _resolve_batch(options.batch, out)
     target_itl = _resolve_target_itl(options.batch, machine, out)
@@ -283,6 +285,12 @@ def _resolve_quantization(
     return body, head or body
 
 
+def _check_rounding(option: str, quantization: str, machine: MachineFacts) -> None:
+    """Raise ConfigurationError where the processor has no kernels for such weights."""
+    if quantization != "none" and machine.obstacle is not None:
+        raise ConfigurationError(f"{option} {quantization} is not possible here: {machine.obstacle}.")
+
+
 def _fp8_becomes_numbers(model: ModelFacts, gpu: Gpu | None) -> str:
     """What to add to a reason where FP8 weights of the checkpoint do not stay what they are, and why."""
     if gpu is None or not model.fp8_numbers:
@@ -425,7 +433,9 @@ def _draft_models(
                 "have to be the same; give another."
             )
         own = beside(spec, draft.kv_layers, dtype) if draft.kv_layers else None
-        found.append(DraftModelConfig(draft.path, _draft_quantization(options, draft, machine), own, draft.heads))
+        quantization = _draft_quantization(options, draft, machine)
+        _check_rounding("--draft-quantization", quantization, machine)
+        found.append(DraftModelConfig(draft.path, quantization, own, draft.heads))
     return found
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from penstock.configuration.facts import KeptIntegers
 from penstock.core.devices import Gpu
 from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm, StackedForm
-from penstock.kernels.cpu.native import OBSTACLE
 from penstock.layers.weights import WeightPart
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.quantized import Entry, QuantizedEntry
@@ -146,7 +145,7 @@ def kept_integers(checkpoint: Checkpoint, declaration: ModelDeclaration, *, gpu:
 
     Native kernels, or those for a `gpu`. Raises ModelFileError where the checkpoint does not fit the model.
     """
-    if (OBSTACLE is not None and gpu is None) or not checkpoint.tensors:
+    if not checkpoint.tensors:
         return KeptIntegers()
     located = checkpoint.locate(declaration)
     kept: dict[str, dict[tuple[WeightPart, ...], tuple[int, int]]] = {"linear": {}, "head": {}}

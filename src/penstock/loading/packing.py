@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from penstock.core.config import ModelConfig
-from penstock.core.errors import ConfigurationError, ModelFileError
+from penstock.core.errors import ModelFileError
 from penstock.kernels.cpu.form import BLOCK_FORMATS, GROUPED_FORMATS, Form, NativeForm, NativeFormat, StackedForm
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.weights import NativeLinear, empty, pack_dense, pack_int4, pack_int8
-from penstock.kernels.packing import Weight, pack_linear
+from penstock.kernels.packing import Weight
+from penstock.kernels.torch.packing import pack_linear
 from penstock.layers.weights import WeightSpec
 from penstock.loading.integers import is_tied, kept_form
 from penstock.loading.quantized import Entry
@@ -70,11 +71,13 @@ class PackedWeights:
             have, where they have some.
         head: the same for the output head, and for the embedding.
         tied: whether head and embedding are one matrix, which is then kept once.
+        native: whether the native kernels compute; else matrices in their own precision are packed for torch's.
     """
 
     body: str = "none"
     head: str = "none"
     tied: bool = False
+    native: bool = OBSTACLE is None
 
     def native_form(self, spec: WeightSpec, dtype: torch.dtype, parts: Sequence[Entry] = ()) -> Form | None:
         """The native kernels' form for the weight; None where it stays a tensor, or is packed for torch's kernels."""
@@ -82,7 +85,7 @@ class PackedWeights:
             return None
         if self._quantization(spec) in ("int8", "int4"):
             return NativeForm("int8" if self._quantization(spec) == "int8" else "int4")
-        if OBSTACLE is not None or (spec.role == "embedding" and not self.tied):
+        if not self.native or (spec.role == "embedding" and not self.tied):
             return None
         if self.keeps(spec, parts):
             return kept_form(parts)
@@ -148,18 +151,9 @@ def _form_of(weight: Integers) -> tuple[NativeForm, tuple[int, int]]:
 IN_OWN_PRECISION = PackedWeights()
 
 
-def packing_of(config: ModelConfig, declaration: ModelDeclaration) -> PackedWeights:
-    """The form that a configuration asks for. Raises ConfigurationError where it needs kernels that are not there."""
-    if config.quantization != "none" and OBSTACLE is not None:
-        raise ConfigurationError(f"--quantization {config.quantization} is not possible here: {OBSTACLE}.")
-    return PackedWeights(config.quantization, config.quantize_head, is_tied(declaration))
-
-
-def heads_packing(quantization: str) -> PackedWeights:
-    """The form of heads on a model's hidden states. Raises ConfigurationError as `packing_of` does."""
-    if quantization != "none" and OBSTACLE is not None:
-        raise ConfigurationError(f"--draft-quantization {quantization} is not possible here: {OBSTACLE}.")
-    return PackedWeights(quantization, quantization)
+def packing_of(config: ModelConfig, declaration: ModelDeclaration, *, native: bool) -> PackedWeights:
+    """The form that a configuration asks for, where the `native` kernels compute and where they do not."""
+    return PackedWeights(config.quantization, config.quantize_head, is_tied(declaration), native)
 
 
 def _rounded(spec: WeightSpec, tensor: Tensor, quantization: str) -> NativeLinear:

@@ -10,9 +10,13 @@ from penstock.configuration.facts import MachineFacts
 CGROUP = Path("/sys/fs/cgroup")
 
 
-def machine_facts(*, api_beside: bool, cache_folder: str | None = None, exact: bool = True) -> MachineFacts:
-    """Memory that is free now and cores that may be used: affinity and cgroup limits respected."""
-    return MachineFacts(_available_memory(), _cores(), api_beside, cache_folder, exact)
+def machine_facts(*, api_beside: bool, cache_folder: str | None = None, obstacle: str | None = None) -> MachineFacts:
+    """Memory that is free now and cores that may be used: affinity and cgroup limits respected.
+
+    `obstacle` is why the native kernels cannot run, without which nothing is exact.
+    """
+    exact = obstacle is None
+    return MachineFacts(_available_memory(), _cores(), api_beside, cache_folder, exact, obstacle)
 
 
 def _available_memory() -> int:

@@ -11,11 +11,11 @@ from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.cpu.weights import pack_dense
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
+from penstock.kernels.processor import this_processor
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.reference import REFERENCE
 from penstock.kernels.signature import WeightRef
 from penstock.kernels.tape import Tape
-from penstock.kernels.torch.operations import IMPLEMENTATIONS
 from support.stepping import ShuffledStorage
 
 if OBSTACLE is not None:
@@ -66,7 +66,7 @@ def compiled(tape: Tape, packed: set[str], dtype: torch.dtype = torch.float32) -
     plain = weights()
     chosen: dict[str, Weight] = {name: pack_dense(w) if name in packed else w for name, w in plain.items()}
     storage = ShuffledStorage([LayerKV(1, 8)], dtype, 32, 1, layout="tiles")
-    return compile_program(tape, chosen, storage, dtype, Dispatcher(IMPLEMENTATIONS))
+    return compile_program(tape, chosen, storage, dtype, Dispatcher(this_processor().implementations))
 
 
 def expected(tape: Tape) -> Tensor:

@@ -14,6 +14,7 @@ if torch.cuda.is_available():
     pytest.skip("launches are seen under Triton's interpreter", allow_module_level=True)
 
 from penstock.assembly import build
+from penstock.assembly.backend import on_gpu
 from penstock.assembly.prepare import prepare
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import PoolWish
@@ -22,16 +23,12 @@ from penstock.core.plan import Pooling
 from penstock.core.request import Request
 from penstock.core.sampling import SamplingParams
 from penstock.engine.core import EngineCore
-from penstock.kernels.cuda import memory
 from support.checkpoints import make
 from support.launches import launched
 
 
 class Roomy:
     """A GPU with room for all."""
-
-    def __init__(self, _device: torch.device) -> None:
-        """Whichever it is."""
 
     def settle(self) -> MemoryReading:
         return MemoryReading(2**30, 0, 0)
@@ -71,9 +68,8 @@ def serve(core: EngineCore, longest: int) -> None:
     ],
 )
 def test_all_that_is_launched_was_rehearsed(
-    family: str, layers: int, longest: int, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, layers: int, longest: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(memory, "DeviceMemory", Roomy)
     asked = EngineOptions.of(
         model=str(make(family, tmp_path, num_hidden_layers=layers, hidden_size=64, head_dim=32, intermediate_size=64)),
         device="cuda",
@@ -87,7 +83,7 @@ def test_all_that_is_launched_was_rehearsed(
     wish = PoolWish(None, longest, longest, strict=True)
     config = msgspec.structs.replace(config, cache=msgspec.structs.replace(config.cache, wish=wish))
     with launched() as rehearsed:
-        core = build.build_engine(config, lambda done, total: None).core
+        core = build.build_engine(config, lambda done, total: None, backend=on_gpu(config, Roomy())).core
     with launched() as met:
         serve(core, longest)
     assert met <= rehearsed

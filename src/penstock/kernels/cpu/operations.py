@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from penstock.core.kv import KVSpec
-from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.cpu.program import NativeCall, ProgramBuilder, Registers
 from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.dispatch import Binding, Implementation, KVLayout
@@ -41,16 +40,14 @@ _PANEL = 32
 
 
 def kv_layout(spec: KVSpec, dtype: torch.dtype) -> KVLayout:
-    """How to lay out keys and values for a model of `dtype`: for the native kernels where they can carry it."""
-    if OBSTACLE is not None or dtype not in _DTYPES or spec.block_size % _TILE:
+    """How to lay out keys and values for a model of `dtype`: for the native kernels where they take such."""
+    if dtype not in _DTYPES or spec.block_size % _TILE:
         return "slots"
     known = all(plane.dtype in _KEPT and plane.shape[-1] % 2 == 0 for plane in spec.planes[:2])
     return "tiles" if known else "slots"
 
 
 def _supports(_op: object, binding: Binding) -> str | None:
-    if OBSTACLE is not None:
-        return OBSTACLE
     return None if binding.dtype in _DTYPES else f"there is no native kernel for {binding.dtype}"
 
 

@@ -7,10 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from penstock.kernels.cpu.operations import NATIVE
 from penstock.kernels.dispatch import Binding, Implementation, Kernel, StepState, fits_always, overwrites_input
-from penstock.kernels.packing import PackedLinear, packing_obstacle
-from penstock.kernels.reference import REFERENCE, takes_plain
+from penstock.kernels.reference import takes_plain
 from penstock.kernels.signature import (
     AddRmsNorm,
     Embedding,
@@ -25,6 +23,7 @@ from penstock.kernels.signature import (
     WriteKV,
 )
 from penstock.kernels.torch.attention import ATTENTION
+from penstock.kernels.torch.packing import PackedLinear, packing_obstacle
 
 # Up to this width, one fused pass over twice the columns costs less than several over them.
 _MIRRORED_WIDTH = 1024
@@ -186,7 +185,7 @@ def _fast(name: str, operation: Any, prepare: Any, supports: Any = fits_always, 
     return Implementation(name, operation, row_function, supports, prepare)
 
 
-CPU_TORCH: tuple[Implementation, ...] = (
+TORCH: tuple[Implementation, ...] = (
     _fast("torch", Embedding, _embedding, takes_plain),
     _fast("onednn_packed", Linear, _packed_linear, _packed_linear_supports, row_function=False),
     _fast("torch_fused", RmsNorm, _rms_norm),
@@ -200,6 +199,4 @@ CPU_TORCH: tuple[Implementation, ...] = (
     _fast("torch", SoftCap, _soft_cap),
     _fast("torch", SelectRows, _select_rows),
 )
-
-IMPLEMENTATIONS: tuple[Implementation, ...] = (*NATIVE, *CPU_TORCH, *REFERENCE)
-"""Everything that can run on a CPU, fastest first."""
+"""The operations that torch has faster than the reference does, on a processor."""

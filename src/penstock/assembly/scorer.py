@@ -1,0 +1,48 @@
+"""Loads a model to score texts with: as it would be served, or in plain numbers."""
+
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from penstock.assembly.backend import backend_of
+from penstock.assembly.prepare import prepare
+from penstock.compression.scoring import Scorer
+from penstock.configuration.options import EngineOptions
+from penstock.core.config import BLOCK_SIZE
+from penstock.core.errors import ConfigurationError
+from penstock.core.kv import build_kv_spec
+from penstock.kernels.dispatch import Dispatcher
+from penstock.kernels.program import compile_program
+from penstock.runtime.storage import TORCH_DTYPES
+
+
+def load_scorer(options: EngineOptions, longest: int) -> Scorer:
+    """A model for texts of at most `longest` tokens. Raises StartupError where it cannot be loaded."""
+    # Candidates are many, and each is loaded once.
+    options = replace(options, loading=replace(options.loading, packed_cache="off"))
+    prepared = prepare(options, api_beside=False)
+    config, declaration = prepared.config, prepared.declaration
+    if longest > declaration.max_position_embeddings:
+        raise ConfigurationError(
+            f"Texts of {longest} tokens are longer than the {declaration.max_position_embeddings} that "
+            f"{options.model} was made for; give a smaller --context."
+        )
+    backend = backend_of(config)
+    weights = backend.load(config.model, prepared.checkpoint, declaration, lambda _done, _total: None).weights
+    # An engine leaves torch one thread; here it compares distributions over whole vocabularies.
+    torch.set_num_threads(config.threads)
+    spec = build_kv_spec(declaration.kv_layers, config.model.dtype, BLOCK_SIZE, options.cache.kv_cache_dtype)
+    storage = backend.storage(spec, -(-longest // BLOCK_SIZE) + 1, 0)
+    dtype, dispatcher = TORCH_DTYPES[config.model.dtype], Dispatcher(backend.implementations)
+    program = compile_program(declaration.record(), weights, storage, dtype, dispatcher)
+    return Scorer(
+        name=options.model,
+        path=Path(config.model.path),
+        dtype=config.model.dtype,
+        quantization=config.model.quantization,
+        vocab_size=declaration.vocab_size,
+        weights=weights,
+        program=program,
+        groups=len(spec.groups),
+    )
