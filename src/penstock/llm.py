@@ -26,6 +26,7 @@ from penstock.engine.journal import Journal
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineProcess
 from penstock.engine.worker import BuiltEngine, EngineBuilder
+from penstock.runtime.threads import limit_spinning
 from penstock.text.bad_words import with_words_as_ids
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, load_chat_template
 from penstock.text.tokenizer import Tokenizer
@@ -299,6 +300,8 @@ class LLM:
 
 def _build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltEngine:
     # Imports torch, which takes a second.
+    # Before torch is imported, unless the program has done so.
+    limit_spinning()
     from penstock.assembly.build import build_engine
 
     return build_engine(config, progress)

@@ -20,11 +20,13 @@ def main() -> int:
     """Serve the socket whose descriptor is the last argument but one, before the record's; returns the exit status."""
     from penstock.engine.record import Record
     from penstock.engine.worker import run_worker
+    from penstock.runtime.threads import limit_spinning
 
     # The client decides when the engine ends; an interrupt that is meant for it must not reach the engine.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     os.nice(NICENESS)
+    limit_spinning()
     descriptor, memory = map(int, sys.argv[-2:])
     record = Record.attach(memory)
     os.close(memory)

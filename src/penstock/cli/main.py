@@ -13,6 +13,7 @@ from penstock import __version__
 from penstock.cli import load_options, options
 from penstock.cli.groups import with_groups
 from penstock.core.errors import PenstockError
+from penstock.runtime.threads import limit_spinning
 
 
 class MetricsFile(enum.Enum):
@@ -452,6 +453,8 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # A name of a file may be no text in the terminal's encoding, or in any.
         sys.stdout.reconfigure(errors="backslashreplace")
+    # Before a command imports torch.
+    limit_spinning()
     _exit_with_cause(app)
 
 
