@@ -14,12 +14,12 @@ from penstock.core.devices import Gpu, GpuFacts
 from penstock.kernels.kv_bytes import raw
 from penstock.loading.checkpoint import Checkpoint, open_checkpoint
 from penstock.loading.integers import fp8_numbers, kept_integers
-from penstock.loading.packing import plain
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from support import checkpoints
 from support.device import DEVICE, needs_gpu
+from support.plain import plain
 from support.quantized import LAYOUTS, quantize
 from support.stepping import all_logits, make_stepper
 

@@ -17,11 +17,12 @@ from penstock.kernels.cpu.weights import NativeLinear
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.integers import kept_integers
 from penstock.loading.packed_cache import load_cached
-from penstock.loading.packing import PackedWeights, plain
+from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import load_weights
 from penstock.models.registry import declare
 from support import checkpoints
 from support.gguf_files import write_gguf
+from support.plain import plain
 from support.quantized import LAYOUTS, quantize
 from support.stepping import all_logits, make_stepper
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from penstock.core.errors import ModelFileError, UnsupportedModel
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
-from penstock.loading.packing import plain
 from penstock.loading.weights import load_weights
 from penstock.models.registry import declare
 from support import checkpoints
+from support.plain import plain
 from support.quantized import LAYOUTS, Layout, gptq, mlx, quantize
 from support.stepping import all_logits, make_stepper
 

@@ -20,13 +20,14 @@ from penstock.configuration.options import EngineOptions
 from penstock.core.errors import StartupError
 from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.gguf import read_gguf
-from penstock.loading.packing import PackedWeights, plain
+from penstock.loading.packing import PackedWeights
 from penstock.loading.weights import load_weights
 from penstock.models.registry import declare
 from support import checkpoints
 from support.file_mutations import bounded
 from support.gguf_fields import fields
 from support.gguf_files import write_gguf
+from support.plain import plain
 from support.quantized import LAYOUTS, quantize
 
 MEMORY_PER_BYTE, MEMORY = 4, 16 << 20

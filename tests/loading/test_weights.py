@@ -14,11 +14,11 @@ from penstock.kernels.cpu.weights import NativeLinear
 from penstock.kernels.torch.packing import PackedLinear, packing_obstacle
 from penstock.loading import packing
 from penstock.loading.checkpoint import open_checkpoint
-from penstock.loading.packing import plain
 from penstock.loading.weights import dummy_weights, load_weights
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from support import checkpoints
+from support.plain import plain
 from support.stepping import all_logits, make_stepper
 
 needs_native = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))

@@ -16,10 +16,10 @@ from penstock.layers.attention import SelfAttention
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.mlp import GatedMlp
 from penstock.layers.norm import RmsNorm
-from penstock.loading.packing import plain
 from penstock.models.declaration import ModelDeclaration
 from penstock.models.registry import declare
 from support import checkpoints
+from support.plain import plain
 from support.stepping import Stepper, all_logits, make_stepper
 
 TOLERANCE = 1e-4

@@ -20,7 +20,7 @@ def test_reads_and_arithmetic_are_measured() -> None:
 
 def test_shares_are_of_what_was_possible() -> None:
     assert MADE_UP.of_memory(5_000_000_000, 1.0) == pytest.approx(0.5)
-    assert MADE_UP.of_arithmetic(50_000_000_000, 2.0, "int4") == pytest.approx(0.25), "int4 is computed in int8"
-    assert MADE_UP.of_arithmetic(50_000_000_000, 2.0, "bfloat16") == pytest.approx(0.5), "there is none, so float32"
+    assert MADE_UP.peak("int4") == 100.0, "int4 is computed in int8"
+    assert MADE_UP.peak("bfloat16") == 50.0, "there is none, so float32"
     assert MADE_UP.of_memory(1, 0.0) == 0.0
-    assert Ceilings(0.0, {}).of_arithmetic(1, 1.0, "int8") == 0.0
+    assert Ceilings(0.0, {}).peak("int8") == 0.0

@@ -10,12 +10,12 @@ import torch
 from penstock.core.speculation import RANKS
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.kernels.reference import REFERENCE
-from penstock.loading.packing import plain
 from penstock.sampling.choice import Choice
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.decoding import StepwiseDecoder, in_one_call
 from penstock.speculation.proposer import Proposal
 from support.checkpoints import VOCAB_SIZE, make
+from support.plain import plain
 from support.stepping import Stepper, make_stepper
 
 native_only = pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE))

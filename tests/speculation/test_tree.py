@@ -1,9 +1,11 @@
 """Trees of drafts, as parents."""
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.speculation.tree import branches, chain, chain_length, depths, path_to, pruned, renumbered
+from penstock.speculation.tree import branches, chain, chain_length, path_to, pruned, renumbered
 from penstock.stepping.rows import NEWEST
 
 
@@ -13,6 +15,14 @@ def trees(draw: st.DrawFn) -> list[int]:
     for place in range(len(parents), len(parents) + draw(st.integers(0, 10))):
         parents.append(draw(st.integers(NEWEST, place - 1)))
     return parents
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """How many tokens there are from the first to each, itself included."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 + (0 if parent == NEWEST else found[parent]))
+    return found
 
 
 def test_a_tree_by_hand() -> None:

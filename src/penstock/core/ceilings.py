@@ -44,8 +44,3 @@ class Ceilings(msgspec.Struct, frozen=True):
     def of_memory(self, size: int, seconds: float) -> float:
         """`size` bytes as a share of the reads that are possible in `seconds`; above 1, some came from caches."""
         return size / (self.read * 1e9 * seconds) if self.read and seconds else 0.0
-
-    def of_arithmetic(self, operations: int, seconds: float, format: str) -> float:
-        """`operations` as a share of the products and sums that are possible in `seconds`."""
-        peak = self.peak(format)
-        return operations / (peak * 1e9 * seconds) if peak and seconds else 0.0

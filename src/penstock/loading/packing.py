@@ -43,25 +43,6 @@ class Packing(Protocol):
         ...
 
 
-class _Plain:
-    """Tensors themselves, which the reference operations take."""
-
-    def keeps(self, _spec: WeightSpec, _parts: Sequence[Entry]) -> bool:
-        """Numbers only."""
-        return False
-
-    def shares(self, _weight: Weight) -> bool:
-        """Each has its own."""
-        return False
-
-    def __call__(self, _spec: WeightSpec, weight: Tensor | Kept) -> Weight:
-        """As it is."""
-        return weight if isinstance(weight, Tensor) else weight.numbers()
-
-
-plain = _Plain()
-
-
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
     """Packs matrices for the fastest kernels there are.

@@ -30,14 +30,6 @@ def path_to(parents: Sequence[int], place: int) -> list[int]:
     return path[::-1]
 
 
-def depths(parents: Sequence[int]) -> list[int]:
-    """How many tokens there are from the first to each, itself included."""
-    found: list[int] = []
-    for parent in parents:
-        found.append(1 + (0 if parent == NEWEST else found[parent]))
-    return found
-
-
 def branches(parents: Sequence[int]) -> list[list[int]]:
     """The tree cut into branches, each with the tokens that those before it do not have; the likeliest comes first."""
     found: list[list[int]] = [[]]

@@ -20,7 +20,6 @@ Message = dict[str, Any]
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 _WHY = "tried on the chat template"
-_NO_CONTENT: tuple[NoContent, ...] = ("missing", "null", "empty")
 _FORMS: dict[NoContent, dict[str, Any]] = {"missing": {}, "null": {"content": None}, "empty": {"content": ""}}
 
 _OBJECT = {"zqkey": "zqvalue"}
