@@ -38,6 +38,7 @@ from penstock.core.devices import FP8_CAPABILITY, Gpu, dotted
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import DTYPE_BYTES, KV_BYTES, KVSpec, beside, build_kv_spec
 from penstock.core.speculation import DraftModelConfig, blocks_of_branches
+from penstock.core.work import kept_bytes
 
 COMPUTE_DTYPES = ("bfloat16", "float32")
 QUANTIZATIONS = ("none", *QUANTIZED_BYTES)
@@ -327,11 +328,8 @@ def _weight_bytes(model: ModelFacts, dtype: str, body: str, head: str) -> int:
         plain = model.resident_parameters - own.body - own.head
         return plain * size + own.body_bytes + own.head_bytes
     rest = model.num_parameters - model.body_parameters - model.head_parameters
-    if body == "own":
-        projections: float = (model.body_parameters - own.body) * size + own.body_bytes
-    else:
-        projections = model.body_parameters * QUANTIZED_BYTES[body]
-    return int(projections + model.head_parameters * QUANTIZED_BYTES[head]) + rest * size
+    projections = kept_bytes(model.body_parameters, body, size, (own.body, own.body_bytes))
+    return int(projections + kept_bytes(model.head_parameters, head, size)) + rest * size
 
 
 def _bytes_of(

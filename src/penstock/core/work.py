@@ -1,10 +1,34 @@
-"""What a step must do at least: bytes through memory, products and sums. Pure arithmetic on its facts."""
+"""What a step must do at least: bytes through memory, products and sums. Pure arithmetic on its facts.
+
+Four places say what steps cost. Two of them calculate what a step must do, and divide it by what the machine reaches
+(`Ceilings.least_seconds`): `ModelWork` for a step that was computed, of weights that are loaded, which explains where
+its time went; `doctor.model_rules` for steps that could be, of a checkpoint's headers. What weights of both take is
+`kept_bytes`, as it is for the configuration, which has to find room for them. The two others know nothing of the model,
+and measure: `scheduler.costs` seconds of steps that decode, by their tokens, for how many drafts pay; `scheduler.pace`
+seconds of steps with prompts and of rows beside one another, for how many tokens and rows the next step may have. They
+have different means, since the first compares sizes and the second follows the newest steps.
+"""
 
 from collections.abc import Iterable
 
 import msgspec
 
+from penstock.core.config import QUANTIZED_BYTES
 from penstock.core.facts import StepFacts
+
+
+def kept_bytes(count: int, kept: str, plain: int, own: tuple[int, int] = (0, 0)) -> float:
+    """Bytes of `count` weights that are `kept` as "none", "int8", "int4" or "own".
+
+    Args:
+        count: how many.
+        kept: what they are rounded to; "own" for the integers that the files have.
+        plain: bytes of one that stays a number.
+        own: how many of them the files have as integers, and the bytes of these.
+    """
+    if kept == "own":
+        return (count - own[0]) * plain + own[1]
+    return count * QUANTIZED_BYTES.get(kept, plain)
 
 
 class LayerWork(msgspec.Struct, frozen=True, array_like=True):

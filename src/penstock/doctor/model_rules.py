@@ -8,6 +8,7 @@ from penstock.configuration.facts import KeptIntegers
 from penstock.core.ceilings import Ceilings
 from penstock.core.config import QUANTIZED_BYTES, EngineConfig
 from penstock.core.kv import DTYPE_BYTES
+from penstock.core.work import kept_bytes
 from penstock.doctor.finding import Evidence, Finding, in_bytes, in_number
 from penstock.doctor.machine import Disk
 
@@ -37,12 +38,8 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of the weights that a step reads, where they are rounded like this."""
         plain = DTYPE_BYTES[self.config.model.dtype]
         own = self.integers
-        projections = self.body * QUANTIZED_BYTES.get(body, plain)
-        if body == "own":
-            projections = (self.body - own.body) * plain + own.body_bytes
-        if head == "own":
-            return projections + (self.head - own.head) * plain + own.head_bytes
-        return projections + self.head * QUANTIZED_BYTES.get(head, plain)
+        projections = kept_bytes(self.body, body, plain, (own.body, own.body_bytes))
+        return projections + kept_bytes(self.head, head, plain, (own.head, own.head_bytes))
 
     @property
     def read(self) -> float:
@@ -64,13 +61,13 @@ class ModelSize(msgspec.Struct, frozen=True, kw_only=True):
 
 def step_seconds(size: ModelSize, ceilings: Ceilings, sequences: int, context: int) -> float:
     """Least seconds of a step that decodes a token of each of `sequences` sequences."""
-    memory = (size.read + sequences * size.kv_bytes(context)) / (ceilings.read * 1e9)
-    return max(memory, 2 * sequences * (size.body + size.head) / (ceilings.peak(size.format) * 1e9))
+    read = size.read + sequences * size.kv_bytes(context)
+    return ceilings.least_seconds(read, 2 * sequences * (size.body + size.head), size.format)
 
 
 def prompt_seconds(size: ModelSize, ceilings: Ceilings, tokens: int) -> float:
     """Least seconds of a prompt's projections; attention and the head come on top."""
-    return 2 * size.body * tokens / (ceilings.peak(size.format) * 1e9)
+    return ceilings.least_seconds(0, 2 * size.body * tokens, size.format)
 
 
 def judge_model(size: ModelSize, ceilings: Ceilings | None, disk: Disk | None) -> tuple[Finding, ...]:
