@@ -45,65 +45,71 @@ class Judged:
     failures: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What models are compared on: windows of `file`, or conversations of the calibration set; at most `most`."""
+
+    file: Path | None
+    most: int
+    context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Where figures are written and plots are drawn; None: nowhere."""
+
+    json_file: Path | None
+    plots: Path | None
+
+    def check(self) -> None:
+        """Raise ConfigurationError where that cannot be."""
+        if self.json_file is not None:
+            check_writable(self.json_file)
+        if self.plots is not None:
+            check_plots(self.plots)
+
+
 def run_evaluate(
     base: str,
     candidates: list[str],
-    text: Path | None,
-    texts: int,
-    context: int,
+    texts: Texts,
     bounds: Bounds,
     serving: Asked,
-    dtype: str,
-    json_file: Path | None,
-    plots: Path | None,
+    results: Results,
     options: dict[str, Any],
 ) -> int:
     """Measure, show, write and draw; 1 where a candidate does not pass. Raises ConfigurationError, StartupError.
 
-    Answers and speed are those of models as they would be served, the base in its own precision.
+    `options` are those of the engine. Answers and speed are those of models as they would be served, the base in its
+    own precision.
     """
-    if json_file is not None:
-        check_writable(json_file)
-    if plots is not None:
-        check_plots(plots)
+    results.check()
     if 0 < serving.answers < FEWEST_ANSWERS:
         raise ConfigurationError(
             f"--answers {serving.answers} are too few to tell a loss from chance; ask for {FEWEST_ANSWERS} at least."
         )
-    asked = [_options(candidate, {**options, "dtype": dtype}) for candidate in candidates]
-    reference = load_scorer(EngineOptions.of(model=base, dtype="float32", quantization="none", **options), context)
-    if text is None:
-        read = conversations(reference.path, reference.vocab_size, context, texts, seed=COMPARISON_SEED)
-    else:
-        read = windows(reference.path, reference.vocab_size, read_text(text, "--text"), context, texts)
-    if not read:
-        raise ConfigurationError(
-            f"There is nothing to compare in {text or 'the conversations'} with --context {context}; give longer texts."
-        )
+    asked = [_options(candidate, options) for candidate in candidates]
+    plain = {**options, "dtype": "float32", "quantization": "none"}
+    reference = load_scorer(EngineOptions.of(base, **plain), texts.context)
+    read = _read(texts, reference)
     # A narrower table would cut its headings.
     console = Console(width=max(_WIDTH, Console().width))
     found = []
     own = None
     if serving.answers or serving.speed:
         with console.status(f"serving {base}"):
-            own = served_figures(base, {**options, "dtype": dtype}, serving)
+            own = served_figures(base, options, serving)
     for name, (model, changed) in zip(candidates, asked, strict=True):
         with console.status(f"comparing {name}"):
-            quality, candidate = _compared(name, reference, EngineOptions.of(model, **changed), context, read)
+            quality, candidate = _compared(name, reference, EngineOptions.of(model, **changed), texts.context, read)
         served = None
         if own is not None:
             with console.status(f"serving {name}"):
                 served = served_figures(model, changed, serving)
         failures = [*_failures(quality, bounds), *_lost_answers(own, served)]
         found.append(Judged(name, *candidate, quality, served, tuple(failures)))
-    console.print(_summary(base, reference, found))
-    console.print(_by_difficulty(found))
-    if own is not None:
-        console.print(_as_served(base, own, found))
-    for judged in found:
-        verdict = "passes." if not judged.failures else f"does not pass. {' '.join(judged.failures)}"
-        console.print(f"{judged.name} {verdict}", highlight=False, markup=False, soft_wrap=True)
-    if json_file is not None:
+    _show(console, base, reference, own, found)
+    if results.json_file is not None:
         content = {
             "base": base,
             "bounds": bounds,
@@ -111,12 +117,36 @@ def run_evaluate(
             "base_served": own,
             "candidates": found,
         }
-        json_file.write_bytes(json_bytes(content))
-    if plots is not None:
-        console.print(
-            f"Drawn: {draw_quality([(each.name, each.weight_bytes, each.quality.kl) for each in found], plots)}"
-        )
+        results.json_file.write_bytes(json_bytes(content))
+    if results.plots is not None:
+        drawn = draw_quality([(each.name, each.weight_bytes, each.quality.kl) for each in found], results.plots)
+        console.print(f"Drawn: {drawn}")
     return int(any(judged.failures for judged in found))
+
+
+def _read(texts: Texts, reference: Scorer) -> list[ScoredText]:
+    """What is compared, in tokens of the reference. Raises ConfigurationError where there is nothing."""
+    path, vocabulary = reference.path, reference.vocab_size
+    if texts.file is None:
+        found = conversations(path, vocabulary, texts.context, texts.most, seed=COMPARISON_SEED)
+    else:
+        found = windows(path, vocabulary, read_text(texts.file, "--text"), texts.context, texts.most)
+    if not found:
+        raise ConfigurationError(
+            f"There is nothing to compare in {texts.file or 'the conversations'} with --context {texts.context}; give "
+            "longer texts."
+        )
+    return found
+
+
+def _show(console: Console, base: str, reference: Scorer, own: Served | None, found: Sequence[Judged]) -> None:
+    console.print(_summary(base, reference, found))
+    console.print(_by_difficulty(found))
+    if own is not None:
+        console.print(_as_served(base, own, found))
+    for judged in found:
+        verdict = "passes." if not judged.failures else f"does not pass. {' '.join(judged.failures)}"
+        console.print(f"{judged.name} {verdict}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _options(candidate: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

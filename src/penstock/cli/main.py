@@ -302,14 +302,13 @@ def evaluate(
     plots: Annotated[Path | None, typer.Option(help="Draw quality against bytes, into this folder.")] = None,
 ) -> None:
     """What smaller weights cost a model in quality; exits with 1 where a candidate does not pass."""
-    from penstock.cli.evaluate import Bounds, run_evaluate
+    from penstock.cli.evaluate import Bounds, Results, Texts, run_evaluate
     from penstock.cli.serving_figures import Asked
 
     bounds, serving = Bounds(max_kl, min_same_top, max_perplexity), Asked(answers, speed)
-    computing = {"threads": threads, "speculative": "off"}
-    raise typer.Exit(
-        run_evaluate(base, candidates, text, texts, context, bounds, serving, dtype, json_file, plots, computing)
-    )
+    computing = {"dtype": dtype, "threads": threads, "speculative": "off"}
+    compared, results = Texts(text, texts, context), Results(json_file, plots)
+    raise typer.Exit(run_evaluate(base, candidates, compared, bounds, serving, results, computing))
 
 
 @app.command()
