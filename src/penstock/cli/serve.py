@@ -55,24 +55,6 @@ from penstock.text.tokenizer import Tokenizer
 # through older ones once in this many times. It holds up every request for about a millisecond a thousand objects, and
 # finds little: what a request leaves behind is in no cycle (tests/server/test_garbage.py).
 GARBAGE = (5_000, 10, 10)
-# The resolved settings that limit what can be asked of the server.
-SHOWN_AT_START = (
-    "dtype",
-    "quantization",
-    "threads",
-    "kv cache dtype",
-    "max model len",
-    "kv cache memory",
-    "chat template",
-    "conversations",
-    "developer messages",
-    "system messages",
-    "call arguments",
-    "tool calls",
-    "tool results",
-    "tool call parser",
-    "reasoning parser",
-)
 
 console = Console(stderr=True, highlight=False)
 
@@ -411,6 +393,6 @@ def _print_notes(prepared: Prepared, reading: "_Reading", reasons: list[Reason],
     for note in notes:
         console.print(f"[dim]{escape(note)}[/dim]", soft_wrap=True)
     for reason in reasons:
-        if reason.setting in SHOWN_AT_START or reason in prepared.found:
+        if reason.at_start or reason in prepared.found:
             console.print(escape(_note(reason)), soft_wrap=True)
     console.print("--explain-config shows every setting with its reason.")

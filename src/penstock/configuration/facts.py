@@ -2,7 +2,7 @@
 
 import msgspec
 
-from penstock.core.devices import GpuFacts
+from penstock.core.devices import Gpu, GpuFacts
 from penstock.core.kv import LayerKV
 
 
@@ -65,7 +65,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
         exact: a row of a step is computed to the same bits whatever else is in the step, as native kernels do.
         obstacle: why the native kernels cannot run; None where they can.
         gpus: those that this process sees.
-        memory_name: whose memory `available_memory` is, where that has to be said.
+        gpu: the one that computes, whose memory is `available_memory`; None where the processor does.
         measures_steps: the engine measures the memory of a step before it sizes the pool.
     """
 
@@ -76,5 +76,5 @@ class MachineFacts(msgspec.Struct, frozen=True):
     exact: bool = True
     obstacle: str | None = None
     gpus: GpuFacts = GpuFacts()
-    memory_name: str = ""
+    gpu: Gpu | None = None
     measures_steps: bool = False

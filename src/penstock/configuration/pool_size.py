@@ -6,7 +6,7 @@ import msgspec
 
 from penstock.configuration.facts import MachineFacts, ModelFacts
 from penstock.configuration.options import EngineOptions
-from penstock.configuration.reasons import Note
+from penstock.configuration.reasons import Note, Reasons
 from penstock.configuration.swapping import STAGING_BYTES
 from penstock.core.config import BLOCK_SIZE, EngineConfig, PoolWish, Reason
 from penstock.core.devices import StepMemory
@@ -84,8 +84,9 @@ def _estimate(
     asked: int | None, machine: MachineFacts, weights: int, smallest: int, largest_use: int
 ) -> tuple[int, str]:
     """Bytes of the pool and why; no reason where the pool is as large as its largest use."""
-    available, where = machine.available_memory, machine.memory_name
-    workspace = GPU_WORKSPACE_BYTES if where else WORKSPACE_BYTES
+    available, where, workspace = machine.available_memory, "", WORKSPACE_BYTES
+    if machine.gpu is not None:
+        where, workspace = f" on {machine.gpu.device} ({machine.gpu.name})", GPU_WORKSPACE_BYTES
     # Where the working space will be measured, only what surely is too much is refused before anything is loaded.
     kept = 0 if machine.measures_steps else workspace
     free = available - weights - kept
@@ -122,11 +123,7 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
     wish, spec = cache.wish, cache.spec
     if wish is None:
         raise ValueError("the pool of this configuration is not sized by what was measured")
-    reasons: list[Reason] = []
-
-    def note(setting: str, value: object, why: str) -> None:
-        reasons.append(Reason(setting, str(value), why))
-
+    out = Reasons()
     told = (
         f"of {gib(measured.free)} that are free on {config.device} behind the weights, the largest step takes "
         f"{gib(measured.step)} and graphs of decode steps {gib(measured.graphs)}"
@@ -153,18 +150,20 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
             f"There is no room for a KV pool: {told}. Lower --max-num-batched-tokens or --max-num-seqs, which make "
             "steps smaller, or use a smaller model, or --quantization int8 or int4."
         )
-    note("kv cache memory", _pool(num_blocks, spec, memory), why)
+    out.limit("kv cache memory", _pool(num_blocks, spec, memory), why)
     if longest < wish.longest and longest_context(spec, num_blocks, longest, chunk) == longest:
-        note("max model len", longest, f"what was free before the weights came; the model was made for {wish.longest}")
+        out.limit(
+            "max model len", longest, f"what was free before the weights came; the model was made for {wish.longest}"
+        )
     else:
-        longest = _fit_context(longest, wish.strict, spec, num_blocks, chunk, note, made_for=wish.longest)
+        longest = _fit_context(longest, wish.strict, spec, num_blocks, chunk, out.limit, made_for=wish.longest)
     return (
         msgspec.structs.replace(
             config,
             cache=msgspec.structs.replace(cache, num_blocks=num_blocks, wish=None),
             scheduler=msgspec.structs.replace(limits, max_model_len=longest),
         ),
-        reasons,
+        out.found,
     )
 
 

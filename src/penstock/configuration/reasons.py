@@ -17,3 +17,7 @@ class Reasons:
     def note(self, setting: str, value: object, why: str) -> None:
         """Keep a value and its reason."""
         self.found.append(Reason(setting, str(value), why))
+
+    def limit(self, setting: str, value: object, why: str) -> None:
+        """The same for a value that limits what can be asked of a server, so that its start tells it."""
+        self.found.append(Reason(setting, str(value), why, at_start=True))

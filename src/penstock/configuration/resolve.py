@@ -84,7 +84,7 @@ def resolve(
     _positive("max_model_len", options.batch.max_model_len)
     _positive("kv_cache_memory", cache.kv_cache_memory)
     num_blocks, max_model_len, wish = estimate_pool(
-        options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.note
+        options, model, machine, (spec, block_bytes), weights, (max_num_seqs, batched), out.limit
     )
     _positive("swap_space", cache.swap_space or None)
     swap_blocks = resolve_swap_space(cache.swap_space, block_bytes, host_memory, out.note)
@@ -140,7 +140,7 @@ def _on_gpu(gpu: Gpu, options: EngineOptions, machine: MachineFacts) -> tuple[En
         available_memory=gpu.free_memory,
         exact=options.device.deterministic,
         cache_folder=None,
-        memory_name=f" on {gpu.device} ({gpu.name})",
+        gpu=gpu,
         # An interpreter in this process has no memory of its own to measure.
         measures_steps=not gpu.interpreted,
     )
@@ -196,10 +196,10 @@ def _resolve_model(options: EngineOptions, model: ModelFacts, out: Reasons) -> s
 def _resolve_threads(options: DeviceOptions, machine: MachineFacts, out: Reasons) -> int:
     _positive("threads", options.threads)
     if options.threads is not None:
-        out.note("threads", options.threads, "as asked")
+        out.limit("threads", options.threads, "as asked")
         return options.threads
     beside = "; the API process comes first" if machine.api_beside else ""
-    out.note("threads", machine.cores, f"all {machine.cores} cores this process may use{beside}")
+    out.limit("threads", machine.cores, f"all {machine.cores} cores this process may use{beside}")
     return machine.cores
 
 
@@ -216,12 +216,12 @@ def _resolve_dtype(options: LoadOptions, model: ModelFacts, out: Reasons) -> str
     if options.dtype != "auto":
         if options.dtype not in COMPUTE_DTYPES:
             raise ConfigurationError(f"--dtype {options.dtype} is not one of auto, {', '.join(COMPUTE_DTYPES)}.")
-        out.note("dtype", options.dtype, "as asked")
+        out.limit("dtype", options.dtype, "as asked")
         return options.dtype
     if model.stored_dtype in COMPUTE_DTYPES:
-        out.note("dtype", model.stored_dtype, "the checkpoint's own")
+        out.limit("dtype", model.stored_dtype, "the checkpoint's own")
         return model.stored_dtype
-    out.note(
+    out.limit(
         "dtype",
         "float32",
         f"the checkpoint is {model.stored_dtype}, which bfloat16 would round; --dtype bfloat16 halves the memory",
@@ -234,12 +234,12 @@ def _resolve_kv(kept: str, model: ModelFacts, dtype: str, out: Reasons) -> KVSpe
         raise ConfigurationError(f"--kv-cache-dtype {kept} is not one of auto, {', '.join(KV_BYTES)}.")
     spec = build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE, kept)
     if kept == "auto":
-        out.note(
+        out.limit(
             "kv cache dtype", dtype, "what the model computes in; --kv-cache-dtype int8 makes the pool's tokens smaller"
         )
         return spec
     share = spec.block_bytes / build_kv_spec(model.kv_layers, dtype, BLOCK_SIZE).block_bytes
-    out.note("kv cache dtype", kept, f"as asked: a token takes {share:.0%} of the memory that it takes in {dtype}")
+    out.limit("kv cache dtype", kept, f"as asked: a token takes {share:.0%} of the memory that it takes in {dtype}")
     return spec
 
 
@@ -268,20 +268,20 @@ def _resolve_quantization(
         kinds = "own integers"
         if model.integers.fp8:
             kinds, meeting = "own integers or FP8", f"{meeting}; FP8 meets activations rounded to it token by token"
-        out.note(
+        out.limit(
             "quantization", body, f"the checkpoint's {kinds}, {gib(own)}, {meeting}{_fp8_becomes_numbers(model, gpu)}"
         )
     elif body == "none":
         whole = gib(model.num_parameters * DTYPE_BYTES[dtype])
         smaller = [f"{gib(_weight_bytes(model, dtype, each, each))} as {each}" for each in QUANTIZED_BYTES]
-        out.note(
+        out.limit(
             "quantization",
             body,
             f"the {whole} of weights would be {' or '.join(smaller)}; few sequences decode as fast as they are read"
             + (_fp8_becomes_numbers(model, gpu) if asked == "auto" else ""),
         )
     else:
-        out.note("quantization", body, "as asked: rounded to the nearest when loaded")
+        out.limit("quantization", body, "as asked: rounded to the nearest when loaded")
     out.note("quantize head", head or body, "as the other weights" if head in (None, body) else "as asked")
     return body, head or body
 

@@ -150,11 +150,16 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """One resolved setting and why it has its value, as they are shown."""
+    """One resolved setting and why it has its value, as they are shown.
+
+    Attributes:
+        at_start: whether a server tells it when it starts: it limits what can be asked of the server.
+    """
 
     setting: str
     value: str
     why: str
+    at_start: bool = False
 
     def __post_init__(self) -> None:
         for name in ("value", "why"):

@@ -48,8 +48,8 @@ def _declared(checkpoint: Checkpoint) -> ModelDeclaration:
         raise type(error)(error.message.replace(CONFIG, f"{checkpoint.path.name}, read as {CONFIG},", 1)) from None
 
 
-def _told(declaration: ModelDeclaration, *reason: str) -> tuple[Reason, ...]:
-    return (*declaration.found, Reason(*reason))
+def _told(declaration: ModelDeclaration, setting: str, value: str, why: str) -> tuple[Reason, ...]:
+    return (*declaration.found, Reason(setting, value, why))
 
 
 def _with_names(checkpoint: Checkpoint, declaration: ModelDeclaration) -> ModelDeclaration:

@@ -275,7 +275,7 @@ def load_chat_template(tokenizer: Tokenizer, file: str | None = None) -> ChatTem
         return _template_in(file, tokenizer.directory)
     found = _found_templates(tokenizer)
     if "default" in found.templates:
-        reason = Reason("chat template", found.origin, found.why)
+        reason = Reason("chat template", found.origin, found.why, at_start=True)
         return ChatTemplate(found.templates["default"], tool_use=found.templates.get(_TOOL_USE), reasons=[reason])
     if found.templates:
         names = ", ".join(sorted(found.templates))
@@ -284,7 +284,8 @@ def load_chat_template(tokenizer: Tokenizer, file: str | None = None) -> ChatTem
             "--chat-template."
         )
     note = "The model has no chat template; chats are written plainly, one line 'role: content' for each message."
-    reason = Reason("chat template", "plain", "the model has none; --chat-template names a file with one")
+    why = "the model has none; --chat-template names a file with one"
+    reason = Reason("chat template", "plain", why, at_start=True)
     return ChatTemplate(PLAIN_TEMPLATE, is_plain=True, notes=[note], reasons=[reason])
 
 
@@ -302,7 +303,8 @@ def _template_in(file: str, directory: Path) -> ChatTemplate:
             f"{there}."
         )
     try:
-        template = ChatTemplate(_read_template(path), reasons=[Reason("chat template", str(path), "as asked")])
+        reason = Reason("chat template", str(path), "as asked", at_start=True)
+        template = ChatTemplate(_read_template(path), reasons=[reason])
     except TokenizerError as error:
         raise ConfigurationError(f"--chat-template {file}: {error.message}") from None
     if not template.reads_messages:

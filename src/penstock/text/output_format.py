@@ -172,8 +172,8 @@ def choose_format(
         reasoning_closing=_reasoning_closing(tokenizer) if reasoning else (),
     )
     return chosen, [
-        Reason("tool call parser", calls or "none", why),
-        Reason("reasoning parser", "think" if reasoning else "none", reasoning_why),
+        Reason("tool call parser", calls or "none", why, at_start=True),
+        Reason("reasoning parser", "think" if reasoning else "none", reasoning_why, at_start=True),
     ]
 
 

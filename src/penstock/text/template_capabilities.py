@@ -68,21 +68,24 @@ class TemplateCapabilities(msgspec.Struct, frozen=True, kw_only=True):
     def reasons(self) -> list[Reason]:
         """What users should know of it: what every conversation meets, and what is unusual."""
         if not self.tried:
-            return [Reason("conversations", "as they come", "the chat template refuses those that it was tried on")]
+            why = "the chat template refuses those that it was tried on"
+            return [Reason("conversations", "as they come", why, at_start=True)]
+        arguments = "no calls" if self.calls == "none" else f"as {_ARGUMENTS[self.arguments]}"
         found = [
-            Reason("developer messages", *_DEVELOPER[self.developer]),
-            Reason("system messages", _SYSTEM[self.system], _WHY),
-            Reason("call arguments", "no calls" if self.calls == "none" else f"as {_ARGUMENTS[self.arguments]}", _WHY),
+            Reason("developer messages", *_DEVELOPER[self.developer], at_start=True),
+            Reason("system messages", _SYSTEM[self.system], _WHY, at_start=True),
+            Reason("call arguments", arguments, _WHY, at_start=True),
         ]
         if self.parts or self.only_parts:
             roles = ", ".join(sorted(self.parts | self.only_parts))
             found.append(Reason("content parts", f"as lists for {roles}", f"{_WHY}; elsewhere they become lines"))
         if self.calls != "beside text":
-            found.append(Reason("tool calls", *_CALLS[self.calls]))
+            found.append(Reason("tool calls", *_CALLS[self.calls], at_start=True))
         if not self.parallel_calls:
             found.append(Reason("parallel calls", "one message each", f"{_WHY}, which takes one call in a message"))
         if not self.tool_role:
-            found.append(Reason("tool results", "as user messages", f"{_WHY}, which leaves out or refuses the role"))
+            why = f"{_WHY}, which leaves out or refuses the role"
+            found.append(Reason("tool results", "as user messages", why, at_start=True))
         if not self.user_after_result:
             found.append(Reason("user messages behind results", "behind an empty answer", f"{_WHY}, which wants one"))
         if self.short_ids:
