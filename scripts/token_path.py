@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
+import itertools
 import json
 import mmap
 import os
@@ -97,8 +98,8 @@ class Calls:
         return Counter(self._functions[bisect_left(self._times, first) : bisect_left(self._times, last)])
 
 
-def ask(port: int, model: str, tokens: int) -> tuple[int, int, int]:
-    """Send a request for an answer of this length; when it was sent, when its first token came, and when it ended."""
+def ask(port: int, model: str, tokens: int) -> tuple[int, int]:
+    """Send a request for an answer of this length, and read it; when it was sent, and when its first token came."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "Write a haiku about rain."}],
@@ -118,9 +119,9 @@ def ask(port: int, model: str, tokens: int) -> tuple[int, int, int]:
         for line in answer:
             if not first and line.startswith(b"data: "):
                 first = time.monotonic_ns()
-    # Both processes forget the request.
+    # What is done when an answer has ended is no part of the next request's way.
     time.sleep(0.2)
-    return sent, first, time.monotonic_ns()
+    return sent, first
 
 
 @contextlib.contextmanager
@@ -171,12 +172,14 @@ def trace(model: str, options: Sequence[str], requests: int) -> tuple[dict[Funct
             for tokens in (LONG, SHORT):
                 ask(port, model, tokens)
             tracing[0] = 1
-            answers = [(ask(port, model, SHORT), ask(port, model, LONG)) for _ in range(requests)]
+            answers = [ask(port, model, tokens) for _ in range(requests) for tokens in (SHORT, LONG)]
+            end, _ = ask(port, model, SHORT)
             tracing[0] = 0
         calls = Calls(folder)
-    ways = [calls.between(sent, first) for answer in answers for sent, first, _ in answer]
-    whole = [[calls.between(sent, end) for sent, _, end in answer] for answer in answers]
-    short, long = (sum((answer[place] for answer in whole), Counter[Function]()) for place in (0, 1))
+    ways = [calls.between(sent, first) for sent, first in answers]
+    times = [*(sent for sent, _ in answers), end]
+    whole = [calls.between(sent, after) for sent, after in itertools.pairwise(times)]
+    short, long = (sum(whole[place::2], Counter[Function]()) for place in (0, 1))
     later = {function: (long[function] - short[function]) / requests / (LONG - SHORT) for function in long}
     first = {function: 1.0 for function in ways[0] if all(function in way for way in ways)}
     return first, {function: count for function, count in later.items() if count >= LEAST_CALLS}
