@@ -1,16 +1,15 @@
 """The Python interface: `LLM` for batches of prompts in this process, `AsyncEngine` for a service of one's own."""
 
-import asyncio
 import contextlib
 import logging
-import sys
 from array import array
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from penstock.assembly.prepare import Prepared, engine_command, prepare
+from penstock.assembly.prepare import Prepared, prepare
+from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig
 from penstock.core.errors import ConfigurationError, EngineError, InvalidParameter, RowFailed, rebuild_error
@@ -24,7 +23,6 @@ from penstock.engine.intake import Intake
 from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.engine.journal import Journal
 from penstock.engine.outputs import RequestState
-from penstock.engine.process import EngineProcess
 from penstock.engine.worker import BuiltEngine, EngineBuilder
 from penstock.runtime.threads import limit_spinning
 from penstock.text.bad_words import with_words_as_ids
@@ -345,19 +343,16 @@ class AsyncEngine:
     @classmethod
     async def start(cls, model: str, **options: Any) -> Self:
         """Load `model` with the engine options of `penstock serve`; raises StartupError where that is impossible."""
-        command = engine_command(sys.executable)
-        engine = await Engine.start(lambda: EngineProcess.start(command, lambda done, total: None))
+        start = await EngineStart.begin(EngineOptions.of(model, **options))
         try:
-            prepared = await asyncio.to_thread(prepare, EngineOptions.of(model=model, **options), api_beside=True)
-            defaults = SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config)
-            _tell(prepared)
-            engine.configure(prepared.config)
-            tokenizer = await asyncio.to_thread(prepared.load_tokenizer)
-            await engine.ready(prepared.model_info(tokenizer), tokenizer.table if tokenizer else None)
+            defaults = SamplingDefaults.from_generation_config(start.prepared.checkpoint.generation_config)
+            _tell(start.prepared)
+            tokenizer = await start.load()
+            await start.ready(tokenizer)
         except BaseException:
-            await engine.close()
+            await start.engine.close()
             raise
-        return cls(engine, tokenizer, defaults)
+        return cls(start.engine, tokenizer, defaults)
 
     async def __aenter__(self) -> Self:
         return self

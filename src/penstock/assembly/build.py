@@ -86,12 +86,9 @@ def build_engine(
     table = tokenizer.table if tokenizer else None
     budget.done("load tokenizer")
     spec = config.cache.spec
-    states: States = "none"
-    if config.speculation is not None:
-        states = STATES.get(config.speculation.proposer, "none")
 
     def compiled(storage: Storage, *, head: bool) -> Program:
-        tape = declaration.record(head=head, states=states if head else "none")
+        tape = declaration.record(head=head, states=_states(config) if head else "none")
         return compile_program(tape, loaded.weights, storage, dtype, Dispatcher(backend.implementations))
 
     config, settled = _measured(config, backend, compiled)
@@ -132,6 +129,11 @@ def build_engine(
         ceilings=ceilings,
         settled=settled,
     )
+
+
+def _states(config: EngineConfig) -> States:
+    """The hidden states that what drafts learns from."""
+    return "none" if config.speculation is None else STATES.get(config.speculation.proposer, "none")
 
 
 def _pool(config: EngineConfig, backend: Backend) -> Storage:
