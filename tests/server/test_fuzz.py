@@ -68,8 +68,8 @@ def check(response: Any) -> None:
     fields=st.dictionaries(st.sampled_from(CompletionFields.__struct_fields__), JSON, max_size=3),
     prompt=st.text(max_size=8) | st.lists(st.integers(0, 1100), max_size=4) | JSON,
 )
-def test_completions(_server: Any, fields: dict[str, Any], prompt: Any) -> None:
-    check(_server.http.post("/v1/completions", json={"prompt": prompt, **fields}))
+def test_completions(scripted_server: Any, fields: dict[str, Any], prompt: Any) -> None:
+    check(scripted_server.http.post("/v1/completions", json={"prompt": prompt, **fields}))
 
 
 @settings(max_examples=EXAMPLES)
@@ -77,8 +77,8 @@ def test_completions(_server: Any, fields: dict[str, Any], prompt: Any) -> None:
     fields=st.dictionaries(st.sampled_from(ChatFields.__struct_fields__), JSON, max_size=3),
     messages=st.lists(MESSAGE, max_size=3),
 )
-def test_chats(_server: Any, fields: dict[str, Any], messages: Any) -> None:
-    check(_server.http.post("/v1/chat/completions", json={"messages": messages, **fields}))
+def test_chats(scripted_server: Any, fields: dict[str, Any], messages: Any) -> None:
+    check(scripted_server.http.post("/v1/chat/completions", json={"messages": messages, **fields}))
 
 
 @settings(max_examples=EXAMPLES)
@@ -87,9 +87,9 @@ def test_chats(_server: Any, fields: dict[str, Any], messages: Any) -> None:
     messages=st.lists(TURN, max_size=3),
     path=st.sampled_from(["/v1/messages", "/v1/messages/count_tokens"]),
 )
-def test_messages(_server: Any, fields: dict[str, Any], messages: Any, path: str) -> None:
+def test_messages(scripted_server: Any, fields: dict[str, Any], messages: Any, path: str) -> None:
     bound = {"max_tokens": 5} if path == "/v1/messages" else {}
-    response = _server.http.post(path, json={"messages": messages, **bound, **fields})
+    response = scripted_server.http.post(path, json={"messages": messages, **bound, **fields})
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code != 200:
         assert response.json()["type"] == "error" and set(response.json()["error"]) == {"type", "message"}
@@ -100,8 +100,8 @@ def test_messages(_server: Any, fields: dict[str, Any], messages: Any, path: str
     fields=st.dictionaries(st.sampled_from(ResponsesFields.__struct_fields__), JSON, max_size=2),
     items=st.text(max_size=5) | st.lists(ITEM, max_size=3),
 )
-def test_responses(_server: Any, fields: dict[str, Any], items: Any) -> None:
-    check(_server.http.post("/v1/responses", json={"input": items, "max_output_tokens": 5, **fields}))
+def test_responses(scripted_server: Any, fields: dict[str, Any], items: Any) -> None:
+    check(scripted_server.http.post("/v1/responses", json={"input": items, "max_output_tokens": 5, **fields}))
 
 
 @settings(max_examples=EXAMPLES)
@@ -109,20 +109,20 @@ def test_responses(_server: Any, fields: dict[str, Any], items: Any) -> None:
     texts=st.dictionaries(st.sampled_from(TokenizeFields.__struct_fields__), JSON, max_size=3),
     tokens=st.dictionaries(st.sampled_from(DetokenizeFields.__struct_fields__), JSON, max_size=2),
 )
-def test_tokens(_server: Any, texts: dict[str, Any], tokens: dict[str, Any]) -> None:
-    check(_server.http.post("/tokenize", json=texts))
-    check(_server.http.post("/detokenize", json=tokens))
+def test_tokens(scripted_server: Any, texts: dict[str, Any], tokens: dict[str, Any]) -> None:
+    check(scripted_server.http.post("/tokenize", json=texts))
+    check(scripted_server.http.post("/detokenize", json=tokens))
 
 
 @settings(max_examples=EXAMPLES)
 @given(query=st.dictionaries(st.sampled_from(["limit", "order", "after", "include"]), st.text(max_size=4), max_size=2))
-def test_queries(_server: Any, query: dict[str, str]) -> None:
-    response = _server.http.post("/v1/responses", json={"input": "x", "max_output_tokens": 1}).json()
-    check(_server.http.get(f"/v1/responses/{response['id']}/input_items", params=query))
-    check(_server.http.get(f"/v1/responses/{response['id']}", params=query))
+def test_queries(scripted_server: Any, query: dict[str, str]) -> None:
+    response = scripted_server.http.post("/v1/responses", json={"input": "x", "max_output_tokens": 1}).json()
+    check(scripted_server.http.get(f"/v1/responses/{response['id']}/input_items", params=query))
+    check(scripted_server.http.get(f"/v1/responses/{response['id']}", params=query))
 
 
 @settings(max_examples=EXAMPLES)
 @given(fields=st.dictionaries(st.sampled_from(EmbeddingFields.__struct_fields__), JSON, max_size=3))
-def test_embeddings(_server: Any, fields: dict[str, Any]) -> None:
-    check(_server.http.post("/v1/embeddings", json={"input": "x", **fields}))
+def test_embeddings(scripted_server: Any, fields: dict[str, Any]) -> None:
+    check(scripted_server.http.post("/v1/embeddings", json={"input": "x", **fields}))
