@@ -34,9 +34,9 @@ def _engine() -> None:
 def _server() -> None:
     from penstock.engine.process import EngineProcess
     from penstock.observability.account import Account
+    from penstock.observability.accounts import Accounts
     from penstock.observability.metrics import Metrics, RequestMeter
     from penstock.observability.recent import Recent
-    from penstock.server.accounts import Accounts
 
     _take_out(EngineProcess, "_note")
     _take_out(Metrics, "step")

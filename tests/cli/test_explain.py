@@ -17,8 +17,8 @@ from penstock.cli.explain import run_explain, show
 from penstock.core.errors import ConfigurationError
 from penstock.core.facts import PrefixFound
 from penstock.observability.account import Preparation, Stall
+from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures, explain
-from penstock.server.accounts import Accounts
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.keys import Keyring, only_key

@@ -16,10 +16,10 @@ import pytest
 
 from penstock.core.config import Reason
 from penstock.core.facts import PrefixFound
+from penstock.observability.accounts import Accounts
 from penstock.observability.monitor import Monitor
 from penstock.observability.recent import Recent
 from penstock.observability.request_ids import REQUEST_ID as REQUEST_ID_HERE
-from penstock.server.accounts import Accounts
 from penstock.server.admin import create_admin_app
 from penstock.server.app import create_app
 from penstock.server.keys import Keyring, only_key

@@ -14,8 +14,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
+from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
-from penstock.server.accounts import Accounts
 from penstock.server.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, Admission
 from penstock.server.app import create_app
 from penstock.server.drain import Drain

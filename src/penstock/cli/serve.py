@@ -30,11 +30,11 @@ from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from penstock.observability import tracing
+from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
 from penstock.observability.recent import Recent
 from penstock.observability.settings import FigureOptions
 from penstock.server import descriptors
-from penstock.server.accounts import Accounts
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.admission import Admission
 from penstock.server.app import create_app

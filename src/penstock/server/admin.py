@@ -18,7 +18,7 @@ from penstock.core.config import Reason
 from penstock.core.errors import AddressInUse, ConfigurationError, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.engine.fail_points import POINTS, FailAction
-from penstock.server.accounts import Accounts
+from penstock.observability.accounts import Accounts
 from penstock.server.body import read_json_body
 from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.server.explain import ExplainApi

@@ -20,10 +20,10 @@ from penstock.configuration.slo import Slo
 from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
+from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.observability.monitor import Monitor
 from penstock.observability.stats import Settings
-from penstock.server.accounts import Accounts
 from penstock.server.admission import Admission
 from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner

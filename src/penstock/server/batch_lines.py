@@ -14,8 +14,8 @@ from penstock.core.errors import EngineUnavailable, InvalidParameter
 from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.engine.interface import EngineClient
 from penstock.observability.account import Account, working
+from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Endpoint, Outcome
-from penstock.server.accounts import Accounts, failed
 from penstock.server.batch_input import InputLine
 from penstock.server.errors import as_penstock_error, error_body, outcome_of
 from penstock.server.generation import Writer, begun, outputs_of

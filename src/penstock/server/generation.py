@@ -14,8 +14,8 @@ from penstock.core.plan import FinishReason
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal
 from penstock.observability.account import Account
+from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Outcome, RequestMeter
-from penstock.server.accounts import Accounts, failed
 from penstock.server.body import disconnected
 from penstock.server.drain import running
 from penstock.server.errors import ErrorForm, as_penstock_error, error_response, outcome_of

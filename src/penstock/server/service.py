@@ -15,8 +15,8 @@ from starlette.responses import Response
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
 from penstock.observability.account import PREPARED, Account, working
+from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Endpoint, Metrics, RequestMeter
-from penstock.server.accounts import Accounts
 from penstock.server.arrival import ARRIVED
 from penstock.server.body import BodyRoom, read_json_body
 from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of

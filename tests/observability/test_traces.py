@@ -10,8 +10,8 @@ import pytest
 from penstock.core.errors import InvalidParameter, PenstockError, QueueFull
 from penstock.engine.journal import Mark
 from penstock.observability.account import Account
+from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
-from penstock.server.accounts import Accounts
 from penstock.server.app import create_app
 from penstock.server.errors import outcome_of
 from penstock.text.tokenizer import Tokenizer

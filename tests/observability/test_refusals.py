@@ -6,9 +6,9 @@ import time
 import pytest
 
 from penstock.core.errors import EngineUnavailable, InvalidParameter, PenstockError, QueueFull
-from penstock.server.accounts import Accounts
+from penstock.observability.accounts import Accounts
+from penstock.observability.refusals import RefusalLog
 from penstock.server.errors import outcome_of
-from penstock.server.refusals import RefusalLog
 from support.scripted_engine import ScriptedEngine
 
 

@@ -14,9 +14,9 @@ from penstock.observability.explain.explain import Decode, Figures, cause_of, ex
 from penstock.observability.explain.explanation import Explanation, RequestSummary
 from penstock.observability.metrics import Endpoint, Outcome
 from penstock.observability.recent import Recent
+from penstock.observability.refusals import RefusalLog
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
 from penstock.observability.tracing import Tracing
-from penstock.server.refusals import RefusalLog
 
 logger = logging.getLogger("penstock.server")
 
