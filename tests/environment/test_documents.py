@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from penstock.cli.main import app
 from penstock.core.errors import Overloaded, PenstockError, StartupError
-from penstock.server import errors as server_errors
+from penstock.http import errors as server_errors
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from penstock.core.errors import EngineUnavailable, InvalidParameter, PenstockError, QueueFull
+from penstock.http.errors import outcome_of
 from penstock.observability.accounts import Accounts
 from penstock.observability.refusals import RefusalLog
-from penstock.server.errors import outcome_of
 from support.scripted_engine import ScriptedEngine
 
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from penstock.core.errors import InvalidParameter
+from penstock.http.edge import EdgeOptions
 from penstock.server.app import create_app
-from penstock.server.edge import EdgeOptions
 from penstock.server.equivalents import EQUIVALENTS
 from penstock.server.fields import MOST_TOLD, FieldReader, Hint, Refused, ignored_header
 from penstock.server.schema import ChatFields, parse_chat

@@ -15,10 +15,10 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from penstock.core.errors import PenstockError, TokenizerError
+from penstock.http.errors import on_error
+from penstock.http.protocol import BODY_SPAN_SECONDS, HEAD_SECONDS, LEAST_BODY_BYTES, BoundedProtocol
 from penstock.server.app import create_app
-from penstock.server.errors import on_error
 from penstock.server.health import HealthApi
-from penstock.server.protocol import BODY_SPAN_SECONDS, HEAD_SECONDS, LEAST_BODY_BYTES, BoundedProtocol
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.documented import described_client
 from support.http_server import running

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import uvloop
 from starlette.types import ASGIApp
 
-from penstock.server.edge import EdgeOptions
+from penstock.http.edge import EdgeOptions
 from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.server.serve import Server, bind
 from support.waiting import PATIENCE

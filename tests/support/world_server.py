@@ -14,11 +14,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.core.config import EngineConfig
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
+from penstock.http.drain import Drain
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
 from penstock.server.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, Admission
 from penstock.server.app import create_app
-from penstock.server.drain import Drain
 from penstock.server.keys import Key, Keyring
 from penstock.server.limits import make_admission
 from penstock.server.tenants import Tenant

@@ -99,10 +99,10 @@ def serve(
     from penstock.cli.log_stream import unfailing_stderr
     from penstock.cli.serve import ServeOptions, run_serve
     from penstock.configuration.slo import parse_slo
+    from penstock.http.tls import choose_tls
     from penstock.observability.settings import FigureOptions
     from penstock.observability.tracing import check_endpoint
     from penstock.server.limits import LimitOptions
-    from penstock.server.tls import choose_tls
 
     keys = read_access(**vars(access))
     figures = FigureOptions(parse_slo(judging.slo), judging.cost_per_hour).check()

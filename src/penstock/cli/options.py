@@ -16,7 +16,7 @@ from penstock.cli.log_format import LogFormat, LogLevel
 from penstock.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from penstock.server.edge import EdgeOptions
+    from penstock.http.edge import EdgeOptions
 
 Model = Annotated[
     str | None,
@@ -401,7 +401,7 @@ class HttpOptions:
 
     def edge(self) -> "EdgeOptions":
         """The same for the server. Raises ConfigurationError where a value cannot be."""
-        from penstock.server.edge import EdgeOptions
+        from penstock.http.edge import EdgeOptions
 
         return EdgeOptions(
             allowed_origins=tuple(self.allowed_origin or ()),

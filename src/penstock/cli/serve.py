@@ -29,24 +29,24 @@ from penstock.engine.client import Engine
 from penstock.engine.messages import Ready, StageTime
 from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
+from penstock.http import descriptors
+from penstock.http.edge import EdgeOptions
+from penstock.http.errors import StorageUnavailable
+from penstock.http.tls import NO_TLS, Tls
 from penstock.observability import tracing
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
 from penstock.observability.recent import Recent
 from penstock.observability.settings import FigureOptions
-from penstock.server import descriptors
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.admission import Admission
 from penstock.server.app import create_app
-from penstock.server.edge import EdgeOptions
-from penstock.server.errors import StorageUnavailable
 from penstock.server.limits import LimitOptions, Limits, make_admission, resolve_limits
 from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
 from penstock.server.tenants import Tenant
-from penstock.server.tls import NO_TLS, Tls
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer

@@ -18,9 +18,9 @@ from penstock.core.config import Reason
 from penstock.core.errors import AddressInUse, ConfigurationError, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.engine.fail_points import POINTS, FailAction
+from penstock.http.body import read_json_body
+from penstock.http.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.observability.accounts import Accounts
-from penstock.server.body import read_json_body
-from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.server.explain import ExplainApi
 from penstock.server.fields import parse_fields
 from penstock.server.service import json_response

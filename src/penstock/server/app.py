@@ -20,6 +20,10 @@ from penstock.configuration.slo import Slo
 from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
+from penstock.http.cross_origin import ForeignPagesRefused
+from penstock.http.edge import EdgeOptions
+from penstock.http.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.http.request_ids import Identified
 from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.observability.monitor import Monitor
@@ -28,10 +32,8 @@ from penstock.server.admission import Admission
 from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
 from penstock.server.docs_page import page
-from penstock.server.edge import EdgeOptions
 from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
-from penstock.server.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.server.explain import ExplainApi
 from penstock.server.fields import FieldReader
 from penstock.server.figures import FiguresApi
@@ -43,8 +45,6 @@ from penstock.server.limits import default_admission
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
 from penstock.server.page.endpoints import page_routes
-from penstock.server.pages import ForeignPagesRefused
-from penstock.server.request_ids import Identified
 from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.responses.endpoints import ResponsesApi
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding

@@ -6,7 +6,7 @@ from collections import Counter
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.errors import RequestError
-from penstock.server.errors import InvalidApiKey, TooManyRequests, error_response, form_of
+from penstock.http.errors import InvalidApiKey, TooManyRequests, error_response, form_of
 from penstock.server.keys import Keyring
 from penstock.server.page.files import PAGE_FILES
 from penstock.server.tenants import STATE, Tenant

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from penstock.core.errors import EngineUnavailable, InvalidParameter
 from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.engine.interface import EngineClient
+from penstock.http.errors import as_penstock_error, error_body, outcome_of
 from penstock.observability.account import Account, working
 from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Endpoint, Outcome
 from penstock.server.batch_input import InputLine
-from penstock.server.errors import as_penstock_error, error_body, outcome_of
 from penstock.server.generation import Writer, begun, outputs_of
 from penstock.server.keys import Keyring
 from penstock.server.resolve import Job

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 from penstock.core.config import BACKGROUND_TOKENS
 from penstock.core.errors import EngineUnavailable
+from penstock.http.errors import StorageLimitReached, StorageUnavailable, StoredFileNotFound
 from penstock.observability.metrics import Metrics
 from penstock.server.batch_input import InputLine, LineProblem, check_input, pending_lines
 from penstock.server.batch_lines import LineRunner, unanswered_line
-from penstock.server.errors import StorageLimitReached, StorageUnavailable, StoredFileNotFound
 from penstock.server.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, Result, Status
 from penstock.server.storage.files import StoredFile
 from penstock.server.storage.store import Store

@@ -12,8 +12,8 @@ from starlette.routing import Route
 
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
+from penstock.http.body import read_json_body
 from penstock.server.batch_runner import BatchRunner
-from penstock.server.body import read_json_body
 from penstock.server.extras import check_metadata
 from penstock.server.fields import parse_fields
 from penstock.server.files import require

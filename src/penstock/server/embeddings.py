@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from penstock.engine.interface import RequestOutput
-from penstock.server.errors import OPENAI, ErrorForm
+from penstock.http.errors import OPENAI, ErrorForm
 from penstock.server.resolve import Job
 
 

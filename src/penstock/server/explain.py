@@ -7,9 +7,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.core.errors import InvalidParameter
+from penstock.http.errors import RequestNotFound
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explanation import RequestList
-from penstock.server.errors import RequestNotFound
 from penstock.server.service import json_response
 from penstock.server.tenants import tenant_of
 

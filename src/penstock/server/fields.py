@@ -15,8 +15,8 @@ import msgspec
 import msgspec.inspect
 
 from penstock.core.errors import InvalidParameter
+from penstock.http.errors import UnknownField
 from penstock.server.equivalents import equivalent
-from penstock.server.errors import UnknownField
 from penstock.server.parsing import check_entries, decode_object, explain_mismatch
 
 UnknownFields = Literal["refuse", "tell"]

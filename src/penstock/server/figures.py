@@ -4,9 +4,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.http.drain import is_ending
 from penstock.observability.exposition import CONTENT_TYPE
 from penstock.observability.monitor import Monitor
-from penstock.server.drain import is_ending
 from penstock.server.service import json_response
 
 

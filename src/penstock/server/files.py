@@ -9,8 +9,8 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.body import disconnected
-from penstock.server.errors import StorageOff
+from penstock.http.body import disconnected
+from penstock.http.errors import StorageOff
 from penstock.server.listing import list_page, read_page
 from penstock.server.service import json_response
 from penstock.server.storage.batches import INPUT_PURPOSE, OUTPUT_PURPOSE

@@ -13,12 +13,12 @@ from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.core.plan import FinishReason
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal
+from penstock.http.body import disconnected
+from penstock.http.drain import running
+from penstock.http.errors import ErrorForm, as_penstock_error, error_response, outcome_of
 from penstock.observability.account import Account
 from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Outcome, RequestMeter
-from penstock.server.body import disconnected
-from penstock.server.drain import running
-from penstock.server.errors import ErrorForm, as_penstock_error, error_response, outcome_of
 from penstock.server.fields import ignored_header
 from penstock.server.gate import Pass
 from penstock.server.resolve import Job

@@ -13,8 +13,8 @@ from penstock.core.errors import EngineUnavailable, PenstockError
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import EngineClient
+from penstock.http.errors import StorageFull
 from penstock.server.answers import Probe, Readiness
-from penstock.server.errors import StorageFull
 from penstock.server.service import json_response
 from penstock.server.storage.condition import StorageCondition
 

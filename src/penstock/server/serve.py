@@ -18,12 +18,12 @@ import uvloop
 from starlette.types import ASGIApp
 
 from penstock.core.errors import AddressInUse, ConfigurationError
-from penstock.server.accept import Acceptor
-from penstock.server.connections import Connections
-from penstock.server.drain import Drain
-from penstock.server.edge import EdgeOptions, at_the_edge
+from penstock.http.accept import Acceptor
+from penstock.http.connections import Connections
+from penstock.http.drain import Drain
+from penstock.http.edge import EdgeOptions, at_the_edge
+from penstock.http.protocol import BoundedProtocol
 from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
-from penstock.server.protocol import BoundedProtocol
 
 logger = logging.getLogger("penstock.server")
 

@@ -14,17 +14,17 @@ from starlette.responses import Response
 
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
+from penstock.http.arrival import ARRIVED
+from penstock.http.body import BodyRoom, read_json_body
+from penstock.http.errors import as_penstock_error, error_response, form_of, outcome_of
+from penstock.http.request_ids import caller_of, client_id_of
 from penstock.observability.account import PREPARED, Account, working
 from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Endpoint, Metrics, RequestMeter
-from penstock.server.arrival import ARRIVED
-from penstock.server.body import BodyRoom, read_json_body
-from penstock.server.errors import as_penstock_error, error_response, form_of, outcome_of
 from penstock.server.fields import FieldReader, UnknownFields, brief, ignored_header
 from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer, begun
 from penstock.server.parsing import Names, in_terms_of, renamed
-from penstock.server.request_ids import caller_of, client_id_of
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
 from penstock.server.tenants import job_of, tenant_of

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from penstock.core.checks import check_integer
 from penstock.core.errors import InvalidParameter, RequestError
-from penstock.server.errors import BodyTooLarge, UnsupportedMediaType
+from penstock.http.errors import BodyTooLarge, UnsupportedMediaType
 from penstock.server.storage.batches import INPUT_PURPOSE
 from penstock.server.storage.files import FileStore, Incoming, StoredFile
 

@@ -12,8 +12,8 @@ import msgspec
 from penstock.core.errors import PenstockError
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.http.errors import OPENAI, ErrorForm, error_body
 from penstock.server.chat_message import ChatMessage
-from penstock.server.errors import OPENAI, ErrorForm, error_body
 from penstock.server.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_logprobs
 from penstock.server.obfuscation import padding
 from penstock.server.resolve import Job

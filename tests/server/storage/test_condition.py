@@ -3,7 +3,7 @@
 import asyncio
 import errno
 
-from penstock.server.errors import StorageFull, StorageUnavailable
+from penstock.http.errors import StorageFull, StorageUnavailable
 from penstock.server.storage.condition import StorageCondition
 from support.waiting import PATIENCE, reached
 

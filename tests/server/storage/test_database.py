@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigurationError
-from penstock.server.errors import StorageFailed, StorageFull
+from penstock.http.errors import StorageFailed, StorageFull
 from penstock.server.storage.database import Database
 from penstock.server.storage.directory import DataDirectory, choose_folder
 from penstock.server.storage.store import Store

@@ -7,8 +7,8 @@ import msgspec
 
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
+from penstock.http.errors import ANTHROPIC, ErrorForm
 from penstock.server.blocks import AnswerWriter, Block, Gain
-from penstock.server.errors import ANTHROPIC, ErrorForm
 from penstock.server.messages.marks import input_usage
 from penstock.server.messages.tool_input import whole_members
 from penstock.server.resolve import Job

@@ -10,7 +10,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.errors import ResponseNotFound, StorageOff
+from penstock.http.errors import ResponseNotFound, StorageOff
 from penstock.server.fields import FieldReader
 from penstock.server.generation import GenerationResponse
 from penstock.server.listing import list_page, read_page

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.errors import PreviousResponseNotFound, StorageUnavailable
+from penstock.http.errors import PreviousResponseNotFound, StorageUnavailable
 from penstock.server.storage.condition import StorageCondition
 from penstock.server.storage.database import Database, Migrations
 

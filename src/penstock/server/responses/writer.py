@@ -9,8 +9,8 @@ import msgspec
 
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
+from penstock.http.errors import OPENAI, ErrorForm
 from penstock.server.blocks import AnswerWriter, Block, Gain
-from penstock.server.errors import OPENAI, ErrorForm
 from penstock.server.obfuscation import padding
 from penstock.server.resolve import Job
 from penstock.server.responses.tools import ToolNames

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.errors import BatchHasEnded, BatchNotFound, TooManyBatches
+from penstock.http.errors import BatchHasEnded, BatchNotFound, TooManyBatches
 from penstock.server.storage.database import Database
 from penstock.server.storage.files import StoredFile, check_room, find, insert
 from penstock.server.storage.limits import Limits

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from penstock.server.errors import (
+from penstock.http.errors import (
     StorageFull,
     StorageLimitReached,
     StorageUnavailable,

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive
 
 from penstock.core.errors import RequestError
-from penstock.server.errors import BodiesFull, BodyTooLarge, UnsupportedMediaType
+from penstock.http.errors import BodiesFull, BodyTooLarge, UnsupportedMediaType
 
 # Bytes of a body that are read beyond the limit: a client that is cut off while it writes cannot read the refusal.
 _DISCARDED_BYTES = 4 * 1024 * 1024

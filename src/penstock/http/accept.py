@@ -9,8 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from penstock.server import descriptors
-from penstock.server.tls import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS
+from penstock.http import descriptors
+from penstock.http.tls import HANDSHAKE_SECONDS, SHUTDOWN_SECONDS
 
 logger = logging.getLogger("penstock.server")
 

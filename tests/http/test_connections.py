@@ -13,8 +13,8 @@ from typing import Any, cast
 import httpx
 import pytest
 
+from penstock.http.connections import SPARE_CONNECTIONS, Connections
 from penstock.server.app import create_app
-from penstock.server.connections import SPARE_CONNECTIONS, Connections
 from penstock.text.tokenizer import Tokenizer
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

@@ -8,8 +8,8 @@ from typing import Protocol
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
-from penstock.server.errors import ServerStopping, error_response, form_of
-from penstock.server.request_ids import Identified
+from penstock.http.errors import ServerStopping, error_response, form_of
+from penstock.http.request_ids import Identified
 
 # Paths that still answer: a client that watches the server wants to see the end.
 _OPEN = ("/health/live", "/metrics", "/v1/stats")

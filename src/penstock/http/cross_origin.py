@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.errors import RequestError
-from penstock.server.errors import ForeignHost, ForeignPage, error_response, form_of
+from penstock.http.errors import ForeignHost, ForeignPage, error_response, form_of
 
 # Names below these cannot be had in the public DNS.
 _PRIVATE = ("localhost", "local", "internal", "home.arpa")

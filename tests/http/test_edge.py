@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from penstock.core.errors import ConfigurationError
+from penstock.http.edge import EdgeOptions
 from penstock.server.app import create_app
-from penstock.server.edge import EdgeOptions
 from penstock.server.keys import Keyring, only_key
 from penstock.text.tokenizer import Tokenizer
 from support.http_server import running

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.server.stall import LOOKS, StallWatch
+from penstock.http.stall import LOOKS, StallWatch
 
 
 class Transport:

@@ -9,13 +9,13 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from penstock.core.errors import PenstockError, RequestError
+from penstock.http.arrival import ARRIVED, arrival
+from penstock.http.connections import Connections
+from penstock.http.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections, error_body
+from penstock.http.heads import check_head
+from penstock.http.stall import StallWatch
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
-from penstock.server.arrival import ARRIVED, arrival
-from penstock.server.connections import Connections
-from penstock.server.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections, error_body
-from penstock.server.heads import check_head
 from penstock.server.limits import STALL_SECONDS
-from penstock.server.stall import StallWatch
 
 MAX_HEADER_BYTES = 64 * 1024
 # Seconds for a request's head to arrive, from its first byte or from when the connection was made.

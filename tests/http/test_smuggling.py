@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.core.errors import RequestError
+from penstock.http.heads import check_head
 from penstock.server.app import create_app
-from penstock.server.heads import check_head
 from penstock.text.tokenizer import Tokenizer
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

@@ -16,7 +16,7 @@ import httpx
 import psutil
 import pytest
 
-from penstock.server import descriptors
+from penstock.http import descriptors
 from support.http_server import free_port
 from support.stored_server import line
 from support.waiting import PATIENCE, until
@@ -33,7 +33,7 @@ PROGRAM = textwrap.dedent(
     logging.basicConfig(level="INFO")
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[3]),) * 2)
     from support.scripted_engine import ScriptedEngine
-    from penstock.server.accept import Acceptor
+    from penstock.http.accept import Acceptor
     from penstock.server.app import create_app
     from penstock.server.serve import bind, run_loop, serve
     from penstock.server.storage.condition import StorageCondition

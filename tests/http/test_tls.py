@@ -13,10 +13,10 @@ import pytest
 from openai import OpenAI
 
 from penstock.core.errors import ConfigurationError
-from penstock.server import accept
+from penstock.http import accept
+from penstock.http.tls import load_tls
 from penstock.server.app import create_app
 from penstock.server.storage.store import Store
-from penstock.server.tls import load_tls
 from support.certificates import make_certificate, openssl
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

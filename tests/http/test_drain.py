@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from penstock.http.drain import Drain
 from penstock.server.app import create_app
-from penstock.server.drain import Drain
 from support.scripted_engine import ScriptedEngine
 from support.simulated_loop import simulate
 from support.world_http import Exchange

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.http.body import BodyRoom
+from penstock.http.errors import BodiesFull
 from penstock.server.app import create_app
-from penstock.server.body import BodyRoom
-from penstock.server.errors import BodiesFull
 from penstock.text.tokenizer import Tokenizer
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from penstock.server.arrival import arrival
+from penstock.http.arrival import arrival
 
 
 class Receiver(asyncio.Protocol):
