@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from penstock.access.limits import LimitOptions
 from penstock.assembly.prepare import prepare
 from penstock.cli.serve import _measured_limits, _note, _settled, address_markup
 from penstock.configuration.options import EngineOptions
@@ -20,7 +21,6 @@ from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWis
 from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.engine.messages import Ready
 from penstock.scheduler.admission import Limits
-from penstock.server.limits import LimitOptions
 from support.checkpoints import make
 from support.waiting import PATIENCE
 

@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 from rich.console import Console
 
+from penstock.access.keys import Keyring, only_key
 from penstock.cli.explain import run_explain, show
 from penstock.core.errors import ConfigurationError
 from penstock.core.facts import PrefixFound
@@ -21,7 +22,6 @@ from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures, explain
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
-from penstock.server.keys import Keyring, only_key
 from support.accounts_made import ARRIVED, chunk, make_account, make_journal, mark, waited
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

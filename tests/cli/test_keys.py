@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.server.keys import Keyring, parse_keys, read_keys
+from penstock.access.keys import Keyring, parse_keys, read_keys
 from support.checkpoints import make
 from support.live_server import serving
 from support.waiting import PATIENCE

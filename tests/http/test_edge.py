@@ -8,10 +8,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from penstock.access.keys import Keyring, only_key
 from penstock.core.errors import ConfigurationError
 from penstock.http.edge import EdgeOptions
 from penstock.server.app import create_app
-from penstock.server.keys import Keyring, only_key
 from penstock.text.tokenizer import Tokenizer
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from penstock.access.keys import Keyring, only_key
 from penstock.http.cross_origin import is_private
 from penstock.server.app import create_app
-from penstock.server.keys import Keyring, only_key
 from penstock.text.tokenizer import Tokenizer
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.access.keys import Keyring, only_key
 from penstock.core.config import Reason
 from penstock.core.facts import PrefixFound
 from penstock.observability.accounts import Accounts
@@ -22,7 +23,6 @@ from penstock.observability.recent import Recent
 from penstock.observability.request_ids import REQUEST_ID as REQUEST_ID_HERE
 from penstock.server.admin import create_admin_app
 from penstock.server.app import create_app
-from penstock.server.keys import Keyring, only_key
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client

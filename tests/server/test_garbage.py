@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.server.admission import Bounds
+from penstock.access.admission import Bounds
 from support.loaded_server import REQUESTS, in_background, loaded
 
 ROUNDS = 10

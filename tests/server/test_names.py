@@ -16,10 +16,10 @@ import psutil
 import pytest
 from starlette.types import ASGIApp, Message
 
+from penstock.access.keys import Key, Keyring
+from penstock.access.tenants import Tenant
 from penstock.server.app import create_app
-from penstock.server.keys import Key, Keyring
 from penstock.server.storage.store import Store
-from penstock.server.tenants import Tenant
 from support.scripted_engine import ScriptedEngine
 
 KEY = "a-key-that-is-long-enough"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from penstock.access.keys import Keyring, only_key
 from penstock.core.errors import EngineUnavailable
 from penstock.server.app import create_app
-from penstock.server.keys import Keyring, only_key
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from support.browser import Browser, browsing

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.access.admission import Bounds
 from penstock.core.config import SchedulerConfig
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
-from penstock.server.admission import Bounds
 from support.scripted import kv_spec
 from support.world import World
 from support.world_jobs import CONTEXT, Faults, Job, Scenario

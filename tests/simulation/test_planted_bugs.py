@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.access.admission import Admission, Ticket
 from penstock.cache.groups import SlidingWindow
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import PrefixIndex
@@ -16,7 +17,6 @@ from penstock.engine.outputs import RequestState, _SampleState
 from penstock.engine.process import EngineProcess
 from penstock.engine.record import Record
 from penstock.scheduler.scheduler import Scheduler
-from penstock.server.admission import Admission, Ticket
 from penstock.server.generation import GenerationResponse
 from penstock.server.health import HealthApi
 from penstock.server.messages.writer import MessagesWriter

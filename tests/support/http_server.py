@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import uvloop
 from starlette.types import ASGIApp
 
+from penstock.access.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.http.edge import EdgeOptions
-from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.server.serve import Server, bind
 from support.waiting import PATIENCE
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from penstock.server.admission import Admission, Bounds
+from penstock.access.admission import Admission, Bounds
 from penstock.server.app import create_app
 from penstock.text.chat_template import ChatTemplate
 from support.documented import described_client

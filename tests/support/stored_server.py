@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
+from penstock.access.keys import Keyring
 from penstock.server.app import create_app
-from penstock.server.keys import Keyring
 from penstock.server.storage.condition import StorageCondition
 from penstock.server.storage.limits import Limits
 from penstock.server.storage.store import Store

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 from unittest import mock
 
+from penstock.access.admission import Bounds
 from penstock.core.config import SchedulerConfig
 from penstock.core.grammar import Grammar
 from penstock.core.plan import StepPlan
 from penstock.core.work import LayerWork, ModelWork
 from penstock.engine.interface import ModelInfo
 from penstock.observability.metrics import Metrics
-from penstock.server.admission import Bounds
 from penstock.text.tokenizer import Tokenizer
 from support.scripted import kv_spec
 from support.world import World

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from penstock.access.admission import Bounds
+from penstock.access.tenants import _salt
 from penstock.bundled.registry import find_bundled
 from penstock.core.plan import Pooling
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
-from penstock.server.admission import Bounds
-from penstock.server.tenants import _salt
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message, Receive, Scope, Send
 
+from penstock.access.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, Admission
+from penstock.access.keys import Key, Keyring
+from penstock.access.limits import make_admission
+from penstock.access.tenants import Tenant
 from penstock.core.config import EngineConfig
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
 from penstock.http.drain import Drain
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
-from penstock.server.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, Admission
 from penstock.server.app import create_app
-from penstock.server.keys import Key, Keyring
-from penstock.server.limits import make_admission
-from penstock.server.tenants import Tenant
 from support.world_http import Answer, Exchange
 from support.world_jobs import Job, Scenario
 from support.world_manners import COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, WEIGHTS, language

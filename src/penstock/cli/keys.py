@@ -10,9 +10,9 @@ from pathlib import Path
 
 import typer
 
+from penstock.access.keys import ONLY, SHORTEST_GOOD_KEY, Keyring, entry, new_key, only_key, parse_keys, read_keys
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
-from penstock.server.keys import ONLY, SHORTEST_GOOD_KEY, Keyring, entry, new_key, only_key, parse_keys, read_keys
 
 VARIABLE = "PENSTOCK_API_KEY"
 _SETTING = "api keys"

@@ -94,6 +94,7 @@ def serve(
     computing: options.ModelOptions,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
+    from penstock.access.limits import LimitOptions
     from penstock.cli.keys import read_access
     from penstock.cli.log_format import set_up_logging
     from penstock.cli.log_stream import unfailing_stderr
@@ -102,7 +103,6 @@ def serve(
     from penstock.http.tls import choose_tls
     from penstock.observability.settings import FigureOptions
     from penstock.observability.tracing import check_endpoint
-    from penstock.server.limits import LimitOptions
 
     keys = read_access(**vars(access))
     figures = FigureOptions(parse_slo(judging.slo), judging.cost_per_hour).check()

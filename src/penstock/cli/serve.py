@@ -19,6 +19,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 from starlette.applications import Starlette
 
+from penstock.access.admission import Admission
+from penstock.access.limits import LimitOptions, Limits, make_admission, resolve_limits
+from penstock.access.tenants import Tenant
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.cli.keys import Access
 from penstock.configuration.options import EngineOptions
@@ -39,14 +42,11 @@ from penstock.observability.explain.explain import Figures
 from penstock.observability.recent import Recent
 from penstock.observability.settings import FigureOptions
 from penstock.server.admin import admin_socket, create_admin_app
-from penstock.server.admission import Admission
 from penstock.server.app import create_app
-from penstock.server.limits import LimitOptions, Limits, make_admission, resolve_limits
 from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.server.storage.directory import choose_folder
 from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
-from penstock.server.tenants import Tenant
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer

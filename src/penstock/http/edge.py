@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.access.limits import LARGEST_SECONDS
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
 from penstock.server.fields import IGNORED_HEADER, UNKNOWN_FIELDS, UnknownFields
-from penstock.server.limits import LARGEST_SECONDS
 from penstock.server.parameters import MAX_TOKENS_POLICIES, MaxTokensPolicy
 
 # Proxies keep their connections for 60 s as a rule. One that the server closes first may carry a request by then.

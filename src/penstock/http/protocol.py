@@ -8,6 +8,7 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from penstock.access.limits import STALL_SECONDS
 from penstock.core.errors import PenstockError, RequestError
 from penstock.http.arrival import ARRIVED, arrival
 from penstock.http.connections import Connections
@@ -15,7 +16,6 @@ from penstock.http.errors import HeadersTooLarge, RequestTooSlow, TooManyConnect
 from penstock.http.heads import check_head
 from penstock.http.stall import StallWatch
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
-from penstock.server.limits import STALL_SECONDS
 
 MAX_HEADER_BYTES = 64 * 1024
 # Seconds for a request's head to arrive, from its first byte or from when the connection was made.

@@ -16,6 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock import __version__
+from penstock.access.admission import Admission
+from penstock.access.auth import KeysRequired
+from penstock.access.gate import Gate
+from penstock.access.keys import Keyring
+from penstock.access.limits import default_admission
 from penstock.configuration.slo import Slo
 from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
@@ -28,8 +33,6 @@ from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.observability.monitor import Monitor
 from penstock.observability.stats import Settings
-from penstock.server.admission import Admission
-from penstock.server.auth import KeysRequired
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
 from penstock.server.docs_page import page
 from penstock.server.embeddings import EmbeddingWriter
@@ -37,11 +40,8 @@ from penstock.server.endpoints import ENDPOINTS
 from penstock.server.explain import ExplainApi
 from penstock.server.fields import FieldReader
 from penstock.server.figures import FiguresApi
-from penstock.server.gate import Gate
 from penstock.server.generation import GenerationResponse, Writer
 from penstock.server.health import HealthApi
-from penstock.server.keys import Keyring
-from penstock.server.limits import default_admission
 from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
 from penstock.server.page.endpoints import page_routes

@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 from msgspec.structs import replace
 
+from penstock.access.keys import Keyring
+from penstock.access.tenants import Tenant, job_of
 from penstock.core.errors import EngineUnavailable, InvalidParameter
 from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.engine.interface import EngineClient
@@ -19,10 +21,8 @@ from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Endpoint, Outcome
 from penstock.server.batch_input import InputLine
 from penstock.server.generation import Writer, begun, outputs_of
-from penstock.server.keys import Keyring
 from penstock.server.resolve import Job
 from penstock.server.storage.batches import Result
-from penstock.server.tenants import Tenant, job_of
 
 
 class BatchEndpoint(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.access.tenants import tenant_of
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
 from penstock.http.body import read_json_body
@@ -22,7 +23,6 @@ from penstock.server.service import json_response
 from penstock.server.storage.batches import ENDED, Batch, BatchStore
 from penstock.server.storage.limits import DAY
 from penstock.server.storage.store import Store
-from penstock.server.tenants import tenant_of
 from penstock.server.uploads import check_expiry
 
 WINDOW = "24h"

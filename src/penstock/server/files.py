@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from penstock.access.tenants import tenant_of
 from penstock.core.errors import InvalidParameter
 from penstock.http.body import disconnected
 from penstock.http.errors import StorageOff
@@ -16,7 +17,6 @@ from penstock.server.service import json_response
 from penstock.server.storage.batches import INPUT_PURPOSE, OUTPUT_PURPOSE
 from penstock.server.storage.files import FileStore, StoredFile
 from penstock.server.storage.store import Store
-from penstock.server.tenants import tenant_of
 from penstock.server.uploads import receive_upload
 
 _CHUNK_BYTES = 256 * 1024

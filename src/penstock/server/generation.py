@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from penstock.access.gate import Pass
 from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.core.plan import FinishReason
 from penstock.engine.interface import EngineClient, RequestOutput
@@ -20,7 +21,6 @@ from penstock.observability.account import Account
 from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Outcome, RequestMeter
 from penstock.server.fields import ignored_header
-from penstock.server.gate import Pass
 from penstock.server.resolve import Job
 
 # How many outputs of a request with several prompts wait for a slow client before the engine's are merged.

@@ -17,13 +17,13 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from penstock.access.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.http.accept import Acceptor
 from penstock.http.connections import Connections
 from penstock.http.drain import Drain
 from penstock.http.edge import EdgeOptions, at_the_edge
 from penstock.http.protocol import BoundedProtocol
-from penstock.server.limits import MAX_CONNECTIONS, STALL_SECONDS
 
 logger = logging.getLogger("penstock.server")
 

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from penstock.access.gate import Asked, Gate
+from penstock.access.tenants import job_of, tenant_of
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
@@ -22,12 +24,10 @@ from penstock.observability.account import PREPARED, Account, working
 from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Endpoint, Metrics, RequestMeter
 from penstock.server.fields import FieldReader, UnknownFields, brief, ignored_header
-from penstock.server.gate import Asked, Gate
 from penstock.server.generation import Deadline, GenerationResponse, Writer, begun
 from penstock.server.parsing import Names, in_terms_of, renamed
 from penstock.server.resolve import Job, Resolver
 from penstock.server.schema import ChatFields
-from penstock.server.tenants import job_of, tenant_of
 from penstock.text.table import TokenTable
 from penstock.text.template_budget import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer

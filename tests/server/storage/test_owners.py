@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.server.keys import Keyring, entry, only_key, parse_keys
+from penstock.access.keys import Keyring, entry, only_key, parse_keys
 from penstock.server.responses import store as responses_store
 from penstock.server.storage import tables
 from penstock.server.storage.database import Database

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from penstock.server.keys import Keyring, entry, parse_keys
+from penstock.access.keys import Keyring, entry, parse_keys
 from penstock.server.responses.store import Limits as ResponseLimits
 from penstock.server.responses.store import ResponseStore
 from penstock.server.storage.limits import Limits, share_of

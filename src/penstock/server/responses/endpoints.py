@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from penstock.access.tenants import tenant_of
 from penstock.core.errors import InvalidParameter
 from penstock.http.errors import ResponseNotFound, StorageOff
 from penstock.server.fields import FieldReader
@@ -26,7 +27,6 @@ from penstock.server.responses.translate import NAMES, chat_of_input, chat_of_re
 from penstock.server.responses.writer import ResponsesWriter
 from penstock.server.service import Service, json_response, told
 from penstock.server.storage.pages import Page
-from penstock.server.tenants import tenant_of
 
 Fields = TypeVar("Fields", bound=InputFields)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from penstock.access.tenants import Tenant
 from penstock.server.responses.store import Limits as ResponseLimits
 from penstock.server.responses.store import ResponseStore
 from penstock.server.storage.batches import BatchStore
@@ -15,7 +16,6 @@ from penstock.server.storage.directory import DataDirectory
 from penstock.server.storage.files import FileStore
 from penstock.server.storage.limits import Limits, share_of
 from penstock.server.storage.tables import MIGRATIONS
-from penstock.server.tenants import Tenant
 
 
 class Store:

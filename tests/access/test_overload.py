@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
+from penstock.access.admission import Bounds
 from penstock.core.events import LoadSnapshot
 from penstock.http import stall
 from penstock.http.stall import StallWatch
-from penstock.server.admission import Bounds
 from penstock.server.app import create_app
 from penstock.server.resolve import Resolver
 from support.loaded_server import REQUESTS, STREAMED, TEMPLATE, TURN, in_background, loaded

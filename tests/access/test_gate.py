@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from penstock.access import gate
+from penstock.access.admission import Admission, Bounds
+from penstock.access.gate import Asked, Gate
 from penstock.core.errors import QueueFull
 from penstock.core.sampling import SamplingParams
-from penstock.server import gate
-from penstock.server.admission import Admission, Bounds
-from penstock.server.gate import Asked, Gate
 from penstock.server.resolve import Job
 from support.scripted_engine import ScriptedEngine
 

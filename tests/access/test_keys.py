@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.access.keys import MAX_KEYS, Keyring, entry, new_key, only_key, parse_keys, read_keys
+from penstock.access.tenants import EVERYBODY, Tenant, job_of
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import MAX_SALT_LENGTH, Standing
 from penstock.core.sampling import SamplingParams
-from penstock.server.keys import MAX_KEYS, Keyring, entry, new_key, only_key, parse_keys, read_keys
 from penstock.server.resolve import Job
-from penstock.server.tenants import EVERYBODY, Tenant, job_of
 
 PLACE = Path("keys.toml")
 HASH = hashlib.sha256(b"the key of somebody").hexdigest()

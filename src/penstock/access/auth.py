@@ -5,11 +5,11 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.access.keys import Keyring
+from penstock.access.tenants import STATE, Tenant
 from penstock.core.errors import RequestError
 from penstock.http.errors import InvalidApiKey, TooManyRequests, error_response, form_of
-from penstock.server.keys import Keyring
 from penstock.server.page.files import PAGE_FILES
-from penstock.server.tenants import STATE, Tenant
 
 logger = logging.getLogger("penstock.server")
 

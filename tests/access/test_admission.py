@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.access.admission import LONGEST_RETRY, SHORTEST_RETRY, Admission, Bounds, Demand, Lengths, Ticket
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
 from penstock.core.events import LoadSnapshot
-from penstock.server.admission import LONGEST_RETRY, SHORTEST_RETRY, Admission, Bounds, Demand, Lengths, Ticket
 
 IDLE = LoadSnapshot(blocks_total=1000)
 

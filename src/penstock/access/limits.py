@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from penstock.access.admission import Admission, Bounds
 from penstock.core.config import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
-from penstock.server.admission import Admission, Bounds
 
 # The most requests and tokens that wait, as a multiple of those that can run at a time. A longer queue takes longer to
 # get through.

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.access.tenants import EVERYBODY, Tenant
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import WEIGHTS
 from penstock.core.text_files import decoded
-from penstock.server.tenants import EVERYBODY, Tenant
 
 # Where one key is given without a file.
 ONLY = "default"

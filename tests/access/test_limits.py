@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from penstock.access.admission import Bounds
+from penstock.access.limits import LimitOptions, Limits, resolve_limits
 from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWish, SchedulerConfig
 from penstock.core.errors import ConfigurationError
 from penstock.core.kv import GroupSpec, KVSpec, Plane
-from penstock.server.admission import Bounds
-from penstock.server.limits import LimitOptions, Limits, resolve_limits
 
 
 def config(max_num_seqs: int = 256, num_blocks: int = 1000, groups: int = 1) -> EngineConfig:

@@ -21,13 +21,13 @@ import openai
 import pytest
 from starlette.routing import Route
 
+from penstock.access.auth import OPEN_PATHS, KeysRequired
+from penstock.access.keys import Key, Keyring
+from penstock.access.tenants import Tenant
 from penstock.core.request import EVERYBODY
 from penstock.server.app import create_app
-from penstock.server.auth import OPEN_PATHS, KeysRequired
 from penstock.server.endpoints import ENDPOINTS
-from penstock.server.keys import Key, Keyring
 from penstock.server.page.files import PAGE_FILES
-from penstock.server.tenants import Tenant
 from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
 from support.http_server import running

@@ -5,9 +5,9 @@ import hashlib
 from collections import OrderedDict
 from typing import NamedTuple
 
+from penstock.access.admission import Admission, Demand, Ticket
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient, RequestOutput
-from penstock.server.admission import Admission, Demand, Ticket
 from penstock.server.resolve import Job
 
 # A body without these words asks for no priority. One that writes them otherwise, as JSON can, is taken for such.
