@@ -18,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from penstock.server.storage.directory import DataDirectory
+from penstock.storage.directory import DataDirectory
 from support.http_server import free_port
 from support.live_server import RunningServer, serving
 from support.waiting import PATIENCE, until
@@ -35,7 +35,7 @@ PROGRAM = textwrap.dedent(
     from support.scripted_engine import ScriptedEngine
     from penstock.server.app import create_app
     from penstock.server.serve import bind, run_loop, serve
-    from penstock.server.storage.store import Store
+    from penstock.storage.store import Store
 
     folder = Path(sys.argv[2])
     computed = os.open(folder.parent / "computed", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

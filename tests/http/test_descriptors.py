@@ -36,8 +36,8 @@ PROGRAM = textwrap.dedent(
     from penstock.http.accept import Acceptor
     from penstock.server.app import create_app
     from penstock.server.serve import bind, run_loop, serve
-    from penstock.server.storage.condition import StorageCondition
-    from penstock.server.storage.store import Store
+    from penstock.storage.condition import StorageCondition
+    from penstock.storage.store import Store
 
     engine = ScriptedEngine(None, [5] * 400)
 

@@ -16,7 +16,7 @@ from penstock.core.errors import ConfigurationError
 from penstock.http import accept
 from penstock.http.tls import load_tls
 from penstock.server.app import create_app
-from penstock.server.storage.store import Store
+from penstock.storage.store import Store
 from support.certificates import make_certificate, openssl
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.server.app import create_app
 from penstock.server.messages.tool_input import whole_members
-from penstock.server.storage.store import Store
+from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.output_format import Parsing
 from penstock.text.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ from openai import OpenAI
 from penstock.core.errors import EngineUnavailable
 from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.server import batch_runner
-from penstock.server.storage.limits import Limits
+from penstock.storage.limits import Limits
 from penstock.text.tokenizer import Tokenizer
 from support.stored_server import StoredServer, line, serving_stored
 from support.waiting import PATIENCE, until

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.server.app import create_app
 from penstock.server.fields import Hint, Refused
-from penstock.server.storage.store import Store
+from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from scripts import compatibility

@@ -12,7 +12,7 @@ import pytest
 from openai import NotFoundError, OpenAI
 
 from penstock.server.app import create_app
-from penstock.server.storage.limits import Limits
+from penstock.storage.limits import Limits
 from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

@@ -11,7 +11,7 @@ from openai import OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
 from penstock.server.app import create_app
-from penstock.server.storage.store import Store
+from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.output_format import OutputFormat
 from penstock.text.tokenizer import Tokenizer

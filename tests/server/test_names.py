@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message
 from penstock.access.keys import Key, Keyring
 from penstock.access.tenants import Tenant
 from penstock.server.app import create_app
-from penstock.server.storage.store import Store
+from penstock.storage.store import Store
 from support.scripted_engine import ScriptedEngine
 
 KEY = "a-key-that-is-long-enough"

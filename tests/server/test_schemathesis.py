@@ -15,7 +15,7 @@ from schemathesis.specs.openapi.checks import (
 from penstock.server.app import create_app
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.openapi import document
-from penstock.server.storage.store import Store
+from penstock.storage.store import Store
 from penstock.text.tokenizer import Tokenizer
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.sampling import SamplingDefaults
 from penstock.server.app import create_app
-from penstock.server.storage.store import Store
+from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.documented import described_client

@@ -11,9 +11,9 @@ import httpx
 
 from penstock.access.keys import Keyring
 from penstock.server.app import create_app
-from penstock.server.storage.condition import StorageCondition
-from penstock.server.storage.limits import Limits
-from penstock.server.storage.store import Store
+from penstock.storage.condition import StorageCondition
+from penstock.storage.limits import Limits
+from penstock.storage.store import Store
 from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
 from support.http_server import running

@@ -44,9 +44,9 @@ from penstock.observability.settings import FigureOptions
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.serve import beside, bind, run_loop, serve
-from penstock.server.storage.directory import choose_folder
-from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE
+from penstock.storage.directory import choose_folder
+from penstock.storage.store import Store
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
 from penstock.text.tokenizer import Tokenizer

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
-from penstock.server.storage.batches import BatchProblem
-from penstock.server.storage.batches import Status as BatchStatus
+from penstock.storage.batches import BatchProblem
+from penstock.storage.batches import Status as BatchStatus
 
 Finish = Literal["stop", "length", "tool_calls"]
 

@@ -49,10 +49,10 @@ from penstock.server.resolve import Job, Resolver, check_model_name
 from penstock.server.responses.endpoints import ResponsesApi
 from penstock.server.schema import parse_chat, parse_completion, parse_embedding
 from penstock.server.service import Service, json_response, told
-from penstock.server.storage.store import Store
 from penstock.server.stored import NO_STORE, StoredApi
 from penstock.server.tokens import TokensApi
 from penstock.server.writer import CHAT, COMPLETION, ResponseWriter
+from penstock.storage.store import Store
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, choose_format
 from penstock.text.tokenizer import Tokenizer

@@ -8,8 +8,8 @@ import msgspec
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
 from penstock.core.text_files import without_mark
-from penstock.server.storage.batches import BatchProblem
-from penstock.server.storage.limits import Limits
+from penstock.storage.batches import BatchProblem
+from penstock.storage.limits import Limits
 
 MAX_CUSTOM_ID_LENGTH = 512
 # A batch with more problems says so of the first ones only.

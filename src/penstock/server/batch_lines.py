@@ -22,7 +22,7 @@ from penstock.observability.metrics import Endpoint, Outcome
 from penstock.server.batch_input import InputLine
 from penstock.server.generation import Writer, begun, outputs_of
 from penstock.server.resolve import Job
-from penstock.server.storage.batches import Result
+from penstock.storage.batches import Result
 
 
 class BatchEndpoint(msgspec.Struct, frozen=True):

@@ -19,9 +19,9 @@ from penstock.http.errors import StorageLimitReached, StorageUnavailable, Stored
 from penstock.observability.metrics import Metrics
 from penstock.server.batch_input import InputLine, LineProblem, check_input, pending_lines
 from penstock.server.batch_lines import LineRunner, unanswered_line
-from penstock.server.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, Result, Status
-from penstock.server.storage.files import StoredFile
-from penstock.server.storage.store import Store
+from penstock.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, Result, Status
+from penstock.storage.files import StoredFile
+from penstock.storage.store import Store
 
 logger = logging.getLogger("penstock.server")
 

@@ -20,10 +20,10 @@ from penstock.server.fields import parse_fields
 from penstock.server.files import require
 from penstock.server.listing import list_page, read_page
 from penstock.server.service import json_response
-from penstock.server.storage.batches import ENDED, Batch, BatchStore
-from penstock.server.storage.limits import DAY
-from penstock.server.storage.store import Store
 from penstock.server.uploads import check_expiry
+from penstock.storage.batches import ENDED, Batch, BatchStore
+from penstock.storage.limits import DAY
+from penstock.storage.store import Store
 
 WINDOW = "24h"
 _USUALLY_LISTED, _MOST_LISTED = 20, 100

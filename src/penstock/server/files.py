@@ -14,10 +14,10 @@ from penstock.http.body import disconnected
 from penstock.http.errors import StorageOff
 from penstock.server.listing import list_page, read_page
 from penstock.server.service import json_response
-from penstock.server.storage.batches import INPUT_PURPOSE, OUTPUT_PURPOSE
-from penstock.server.storage.files import FileStore, StoredFile
-from penstock.server.storage.store import Store
 from penstock.server.uploads import receive_upload
+from penstock.storage.batches import INPUT_PURPOSE, OUTPUT_PURPOSE
+from penstock.storage.files import FileStore, StoredFile
+from penstock.storage.store import Store
 
 _CHUNK_BYTES = 256 * 1024
 _MOST_LISTED = 10_000

@@ -16,7 +16,7 @@ from penstock.engine.interface import EngineClient
 from penstock.http.errors import StorageFull
 from penstock.server.answers import Probe, Readiness
 from penstock.server.service import json_response
-from penstock.server.storage.condition import StorageCondition
+from penstock.storage.condition import StorageCondition
 
 PROBE_TOKENS = 10
 # An engine that is full lets a request of this priority in before all others.

@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.core.errors import InvalidParameter
-from penstock.server.storage.pages import Page
+from penstock.storage.pagination import Page
 
 
 def read_page(request: Request, *, usual: int, most: int, others: Sequence[str] = ()) -> Page:

@@ -11,7 +11,7 @@ from penstock.server.batch_lines import LineRunner
 from penstock.server.batch_runner import BatchRunner
 from penstock.server.batches import BatchesApi
 from penstock.server.files import FilesApi
-from penstock.server.storage.store import Store
+from penstock.storage.store import Store
 
 NO_STORE = "This server keeps no files, and so runs no batches: it was started with --data-dir off."
 

@@ -11,8 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 from penstock.core.checks import check_integer
 from penstock.core.errors import InvalidParameter, RequestError
 from penstock.http.errors import BodyTooLarge, UnsupportedMediaType
-from penstock.server.storage.batches import INPUT_PURPOSE
-from penstock.server.storage.files import FileStore, Incoming, StoredFile
+from penstock.storage.batches import INPUT_PURPOSE
+from penstock.storage.files import FileStore, Incoming, StoredFile
 
 # The parser writes a warning for each form that is none; the client is told, which is enough.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)

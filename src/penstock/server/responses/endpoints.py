@@ -21,12 +21,12 @@ from penstock.server.responses.items import Item, listed, parse_items
 from penstock.server.responses.parsing import parse_response
 from penstock.server.responses.references import referenced, with_items
 from penstock.server.responses.schema import InputFields, ResponsesFields
-from penstock.server.responses.store import ResponseStore, StoredResponse
 from penstock.server.responses.tools import ToolNames
 from penstock.server.responses.translate import NAMES, chat_of_input, chat_of_response, told_back
 from penstock.server.responses.writer import ResponsesWriter
 from penstock.server.service import Service, json_response, told
-from penstock.server.storage.pages import Page
+from penstock.storage.pagination import Page
+from penstock.storage.responses import ResponseStore, StoredResponse
 
 Fields = TypeVar("Fields", bound=InputFields)
 

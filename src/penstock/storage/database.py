@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.core.errors import ConfigurationError
-from penstock.server.storage.condition import StorageCondition
+from penstock.storage.condition import StorageCondition
 
 Answer = TypeVar("Answer")
 Work = Callable[[sqlite3.Connection], Answer]

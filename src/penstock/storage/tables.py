@@ -1,6 +1,6 @@
 """The tables of files and batches. A version that was released never changes; another one follows it."""
 
-from penstock.server.storage.database import Migrations
+from penstock.storage.database import Migrations
 
 MIGRATIONS: Migrations = (
     (

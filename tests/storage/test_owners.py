@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from penstock.access.keys import Keyring, entry, only_key, parse_keys
-from penstock.server.responses import store as responses_store
-from penstock.server.storage import tables
-from penstock.server.storage.database import Database
-from penstock.server.storage.limits import Limits
+from penstock.storage import responses as responses_store
+from penstock.storage import tables
+from penstock.storage.database import Database
+from penstock.storage.limits import Limits
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.stored_server import StoredServer, line, serving_stored
 from support.tokenizers_made import add_bos, make_raw, save

@@ -25,11 +25,11 @@ from penstock.http.errors import (
     StoredFileInUse,
     StoredFileNotFound,
 )
-from penstock.server.storage.condition import StorageCondition
-from penstock.server.storage.database import Database
-from penstock.server.storage.directory import DataDirectory, sync_folder
-from penstock.server.storage.limits import Limits
-from penstock.server.storage.pages import Page, select
+from penstock.storage.condition import StorageCondition
+from penstock.storage.database import Database
+from penstock.storage.directory import DataDirectory, sync_folder
+from penstock.storage.limits import Limits
+from penstock.storage.pagination import Page, select
 
 logger = logging.getLogger("penstock.server")
 

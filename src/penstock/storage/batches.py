@@ -12,10 +12,10 @@ import msgspec
 
 from penstock.core.errors import InvalidParameter
 from penstock.http.errors import BatchHasEnded, BatchNotFound, TooManyBatches
-from penstock.server.storage.database import Database
-from penstock.server.storage.files import StoredFile, check_room, find, insert
-from penstock.server.storage.limits import Limits
-from penstock.server.storage.pages import Page, select
+from penstock.storage.database import Database
+from penstock.storage.files import StoredFile, check_room, find, insert
+from penstock.storage.limits import Limits
+from penstock.storage.pagination import Page, select
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 ENDED = ("failed", "completed", "expired", "cancelled")

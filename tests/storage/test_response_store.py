@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.errors import InvalidParameter
 from penstock.http.errors import PreviousResponseNotFound, StorageFull
-from penstock.server.responses.store import Limits, ResponseStore
+from penstock.storage.responses import Limits, ResponseStore
 from support.waiting import reached
 
 Clock = list[float]

@@ -7,15 +7,15 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from penstock.access.tenants import Tenant
-from penstock.server.responses.store import Limits as ResponseLimits
-from penstock.server.responses.store import ResponseStore
-from penstock.server.storage.batches import BatchStore
-from penstock.server.storage.condition import StorageCondition
-from penstock.server.storage.database import Database
-from penstock.server.storage.directory import DataDirectory
-from penstock.server.storage.files import FileStore
-from penstock.server.storage.limits import Limits, share_of
-from penstock.server.storage.tables import MIGRATIONS
+from penstock.storage.batches import BatchStore
+from penstock.storage.condition import StorageCondition
+from penstock.storage.database import Database
+from penstock.storage.directory import DataDirectory
+from penstock.storage.files import FileStore
+from penstock.storage.limits import Limits, share_of
+from penstock.storage.responses import Limits as ResponseLimits
+from penstock.storage.responses import ResponseStore
+from penstock.storage.tables import MIGRATIONS
 
 
 class Store:

@@ -16,9 +16,9 @@ import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.server.app import create_app
-from penstock.server.storage import files
-from penstock.server.storage.files import FileStore, StoredFile
-from penstock.server.storage.store import Store
+from penstock.storage import files
+from penstock.storage.files import FileStore, StoredFile
+from penstock.storage.store import Store
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
 from support.waiting import PATIENCE, until

@@ -4,7 +4,7 @@ import asyncio
 import errno
 
 from penstock.http.errors import StorageFull, StorageUnavailable
-from penstock.server.storage.condition import StorageCondition
+from penstock.storage.condition import StorageCondition
 from support.waiting import PATIENCE, reached
 
 FULL = OSError(errno.ENOSPC, "no space")

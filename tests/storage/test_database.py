@@ -13,9 +13,9 @@ import pytest
 
 from penstock.core.errors import ConfigurationError
 from penstock.http.errors import StorageFailed, StorageFull
-from penstock.server.storage.database import Database
-from penstock.server.storage.directory import DataDirectory, choose_folder
-from penstock.server.storage.store import Store
+from penstock.storage.database import Database
+from penstock.storage.directory import DataDirectory, choose_folder
+from penstock.storage.store import Store
 
 FIRST = (("CREATE TABLE things (name TEXT UNIQUE)",),)
 SECOND = (*FIRST, ("ALTER TABLE things ADD COLUMN size INTEGER DEFAULT 7",))
@@ -101,7 +101,7 @@ def test_only_the_owner_may_read(tmp_path: Path) -> None:
 
 
 def test_one_server_has_a_directory_at_a_time(tmp_path: Path) -> None:
-    program = "import sys\nfrom pathlib import Path\nfrom penstock.server.storage.directory import DataDirectory\n"
+    program = "import sys\nfrom pathlib import Path\nfrom penstock.storage.directory import DataDirectory\n"
     program += "held = DataDirectory.open(Path(sys.argv[1]))\nprint('held', flush=True)\nsys.stdin.read()"
     command = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

@@ -9,9 +9,9 @@ import httpx
 import pytest
 
 from penstock.access.keys import Keyring, entry, parse_keys
-from penstock.server.responses.store import Limits as ResponseLimits
-from penstock.server.responses.store import ResponseStore
-from penstock.server.storage.limits import Limits, share_of
+from penstock.storage.limits import Limits, share_of
+from penstock.storage.responses import Limits as ResponseLimits
+from penstock.storage.responses import ResponseStore
 from support.stored_server import StoredServer, line, serving_stored
 from support.waiting import until
 

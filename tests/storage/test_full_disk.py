@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.server.storage.condition import StorageCondition
+from penstock.storage.condition import StorageCondition
 from penstock.text.tokenizer import Tokenizer
 from support.small_disk import SmallDisk, small_disk
 from support.stored_server import StoredServer, line, serving_stored
@@ -231,7 +231,7 @@ def test_a_database_without_room_is_told_anywhere(tmp_path: Path, tokenizer: Tok
 PROGRAM = """
 import json, os, resource, sys, tempfile
 from pathlib import Path
-from penstock.server.storage.condition import StorageCondition
+from penstock.storage.condition import StorageCondition
 from support.stored_server import serving_stored, line
 folder = Path(sys.argv[1])
 with serving_stored(folder, condition=StorageCondition(0.02, 0.1)) as server:
@@ -250,7 +250,7 @@ print(json.dumps({"answers": [(a.status_code, a.json()["error"]["code"]) for a i
 
 
 def test_files_that_cannot_grow_leave_nothing(tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[3]
+    root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root / 'tests'}"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],

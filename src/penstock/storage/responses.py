@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.core.errors import InvalidParameter
 from penstock.http.errors import PreviousResponseNotFound, StorageUnavailable
-from penstock.server.storage.condition import StorageCondition
-from penstock.server.storage.database import Database, Migrations
+from penstock.storage.condition import StorageCondition
+from penstock.storage.database import Database, Migrations
 
 logger = logging.getLogger("penstock.server")
 
