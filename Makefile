@@ -48,7 +48,7 @@ DRAFTED ?= 200
 soak: $(VENV)/.test
 	PYTHONOPTIMIZE=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		--optimized --slow $(ARGS)
-	$(BIN)/python -m pytest tests/cache tests/scheduler tests/server/test_fuzz.py tests/server/test_schemathesis.py \
+	$(BIN)/python -m pytest tests/cache tests/scheduler tests/api/test_fuzz.py tests/server/test_schemathesis.py \
 		--workloads $(WORKLOADS) --first-seed $(FIRST_SEED) \
 		--hypothesis-profile soak $(ARGS)
 	$(BIN)/python -m pytest tests/simulation --worlds $(WORLDS) --first-seed $(FIRST_SEED) $(ARGS)

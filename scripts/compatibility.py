@@ -15,13 +15,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from penstock.server import schema, tokens, tools
-from penstock.server.fields import Hint, Refused, Rule, Rules
-from penstock.server.messages import schema as messages
-from penstock.server.messages import thinking
-from penstock.server.responses import items
-from penstock.server.responses import schema as responses
-from penstock.server.responses import tools as response_tools
+from penstock.api import schema, tools
+from penstock.api.anthropic import schema as messages
+from penstock.api.anthropic import thinking
+from penstock.api.fields import Hint, Refused, Rule, Rules
+from penstock.api.openai import tokens
+from penstock.api.responses import items
+from penstock.api.responses import schema as responses
+from penstock.api.responses import tools as response_tools
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "compatibility.md"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"

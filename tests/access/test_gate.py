@@ -7,9 +7,9 @@ import pytest
 from penstock.access import gate
 from penstock.access.admission import Admission, Bounds
 from penstock.access.gate import Asked, Gate
+from penstock.api.resolve import Job
 from penstock.core.errors import QueueFull
 from penstock.core.sampling import SamplingParams
-from penstock.server.resolve import Job
 from support.scripted_engine import ScriptedEngine
 
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from penstock.access.keys import MAX_KEYS, Keyring, entry, new_key, only_key, parse_keys, read_keys
 from penstock.access.tenants import EVERYBODY, Tenant, job_of
+from penstock.api.resolve import Job
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import MAX_SALT_LENGTH, Standing
 from penstock.core.sampling import SamplingParams
-from penstock.server.resolve import Job
 
 PLACE = Path("keys.toml")
 HASH = hashlib.sha256(b"the key of somebody").hexdigest()

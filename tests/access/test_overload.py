@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from penstock.access.admission import Bounds
+from penstock.api.resolve import Resolver
 from penstock.core.events import LoadSnapshot
 from penstock.http import stall
 from penstock.http.stall import StallWatch
 from penstock.server.app import create_app
-from penstock.server.resolve import Resolver
 from support.loaded_server import REQUESTS, STREAMED, TEMPLATE, TURN, in_background, loaded
 from support.scripted_engine import Call, ScriptedEngine
 from support.simulated_loop import simulate

@@ -8,6 +8,10 @@ from typing import Any
 import pytest
 
 from penstock.access.admission import Admission, Ticket
+from penstock.api.anthropic.writer import MessagesWriter
+from penstock.api.generation import GenerationResponse
+from penstock.api.openai.writer import ResponseWriter
+from penstock.api.service import Service
 from penstock.cache.groups import SlidingWindow
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import PrefixIndex
@@ -17,11 +21,7 @@ from penstock.engine.outputs import RequestState, _SampleState
 from penstock.engine.process import EngineProcess
 from penstock.engine.record import Record
 from penstock.scheduler.scheduler import Scheduler
-from penstock.server.generation import GenerationResponse
 from penstock.server.health import HealthApi
-from penstock.server.messages.writer import MessagesWriter
-from penstock.server.service import Service
-from penstock.server.writer import ResponseWriter
 from support.endings import finish_of
 from support.world import run_world
 from support.world_engine import Broken

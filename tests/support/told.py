@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.server.messages.tool_input import whole_members
+from penstock.api.anthropic.tool_input import whole_members
 
 COLUMNS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 

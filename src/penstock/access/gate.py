@@ -6,9 +6,9 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from penstock.access.admission import Admission, Demand, Ticket
+from penstock.api.resolve import Job
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient, RequestOutput
-from penstock.server.resolve import Job
 
 # A body without these words asks for no priority. One that writes them otherwise, as JSON can, is taken for such.
 _PRIORITY_WORDS = (b'"priority"', b'"service_tier"')

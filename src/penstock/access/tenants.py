@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from penstock.server.resolve import Job
+from penstock.api.resolve import Job
 
 STATE = "tenant"
 

@@ -7,10 +7,10 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.access.limits import LARGEST_SECONDS
+from penstock.api.fields import IGNORED_HEADER, UNKNOWN_FIELDS, UnknownFields
+from penstock.api.parameters import MAX_TOKENS_POLICIES, MaxTokensPolicy
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
-from penstock.server.fields import IGNORED_HEADER, UNKNOWN_FIELDS, UnknownFields
-from penstock.server.parameters import MAX_TOKENS_POLICIES, MaxTokensPolicy
 
 # Proxies keep their connections for 60 s as a rule. One that the server closes first may carry a request by then.
 KEEP_ALIVE_SECONDS = 75.0

@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.api.fields import parse_fields
+from penstock.api.service import json_response
 from penstock.core.config import Reason
 from penstock.core.errors import AddressInUse, ConfigurationError, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
@@ -22,8 +24,6 @@ from penstock.http.body import read_json_body
 from penstock.http.errors import on_error, on_method_not_allowed, on_not_found
 from penstock.observability.accounts import Accounts
 from penstock.server.explain import ExplainApi
-from penstock.server.fields import parse_fields
-from penstock.server.service import json_response
 
 MAX_BODY_BYTES = 64 * 1024
 

@@ -21,6 +21,16 @@ from penstock.access.auth import KeysRequired
 from penstock.access.gate import Gate
 from penstock.access.keys import Keyring
 from penstock.access.limits import default_admission
+from penstock.api.anthropic.endpoints import MessagesApi
+from penstock.api.fields import FieldReader
+from penstock.api.generation import GenerationResponse, Writer
+from penstock.api.openai.embeddings import EmbeddingWriter
+from penstock.api.openai.tokens import TokensApi
+from penstock.api.openai.writer import CHAT, COMPLETION, ResponseWriter
+from penstock.api.resolve import Job, Resolver, check_model_name
+from penstock.api.responses.endpoints import ResponsesApi
+from penstock.api.schema import parse_chat, parse_completion, parse_embedding
+from penstock.api.service import Service, json_response, told
 from penstock.configuration.slo import Slo
 from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
@@ -35,23 +45,13 @@ from penstock.observability.monitor import Monitor
 from penstock.observability.stats import Settings
 from penstock.server.batch_lines import BatchEndpoint, LineRunner
 from penstock.server.docs_page import page
-from penstock.server.embeddings import EmbeddingWriter
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.explain import ExplainApi
-from penstock.server.fields import FieldReader
 from penstock.server.figures import FiguresApi
-from penstock.server.generation import GenerationResponse, Writer
 from penstock.server.health import HealthApi
-from penstock.server.messages.endpoints import MessagesApi
 from penstock.server.openapi import document
 from penstock.server.page.endpoints import page_routes
-from penstock.server.resolve import Job, Resolver, check_model_name
-from penstock.server.responses.endpoints import ResponsesApi
-from penstock.server.schema import parse_chat, parse_completion, parse_embedding
-from penstock.server.service import Service, json_response, told
 from penstock.server.stored import NO_STORE, StoredApi
-from penstock.server.tokens import TokensApi
-from penstock.server.writer import CHAT, COMPLETION, ResponseWriter
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, choose_format

@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from penstock.access.keys import Keyring
 from penstock.access.tenants import Tenant, job_of
+from penstock.api.generation import Writer, begun, outputs_of
+from penstock.api.resolve import Job
 from penstock.core.errors import EngineUnavailable, InvalidParameter
 from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.engine.interface import EngineClient
@@ -20,8 +22,6 @@ from penstock.observability.account import Account, working
 from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Endpoint, Outcome
 from penstock.server.batch_input import InputLine
-from penstock.server.generation import Writer, begun, outputs_of
-from penstock.server.resolve import Job
 from penstock.storage.batches import Result
 
 

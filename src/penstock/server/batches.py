@@ -11,15 +11,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.access.tenants import tenant_of
+from penstock.api.extras import check_metadata
+from penstock.api.fields import parse_fields
+from penstock.api.listing import list_page, read_page
+from penstock.api.service import json_response
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
 from penstock.http.body import read_json_body
 from penstock.server.batch_runner import BatchRunner
-from penstock.server.extras import check_metadata
-from penstock.server.fields import parse_fields
 from penstock.server.files import require
-from penstock.server.listing import list_page, read_page
-from penstock.server.service import json_response
 from penstock.server.uploads import check_expiry
 from penstock.storage.batches import ENDED, Batch, BatchStore
 from penstock.storage.limits import DAY

@@ -2,14 +2,16 @@
 
 from typing import Any
 
+from penstock.api import answers, schema
+from penstock.api.anthropic import answers as messages_answers
+from penstock.api.anthropic import schema as messages_schema
+from penstock.api.openai import tokens
+from penstock.api.responses import answers as responses_answers
+from penstock.api.responses import schema as responses_schema
 from penstock.observability.explain.explanation import Explanation, RequestList
 from penstock.observability.stats import Stats
-from penstock.server import answers, batches, schema, tokens
-from penstock.server.messages import answers as messages_answers
-from penstock.server.messages import schema as messages_schema
+from penstock.server import batches
 from penstock.server.openapi import Endpoint
-from penstock.server.responses import answers as responses_answers
-from penstock.server.responses import schema as responses_schema
 
 _PAGE: dict[str, dict[str, Any]] = {"limit": {"type": "integer", "minimum": 1}, "after": {"type": "string"}}
 _DONE = "[DONE]"

@@ -7,11 +7,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.access.tenants import tenant_of
+from penstock.api.service import json_response
 from penstock.core.errors import InvalidParameter
 from penstock.http.errors import RequestNotFound
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explanation import RequestList
-from penstock.server.service import json_response
 
 USUALLY_LISTED, MOST_LISTED = 20, 100
 _ORDERS = ("newest", "slowest")

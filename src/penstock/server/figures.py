@@ -4,10 +4,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.api.service import json_response
 from penstock.http.drain import is_ending
 from penstock.observability.exposition import CONTENT_TYPE
 from penstock.observability.monitor import Monitor
-from penstock.server.service import json_response
 
 
 class FiguresApi:

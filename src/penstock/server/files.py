@@ -9,11 +9,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.access.tenants import tenant_of
+from penstock.api.listing import list_page, read_page
+from penstock.api.service import json_response
 from penstock.core.errors import InvalidParameter
 from penstock.http.body import disconnected
 from penstock.http.errors import StorageOff
-from penstock.server.listing import list_page, read_page
-from penstock.server.service import json_response
 from penstock.server.uploads import receive_upload
 from penstock.storage.batches import INPUT_PURPOSE, OUTPUT_PURPOSE
 from penstock.storage.files import FileStore, StoredFile

@@ -9,13 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.api.answers import Probe, Readiness
+from penstock.api.service import json_response
 from penstock.core.errors import EngineUnavailable, PenstockError
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import EngineClient
 from penstock.http.errors import StorageFull
-from penstock.server.answers import Probe, Readiness
-from penstock.server.service import json_response
 from penstock.storage.condition import StorageCondition
 
 PROBE_TOKENS = 10

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.server.answers import ErrorAnswer
-from penstock.server.fields import Hint, Rules
+from penstock.api.answers import ErrorAnswer
+from penstock.api.fields import Hint, Rules
 
 _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"

@@ -1,0 +1,137 @@
+"""Answers of `/v1/messages`, whole or as Anthropic's events."""
+
+import uuid
+from typing import Any
+
+import msgspec
+
+from penstock.api.anthropic.marks import input_usage
+from penstock.api.anthropic.tool_input import whole_members
+from penstock.api.blocks import AnswerWriter, Block, Gain
+from penstock.api.resolve import Job
+from penstock.core.errors import PenstockError
+from penstock.engine.interface import RequestOutput
+from penstock.http.errors import ANTHROPIC, ErrorForm
+from penstock.text.table import TokenTable
+
+_encode = msgspec.json.Encoder().encode
+
+_STARTS: dict[str, dict[str, Any]] = {
+    "text": {"type": "text", "text": "", "citations": None},
+    "reasoning": {"type": "thinking", "thinking": "", "signature": ""},
+    "call": {"type": "tool_use", "id": "", "name": "", "input": {}},
+}
+_DELTAS = {
+    "text": b'{"type":"text_delta","text":',
+    "reasoning": b'{"type":"thinking_delta","thinking":',
+    "call": b'{"type":"input_json_delta","partial_json":',
+}
+
+
+class MessagesWriter(AnswerWriter):
+    """Writes one message.
+
+    Attributes:
+        id: the message's id.
+        errors: how an error before any output is written.
+    """
+
+    errors: ErrorForm = ANTHROPIC
+
+    def __init__(self, job: Job, model: str, table: TokenTable | None) -> None:
+        super().__init__(job, table)
+        self.id = f"msg_{uuid.uuid4().hex}"
+        self._model = model
+        self._started = False
+        self._open: Block | None = None
+
+    def chunk(self, output: RequestOutput) -> bytes:
+        """The events of one output; empty where it holds nothing to show. Raises where the sample has failed."""
+        gains = self._answer.take(output)
+        events = [] if self._started else [_event("message_start", {"message": self._message([], self._usage())})]
+        self._started = True
+        return b"".join(events + self._gained(gains))
+
+    def end(self) -> bytes:
+        """What follows the last output of a stream."""
+        events = self._gained(self._answer.end())
+        self._close(events)
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._stop_sequence()}
+        events.append(_event("message_delta", {"delta": delta, "usage": self._usage()}))
+        events.append(_event("message_stop", {}))
+        return b"".join(events)
+
+    def failed(self, error: PenstockError) -> bytes:
+        """What ends a stream that has begun and cannot go on."""
+        return _event("error", ANTHROPIC.fields(error))
+
+    def body(self) -> bytes:
+        """The body of the whole response, as JSON."""
+        self._answer.end()
+        message = self._message([self._whole(block) for block in self._answer.blocks], self._usage())
+        message["stop_reason"], message["stop_sequence"] = self._stop_reason(), self._stop_sequence()
+        return _encode(message)
+
+    def _gained(self, gains: list[Gain]) -> list[bytes]:
+        events: list[bytes] = []
+        for block, text in gains:
+            if block is not self._open:
+                self._close(events)
+                self._open = block
+                start = _STARTS[block.kind] | self._call_fields(block)
+                events.append(_event("content_block_start", {"index": block.index, "content_block": start}))
+            if text:
+                head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
+                events.append(head % block.index + _DELTAS[block.kind] + _encode(text) + b"}}\n\n")
+        return events
+
+    def _close(self, events: list[bytes]) -> None:
+        if self._open is not None:
+            if self._open.kind == "reasoning":
+                # Nothing is signed, but clients wait for it.
+                signature = {"type": "signature_delta", "signature": ""}
+                events.append(_event("content_block_delta", {"index": self._open.index, "delta": signature}))
+            events.append(_event("content_block_stop", {"index": self._open.index}))
+            self._open = None
+
+    def _call_fields(self, block: Block) -> dict[str, Any]:
+        return {"id": block.call_id, "name": block.name} if block.kind == "call" else {}
+
+    def _whole(self, block: Block) -> dict[str, Any]:
+        content = _STARTS[block.kind] | self._call_fields(block)
+        if block.kind == "call":
+            return content | {"input": whole_members(block.text)}
+        return content | {"text" if block.kind == "text" else "thinking": block.text}
+
+    def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": content,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _stop_reason(self) -> str:
+        if self._answer.sample.finish == "length":
+            return "max_tokens"
+        if self._answer.calls:
+            return "tool_use"
+        return "end_turn" if self._stop_sequence() is None else "stop_sequence"
+
+    def _stop_sequence(self) -> str | None:
+        stop = self._answer.sample.stop_reason
+        return stop if isinstance(stop, str) else None
+
+    def _usage(self) -> dict[str, Any]:
+        answer, job = self._answer, self._job
+        usage = input_usage(job.prompt_tokens, answer.cached_tokens, job.keep, answer.kept)
+        details = {"thinking_tokens": answer.tally.reasoning_tokens}
+        return usage | {"output_tokens": self.completion_tokens, "output_tokens_details": details}
+
+
+def _event(name: str, fields: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + _encode({"type": name} | fields) + b"\n\n"

@@ -1,0 +1,148 @@
+"""An answer as a list of blocks: what the pieces of a model's text add up to, and what all writers of one share."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from penstock.api.resolve import Job
+from penstock.api.sample import Sample, Tally, sample_of
+from penstock.core.events import KeptTokens
+from penstock.engine.interface import RequestOutput
+from penstock.text.output_format import Parsing
+from penstock.text.pieces import CallArguments, CallStart, Piece, Reasoning
+from penstock.text.table import TokenTable
+
+Kind = Literal["text", "reasoning", "call"]
+
+
+class Block:
+    """A stretch of text or of reasoning, or a call of a tool.
+
+    Attributes:
+        index: its place in the answer.
+        name, call_id: of a call, the tool's name and what the tool's result will refer to.
+    """
+
+    __slots__ = ("_parts", "call_id", "index", "kind", "name")
+
+    def __init__(self, index: int, kind: Kind, name: str = "", call_id: str = "") -> None:
+        self.index = index
+        self.kind = kind
+        self.name = name
+        self.call_id = call_id
+        self._parts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """All of it so far; of a call, its arguments."""
+        return "".join(self._parts)
+
+    def append(self, text: str) -> None:
+        """Add what the model has written of the block."""
+        self._parts.append(text)
+
+
+Gain = tuple[Block, str]
+"""A block and what it gained. Gains are in order; a block that differs from the last gain's begins with it."""
+
+
+class Answer:
+    """The answer of a request's only sample, in blocks, as its outputs come.
+
+    Attributes:
+        blocks: what has come.
+        tally: how many tokens it has.
+        sample: how it ended.
+        cached_tokens: of the prompt, in the cache.
+        kept: what became of the prompt's prefixes that the request wants kept; None before it is known.
+        seed: what its randomness follows from.
+    """
+
+    def __init__(self, job: Job, table: TokenTable | None) -> None:
+        self.blocks: list[Block] = []
+        self.tally = Tally()
+        self.sample: Sample = sample_of(job, 0, table, self.tally)
+        self.cached_tokens = 0
+        self.kept: KeptTokens | None = None
+        self.seed: int | None = None
+        self._parsing = job.parsing or Parsing()
+        self._parser = self._parsing.parser()
+
+    def take(self, output: RequestOutput) -> list[Gain]:
+        """Take an output; what the blocks gained by it.
+
+        Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed.
+        """
+        self.cached_tokens, self.kept, self.seed = output.cached_tokens, output.kept, output.seed
+        gains: list[Gain] = []
+        for delta in output.deltas:
+            for part in self.sample.parts(delta):
+                gains += self._add(self._parser.feed(part.text))
+                if self._parser.done:
+                    self.sample.complete()
+        return gains
+
+    def end(self) -> list[Gain]:
+        """No more outputs come; what the blocks gained by that."""
+        return self._add(self._parser.finish())
+
+    @property
+    def calls_whole(self) -> bool:
+        """Whether no call lacks a part of its arguments, so far."""
+        return self._parser.calls_whole
+
+    @property
+    def calls(self) -> bool:
+        """Whether tools are called, with all of their arguments."""
+        return self.calls_whole and any(block.kind == "call" for block in self.blocks)
+
+    def _add(self, pieces: Iterable[Piece]) -> list[Gain]:
+        gains = []
+        for piece in pieces:
+            block = self._block_of(piece)
+            text = "" if isinstance(piece, CallStart) else piece.text
+            block.append(text)
+            gains.append((block, text))
+        return gains
+
+    def _block_of(self, piece: Piece) -> Block:
+        if isinstance(piece, CallStart):
+            return self._begin("call", piece.name, self._parsing.call_id())
+        if isinstance(piece, CallArguments):
+            # Calls come one after another, and nothing comes inside of one.
+            return self.blocks[-1]
+        kind: Kind = "reasoning" if isinstance(piece, Reasoning) else "text"
+        if self.blocks and self.blocks[-1].kind == kind:
+            return self.blocks[-1]
+        return self._begin(kind)
+
+    def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> Block:
+        block = Block(len(self.blocks), kind, name, call_id)
+        self.blocks.append(block)
+        return block
+
+
+class AnswerWriter:
+    """The part of a `Writer` that is the same in every dialect which tells an answer in blocks."""
+
+    def __init__(self, job: Job, table: TokenTable | None) -> None:
+        self._job = job
+        self._answer = Answer(job, table)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Output tokens so far, reasoning included."""
+        return self._answer.tally.tokens
+
+    @property
+    def enough(self) -> bool:
+        """Whether the answer is complete although the engine goes on with it."""
+        return self._answer.sample.cut
+
+    @property
+    def cut(self) -> int:
+        """How many samples are complete although the engine goes on with them."""
+        return int(self._answer.sample.cut)
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output for `body`. Raises where the sample has failed."""
+        self._answer.take(output)

@@ -1,0 +1,365 @@
+"""One request's way from the engine to the client: whole or streamed, and what happens when either side goes away."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Protocol, runtime_checkable
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from penstock.access.gate import Pass
+from penstock.api.fields import ignored_header
+from penstock.api.resolve import Job
+from penstock.core.errors import DeadlineExceeded, PenstockError
+from penstock.core.plan import FinishReason
+from penstock.engine.interface import EngineClient, RequestOutput
+from penstock.engine.journal import Journal
+from penstock.http.body import disconnected
+from penstock.http.drain import running
+from penstock.http.errors import ErrorForm, as_penstock_error, error_response, outcome_of
+from penstock.observability.account import Account
+from penstock.observability.accounts import Accounts, failed
+from penstock.observability.metrics import Outcome, RequestMeter
+
+# How many outputs of a request with several prompts wait for a slow client before the engine's are merged.
+_MERGE_QUEUE = 16
+# A response with more log probabilities of prompts, or numbers of vectors, is put together beside the event loop: these
+# many take some milliseconds.
+_INLINE_VALUES = 4096
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    # Proxies such as nginx must pass events on at once.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Writer(Protocol):
+    """Writes one whole response in the form of its API.
+
+    Attributes:
+        id: the response's id.
+        errors: how an error before any output is written.
+    """
+
+    id: str
+    errors: ErrorForm
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all samples so far."""
+
+    @property
+    def enough(self) -> bool:
+        """Whether the response is complete although the engine goes on with some of its samples."""
+
+    @property
+    def cut(self) -> int:
+        """How many samples are complete although the engine goes on with them."""
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output. Raises where a sample has failed."""
+
+    def body(self) -> bytes:
+        """The body of the whole response, as JSON."""
+
+
+@runtime_checkable
+class StreamWriter(Writer, Protocol):
+    """Writes one response as events, or whole."""
+
+    def chunk(self, output: RequestOutput) -> bytes:
+        """The events of one output; empty where it holds nothing to show. Raises where a sample has failed."""
+
+    def end(self) -> bytes:
+        """What follows the last output of a stream."""
+
+    def failed(self, error: PenstockError) -> bytes:
+        """What ends a stream that has begun and cannot go on."""
+
+
+class Deadline(msgspec.Struct, frozen=True):
+    """When a request has to be finished.
+
+    Attributes:
+        at: on the event loop's clock.
+        seconds: how long that is from its arrival.
+        asked: whether its client has said so, and not the server's configuration.
+    """
+
+    at: float
+    seconds: float
+    asked: bool
+
+    def exceeded(self, tokens: int) -> DeadlineExceeded:
+        """The error where it was not, after `tokens` output tokens."""
+        whose = "which the request asked for (timeout)" if self.asked else "the most that this server allows"
+        reached = f"after {tokens} output tokens" if tokens else "before there was any output"
+        return DeadlineExceeded(f"The request's time ran out {reached}: it had {self.seconds:g} s, {whose}.")
+
+
+class GenerationResponse:
+    """An ASGI response that runs a job. When the client goes away, the engine's work on it is aborted."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        job: Job,
+        writer: Writer,
+        meter: RequestMeter,
+        admitted: Pass,
+        accounts: Accounts,
+        account: Account,
+        deadline: Deadline | None = None,
+    ) -> None:
+        self._engine = engine
+        self._job = job
+        self._admitted = admitted
+        self._deadline = deadline
+        self._writer = writer
+        # Vectors are never streamed.
+        self._stream = writer if job.stream and isinstance(writer, StreamWriter) else None
+        self._meter = meter
+        self._accounts = accounts
+        self._account = account
+        self._started = False
+        self._work: asyncio.Task[None] | None = None
+        self._taking = False
+        self._stopped = False
+        self._cause: PenstockError | None = None
+        self._ended = False
+        # Events that are being sent. Where `stop` comes before they are written, they go with the end.
+        self._unsent = b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Runs until the response is complete or the client has gone."""
+        with running(scope, self):
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = self._work = asyncio.create_task(self._run(scope, receive, send))
+        gone = asyncio.ensure_future(disconnected(receive))
+        # Cancellation comes from a server that stops at once. This is the outermost call of ours, so it ends here, and
+        # the server closes the connection of an incomplete response.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        self._stopped = False
+        work.cancel()
+        gone.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(work, gone, return_exceptions=True)
+        # A task that is cancelled before its first step never gets to its end.
+        self._leave("cancelled")
+
+    def stop(self) -> bool:
+        """Abort the engine's work and end the response with what there is; False where nothing is left to abort."""
+        if self._work is None or not self._taking or self._stopped:
+            return False
+        self._stopped = True
+        self._work.cancel()
+        return True
+
+    def end_with(self, error: PenstockError) -> None:
+        """Abort the engine's work, or begin none, and end with an error, in the stream where that has begun."""
+        self._cause = error
+        if self._work is not None and self._taking:
+            self._work.cancel()
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outcome: Outcome = "cancelled"
+        try:
+            # Whatever the reason to leave, closing the generator frees what the engine holds for this request: before
+            # anything more is sent, for which a slow reader can let us wait.
+            async with contextlib.aclosing(outputs_of(self._engine, self._job, self._follow)) as outputs:
+                await self._take(outputs, send)
+            self._admitted.leave()
+            await (self._send_body(send) if self._stream is None else self._end_stream(self._stream, send))
+            if not self._stopped:
+                outcome = "completed"
+        except Exception as problem:
+            self._admitted.leave()
+            error = as_penstock_error(problem)
+            outcome = outcome_of(error)
+            await self._report(error, scope, receive, send)
+        finally:
+            self._leave(outcome)
+
+    def _follow(self, journal: Journal) -> None:
+        self._meter.follow(journal)
+        self._account.follow(journal)
+
+    def _leave(self, outcome: Outcome) -> None:
+        """The response has ended; only the first call counts."""
+        self._admitted.leave()
+        if not self._ended:
+            self._ended = True
+            self._meter.end(outcome)
+            if outcome == "cancelled" and not self._started:
+                self._account.status = None
+            self._account.judged(self._meter.ttft, self._meter.missed)
+            self._accounts.end(self._account, outcome)
+
+    async def _take(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
+        """Take all outputs, or those that come before `stop`. Raises DeadlineExceeded, or what `end_with` was told."""
+        if self._cause is not None:
+            raise self._cause
+        self._taking = True
+        try:
+            async with asyncio.timeout_at(None if self._deadline is None else self._deadline.at) as timer:
+                async for output in outputs:
+                    self._measure(output)
+                    if self._stream is None:
+                        self._writer.add(output)
+                        self._meter.passed_on(output.deltas, ids=True)
+                    else:
+                        events = self._stream.chunk(output)
+                        await self._send_events(send, events)
+                        # Now that it is written: a slow reader makes that wait, and sees it then.
+                        if events:
+                            self._meter.passed_on(output.deltas, ids=self._job.return_token_ids)
+                    if self._writer.enough:
+                        break
+            self._measure_cut()
+        except asyncio.CancelledError:
+            if self._cause is not None:
+                raise self._cause from None
+            if not self._stopped:
+                raise
+        except TimeoutError:
+            if self._deadline is None or not timer.expired():
+                raise
+            raise self._deadline.exceeded(self._writer.completion_tokens) from None
+        finally:
+            self._taking = False
+
+    async def _send_events(self, send: Send, events: bytes) -> None:
+        self._unsent = events
+        # The status is sent with the first output, so that whatever goes wrong before it has its own.
+        await self._start(send)
+        if events:
+            await self._hand_over(send({"type": "http.response.body", "body": events, "more_body": True}))
+            self._unsent = b""
+
+    async def _end_stream(self, writer: StreamWriter, send: Send) -> None:
+        await self._start(send)
+        body = self._unsent + writer.end()
+        await self._hand_over(send({"type": "http.response.body", "body": body, "more_body": False}))
+
+    async def _send_body(self, send: Send) -> None:
+        long = self._job.values > _INLINE_VALUES
+        body = await asyncio.to_thread(self._writer.body) if long else self._writer.body()
+        self._started = True
+        await self._hand_over(_send_whole(send, body, _ignored(self._job)))
+
+    async def _hand_over(self, sending: Awaitable[None]) -> None:
+        self._account.sending = time.monotonic()
+        await sending
+        self._account.sent()
+
+    async def _start(self, send: Send) -> None:
+        if not self._started:
+            headers = [*_STREAM_HEADERS, *_ignored(self._job)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            self._started = True
+
+    async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
+        failed(self._account, error, 200 if self._started else self._writer.errors.status(error))
+        if self._started and self._stream is not None:
+            body = self._unsent + self._stream.failed(error)
+            await send({"type": "http.response.body", "body": body, "more_body": False})
+        else:
+            await error_response(error, self._writer.errors)(scope, receive, send)
+
+    def _measure(self, output: RequestOutput) -> None:
+        self._admitted.gained(output)
+        tokens = 0
+        for delta in output.deltas:
+            tokens += len(delta.token_ids)
+            if delta.ending is not None:
+                self._finished(delta.ending.reason)
+        self._meter.tokens(tokens)
+
+    def _measure_cut(self) -> None:
+        """Count the choices whose answers are complete, although the engine would have gone on."""
+        for _ in range(self._writer.cut):
+            self._finished("stop")
+
+    def _finished(self, reason: FinishReason) -> None:
+        self._meter.finished(reason)
+        self._account.finish_reasons.append(reason)
+
+
+def begun(account: Account, job: Job) -> None:
+    """The account's request was taken on as a job."""
+    account.taken_on = time.monotonic()
+    account.prompts, account.prompt_tokens = job.prompts, job.prompt_tokens
+    account.samples, account.stream = job.params[0].n if job.params else 1, job.stream
+    account.user, account.metadata, account.ignored = job.user, job.metadata, job.ignored
+
+
+def outputs_of(
+    engine: EngineClient, job: Job, follow: Callable[[Journal], None] | None = None
+) -> AsyncGenerator[RequestOutput]:
+    """The outputs of all prompts as they come; those of prompt p have sample indices from p·n on.
+
+    `follow` is given the journal of each.
+    """
+    if job.pooling is not None:
+        samples = 1
+        sources = [engine.embed(prompt, job.pooling, standing=job.standing, follow=follow) for prompt in job.prompts]
+    else:
+        samples = job.params[0].n
+        sources = [
+            engine.generate(prompt, params, standing=job.standing, keep=job.keep, follow=follow)
+            for prompt, params in zip(job.prompts, job.params, strict=True)
+        ]
+    return sources[0] if len(sources) == 1 else _merged(sources, samples)
+
+
+async def _merged(sources: list[AsyncGenerator[RequestOutput]], n: int) -> AsyncGenerator[RequestOutput]:
+    queue: asyncio.Queue[RequestOutput | Exception | None] = asyncio.Queue(_MERGE_QUEUE)
+    tasks = [asyncio.ensure_future(_forward(source, position * n, queue)) for position, source in enumerate(sources)]
+    running = len(tasks)
+    try:
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(
+    source: AsyncGenerator[RequestOutput], first_index: int, queue: asyncio.Queue[RequestOutput | Exception | None]
+) -> None:
+    """Puts a source's outputs into the queue, then its end: None, or the exception that ended it."""
+    try:
+        async with contextlib.aclosing(source):
+            async for output in source:
+                for delta in output.deltas:
+                    delta.index += first_index
+                await queue.put(output)
+    except Exception as error:
+        await queue.put(error)
+    else:
+        await queue.put(None)
+
+
+def _ignored(job: Job) -> list[tuple[bytes, bytes]]:
+    """The header that names the fields of the request that had no effect."""
+    return [(name.encode(), value.encode()) for name, value in ignored_header(job.ignored).items()]
+
+
+async def _send_whole(send: Send, body: bytes, further: list[tuple[bytes, bytes]]) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *further]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

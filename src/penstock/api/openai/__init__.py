@@ -1,0 +1,1 @@
+"""OpenAI's completions, chats and vectors, with the fields of vLLM."""

@@ -1,0 +1,80 @@
+"""Responses of `/v1/embeddings`: vectors, as numbers or in base64."""
+
+import base64
+import math
+import sys
+import uuid
+from array import array
+from typing import Any
+
+import msgspec
+
+from penstock.api.resolve import Job
+from penstock.engine.interface import RequestOutput
+from penstock.http.errors import OPENAI, ErrorForm
+
+
+class EmbeddingWriter:
+    """Collects the vectors of a job and writes the response; the output of prompt p has the sample index p.
+
+    Attributes:
+        id: the request's id, in the log only.
+        errors: how an error is written.
+        completion_tokens, cut, enough: there are no tokens, so that nothing can be complete before the engine says so.
+    """
+
+    errors: ErrorForm = OPENAI
+    completion_tokens = 0
+    cut = 0
+    enough = False
+
+    def __init__(self, job: Job, model: str) -> None:
+        self.id = "embd-" + uuid.uuid4().hex
+        self._job = job
+        self._model = model
+        self._vectors: dict[int, bytes] = {}
+        self._cached = 0
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output. Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed."""
+        (delta,) = output.deltas
+        delta.check()
+        if output.embedding is not None:
+            self._vectors[delta.index] = output.embedding
+        self._cached += output.cached_tokens
+
+    def body(self) -> bytes:
+        """The body of the whole response, as JSON."""
+        tokens = self._job.prompt_tokens
+        # One by one, since the encoder lets nothing else run.
+        data = [
+            msgspec.Raw(
+                msgspec.json.encode(
+                    {"object": "embedding", "index": index, "embedding": self._written(self._vectors[index])}
+                )
+            )
+            for index in range(len(self._job.prompts))
+        ]
+        usage = {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "prompt_tokens_details": {"cached_tokens": self._cached},
+        }
+        return msgspec.json.encode({"object": "list", "data": data, "model": self._model, "usage": usage})
+
+    def _written(self, vector: bytes) -> Any:
+        values = array("f", vector)
+        if self._job.dimensions is not None and self._job.dimensions < len(values):
+            values = shortened(values, self._job.dimensions)
+        if self._job.encoding_format == "float":
+            return values.tolist()
+        if sys.byteorder == "big":
+            values.byteswap()
+        return base64.b64encode(values.tobytes()).decode()
+
+
+def shortened(values: "array[float]", dimensions: int) -> "array[float]":
+    """The first `dimensions` numbers, as a vector of length 1 again; of nothing but zeros it stays one of zeros."""
+    first = values[:dimensions]
+    norm = math.sqrt(math.fsum(value * value for value in first))
+    return array("f", (value / norm for value in first)) if norm else first

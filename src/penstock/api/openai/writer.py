@@ -1,0 +1,354 @@
+"""Responses of completions and chats, whole or as server-sent events.
+
+Events are put together from bytes: a stream's prefix is encoded once, and a token costs the encoding of its text.
+"""
+
+import time
+import uuid
+from typing import Any
+
+import msgspec
+
+from penstock.api.obfuscation import padding
+from penstock.api.openai.chat_message import ChatMessage
+from penstock.api.openai.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_logprobs
+from penstock.api.resolve import Job
+from penstock.api.sample import Sample, Tally, sample_of
+from penstock.core.errors import PenstockError
+from penstock.core.plan import TokenLogprobs
+from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.http.errors import OPENAI, ErrorForm, error_body
+from penstock.text.table import TokenTable
+
+DONE = b"data: [DONE]\n\n"
+_encode = msgspec.json.Encoder().encode
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """Where chats and completions differ in their JSON."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+    first_text: bytes
+    text: bytes
+    after_text: bytes
+    is_chat: bool
+
+
+CHAT = Shape(
+    id_prefix="chatcmpl-",
+    whole_object="chat.completion",
+    chunk_object="chat.completion.chunk",
+    first_text=b',"delta":{"role":"assistant","content":',
+    text=b',"delta":{"content":',
+    after_text=b"}",
+    is_chat=True,
+)
+COMPLETION = Shape(
+    id_prefix="cmpl-",
+    whole_object="text_completion",
+    chunk_object="text_completion",
+    first_text=b',"text":',
+    text=b',"text":',
+    after_text=b"",
+    is_chat=False,
+)
+
+
+class _Choice:
+    """What has been written, or collected, of one sample of one prompt."""
+
+    def __init__(
+        self, index: int, prompt: int, sample: Sample, echo: str, logprob_writer: LogprobWriter | None
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.sample = sample
+        self.prefix = b""
+        self.started = False
+        self.text = [echo] if echo else []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.logprob_writer = logprob_writer
+        self.seed: int | None = None
+        # The message that is cut into pieces, where it is; else all text is content.
+        self.message: ChatMessage | None = None
+
+    @property
+    def finish(self) -> str | None:
+        """Why it ended, as the API has it; None while it goes on."""
+        called = self.message is not None and self.message.calls
+        return "tool_calls" if called and self.sample.finish == "stop" else self.sample.finish
+
+
+class ResponseWriter:
+    """Writes one response. Outputs of prompt p carry sample indices from p·n on.
+
+    Attributes:
+        id: the response's id.
+        errors: how an error before any output is written.
+    """
+
+    errors: ErrorForm = OPENAI
+
+    def __init__(self, shape: Shape, job: Job, model: str, table: TokenTable | None) -> None:
+        self.id = shape.id_prefix + uuid.uuid4().hex
+        self._shape = shape
+        self._job = job
+        self._model = model
+        self._table = table
+        self._created = int(time.time())
+        self._tally = Tally()
+        self._cached: dict[int, int] = {}
+        self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
+        self._head = b""
+        self._end_events_with(b',"usage":null' if job.include_usage else b"")
+        self._choices = [
+            self._choice(prompt, sample) for prompt, params in enumerate(job.params) for sample in range(params.n)
+        ]
+
+    def chunk(self, output: RequestOutput) -> bytes:
+        """The events of one output; empty where it holds nothing to show.
+
+        Raises RowFailed, StepOutOfMemory or EngineUnavailable where a sample has failed.
+        """
+        if not self._head:
+            self._begin(output)
+        self._note(output)
+        events: list[bytes] = []
+        for delta in output.deltas:
+            choice = self._choices[delta.index]
+            for part in choice.sample.parts(delta):
+                if self._job.continuous_usage:
+                    self._end_events_with(b',"usage":' + _encode(self._usage()))
+                if choice.message is not None:
+                    events += self._message_events(choice, choice.message, part)
+                else:
+                    events += self._events(choice, part)
+        return b"".join(map(_padded, events) if self._job.obfuscated else events)
+
+    def end(self) -> bytes:
+        """What follows the last output of a stream."""
+        if not self._job.include_usage:
+            return DONE
+        return self._head + b'],"usage":' + _encode(self._usage()) + b"}\n\n" + DONE
+
+    def failed(self, error: PenstockError) -> bytes:
+        """What ends a stream that has begun and cannot go on."""
+        return b"data: " + error_body(error) + b"\n\n" + DONE
+
+    def add(self, output: RequestOutput) -> None:
+        """Collect an output for `body`.
+
+        Raises RowFailed, StepOutOfMemory or EngineUnavailable where a sample has failed.
+        """
+        self._note(output)
+        for delta in output.deltas:
+            choice = self._choices[delta.index]
+            for part in choice.sample.parts(delta):
+                if choice.message is None:
+                    choice.text.append(part.text)
+                else:
+                    choice.message.add(part.text, ended=part.ending is not None)
+                    self._end_if_done(choice, choice.message)
+                choice.token_ids += part.token_ids
+                choice.logprobs += part.logprobs or ()
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return self._tally.tokens
+
+    @property
+    def enough(self) -> bool:
+        """Whether the response is complete although the engine goes on with some of its choices."""
+        return self.cut > 0 and all(choice.sample.finish is not None for choice in self._choices)
+
+    @property
+    def cut(self) -> int:
+        """How many choices are complete although the engine goes on with them."""
+        return sum(choice.sample.cut for choice in self._choices)
+
+    def body(self) -> bytes:
+        """The body of the whole response, as JSON."""
+        response: dict[str, Any] = {
+            "id": self.id,
+            "object": self._shape.whole_object,
+            "created": self._created,
+            "model": self._model,
+            # One by one: all at once would be a long stay in the encoder, where prompts are scored.
+            "choices": [msgspec.Raw(_encode(self._whole(choice))) for choice in self._choices],
+            "usage": self._usage(),
+        }
+        # Each prompt has a seed of its own; where there is only one, it is the response's.
+        if len(self._job.prompts) == 1:
+            response["seed"] = self._choices[0].seed
+        if self._job.service_tier is not None:
+            response["service_tier"] = self._job.service_tier
+        if self._job.return_token_ids and self._shape.is_chat:
+            response["prompt_token_ids"] = self._job.prompts[0]
+        if self._job.prompt_logprobs is not None and self._shape.is_chat:
+            response["prompt_logprobs"] = self._scores(0)
+        return _encode(response)
+
+    def _choice(self, prompt: int, sample: int) -> _Choice:
+        params = self._job.params[prompt]
+        echo = self._job.echo[prompt] if self._job.echo else ""
+        writer: LogprobWriter | None = None
+        if params.logprobs is not None:
+            writer = (
+                ChatLogprobs(self._table)
+                if self._shape.is_chat
+                else CompletionLogprobs(self._table, params.skip_special_tokens, len(echo))
+            )
+        told = sample_of(self._job, prompt, self._table, self._tally)
+        choice = _Choice(prompt * params.n + sample, prompt, told, echo, writer)
+        if self._job.parsing is not None:
+            choice.message = ChatMessage(self._job.parsing)
+        return choice
+
+    def _end_events_with(self, usage: bytes) -> None:
+        self._tail = b"}]" + usage + b"}\n\n"
+        # Ends an event without anything special, which nearly all are.
+        self._plain_tail = self._shape.after_text + b',"logprobs":null,"finish_reason":null' + self._tail
+
+    def _begin(self, output: RequestOutput) -> None:
+        head: dict[str, Any] = {
+            "id": self.id,
+            "object": self._shape.chunk_object,
+            "created": self._created,
+            "model": self._model,
+        }
+        if len(self._job.prompts) == 1:
+            head["seed"] = output.seed
+        if self._job.service_tier is not None:
+            head["service_tier"] = self._job.service_tier
+        self._head = b"data: " + _encode(head)[:-1] + b',"choices":['
+        for choice in self._choices:
+            choice.prefix = self._head + b'{"index":%d' % choice.index
+
+    def _note(self, output: RequestOutput) -> None:
+        """Take what an output says of its request."""
+        # By prompt, and not by request: another engine computes the same one under another id.
+        prompt = self._choices[output.deltas[0].index].prompt
+        self._cached[prompt] = output.cached_tokens
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[prompt] = output.prompt_logprobs
+        for delta in output.deltas:
+            self._choices[delta.index].seed = output.seed
+
+    def _events(self, choice: _Choice, delta: SampleDelta) -> list[bytes]:
+        """The event of a choice whose text is content, if there is anything to tell."""
+        text, shape = delta.text, self._shape
+        if choice.started and self._is_plain(choice, delta):
+            # The common case, and the one that has to be cheap.
+            return [choice.prefix + shape.text + _encode(text) + self._plain_tail] if text else []
+        opening, tail = shape.text, self._tail_of(choice)
+        if not choice.started:
+            opening, text = shape.first_text, "".join(choice.text) + text
+        return [b"".join((choice.prefix, opening, _encode(text), shape.after_text, self._rest(choice, delta), tail))]
+
+    def _message_events(self, choice: _Choice, message: ChatMessage, delta: SampleDelta) -> list[bytes]:
+        """The events of a chat's choice whose text is cut into pieces: one for each, the last with all that is new."""
+        parts = message.deltas(delta.text, ended=delta.ending is not None)
+        self._end_if_done(choice, message)
+        head = choice.prefix + b',"delta":{'
+        if choice.started and choice.sample.finish is None and self._is_plain(choice, delta):
+            return [head + part + self._plain_tail for part in parts]
+        *others, last = parts or [b""]
+        events = []
+        for part in others:
+            tail = self._tail_of(choice)
+            events.append(head + part + b'},"logprobs":null,"finish_reason":null' + self._opening(choice) + tail)
+        tail = self._tail_of(choice)
+        return [*events, head + last + b"}" + self._rest(choice, delta) + tail]
+
+    def _is_plain(self, choice: _Choice, delta: SampleDelta) -> bool:
+        """Whether an event says nothing beside its text."""
+        return delta.ending is None and choice.logprob_writer is None and not self._job.return_token_ids
+
+    @staticmethod
+    def _end_if_done(choice: _Choice, message: ChatMessage) -> None:
+        if message.done:
+            choice.sample.complete()
+
+    def _opening(self, choice: _Choice) -> bytes:
+        """What only the first event of a choice says."""
+        if choice.started:
+            return b""
+        choice.started = True
+        opening = b',"seed":' + _encode(choice.seed)
+        if self._job.return_token_ids and not self._shape.is_chat:
+            opening += b',"prompt_token_ids":' + _encode(self._job.prompts[choice.prompt])
+        return opening
+
+    def _tail_of(self, choice: _Choice) -> bytes:
+        """What ends the choice's next event. A chat's prompt is told beside the choices, as in whole responses."""
+        if choice.started or not (self._job.return_token_ids and self._shape.is_chat):
+            return self._tail
+        return b'}],"prompt_token_ids":' + _encode(self._job.prompts[0]) + self._tail.removeprefix(b"}]")
+
+    def _rest(self, choice: _Choice, delta: SampleDelta) -> bytes:
+        """What an event says behind its text."""
+        echoed = not choice.started and self._echo_logprobs(choice)
+        rest = self._opening(choice)
+        if self._job.return_token_ids:
+            rest += b',"token_ids":' + _encode(delta.token_ids)
+        logprobs = None
+        if choice.logprob_writer is not None and (delta.logprobs or echoed):
+            logprobs = choice.logprob_writer.write(delta.logprobs or ())
+        if choice.sample.finish is not None:
+            rest += b',"stop_reason":' + _encode(choice.sample.stop_reason)
+        return b',"logprobs":%b,"finish_reason":%b%b' % (_encode(logprobs), _encode(choice.finish), rest)
+
+    def _whole(self, choice: _Choice) -> dict[str, Any]:
+        text = "".join(choice.text)
+        self._echo_logprobs(choice)
+        result: dict[str, Any] = {"index": choice.index}
+        if choice.message is not None:
+            result["message"] = choice.message.whole()
+        elif self._shape.is_chat:
+            result["message"] = {"role": "assistant", "content": text}
+        else:
+            result["text"] = text
+        writer = choice.logprob_writer
+        result["logprobs"] = None if writer is None else writer.write(choice.logprobs)
+        result |= {"finish_reason": choice.finish, "stop_reason": choice.sample.stop_reason, "seed": choice.seed}
+        if self._job.return_token_ids:
+            result["token_ids"] = choice.token_ids
+            if not self._shape.is_chat:
+                result["prompt_token_ids"] = self._job.prompts[choice.prompt]
+        if self._job.prompt_logprobs is not None and not self._shape.is_chat:
+            result["prompt_logprobs"] = self._scores(choice.prompt)
+        return result
+
+    def _echo_logprobs(self, choice: _Choice) -> bool:
+        """Whether a choice's log probabilities begin with those of its prompt, which is then given to their writer."""
+        job, writer = self._job, choice.logprob_writer
+        scores = self._prompt_logprobs.get(choice.prompt)
+        if job.echo is None or scores is None or not isinstance(writer, CompletionLogprobs):
+            return False
+        top = job.params[choice.prompt].logprobs or 0
+        writer.echo(job.echo[choice.prompt], job.prompts[choice.prompt], scores, top)
+        return True
+
+    def _scores(self, prompt: int) -> list[Any] | None:
+        """The field `prompt_logprobs` of one prompt."""
+        entries, top = self._prompt_logprobs.get(prompt), self._job.prompt_logprobs
+        return None if entries is None or top is None else prompt_logprobs(self._table, entries, top)
+
+    def _usage(self) -> dict[str, Any]:
+        prompt_tokens = self._job.prompt_tokens
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+            "completion_tokens_details": {"reasoning_tokens": self._tally.reasoning_tokens},
+        }
+
+
+def _padded(event: bytes) -> bytes:
+    """The event with a field that hides how long its text is."""
+    return b'%b,"obfuscation":"%b"}\n\n' % (event[:-3], padding(len(event)).encode())

@@ -1,0 +1,411 @@
+"""From the fields of a request to what the engine is asked for: prompts as ids, parameters with every default."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.api.chat_output import ChatOutput, resolve_output
+from penstock.api.effort import switch_of, variables_of
+from penstock.api.extras import MAX_NAME_LENGTH, check_extras, standing_of, told_tier
+from penstock.api.history import conversation_of, said_in
+from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
+from penstock.api.parsing import in_terms_of
+from penstock.api.schema import (
+    ChatFields,
+    CommonFields,
+    CompletionFields,
+    EmbeddingFields,
+    StreamOptions,
+)
+from penstock.api.tools import ToolUse, resolve_tools
+from penstock.api.truncation import truncation_of
+from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
+from penstock.core.plan import Pooling
+from penstock.core.request import EVERYBODY, KeptPrefix, Standing
+from penstock.core.sampling import SamplingDefaults, SamplingParams
+from penstock.engine.interface import ModelInfo
+from penstock.text.chat_template import ChatEncoder
+from penstock.text.output_format import THINKING_SWITCHES, OutputFormat, Parsing
+from penstock.text.reasoning import Before
+from penstock.text.tokenizer import Tokenizer
+
+COMPLETION_MAX_TOKENS = 16
+MAX_CHOICES = 1024
+# Log probabilities of prompts in one response, each of some 80 bytes of JSON: a prompt of 131,072 tokens with the most
+# likely token beside each.
+MAX_PROMPT_LOGPROBS = 2**18
+# Numbers of all vectors in one response, each of some 20 bytes of JSON.
+MAX_EMBEDDING_VALUES = 2**22
+MAX_TEMPLATE_VARIABLES = 64
+# More tokens than a mark of reasoning and white space behind it ever are.
+_LONGEST_MARK = 32
+NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What one HTTP request asks of the engine.
+
+    Attributes:
+        prompts: token ids of each prompt.
+        standing: how it stands to others.
+        params: for each prompt the parameters, `max_tokens` resolved; none where vectors are asked for.
+        user, metadata: whose it is, for the log.
+        timeout: seconds from its arrival in which it has to be finished, if the client asks for that.
+        service_tier: the tier that was asked for, as the response says it.
+        keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
+        pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
+        echo: text to put before each prompt's outputs.
+        prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
+            the engine computes may be more, for `echo`.
+        values: how many log probabilities of prompts, or numbers of vectors, the response holds at most.
+        parsing: how outputs are cut into pieces; None where they are text and nothing else.
+        ignored: names of the request's fields that have no effect.
+        stream, include_usage, return_token_ids: how the response is written.
+        continuous_usage: whether every event has the usage so far; only with include_usage.
+        obfuscated: whether streamed events are padded, so that their sizes tell less of their texts.
+    """
+
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    standing: Standing = EVERYBODY
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    timeout: float | None = None
+    service_tier: str | None = None
+    keep: tuple[KeptPrefix, ...] = ()
+    pooling: Pooling | None = None
+    dimensions: int | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    echo: list[str] | None = None
+    prompt_logprobs: int | None = None
+    values: int = 0
+    parsing: Parsing | None = None
+    ignored: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    obfuscated: bool = False
+    return_token_ids: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts of the request together."""
+        return sum(map(len, self.prompts))
+
+
+class Resolver:
+    """Checks a request against the model and resolves its defaults. Tokenizes, so long texts belong off the loop."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        chat: ChatEncoder | None,
+        defaults: SamplingDefaults,
+        output_format: OutputFormat | None = None,
+        max_tokens_policy: MaxTokensPolicy = "cut",
+    ) -> None:
+        """`max_tokens_policy`: what becomes of a max_tokens that the context has no room for."""
+        self._tokenizer = tokenizer
+        self._chat = chat
+        self._format = output_format or OutputFormat()
+        self._parameters = Parameters(tokenizer, defaults, max_tokens_policy)
+
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """Names that `chat_template_kwargs` can set."""
+        return frozenset() if self._chat is None else self._chat.template.variables
+
+    @property
+    def reasons(self) -> bool:
+        """Whether answers to chats may begin with reasoning."""
+        return self._format.reasoning
+
+    @property
+    def always_reasons(self) -> bool:
+        """Whether they may, and the chat template has no variable that says otherwise."""
+        return self.reasons and switch_of(self.template_variables) is None
+
+    def completion(self, fields: CompletionFields, model: ModelInfo) -> Job:
+        """Raises RequestError with the cause."""
+        check_model_name(fields.model, model)
+        if fields.best_of is not None and fields.best_of != (fields.n or 1):
+            raise InvalidParameter("best_of", f"must equal n ({fields.n or 1}); choosing the best is not supported.")
+        # An echoed prompt is part of the text, whose log probabilities are asked for.
+        echoed = fields.logprobs if fields.echo else None
+        template = self._parameters.of(fields, fields.max_tokens, fields.logprobs, model, echoed=echoed)
+        # Where nothing is generated, nothing of the context is left for it.
+        room = model.max_model_len - (fields.max_tokens != 0)
+        given, prompts = self._prompts(
+            "prompt", fields.prompt, model, most_tokens=room, add_special_tokens=fields.add_special_tokens is not False
+        )
+        texts = [self._text(prompt, fields) for prompt in given] if fields.echo else None
+        if len(prompts) * template.n > MAX_CHOICES:
+            raise InvalidParameter("n", f"{len(prompts)} prompts × {template.n} samples are more than {MAX_CHOICES}.")
+        params = [self._parameters.fit(template, prompt, model, "prompt", COMPLETION_MAX_TOKENS) for prompt in prompts]
+        scored = {"prompt_logprobs": fields.prompt_logprobs, "logprobs": echoed}
+        ignored = cut_fields(template, params, "max_tokens")
+        return self._job(fields, prompts, params, scored, echo=texts, ignored=ignored)
+
+    def embedding(self, fields: EmbeddingFields, model: ModelInfo) -> Job:
+        """Raises RequestError with the cause."""
+        check_model_name(fields.model, model)
+        size = model.embedding_size if fields.dimensions is None else fields.dimensions
+        if not 1 <= size <= model.embedding_size:
+            raise InvalidParameter("dimensions", f"{size} is outside 1..{model.embedding_size}, the model's own.")
+        check_extras(fields)
+        truncation, added = truncation_of(fields, model), fields.add_special_tokens is not False
+        given, prompts = self._prompts(
+            "input",
+            fields.input,
+            model,
+            most_tokens=model.max_model_len if truncation is None else None,
+            add_special_tokens=added,
+        )
+        if truncation is not None:
+            around = self._tokenizer.added if self._tokenizer is not None and added else (0, 0)
+            prompts = [
+                truncation.cut(ids, *(around if isinstance(text, str) else (0, 0)))
+                for text, ids in zip(given, prompts, strict=True)
+            ]
+        for prompt in prompts:
+            if len(prompt) > model.max_model_len:
+                raise ContextLengthExceeded(
+                    f"The input has {len(prompt)} tokens; {context_of(model)}. Shorten it.",
+                    param="input",
+                )
+        if len(prompts) * size > MAX_EMBEDDING_VALUES:
+            raise InvalidParameter(
+                "input",
+                f"{len(prompts)} vectors of {size} numbers are more than the {MAX_EMBEDDING_VALUES} of a response.",
+            )
+        return Job(
+            prompts=prompts,
+            params=[],
+            standing=standing_of(fields),
+            timeout=fields.timeout,
+            user=fields.user,
+            pooling=fields.pooling or "last",
+            dimensions=fields.dimensions,
+            encoding_format=fields.encoding_format or "float",
+            values=len(prompts) * size,
+        )
+
+    def chat(self, fields: ChatFields, model: ModelInfo) -> Job:
+        """Raises RequestError with the cause."""
+        check_model_name(fields.model, model)
+        limits = {value for value in (fields.max_tokens, fields.max_completion_tokens) if value is not None}
+        if len(limits) > 1:
+            raise InvalidParameter("max_tokens", "differs from max_completion_tokens; send one of them.")
+        if fields.top_logprobs is not None and not fields.logprobs:
+            raise InvalidParameter("top_logprobs", "needs logprobs to be true.")
+        logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+        name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+        with in_terms_of((("logprobs", "top_logprobs"), ("max_tokens", name))):
+            template = self._parameters.of(fields, next(iter(limits), None), logprobs, model)
+        use = self._tool_use(fields)
+        variables, ignored = self._variables(fields)
+        prompt = self._chat_prompt(fields, use, variables, model.max_model_len - 1)
+        check_ids(prompt, model, "messages")
+        output = self._output(fields, use, prompt, template, variables)
+        template = msgspec.structs.replace(
+            template,
+            kept_special_tokens=self._format.kept_tokens(output.parsing),
+            grammar=output.grammar,
+            reasoning_budget=output.budget,
+        )
+        params = self._parameters.fit(template, prompt, model, "messages", None)
+        scored = {"prompt_logprobs": fields.prompt_logprobs}
+        ignored += cut_fields(template, [params], name)
+        return self._job(fields, [prompt], [params], scored, parsing=output.parsing, ignored=ignored)
+
+    def chat_prompt(self, fields: ChatFields) -> list[int]:
+        """The ids of a conversation, however long it is; raises RequestError with the cause."""
+        variables, _ = self._variables(fields)
+        return self._chat_prompt(fields, self._tool_use(fields), variables, None)
+
+    def _tool_use(self, fields: ChatFields) -> ToolUse | None:
+        return resolve_tools(fields.tools, fields.tool_choice, fields.parallel_tool_calls, self._format)
+
+    def _variables(self, fields: ChatFields) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+        """What the chat template is told beside the messages, and the fields that it has no words for."""
+        if self._chat is None:
+            return {}, ()
+        given = _template_variables(fields.chat_template_kwargs, self._chat.template.variables)
+        if fields.reasoning_effort is None:
+            return given, ()
+        variables, exact = variables_of(fields.reasoning_effort, self._chat.template)
+        return {**variables, **given}, () if exact else ("reasoning_effort",)
+
+    def _chat_prompt(
+        self, fields: ChatFields, use: ToolUse | None, variables: Mapping[str, Any], most_tokens: int | None
+    ) -> list[int]:
+        if self._chat is None:
+            raise InvalidParameter("messages", NO_TOKENIZER)
+        continued = bool(fields.continue_final_message)
+        if continued and fields.add_generation_prompt:
+            raise InvalidParameter("continue_final_message", "cannot be combined with add_generation_prompt.")
+        add_prompt = not continued if fields.add_generation_prompt is None else fields.add_generation_prompt
+        return self._chat.encode(
+            conversation_of(fields.messages),
+            tools=None if use is None else use.offered,
+            add_generation_prompt=add_prompt,
+            continue_final_message=continued,
+            add_special_tokens=bool(fields.add_special_tokens),
+            variables=variables,
+            most_tokens=most_tokens,
+        )
+
+    def _job(
+        self,
+        fields: CommonFields,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        scored: dict[str, int | None],
+        echo: list[str] | None = None,
+        parsing: Parsing | None = None,
+        ignored: tuple[str, ...] = (),
+    ) -> Job:
+        """`scored` has the fields that ask for log probabilities of the prompts."""
+        stream = bool(fields.stream)
+        if stream and fields.prompt_logprobs is not None:
+            raise InvalidParameter(
+                "prompt_logprobs", "cannot be streamed; leave out stream, or send echo and logprobs to /v1/completions."
+            )
+        check_extras(fields)
+        options = fields.stream_options or StreamOptions()
+        return Job(
+            prompts=prompts,
+            params=params,
+            standing=standing_of(fields),
+            timeout=fields.timeout,
+            user=fields.user,
+            metadata=fields.metadata,
+            service_tier=told_tier(fields.service_tier),
+            echo=echo,
+            prompt_logprobs=fields.prompt_logprobs,
+            values=_prompt_logprobs(prompts, params[0].n, scored),
+            parsing=parsing,
+            ignored=ignored + (() if params[0].grammar is None else params[0].grammar.unenforced),
+            stream=stream,
+            include_usage=bool(options.include_usage),
+            continuous_usage=bool(options.continuous_usage_stats),
+            obfuscated=bool(options.include_obfuscation),
+            return_token_ids=bool(fields.return_token_ids),
+        )
+
+    def _output(
+        self,
+        fields: ChatFields,
+        use: ToolUse | None,
+        prompt: list[int],
+        params: SamplingParams,
+        variables: Mapping[str, Any],
+    ) -> ChatOutput:
+        return resolve_output(
+            self._format,
+            params.grammar,
+            use,
+            before=self._before_answer(fields, prompt, variables) if self._format.reasoning else "nothing",
+            reasoning_shown=fields.include_reasoning is not False,
+            reasoning_tokens=fields.thinking_token_budget,
+        )
+
+    def _before_answer(self, fields: ChatFields, prompt: list[int], variables: Mapping[str, Any]) -> Before:
+        """What may come before the answer, of a model that reasons."""
+        begun = said_in(fields.messages[-1]) if fields.continue_final_message else ""
+        end = "" if self._tokenizer is None else self._tokenizer.decode(prompt[-_LONGEST_MARK:], skip_special=False)
+        before = self._format.before_answer(end, begun)
+        # Where a template says it without a mark, it is the client who has said that there shall be none.
+        unwanted = any(variables.get(switch) is False for switch in THINKING_SWITCHES)
+        return "nothing" if unwanted and before == "reasoning" else before
+
+    def _prompts(
+        self, param: str, given: Any, model: ModelInfo, *, most_tokens: int | None, add_special_tokens: bool
+    ) -> tuple[Sequence[str | list[int]], list[list[int]]]:
+        """Each prompt as it was given, a text or ids, and its ids; without `most_tokens`, however long it is."""
+        single = isinstance(given, str) or (bool(given) and all(isinstance(item, int) for item in given))
+        prompts: Sequence[Any] = [given] if single else given
+        if not prompts:
+            raise InvalidParameter(param, "is empty; send at least one token.")
+        if len(prompts) > MAX_CHOICES:
+            raise InvalidParameter(param, f"{len(prompts)} prompts given, at most {MAX_CHOICES} are accepted.")
+        ids: list[list[int]] = []
+        for prompt in prompts:
+            if isinstance(prompt, int) or type(prompt) is not type(prompts[0]):
+                raise InvalidParameter(param, "must be a string, a list of strings, of token ids, or of lists of ids.")
+            tokens = prompt
+            if isinstance(prompt, str):
+                tokens = self._encode(param, prompt, most_tokens, add_special_tokens)
+            check_ids(tokens, model, param)
+            ids.append(tokens)
+        return prompts, ids
+
+    def _encode(self, param: str, prompt: str, most_tokens: int | None, add_special_tokens: bool) -> list[int]:
+        if self._tokenizer is None:
+            raise InvalidParameter(param, NO_TOKENIZER)
+        # A tokenizer may make a BOS token of it. A client that wants to continue that token alone can send its id.
+        if not prompt:
+            raise InvalidParameter(param, "it is empty; at least one character, or one token id, is needed.")
+        if most_tokens is not None:
+            self._tokenizer.check_length(prompt, most_tokens, param)
+        return self._tokenizer.encode(prompt, add_special_tokens)
+
+    def _text(self, prompt: str | list[int], fields: CompletionFields) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        if self._tokenizer is None:
+            raise InvalidParameter("echo", "this server has no tokenizer, so token ids cannot become text.")
+        return self._tokenizer.decode(prompt, fields.skip_special_tokens is not False)
+
+
+def check_model_name(name: str | None, model: ModelInfo) -> None:
+    """Raise ModelNotFound unless a request may use this name; None stands for the only model."""
+    if name is not None and name != model.name and name not in model.aliases:
+        raise ModelNotFound(
+            f"The model {name[:MAX_NAME_LENGTH]!r} does not exist here; this server serves {model.name!r}.",
+            param="model",
+        )
+
+
+def check_ids(ids: list[int], model: ModelInfo, param: str) -> None:
+    """Raise InvalidParameter unless there are ids, all of the vocabulary."""
+    if not ids:
+        raise InvalidParameter(param, "is empty; send at least one token.")
+    for token in (min(ids), max(ids)):
+        if not 0 <= token < model.vocab_size:
+            raise InvalidParameter(param, f"the token id {token} is outside the vocabulary, 0..{model.vocab_size - 1}.")
+
+
+def _prompt_logprobs(prompts: Sequence[list[int]], n: int, scored: dict[str, int | None]) -> int:
+    """How many log probabilities of prompts a response has, each choice repeating them; refuses too many."""
+    total = 0
+    tokens = sum(map(len, prompts))
+    for name, top in scored.items():
+        if top is None:
+            continue
+        # Beside the most likely tokens stands the prompt's own.
+        total += tokens * (top + 1) * n
+        if total > MAX_PROMPT_LOGPROBS:
+            raise InvalidParameter(
+                name,
+                f"{tokens} prompt tokens with {top + 1} log probabilities each in {n} samples are too many: "
+                f"at most {MAX_PROMPT_LOGPROBS} fit into one response. Send fewer prompts, or ask for fewer.",
+            )
+    return total
+
+
+def _template_variables(values: dict[str, Any] | None, known: frozenset[str]) -> dict[str, Any]:
+    """Only what the template reads can be set: anything else would change nothing."""
+    if not values:
+        return {}
+    if len(values) > MAX_TEMPLATE_VARIABLES:
+        raise InvalidParameter("chat_template_kwargs", f"at most {MAX_TEMPLATE_VARIABLES} are accepted.")
+    for name in values:
+        if name not in known or name.endswith("_token"):
+            settable = ", ".join(sorted(each for each in known if not each.endswith("_token")))
+            raise InvalidParameter(
+                f"chat_template_kwargs.{name[:40]}",
+                f"is not a variable that this model's chat template reads; it reads {settable or 'none'}.",
+            )
+    return values

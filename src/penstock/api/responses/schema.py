@@ -1,0 +1,139 @@
+"""The fields of `/v1/responses`: which are accepted, their types, and which are refused by name."""
+
+from typing import Any
+
+import msgspec
+
+from penstock.api import schema
+from penstock.api.effort import Effort
+from penstock.api.fields import Hint, Refused, Rules
+
+# What an answer could include beside its text; without the tools of a hosted API there is none of it.
+_NOT_THERE = frozenset(
+    {
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
+
+
+def _includes_nothing(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and each in _NOT_THERE for each in value)
+
+
+RULES: Rules = {
+    "access_programs": Hint("It is for the operator of a hosted API."),
+    "background": Refused("responses are not computed in the background; leave it out, and stream.", (False,)),
+    "background_options": Refused("responses are not computed in the background; leave it out, and stream.", ({},)),
+    "client_metadata": schema.RULES["client_metadata"],
+    "context_management": Hint("Conversations are never shortened; the client can send less of it.", ([],)),
+    "conversation": Refused("is not supported; use previous_response_id."),
+    "image": Refused("only text is supported; leave it out."),
+    "include": Hint(
+        "There is nothing of it in an answer.",
+        ([],),
+        _includes_nothing,
+        f"only what answers do not have is accepted: {', '.join(sorted(_NOT_THERE))}.",
+    ),
+    "max_tool_calls": Hint("It limits tools that the server calls, which has none."),
+    "moderation": schema.RULES["moderation"],
+    "personality": schema.RULES["verbosity"],
+    "prompt": Refused("is not supported; send the prompt as input and instructions."),
+    "prompt_cache_key": schema.RULES["prompt_cache_key"],
+    "prompt_cache_options": schema.RULES["prompt_cache_options"],
+    "prompt_cache_retention": schema.RULES["prompt_cache_retention"],
+    "safety_identifier": schema.RULES["safety_identifier"],
+    "top_logprobs": Refused("is not supported yet; leave it out.", (0,)),
+    "truncation": Refused('only "disabled" is supported: no prompt is truncated.', ("disabled",)),
+}
+TEXT_RULES: Rules = {"verbosity": schema.RULES["verbosity"]}
+_TOLD_WHOLE = Hint("Reasoning is told as it is.")
+REASONING_RULES: Rules = {
+    "context": Hint("The chat template decides how much earlier reasoning the model is shown."),
+    "generate_summary": _TOLD_WHOLE,
+    "mode": Hint("There is one mode."),
+    "summary": _TOLD_WHOLE,
+}
+
+
+class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """A function of the client that the model may call."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="namespace"):
+    """Functions of the client that belong together."""
+
+    name: str
+    tools: list[FunctionTool]
+    description: str | None = None
+
+
+class NamedFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
+    """The one function to call."""
+
+    name: str
+
+
+class TextConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the text must be like."""
+
+    format: dict[str, Any] | None = None
+
+
+class ReasoningConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much the model reasons."""
+
+    effort: Effort | None = None
+
+
+class StreamConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a response is streamed."""
+
+    include_obfuscation: bool | None = None
+
+
+class InputFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/responses/input_tokens`: what the prompt is made of."""
+
+    input: str | list[Any]
+    model: str | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    tools: list[FunctionTool | NamespaceTool] | None = None
+    tool_choice: str | NamedFunction | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ResponsesFields(InputFields, frozen=True, kw_only=True):
+    """The body of `POST /v1/responses`. None stands for the default."""
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamConfig | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    priority: int | None = None
+    service_tier: str | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None

@@ -1,0 +1,230 @@
+"""Responses of `/v1/responses`, whole or as typed events."""
+
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from penstock.api.blocks import AnswerWriter, Block, Gain
+from penstock.api.obfuscation import padding
+from penstock.api.resolve import Job
+from penstock.api.responses.tools import ToolNames
+from penstock.core.errors import PenstockError
+from penstock.engine.interface import RequestOutput
+from penstock.http.errors import OPENAI, ErrorForm
+from penstock.text.table import TokenTable
+
+_encode = msgspec.json.Encoder().encode
+
+_ITEM_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+_PART_TYPES = {"text": "output_text", "reasoning": "reasoning_text"}
+# What the events of an item's text are called.
+_TEXT_EVENTS = {
+    "text": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "call": "response.function_call_arguments",
+}
+_LAST_EVENTS = {
+    "completed": "response.completed",
+    "incomplete": "response.incomplete",
+    "cancelled": "response.incomplete",
+    "failed": "response.failed",
+}
+
+
+class ResponsesWriter(AnswerWriter):
+    """Writes one response.
+
+    Attributes:
+        id: the response's id.
+        ended: nothing changes any more, and `keep` was called.
+        errors: how an error before any output is written.
+    """
+
+    errors: ErrorForm = OPENAI
+
+    def __init__(
+        self,
+        job: Job,
+        model: str,
+        table: TokenTable | None,
+        told_back: dict[str, Any],
+        names: ToolNames,
+        keep: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        """`told_back` are the fields that say what was asked; `keep` is called with the response when it has ended."""
+        super().__init__(job, table)
+        self.id = f"resp_{uuid.uuid4().hex}"
+        self.ended = False
+        self._model = model
+        self._told_back = told_back
+        self._names = names
+        self._keep = keep
+        self._created = int(time.time())
+        self._ids: list[str] = []
+        self._sequence = 0
+        self._open: Block | None = None
+        self._status = "in_progress"
+        self._cancelled = False
+        self._error: PenstockError | None = None
+
+    def chunk(self, output: RequestOutput) -> bytes:
+        """The events of one output; empty where it holds nothing to show. Raises where the sample has failed."""
+        gains = self._answer.take(output)
+        events: list[bytes] = []
+        self._begin(events)
+        self._gained(events, gains)
+        return b"".join(events)
+
+    def end(self) -> bytes:
+        """What follows the last output of a stream."""
+        events: list[bytes] = []
+        self._begin(events)
+        self._gained(events, self._answer.end())
+        response = self._ended()
+        self._close(events, last=True)
+        events.append(self._event(_LAST_EVENTS[self._status], response=response))
+        return b"".join(events)
+
+    def failed(self, error: PenstockError) -> bytes:
+        """What ends a stream that has begun and cannot go on."""
+        self._error = error
+        return self.end()
+
+    def body(self) -> bytes:
+        """The body of the whole response, as JSON."""
+        self._answer.end()
+        return _encode(self._ended())
+
+    def cancel(self) -> None:
+        """Say that the response was cancelled: no more outputs come."""
+        self._cancelled = True
+        self._status = "cancelled"
+
+    def response(self) -> dict[str, Any]:
+        """The response as it is now."""
+        params, ended = self._job.params[0], self._status != "in_progress"
+        blocks = self._answer.blocks
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self._created,
+            "status": self._status,
+            "completed_at": int(time.time()) if self._status == "completed" else None,
+            "error": None if self._error is None else _error(self._error),
+            "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
+            "model": self._model,
+            "output": [self._item(block, self._item_status(block)) for block in blocks],
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "seed": self._answer.seed,
+            "usage": self._usage() if ended else None,
+            **self._told_back,
+        }
+
+    def _ended(self) -> dict[str, Any]:
+        """The response that has ended, which is kept."""
+        if self._error is not None:
+            self._status = "failed"
+        elif not self._cancelled:
+            self._status = "incomplete" if self._answer.sample.finish == "length" else "completed"
+        response = self.response()
+        self.ended = True
+        if self._keep is not None:
+            self._keep(response)
+        return response
+
+    def _begin(self, events: list[bytes]) -> None:
+        if self._sequence == 0:
+            # As it is before any output, whatever has come with the first one.
+            response = self.response() | {"status": "in_progress", "output": [], "usage": None, "error": None}
+            events.append(self._event("response.created", response=response))
+            events.append(self._event("response.in_progress", response=response))
+
+    def _gained(self, events: list[bytes], gains: list[Gain]) -> None:
+        for block, text in gains:
+            if block is not self._open:
+                self._close(events)
+                self._open_item(events, block)
+            if text:
+                hidden = {"obfuscation": padding(len(_encode(text)))} if self._job.obfuscated else {}
+                events.append(self._text_event(block, "delta", delta=text, **hidden))
+
+    def _open_item(self, events: list[bytes], block: Block) -> None:
+        self._open = block
+        nothing: dict[str, Any] = {"arguments": ""} if block.kind == "call" else {"content": []}
+        item = self._item(block, "in_progress") | nothing
+        events.append(self._event("response.output_item.added", output_index=block.index, item=item))
+        if block.kind != "call":
+            events.append(self._part_event(block, "added", ""))
+
+    def _close(self, events: list[bytes], *, last: bool = False) -> None:
+        block, self._open = self._open, None
+        if block is None:
+            return
+        whole = {"arguments" if block.kind == "call" else "text": block.text}
+        events.append(self._text_event(block, "done", **whole))
+        if block.kind != "call":
+            events.append(self._part_event(block, "done", block.text))
+        item = self._item(block, self._item_status(block) if last else "completed")
+        events.append(self._event("response.output_item.done", output_index=block.index, item=item))
+
+    def _text_event(self, block: Block, event: str, **fields: Any) -> bytes:
+        if block.kind != "call":
+            fields["content_index"] = 0
+        if block.kind == "text":
+            fields["logprobs"] = []
+        item_id = self._id_of(block)
+        return self._event(f"{_TEXT_EVENTS[block.kind]}.{event}", item_id=item_id, output_index=block.index, **fields)
+
+    def _part_event(self, block: Block, event: str, text: str) -> bytes:
+        place = {"item_id": self._id_of(block), "output_index": block.index, "content_index": 0}
+        return self._event(f"response.content_part.{event}", **place, part=_part(block, text))
+
+    def _event(self, name: str, **fields: Any) -> bytes:
+        data = _encode({"type": name, "sequence_number": self._sequence} | fields)
+        self._sequence += 1
+        return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        item_id = self._id_of(block)
+        if block.kind == "call":
+            call = {"call_id": block.call_id, **self._names.told(block.name), "arguments": block.text}
+            return {"type": "function_call", "id": item_id, "status": status, **call}
+        content = [_part(block, block.text)]
+        if block.kind == "reasoning":
+            return {"type": "reasoning", "id": item_id, "status": status, "summary": [], "content": content}
+        return {"type": "message", "id": item_id, "status": status, "role": "assistant", "content": content}
+
+    def _item_status(self, block: Block) -> str:
+        """Only the last item can be cut off; a call also by a stop string in its arguments."""
+        is_whole = self._status == "completed" and (block.kind != "call" or self._answer.calls_whole)
+        cut = not is_whole and block is self._answer.blocks[-1]
+        return "completed" if not cut else "in_progress" if self._status == "in_progress" else "incomplete"
+
+    def _id_of(self, block: Block) -> str:
+        while len(self._ids) <= block.index:
+            prefix = _ITEM_PREFIXES[self._answer.blocks[len(self._ids)].kind]
+            self._ids.append(f"{prefix}_{uuid.uuid4().hex}")
+        return self._ids[block.index]
+
+    def _usage(self) -> dict[str, Any]:
+        prompt_tokens = self._job.prompt_tokens
+        return {
+            "input_tokens": prompt_tokens,
+            "input_tokens_details": {"cached_tokens": self._answer.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": self.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._answer.tally.reasoning_tokens},
+            "total_tokens": prompt_tokens + self.completion_tokens,
+        }
+
+
+def _part(block: Block, text: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": _PART_TYPES[block.kind], "text": text}
+    return part | {"annotations": [], "logprobs": []} if block.kind == "text" else part
+
+
+def _error(error: PenstockError) -> dict[str, str]:
+    return {"code": "server_error" if error.http_status >= 500 else "invalid_prompt", "message": error.message}

@@ -1,0 +1,81 @@
+"""What of a sample is part of the answer, whichever dialect tells it: its tokens, how many, and how it ended."""
+
+from collections.abc import Iterator
+
+from penstock.api.resolve import Job
+from penstock.core.plan import FinishReason
+from penstock.engine.interface import SampleDelta
+from penstock.text.reasoning_count import ReasoningCount
+from penstock.text.table import TokenStream, TokenTable
+
+
+class Tally:
+    """How many tokens the samples of one response have, and how many of them are reasoning."""
+
+    __slots__ = ("reasoning_tokens", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = self.reasoning_tokens = 0
+
+
+class Sample:
+    """One sample of a response.
+
+    Attributes:
+        finish, stop_reason: how its answer ended; None while it goes on.
+        cut: its answer is complete although the engine goes on with it.
+    """
+
+    __slots__ = ("_bounded", "_reasoning", "_tally", "cut", "finish", "stop_reason")
+
+    def __init__(self, tally: Tally, *, reasoning: ReasoningCount | None = None, bounded: bool = False) -> None:
+        """`bounded`: the answer can be complete before the engine ends the sample."""
+        self._tally = tally
+        self._reasoning = reasoning
+        self._bounded = bounded
+        self.finish: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.cut = False
+
+    def parts(self, delta: SampleDelta) -> Iterator[SampleDelta]:
+        """What of a delta is part of the answer, counted as it is taken.
+
+        Where an answer can be complete within a delta, it comes token by token, so that what is left out does not
+        depend on how many tokens came together. Raises RowFailed, StepOutOfMemory or EngineUnavailable where the sample
+        has failed.
+        """
+        for part in delta.by_token() if self._bounded else (delta,):
+            if self.finish is not None:
+                self.cut = self.cut and part.ending is None
+                continue
+            if part.ending is not None:
+                part.check()
+                self.finish, self.stop_reason = part.ending.reason, part.ending.stop_reason
+            self._count(part)
+            yield part
+
+    def complete(self) -> None:
+        """The answer is complete with the part that was taken last: what follows is left out."""
+        self.cut = self.finish is None
+        self.finish, self.stop_reason = "stop", None
+
+    def _count(self, part: SampleDelta) -> None:
+        self._tally.tokens += len(part.token_ids)
+        count = self._reasoning
+        if count is not None and not count.over:
+            before = count.tokens
+            count.take(part.token_ids)
+            if self.finish is not None:
+                count.finish()
+            self._tally.reasoning_tokens += count.tokens - before
+
+
+def sample_of(job: Job, prompt: int, table: TokenTable | None, tally: Tally) -> Sample:
+    """A sample of one of the job's prompts."""
+    params, parsing = job.params[prompt], job.parsing
+    if parsing is None:
+        return Sample(tally)
+    reasoning = None
+    if table is not None:
+        reasoning = parsing.reasoning_count(TokenStream(table, params.skip_special_tokens, params.kept_special_tokens))
+    return Sample(tally, reasoning=reasoning, bounded=parsing.most_calls is not None)

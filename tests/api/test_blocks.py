@@ -1,0 +1,91 @@
+"""Pieces of an answer add up to blocks."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.api.blocks import Answer
+from penstock.api.resolve import Job
+from penstock.core.errors import EngineUnavailable, RowFailed
+from penstock.core.plan import Ending, FinishReason
+from penstock.core.sampling import SamplingParams
+from penstock.engine.interface import RequestOutput, SampleDelta
+from penstock.text.output_format import Parsing
+from penstock.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from support.listed_parser import THOUGHTS_AND_CALLS, ListedParser
+
+
+def output(text: str, finish: FinishReason | None = None, stop: str | None = None) -> RequestOutput:
+    """Two tokens, of which the first has all of the text."""
+    delta = SampleDelta(0, text, [1, 2], None, finish and Ending(finish, stop), ends=[len(text)] * 2)
+    return RequestOutput(1, [delta], 10, 4, 42, finish is not None)
+
+
+def listed(monkeypatch: pytest.MonkeyPatch, pieces: Sequence[Sequence[Piece]] = THOUGHTS_AND_CALLS) -> Answer:
+    monkeypatch.setattr("penstock.text.output_format.PlainParser", lambda: ListedParser(pieces))
+    return answer_of(None)
+
+
+def answer_of(parsing: Parsing | None) -> Answer:
+    return Answer(Job(prompts=[[1]], params=[SamplingParams()], parsing=parsing), None)
+
+
+def test_plain_text_is_one_block() -> None:
+    answer = answer_of(None)
+    gains = [gain for text in ("Hel", "", "lo") for gain in answer.take(output(text))] + answer.end()
+    (block,) = answer.blocks
+    assert [(gained is block, text) for gained, text in gains] == [(True, "Hel"), (True, "lo")]
+    assert (block.index, block.kind, block.text) == (0, "text", "Hello")
+    assert not answer.calls
+    assert (answer.tally.tokens, answer.cached_tokens, answer.seed) == (6, 4, 42)
+
+
+def test_blocks_begin_where_the_kind_changes_and_with_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = listed(monkeypatch)
+    gains = [gain for _ in range(6) for gain in answer.take(output("x"))] + answer.end()
+    assert [(block.kind, block.name, block.text) for block in answer.blocks] == [
+        ("reasoning", "", "Let me see."),
+        ("text", "", "I look."),
+        ("call", "weather", '{"city": "Rome"}'),
+        ("call", "time", "{}"),
+    ]
+    assert [(block.index, text) for block, text in gains if block.kind == "call"] == [
+        (2, ""),
+        (2, '{"city": "Ro'),
+        (2, 'me"}'),
+        (3, ""),
+        (3, "{}"),
+    ]
+    assert answer.calls
+    assert len({block.call_id for block in answer.blocks[2:]}) == 2
+
+
+def test_what_the_parser_held_back_comes_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = listed(monkeypatch, [(), (CallStart(0, "f"), CallArguments(0, "{"), Content("<too"), Reasoning("no"))])
+    assert answer.take(output("x")) == [] and len(answer.end()) == 4
+    assert [block.kind for block in answer.blocks] == ["call", "text", "reasoning"]
+
+
+def test_an_answer_can_be_complete_before_the_engine_ends_it() -> None:
+    answer = answer_of(Parsing(calls="hermes", most_calls=1))
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    answer.take(output(call + "more"))
+    assert answer.sample.cut and answer.sample.finish == "stop" and [block.kind for block in answer.blocks] == ["call"]
+    # The second token came with the first, and is no part of it.
+    assert answer.tally.tokens == 1
+    answer.take(output("more", "length"))
+    assert not answer.sample.cut and answer.sample.finish == "stop" and answer.tally.tokens == 1
+
+
+def test_how_it_ended() -> None:
+    answer = answer_of(None)
+    answer.take(output("x"))
+    assert answer.sample.finish is None
+    answer.take(output("", "stop", "end"))
+    assert (answer.sample.finish, answer.sample.stop_reason, answer.sample.cut) == ("stop", "end", False)
+    answer = answer_of(None)
+    with pytest.raises(RowFailed):
+        answer.take(output("", "error"))
+    answer = answer_of(None)
+    with pytest.raises(EngineUnavailable):
+        answer.take(output("", "abort"))
