@@ -23,6 +23,7 @@ from penstock.access.admission import Admission
 from penstock.access.limits import LimitOptions, Limits, make_admission, resolve_limits
 from penstock.access.tenants import Tenant
 from penstock.assembly.prepare import Prepared, engine_command, prepare
+from penstock.batches.stored import NO_STORE
 from penstock.cli.keys import Access
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import EngineConfig, Reason
@@ -44,7 +45,6 @@ from penstock.observability.settings import FigureOptions
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.serve import beside, bind, run_loop, serve
-from penstock.server.stored import NO_STORE
 from penstock.storage.directory import choose_folder
 from penstock.storage.store import Store
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, ChatTemplate, load_chat_template

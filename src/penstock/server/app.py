@@ -31,6 +31,8 @@ from penstock.api.resolve import Job, Resolver, check_model_name
 from penstock.api.responses.endpoints import ResponsesApi
 from penstock.api.schema import parse_chat, parse_completion, parse_embedding
 from penstock.api.service import Service, json_response, told
+from penstock.batches.lines import BatchEndpoint, LineRunner
+from penstock.batches.stored import NO_STORE, StoredApi
 from penstock.configuration.slo import Slo
 from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
@@ -43,7 +45,6 @@ from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.observability.monitor import Monitor
 from penstock.observability.stats import Settings
-from penstock.server.batch_lines import BatchEndpoint, LineRunner
 from penstock.server.docs_page import page
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.explain import ExplainApi
@@ -51,7 +52,6 @@ from penstock.server.figures import FiguresApi
 from penstock.server.health import HealthApi
 from penstock.server.openapi import document
 from penstock.server.page.endpoints import page_routes
-from penstock.server.stored import NO_STORE, StoredApi
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, choose_format

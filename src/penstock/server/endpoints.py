@@ -8,9 +8,9 @@ from penstock.api.anthropic import schema as messages_schema
 from penstock.api.openai import tokens
 from penstock.api.responses import answers as responses_answers
 from penstock.api.responses import schema as responses_schema
+from penstock.batches import endpoints as batches
 from penstock.observability.explain.explanation import Explanation, RequestList
 from penstock.observability.stats import Stats
-from penstock.server import batches
 from penstock.server.openapi import Endpoint
 
 _PAGE: dict[str, dict[str, Any]] = {"limit": {"type": "integer", "minimum": 1}, "after": {"type": "string"}}

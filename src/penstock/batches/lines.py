@@ -14,6 +14,7 @@ from penstock.access.keys import Keyring
 from penstock.access.tenants import Tenant, job_of
 from penstock.api.generation import Writer, begun, outputs_of
 from penstock.api.resolve import Job
+from penstock.batches.input import InputLine
 from penstock.core.errors import EngineUnavailable, InvalidParameter
 from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.engine.interface import EngineClient
@@ -21,7 +22,6 @@ from penstock.http.errors import as_penstock_error, error_body, outcome_of
 from penstock.observability.account import Account, working
 from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Endpoint, Outcome
-from penstock.server.batch_input import InputLine
 from penstock.storage.batches import Result
 
 

@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
+from penstock.batches.input import InputLine, LineProblem, check_input, pending_lines
+from penstock.batches.lines import LineRunner, unanswered_line
 from penstock.core.config import BACKGROUND_TOKENS
 from penstock.core.errors import EngineUnavailable
 from penstock.http.errors import StorageLimitReached, StorageUnavailable, StoredFileNotFound
 from penstock.observability.metrics import Metrics
-from penstock.server.batch_input import InputLine, LineProblem, check_input, pending_lines
-from penstock.server.batch_lines import LineRunner, unanswered_line
 from penstock.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, Result, Status
 from penstock.storage.files import StoredFile
 from penstock.storage.store import Store

@@ -12,9 +12,9 @@ import openai
 import pytest
 from openai import OpenAI
 
+from penstock.batches import runner as batch_runner
 from penstock.core.errors import EngineUnavailable
 from penstock.core.request import BACKGROUND_PRIORITY
-from penstock.server import batch_runner
 from penstock.storage.limits import Limits
 from penstock.text.tokenizer import Tokenizer
 from support.stored_server import StoredServer, line, serving_stored

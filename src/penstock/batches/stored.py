@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from starlette.applications import Starlette
 from starlette.routing import Route
 
+from penstock.batches.endpoints import BatchesApi
+from penstock.batches.files import FilesApi
+from penstock.batches.lines import LineRunner
+from penstock.batches.runner import BatchRunner
 from penstock.observability.metrics import Metrics
-from penstock.server.batch_lines import LineRunner
-from penstock.server.batch_runner import BatchRunner
-from penstock.server.batches import BatchesApi
-from penstock.server.files import FilesApi
 from penstock.storage.store import Store
 
 NO_STORE = "This server keeps no files, and so runs no batches: it was started with --data-dir off."
