@@ -21,11 +21,12 @@ import openai
 import pytest
 from starlette.routing import Route
 
-from penstock.access.auth import OPEN_PATHS, KeysRequired
+from penstock.access.auth import KeysRequired
 from penstock.access.keys import Key, Keyring
 from penstock.access.tenants import Tenant
 from penstock.core.request import EVERYBODY
-from penstock.server.app import create_app
+from penstock.http.error_bodies import Dialects
+from penstock.server.app import OPEN_PATHS, create_app
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.page.files import PAGE_FILES
 from penstock.text.tokenizer import Tokenizer
@@ -465,7 +466,7 @@ def test_other_connections_are_refused() -> None:
 
     passed: list[str] = []
     sent: list[Any] = []
-    layer = KeysRequired(app, KEYS)
+    layer = KeysRequired(app, Dialects(), KEYS, OPEN_PATHS)
     asyncio.run(main())
     assert passed == ["lifespan"] and {message["type"] for message in sent} == {"websocket.close"}
 

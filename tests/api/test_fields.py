@@ -10,10 +10,11 @@ import httpx
 import pytest
 
 from penstock.api.equivalents import EQUIVALENTS
-from penstock.api.fields import MOST_TOLD, FieldReader, Hint, Refused, ignored_header
+from penstock.api.fields import FieldReader, Hint, Refused
+from penstock.api.policies import FieldPolicies
 from penstock.api.schema import ChatFields, parse_chat
-from penstock.core.errors import InvalidParameter
-from penstock.http.edge import EdgeOptions
+from penstock.core.errors import ConfigurationError, InvalidParameter
+from penstock.http.answers import MOST_TOLD, ignored_header
 from penstock.server.app import create_app
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def other(tokenizer: Tokenizer) -> Iterator[Callable[..., httpx.Client]]:
 
         def make(template: str = "{{ messages[-1].content }}", **options: Any) -> httpx.Client:
             engine = ScriptedEngine(tokenizer.table, tokenizer.encode("Hello", False))
-            app = create_app(engine, tokenizer, template=ChatTemplate(template), edge=EdgeOptions(**options))
+            app = create_app(engine, tokenizer, template=ChatTemplate(template), policies=FieldPolicies(**options))
             client = stack.enter_context(httpx.Client(base_url=stack.enter_context(running(app))))
             client.engine = engine  # type: ignore[attr-defined]
             return client
@@ -356,3 +357,22 @@ def test_responses_count_tokens_like_the_request_itself(served: Any) -> None:
     assert message_of(served.http.post("/v1/responses/input_tokens", json={**body, "stream": True})).startswith(
         "stream"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"unknown_fields": "ignore"}, "--unknown-fields ignore is not one of refuse, tell."),
+        ({"max_tokens_policy": "drop"}, "--max-tokens-policy drop is not one of cut, refuse."),
+    ],
+)
+def test_policies_that_do_not_exist_are_refused_at_the_start(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        FieldPolicies(**options).check()
+    assert words in error.value.message
+
+
+def test_each_policy_has_its_reason() -> None:
+    told = {reason.setting: (reason.value, reason.why) for reason in FieldPolicies(unknown_fields="tell").reasons}
+    assert told["unknown fields"] == ("tell", "as asked")
+    assert told["max tokens policy"][0] == "cut" and told["max tokens policy"][1] != "as asked"

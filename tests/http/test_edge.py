@@ -29,7 +29,13 @@ def server(tokenizer: Tokenizer) -> Iterator[Server]:
         def start(*, keyed: bool = False, **options: object) -> httpx.Client:
             edge = EdgeOptions(**options).check()  # type: ignore[arg-type]
             keys = Keyring([only_key(KEY)]) if keyed else None
-            app = create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer, edge=edge, keys=keys, local=True)
+            app = create_app(
+                ScriptedEngine(tokenizer.table, [5]),
+                tokenizer,
+                allowed_origins=edge.allowed_origins,
+                keys=keys,
+                local=True,
+            )
             return stack.enter_context(httpx.Client(base_url=stack.enter_context(running(app, edge=edge))))
 
         yield start
@@ -112,8 +118,6 @@ def test_connections_without_a_request_are_closed_after_their_time(server: Serve
         ({"root_path": "/llm/"}, "without a / at its end"),
         ({"keep_alive_timeout": 0.0}, "--keep-alive-timeout is 0"),
         ({"keep_alive_timeout": float("nan")}, "--keep-alive-timeout is nan"),
-        ({"unknown_fields": "ignore"}, "--unknown-fields ignore is not one of refuse, tell."),
-        ({"max_tokens_policy": "drop"}, "--max-tokens-policy drop is not one of cut, refuse."),
     ],
 )
 def test_what_cannot_be_is_refused_at_the_start(options: dict[str, object], words: str) -> None:

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from penstock.core.errors import EngineUnavailable, InvalidParameter, PenstockError, QueueFull
-from penstock.http.errors import outcome_of
 from penstock.observability.accounts import Accounts
+from penstock.observability.metrics import outcome_of
 from penstock.observability.refusals import RefusalLog
 from support.scripted_engine import ScriptedEngine
 

@@ -9,10 +9,10 @@ import pytest
 
 from penstock.core.errors import InvalidParameter, PenstockError, QueueFull
 from penstock.engine.journal import Mark
-from penstock.http.errors import outcome_of
 from penstock.observability.account import Account
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
+from penstock.observability.metrics import outcome_of
 from penstock.server.app import create_app
 from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client

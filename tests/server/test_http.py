@@ -14,8 +14,8 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from penstock.core.errors import PenstockError, TokenizerError
-from penstock.http.errors import on_error
+from penstock.core.errors import TokenizerError
+from penstock.http.error_bodies import Dialects, ErrorHandlers
 from penstock.http.protocol import BODY_SPAN_SECONDS, HEAD_SECONDS, LEAST_BODY_BYTES, BoundedProtocol
 from penstock.server.app import create_app
 from penstock.server.health import HealthApi
@@ -252,7 +252,7 @@ def test_deep_health_tells_what_is_wrong(tokenizer: Tokenizer) -> None:
     engine = ScriptedEngine(tokenizer.table, range(5, 15))
     app = Starlette(
         routes=HealthApi(engine, probe_seconds=7.0, fresh_seconds=0.0).routes(),
-        exception_handlers={PenstockError: on_error},
+        exception_handlers=ErrorHandlers(Dialects()).all(),
     )
 
     async def hang(call: Any) -> None:

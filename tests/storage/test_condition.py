@@ -3,8 +3,8 @@
 import asyncio
 import errno
 
-from penstock.http.errors import StorageFull, StorageUnavailable
 from penstock.storage.condition import StorageCondition
+from penstock.storage.errors import StorageFull, StorageUnavailable
 from support.waiting import PATIENCE, reached
 
 FULL = OSError(errno.ENOSPC, "no space")

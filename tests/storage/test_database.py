@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigurationError
-from penstock.http.errors import StorageFailed, StorageFull
 from penstock.storage.database import Database
 from penstock.storage.directory import DataDirectory, choose_folder
+from penstock.storage.errors import StorageFailed, StorageFull
 from penstock.storage.store import Store
 
 FIRST = (("CREATE TABLE things (name TEXT UNIQUE)",),)

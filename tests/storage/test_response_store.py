@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import InvalidParameter
-from penstock.http.errors import PreviousResponseNotFound, StorageFull
+from penstock.storage.errors import PreviousResponseNotFound, StorageFull
 from penstock.storage.responses import Limits, ResponseStore
 from support.waiting import reached
 

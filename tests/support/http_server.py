@@ -11,8 +11,9 @@ from collections.abc import Iterator
 import uvloop
 from starlette.types import ASGIApp
 
-from penstock.access.limits import MAX_CONNECTIONS, STALL_SECONDS
+from penstock.http.connections import MAX_CONNECTIONS
 from penstock.http.edge import EdgeOptions
+from penstock.http.stall import STALL_SECONDS
 from penstock.server.serve import Server, bind
 from support.waiting import PATIENCE
 

@@ -22,6 +22,7 @@ from penstock.http.drain import Drain
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
 from penstock.server.app import create_app
+from penstock.server.dialects import DIALECTS
 from support.world_http import Answer, Exchange
 from support.world_jobs import Job, Scenario
 from support.world_manners import COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, WEIGHTS, language
@@ -93,7 +94,7 @@ class Server:
             request_timeout=self.front.request_timeout,
             accounts=accounts,
         )
-        self.drain = Drain(app)
+        self.drain = Drain(app, DIALECTS)
 
     # Users.
 

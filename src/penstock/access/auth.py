@@ -1,21 +1,18 @@
-"""Who may ask: a layer around the whole application that lets nothing by without a key, unless it is listed here."""
+"""Who may ask: a layer around the whole application that lets nothing by without a key, unless its path is open."""
 
 import logging
 from collections import Counter
+from collections.abc import Collection
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.access.errors import InvalidApiKey, TooManyRequests
 from penstock.access.keys import Keyring
 from penstock.access.tenants import STATE, Tenant
-from penstock.core.errors import RequestError
-from penstock.http.errors import InvalidApiKey, TooManyRequests, error_response, form_of
-from penstock.server.page.files import PAGE_FILES
+from penstock.http.error_bodies import Dialects
 
 logger = logging.getLogger("penstock.server")
 
-# What answers without a key: to those who watch the server, and a page that asks for a key. They say nothing of what is
-# served, or to whom.
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", *PAGE_FILES})
 _POLICY_VIOLATION = 1008
 
 
@@ -23,10 +20,15 @@ class KeysRequired:
     """ASGI middleware that finds the tenant of each request, and bounds how many each has under way.
 
     It looks at the same path as the router does, never at the Host header, and at no body.
+
+    Args:
+        open_paths: what answers without a key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Keyring) -> None:
+    def __init__(self, app: ASGIApp, dialects: Dialects, keys: Keyring, open_paths: Collection[str]) -> None:
         self._app = app
+        self._dialects = dialects
+        self._open = frozenset(open_paths)
         self._keys = keys
         self._running: Counter[str] = Counter()
 
@@ -37,7 +39,7 @@ class KeysRequired:
         elif scope["type"] != "http":
             # The server has no other connections yet. Code that adds them has to check their keys.
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
-        elif scope["path"] in OPEN_PATHS:
+        elif scope["path"] in self._open:
             await self._app(scope, receive, send)
         else:
             await self._checked(scope, receive, send)
@@ -47,7 +49,9 @@ class KeysRequired:
             tenant = self._tenant(scope)
         except InvalidApiKey as error:
             logger.info("refused a request from %s: %s", (scope.get("client") or ("?",))[0], error.message)
-            return await _refuse(error, {"www-authenticate": "Bearer"}, scope, receive, send)
+            refusal = self._dialects.response(error, scope["path"])
+            refusal.headers["www-authenticate"] = "Bearer"
+            return await refusal(scope, receive, send)
         scope.setdefault("state", {})[STATE] = tenant
         if not _computes(scope):
             return await self._app(scope, receive, send)
@@ -56,7 +60,7 @@ class KeysRequired:
             full = TooManyRequests(
                 f"{most} requests with this API key are under way, and no more at a time are allowed; wait for one."
             )
-            return await _refuse(full, {}, scope, receive, send)
+            return await self._dialects.response(full, scope["path"])(scope, receive, send)
         self._running[tenant.name] += 1
         try:
             await self._app(scope, receive, send)
@@ -86,9 +90,3 @@ class KeysRequired:
 def _computes(scope: Scope) -> bool:
     """Whether it counts as under way. A client at its limit can still look, delete and cancel."""
     return bool(scope["method"] == "POST" and not scope["path"].endswith("/cancel"))
-
-
-async def _refuse(error: RequestError, headers: dict[str, str], scope: Scope, receive: Receive, send: Send) -> None:
-    response = error_response(error, form_of(scope["path"]))
-    response.headers.update(headers)
-    await response(scope, receive, send)

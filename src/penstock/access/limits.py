@@ -7,20 +7,19 @@ from typing import Any
 import msgspec
 
 from penstock.access.admission import Admission, Bounds
+from penstock.core.checks import LONGEST_SECONDS
 from penstock.core.config import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
+from penstock.http.connections import MAX_CONNECTIONS
+from penstock.http.stall import STALL_SECONDS
 
 # The most requests and tokens that wait, as a multiple of those that can run at a time. A longer queue takes longer to
 # get through.
 QUEUED_TIMES = 4
 SHORTEST_QUEUE = 128
-STALL_SECONDS = 30.0
-# Each takes some memory, and a file descriptor.
-MAX_CONNECTIONS = 4096
 # File descriptors that are counted for each connection: its own, and one for a file.
 _DESCRIPTORS_EACH = 2
 LEAST_CONNECTIONS = 32
-LARGEST_SECONDS = 86400.0 * 365
 
 
 class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,5 +134,5 @@ def _check(option: str, value: Any, *, whole: bool) -> None:
         return
     if whole and not 1 <= value < 2**63:
         raise ConfigurationError(f"{option} is {value}; it must be from 1 to {2**63 - 1}.")
-    if not whole and not (math.isfinite(value) and 0.001 <= value <= LARGEST_SECONDS):
-        raise ConfigurationError(f"{option} is {value}; it must be from 0.001 to {LARGEST_SECONDS:.0f} seconds.")
+    if not whole and not (math.isfinite(value) and 0.001 <= value <= LONGEST_SECONDS):
+        raise ConfigurationError(f"{option} is {value}; it must be from 0.001 to {LONGEST_SECONDS:.0f} seconds.")

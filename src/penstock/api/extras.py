@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 
 from penstock.api.schema import CommonFields, EmbeddingFields
-from penstock.core.checks import check_characters, check_number
+from penstock.core.checks import LONGEST_SECONDS, check_characters, check_number
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import MAX_SALT_LENGTH, Standing
 
 MAX_NAME_LENGTH = 512
-# A year: longer than anything runs, and no infinity.
-MAX_TIMEOUT = 86400.0 * 365
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
 # The priorities that stand for the tiers of OpenAI's API; lower ones run first.
 TIERS = {"auto": 0, "default": 0, "flex": 1, "priority": -1}
@@ -22,7 +20,7 @@ def check_extras(fields: CommonFields | EmbeddingFields) -> None:
     if fields.priority is not None and not -(2**31) <= fields.priority < 2**31:
         raise InvalidParameter("priority", f"{fields.priority} does not fit into 32 bits.")
     if fields.timeout is not None:
-        check_number("timeout", fields.timeout, 0, MAX_TIMEOUT, exclusive_low=True)
+        check_number("timeout", fields.timeout, 0, LONGEST_SECONDS, exclusive_low=True)
     if fields.cache_salt is not None and not 1 <= len(fields.cache_salt) <= MAX_SALT_LENGTH:
         raise InvalidParameter("cache_salt", f"must have 1 to {MAX_SALT_LENGTH} characters.")
     if fields.user is not None and len(fields.user) > MAX_NAME_LENGTH:

@@ -9,21 +9,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote
 
 import msgspec
 import msgspec.inspect
 
 from penstock.api.equivalents import equivalent
+from penstock.api.errors import UnknownField
 from penstock.api.parsing import check_entries, decode_object, explain_mismatch
 from penstock.core.errors import InvalidParameter
-from penstock.http.errors import UnknownField
 
 UnknownFields = Literal["refuse", "tell"]
 UNKNOWN_FIELDS: tuple[UnknownFields, ...] = ("refuse", "tell")
-# A response's header with the names of the request's fields that had no effect.
-IGNORED_HEADER = "x-penstock-ignored"
-MOST_TOLD = 32
 MAX_NAME_LENGTH = 80
 _LONGEST_QUOTED = 42
 # The most fields without effect in one body.
@@ -134,26 +130,6 @@ def _is_one_of(value: Any, others: Iterable[Any]) -> bool:
 def parse_fields(body: bytes, kind: type[Fields]) -> Fields:
     """A body that is no request for answers; raises RequestError, naming the field."""
     return FieldReader(None).convert(decode_object(body), kind)
-
-
-def brief(names: Iterable[str]) -> tuple[str, ...]:
-    """Names as they are told, each once; of more than MOST_TOLD the first, and how many more there are."""
-    each = tuple(dict.fromkeys(names))
-    rest = len(each) - MOST_TOLD
-    # One more is as short as a word about it.
-    return each if rest <= 1 else (*each[:MOST_TOLD], f"and {rest} more")
-
-
-def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """The header that tells them; none where all fields had their effect."""
-    told = ", ".join(map(_quoted, brief(names)))
-    return {IGNORED_HEADER: told} if told else {}
-
-
-def _quoted(name: str) -> str:
-    """A name as headers can have it, at most MAX_NAME_LENGTH characters: proxies refuse answers with long headers."""
-    quoted = quote(name[:MAX_NAME_LENGTH], safe="[]().$@ ")
-    return quoted if len(quoted) <= MAX_NAME_LENGTH else re.sub("%.?$", "", quoted[:MAX_NAME_LENGTH])
 
 
 _Unknown = tuple[str, dict[str, Any], str, Collection[str]]

@@ -10,18 +10,19 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from penstock.access.gate import Pass
-from penstock.api.fields import ignored_header
 from penstock.api.resolve import Job
 from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.core.plan import FinishReason
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal
+from penstock.http.answers import ignored_header
 from penstock.http.body import disconnected
 from penstock.http.drain import running
-from penstock.http.errors import ErrorForm, as_penstock_error, error_response, outcome_of
+from penstock.http.error_bodies import ErrorForm, error_response
+from penstock.http.errors import as_penstock_error
 from penstock.observability.account import Account
 from penstock.observability.accounts import Accounts, failed
-from penstock.observability.metrics import Outcome, RequestMeter
+from penstock.observability.metrics import Outcome, RequestMeter, outcome_of
 
 # How many outputs of a request with several prompts wait for a slow client before the engine's are merged.
 _MERGE_QUEUE = 16

@@ -3,31 +3,32 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.access.gate import Asked, Gate
 from penstock.access.tenants import job_of, tenant_of
-from penstock.api.fields import FieldReader, UnknownFields, brief, ignored_header
+from penstock.api.fields import FieldReader, UnknownFields
 from penstock.api.generation import Deadline, GenerationResponse, Writer, begun
 from penstock.api.parsing import Names, in_terms_of, renamed
 from penstock.api.resolve import Job, Resolver
 from penstock.api.schema import ChatFields
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
+from penstock.http.answers import brief
 from penstock.http.arrival import ARRIVED
 from penstock.http.body import BodyRoom, read_json_body
-from penstock.http.errors import as_penstock_error, error_response, form_of, outcome_of
+from penstock.http.error_bodies import Dialects, error_response
+from penstock.http.errors import as_penstock_error
 from penstock.http.request_ids import caller_of, client_id_of
 from penstock.observability.account import PREPARED, Account, working
 from penstock.observability.accounts import Accounts
-from penstock.observability.metrics import Endpoint, Metrics, RequestMeter
+from penstock.observability.metrics import Endpoint, Metrics, RequestMeter, outcome_of
 from penstock.text.table import TokenTable
 from penstock.text.template_budget import TakesLong, in_a_moment
 from penstock.text.tokenizer import Tokenizer
@@ -54,6 +55,7 @@ class Service:
         accounts: Accounts,
         request_timeout: float | None = None,
         unknown_fields: UnknownFields = "refuse",
+        dialects: Dialects | None = None,
     ) -> None:
         """`request_timeout` is how many seconds any request has at most; `unknown_fields`, what becomes of them."""
         self.engine = engine
@@ -66,6 +68,7 @@ class Service:
         self._room = BodyRoom()
         self._request_timeout = request_timeout
         self._unknown_fields = unknown_fields
+        self._dialects = dialects or Dialects()
         self._threads = ThreadPoolExecutor(TOKENIZER_THREADS, thread_name_prefix="tokenizer")
 
     def reader(self) -> FieldReader:
@@ -152,7 +155,7 @@ class Service:
         if isinstance(error, Overloaded):
             self.metrics.refused[error.code] += 1
         meter.end(outcome)
-        form = form_of(request.scope["path"])
+        form = self._dialects.at(request.scope["path"]).errors
         account.judged(meter.ttft, meter.missed)
         self._accounts.refuse(account, outcome, error, form.status(error))
         return error_response(error, form)
@@ -167,8 +170,3 @@ class Service:
 def told(reader: FieldReader, job: Job) -> Job:
     """The job, with what had no effect when its request was read."""
     return replace(job, ignored=brief((*reader.ignored, *job.ignored)))
-
-
-def json_response(content: object, status: int = 200, ignored: Iterable[str] = ()) -> Response:
-    """A JSON answer; `ignored` names the fields of the request that had no effect."""
-    return Response(msgspec.json.encode(content), status, ignored_header(ignored), "application/json")

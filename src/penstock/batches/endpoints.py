@@ -14,12 +14,12 @@ from penstock.access.tenants import tenant_of
 from penstock.api.extras import check_metadata
 from penstock.api.fields import parse_fields
 from penstock.api.listing import list_page, read_page
-from penstock.api.service import json_response
 from penstock.batches.files import require
 from penstock.batches.runner import BatchRunner
 from penstock.batches.uploads import check_expiry
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
+from penstock.http.answers import json_response
 from penstock.http.body import read_json_body
 from penstock.storage.batches import ENDED, Batch, BatchStore
 from penstock.storage.limits import DAY

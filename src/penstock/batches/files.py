@@ -10,12 +10,12 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.access.tenants import tenant_of
 from penstock.api.listing import list_page, read_page
-from penstock.api.service import json_response
 from penstock.batches.uploads import receive_upload
 from penstock.core.errors import InvalidParameter
+from penstock.http.answers import json_response
 from penstock.http.body import disconnected
-from penstock.http.errors import StorageOff
 from penstock.storage.batches import INPUT_PURPOSE, OUTPUT_PURPOSE
+from penstock.storage.errors import StorageOff
 from penstock.storage.files import FileStore, StoredFile
 from penstock.storage.store import Store
 

@@ -18,10 +18,11 @@ from penstock.batches.input import InputLine
 from penstock.core.errors import EngineUnavailable, InvalidParameter
 from penstock.core.request import BACKGROUND_PRIORITY
 from penstock.engine.interface import EngineClient
-from penstock.http.errors import as_penstock_error, error_body, outcome_of
+from penstock.http.error_bodies import error_body
+from penstock.http.errors import as_penstock_error
 from penstock.observability.account import Account, working
 from penstock.observability.accounts import Accounts, failed
-from penstock.observability.metrics import Endpoint, Outcome
+from penstock.observability.metrics import Endpoint, Outcome, outcome_of
 from penstock.storage.batches import Result
 
 

@@ -17,9 +17,9 @@ from penstock.batches.input import InputLine, LineProblem, check_input, pending_
 from penstock.batches.lines import LineRunner, unanswered_line
 from penstock.core.config import BACKGROUND_TOKENS
 from penstock.core.errors import EngineUnavailable
-from penstock.http.errors import StorageLimitReached, StorageUnavailable, StoredFileNotFound
 from penstock.observability.metrics import Metrics
 from penstock.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, Result, Status
+from penstock.storage.errors import StorageLimitReached, StorageUnavailable, StoredFileNotFound
 from penstock.storage.files import StoredFile
 from penstock.storage.store import Store
 

@@ -120,6 +120,7 @@ def serve(
         admin_socket=admin_socket,
         limits=LimitOptions(**vars(bounds)),
         edge=http.edge(),
+        policies=http.policies(),
         figures=figures,
         tls=choose_tls(**vars(tls)),
         explain_prompts=records.explain_prompts,

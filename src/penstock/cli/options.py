@@ -16,6 +16,7 @@ from penstock.cli.log_format import LogFormat, LogLevel
 from penstock.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from penstock.api.policies import FieldPolicies
     from penstock.http.edge import EdgeOptions
 
 Model = Annotated[
@@ -400,17 +401,22 @@ class HttpOptions:
     ] = "cut"
 
     def edge(self) -> "EdgeOptions":
-        """The same for the server. Raises ConfigurationError where a value cannot be."""
+        """How the server speaks with what is in front of it. Raises ConfigurationError where a value cannot be."""
         from penstock.http.edge import EdgeOptions
 
         return EdgeOptions(
             allowed_origins=tuple(self.allowed_origin or ()),
             root_path=self.root_path,
             keep_alive_timeout=self.keep_alive_timeout,
-            # Checked there, as the command line gives any text.
-            unknown_fields=cast(Any, self.unknown_fields),
-            max_tokens_policy=cast(Any, self.max_tokens_policy),
         ).check()
+
+    def policies(self) -> "FieldPolicies":
+        """What becomes of wrong fields. Raises ConfigurationError where a value cannot be."""
+        from penstock.api.policies import FieldPolicies
+
+        # Checked there, as the command line gives any text.
+        unknown, most = cast(Any, self.unknown_fields), cast(Any, self.max_tokens_policy)
+        return FieldPolicies(unknown_fields=unknown, max_tokens_policy=most).check()
 
 
 @dataclass(frozen=True, kw_only=True)

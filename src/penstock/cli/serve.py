@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from penstock.access.admission import Admission
 from penstock.access.limits import LimitOptions, Limits, make_admission, resolve_limits
 from penstock.access.tenants import Tenant
+from penstock.api.policies import FieldPolicies
 from penstock.assembly.prepare import Prepared, engine_command, prepare
 from penstock.batches.stored import NO_STORE
 from penstock.cli.keys import Access
@@ -35,7 +36,6 @@ from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from penstock.http import descriptors
 from penstock.http.edge import EdgeOptions
-from penstock.http.errors import StorageUnavailable
 from penstock.http.tls import NO_TLS, Tls
 from penstock.observability import tracing
 from penstock.observability.accounts import Accounts
@@ -46,6 +46,7 @@ from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
 from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.storage.directory import choose_folder
+from penstock.storage.errors import StorageUnavailable
 from penstock.storage.store import Store
 from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, check_parsers, choose_format
@@ -72,6 +73,7 @@ class ServeOptions:
         admin_socket: path of the operator's socket.
         limits: as they were asked for.
         edge: how the server speaks with those in front of it.
+        policies: what becomes of fields that a request need not have been right about.
         figures: what requests are judged by, and what the machine costs.
         watchdog: seconds without progress after which the engine is started again.
         tls: what connections are encrypted with, None where they are not.
@@ -90,6 +92,7 @@ class ServeOptions:
     admin_socket: str | None
     limits: LimitOptions
     edge: EdgeOptions
+    policies: FieldPolicies
     figures: FigureOptions
     tls: Tls | None
     explain_prompts: bool
@@ -111,7 +114,7 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
         traced = tracing.reason_of(serving.otlp_endpoint)
         ends = prepared.end_tokens(reading.tokenizer).reason
-        told = (*bounds, *serving.edge.reasons, *serving.figures.reasons, traced)
+        told = (*bounds, *serving.edge.reasons, *serving.policies.reasons, *serving.figures.reasons, traced)
         kept = (ends, why, access.reason, encrypted, files, *told)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
@@ -235,7 +238,8 @@ def _make_app(
         local=not access.no_auth,
         settings=options.figures.settings(prepared.config, limits.bounds.requests),
         accounts=accounts,
-        edge=options.edge,
+        allowed_origins=options.edge.allowed_origins,
+        policies=options.policies,
     )
 
 

@@ -5,6 +5,9 @@ from typing import Any
 
 from penstock.core.errors import InvalidParameter
 
+# A year: longer than anything runs, and no infinity.
+LONGEST_SECONDS = 86400.0 * 365
+
 
 def check_integer(name: str, value: Any, low: int, high: int) -> None:
     """An integer, and no boolean, in low..high."""

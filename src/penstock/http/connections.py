@@ -3,6 +3,8 @@
 import asyncio
 from typing import Protocol
 
+# Connections at a time, where nothing else is asked for. Each takes some memory, and a file descriptor.
+MAX_CONNECTIONS = 4096
 # Connections that are left for clients that watch the server, and for answers that say that there is no room.
 SPARE_CONNECTIONS = 16
 # What is answered although there is no room for requests.

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.errors import RequestError
-from penstock.http.errors import ForeignHost, ForeignPage, error_response, form_of
+from penstock.http.error_bodies import Dialects
+from penstock.http.errors import ForeignHost, ForeignPage
 
 # Names below these cannot be had in the public DNS.
 _PRIVATE = ("localhost", "local", "internal", "home.arpa")
@@ -26,8 +27,9 @@ class ForeignPagesRefused:
         allowed: origins whose pages may use it all the same; "*" stands for all.
     """
 
-    def __init__(self, app: ASGIApp, local: bool, allowed: Collection[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, dialects: Dialects, local: bool, allowed: Collection[str] = ()) -> None:
         self._app = app
+        self._dialects = dialects
         self._allowed = frozenset(origin.lower() for origin in allowed)
         self._names = frozenset({socket.gethostname().lower()}) if local else None
 
@@ -37,7 +39,7 @@ class ForeignPagesRefused:
         if error is None:
             await self._app(scope, receive, send)
         else:
-            await error_response(error, form_of(scope["path"]))(scope, receive, send)
+            await self._dialects.response(error, scope["path"])(scope, receive, send)
 
     def _problem(self, scope: Scope) -> RequestError | None:
         host = _header(scope, b"host")

@@ -8,7 +8,8 @@ from typing import Protocol
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from penstock.core.errors import PenstockError
-from penstock.http.errors import ServerStopping, error_response, form_of
+from penstock.http.error_bodies import Dialects
+from penstock.http.errors import ServerStopping
 from penstock.http.request_ids import Identified
 
 # Paths that still answer: a client that watches the server wants to see the end.
@@ -28,8 +29,9 @@ class Ending(Protocol):
 class Drain:
     """An ASGI application around another, which it can bring to its end."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, dialects: Dialects) -> None:
         self._app = app
+        self._dialects = dialects
         self._begun = False
         self._requests = 0
         self._running: set[Ending] = set()
@@ -54,7 +56,8 @@ class Drain:
             return
         if self._begun and scope["path"] not in _OPEN:
             error = ServerStopping("The server is stopping; send the request again, to another one or later.")
-            await Identified(error_response(error, form_of(scope["path"])))(scope, receive, send)
+            refusal = self._dialects.response(error, scope["path"])
+            await Identified(refusal, self._dialects)(scope, receive, send)
             return
         self._requests += 1
         self._quiet.clear()

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.access.limits import LARGEST_SECONDS
-from penstock.api.fields import IGNORED_HEADER, UNKNOWN_FIELDS, UnknownFields
-from penstock.api.parameters import MAX_TOKENS_POLICIES, MaxTokensPolicy
+from penstock.core.checks import LONGEST_SECONDS
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
+from penstock.http.answers import IGNORED_HEADER
 
 # Proxies keep their connections for 60 s as a rule. One that the server closes first may carry a request by then.
 KEEP_ALIVE_SECONDS = 75.0
@@ -29,15 +28,11 @@ class EdgeOptions:
         allowed_origins: whose pages may use it from a browser, such as "https://chat.example.org", or "*".
         root_path: the path below which a proxy has it, such as "/llm"; empty where it has the root.
         keep_alive_timeout: seconds for which a connection without a request stays open.
-        unknown_fields: what becomes of fields of requests that nothing is known of.
-        max_tokens_policy: what becomes of a max_tokens that the context has no room for.
     """
 
     allowed_origins: tuple[str, ...] = ()
     root_path: str = ""
     keep_alive_timeout: float = KEEP_ALIVE_SECONDS
-    unknown_fields: UnknownFields = "refuse"
-    max_tokens_policy: MaxTokensPolicy = "cut"
 
     def check(self) -> "EdgeOptions":
         """Itself. Raises ConfigurationError where a value cannot be."""
@@ -51,17 +46,11 @@ class EdgeOptions:
                 raise ConfigurationError(f"--allowed-origin {origin!r} is sent by browsers as {sent}; write that.")
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigurationError(f"--root-path {self.root_path!r} is not a path like /llm, without a / at its end.")
-        if not 0.001 <= self.keep_alive_timeout <= LARGEST_SECONDS:
+        if not 0.001 <= self.keep_alive_timeout <= LONGEST_SECONDS:
             raise ConfigurationError(
                 f"--keep-alive-timeout is {self.keep_alive_timeout:g}; it must be from 0.001 to "
-                f"{LARGEST_SECONDS:.0f} seconds."
+                f"{LONGEST_SECONDS:.0f} seconds."
             )
-        for option, value, values in (
-            ("--unknown-fields", self.unknown_fields, UNKNOWN_FIELDS),
-            ("--max-tokens-policy", self.max_tokens_policy, MAX_TOKENS_POLICIES),
-        ):
-            if value not in values:
-                raise ConfigurationError(f"{option} {value} is not one of {', '.join(values)}.")
         return self
 
     @property
@@ -80,12 +69,6 @@ class EdgeOptions:
                 "keep_alive_timeout",
                 f"{self.keep_alive_timeout:g} s",
                 "longer than the 60 s for which proxies keep connections",
-            ),
-            reason("unknown_fields", self.unknown_fields, "requests with fields that nothing is known of are refused"),
-            reason(
-                "max_tokens_policy",
-                self.max_tokens_policy,
-                "an output that the context has no room for is cut to it, and the answer's header tells",
             ),
         ]
 

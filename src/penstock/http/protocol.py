@@ -8,13 +8,13 @@ import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from penstock.access.limits import STALL_SECONDS
 from penstock.core.errors import PenstockError, RequestError
 from penstock.http.arrival import ARRIVED, arrival
 from penstock.http.connections import Connections
-from penstock.http.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections, error_body
+from penstock.http.error_bodies import error_body
+from penstock.http.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections
 from penstock.http.heads import check_head
-from penstock.http.stall import StallWatch
+from penstock.http.stall import STALL_SECONDS, StallWatch
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
 
 MAX_HEADER_BYTES = 64 * 1024

@@ -3,12 +3,10 @@
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.http.error_bodies import Dialects
 from penstock.observability.request_ids import REQUEST_ID, client_id, new_request_id
 
 _HEADER = b"x-request-id"
-# Anthropic's clients look for this one.
-_ANTHROPIC_HEADER = b"request-id"
-_ANTHROPIC_PATHS = "/v1/messages"
 # Headers of W3C's Trace Context, which has its own rules for their values. Longer ones than this are none.
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 _MAX_TRACE_HEADER = 512
@@ -17,8 +15,9 @@ _MAX_TRACE_HEADER = 512
 class Identified:
     """ASGI middleware around everything else, so that no response is without an id."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, dialects: Dialects) -> None:
         self._app = app
+        self._dialects = dialects
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on under a new id."""
@@ -28,8 +27,9 @@ class Identified:
         request_id = new_request_id()
         value = request_id.encode("ascii")
         headers = [(_HEADER, value)]
-        if scope["path"].startswith(_ANTHROPIC_PATHS):
-            headers.append((_ANTHROPIC_HEADER, value))
+        other = self._dialects.at(scope["path"]).id_header
+        if other is not None:
+            headers.append((other, value))
 
         async def identified(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -5,6 +5,8 @@ import logging
 
 logger = logging.getLogger("penstock.server")
 
+# Seconds for which a client may take nothing of an answer, where nothing else is asked for.
+STALL_SECONDS = 30.0
 LOOKS = 8
 
 

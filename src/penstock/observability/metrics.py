@@ -12,6 +12,7 @@ from typing import Literal, get_args
 import msgspec
 
 from penstock.configuration.slo import Figure, Slo
+from penstock.core.errors import DeadlineExceeded, Overloaded, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepFacts, StepTotals, Wait
 from penstock.core.plan import FinishReason
@@ -36,6 +37,15 @@ DRAFT_PLACES = ("1", "2", "3", "4", "5", "6", "7", "8", "9+")
 # Bounds of histograms over sequences or tokens, and over shares.
 POWERS = tuple(float(2**power) for power in range(14))
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+
+def outcome_of(error: PenstockError) -> Outcome:
+    """How a request has ended that ended with an error."""
+    if isinstance(error, Overloaded):
+        return "refused"
+    if isinstance(error, DeadlineExceeded):
+        return "timed_out"
+    return "failed" if error.http_status >= 500 else "rejected"
 
 
 class Sums(msgspec.Struct, frozen=True):

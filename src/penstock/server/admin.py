@@ -15,13 +15,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.api.fields import parse_fields
-from penstock.api.service import json_response
 from penstock.core.config import Reason
 from penstock.core.errors import AddressInUse, ConfigurationError, InvalidParameter, PenstockError
 from penstock.core.events import LoadSnapshot
 from penstock.engine.fail_points import POINTS, FailAction
+from penstock.http.answers import json_response
 from penstock.http.body import read_json_body
-from penstock.http.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.http.error_bodies import Dialects, ErrorHandlers
 from penstock.observability.accounts import Accounts
 from penstock.server.explain import ExplainApi
 
@@ -74,12 +74,7 @@ def create_admin_app(engine: Administered, reasons: list[Reason], accounts: Acco
             Route("/pause", admin.pause, methods=["POST"]),
             *ExplainApi(accounts, lambda request: None).routes(),
         ],
-        exception_handlers={
-            404: on_not_found,
-            405: on_method_not_allowed,
-            PenstockError: on_error,
-            Exception: on_error,
-        },
+        exception_handlers=ErrorHandlers(Dialects()).all(),
     )
 
 

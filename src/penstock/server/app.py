@@ -5,7 +5,7 @@ between a token and its socket.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any
 
@@ -27,24 +27,25 @@ from penstock.api.generation import GenerationResponse, Writer
 from penstock.api.openai.embeddings import EmbeddingWriter
 from penstock.api.openai.tokens import TokensApi
 from penstock.api.openai.writer import CHAT, COMPLETION, ResponseWriter
+from penstock.api.policies import FieldPolicies
 from penstock.api.resolve import Job, Resolver, check_model_name
 from penstock.api.responses.endpoints import ResponsesApi
 from penstock.api.schema import parse_chat, parse_completion, parse_embedding
-from penstock.api.service import Service, json_response, told
+from penstock.api.service import Service, told
 from penstock.batches.lines import BatchEndpoint, LineRunner
 from penstock.batches.stored import NO_STORE, StoredApi
 from penstock.configuration.slo import Slo
-from penstock.core.errors import PenstockError
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient, ModelInfo
+from penstock.http.answers import json_response
 from penstock.http.cross_origin import ForeignPagesRefused
-from penstock.http.edge import EdgeOptions
-from penstock.http.errors import on_error, on_method_not_allowed, on_not_found
+from penstock.http.error_bodies import ErrorHandlers
 from penstock.http.request_ids import Identified
 from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Endpoint, Metrics
 from penstock.observability.monitor import Monitor
 from penstock.observability.stats import Settings
+from penstock.server.dialects import DIALECTS
 from penstock.server.docs_page import page
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.explain import ExplainApi
@@ -52,12 +53,16 @@ from penstock.server.figures import FiguresApi
 from penstock.server.health import HealthApi
 from penstock.server.openapi import document
 from penstock.server.page.endpoints import page_routes
+from penstock.server.page.files import PAGE_FILES
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatEncoder, ChatTemplate, load_chat_template
 from penstock.text.output_format import OutputFormat, choose_format
 from penstock.text.tokenizer import Tokenizer
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
+# What answers without a key: to those who watch the server, and a page that asks for a key. They say nothing of what is
+# served, or to whom.
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", *PAGE_FILES})
 
 
 def create_app(
@@ -76,7 +81,8 @@ def create_app(
     local: bool = False,
     settings: Settings | None = None,
     accounts: Accounts | None = None,
-    edge: EdgeOptions | None = None,
+    allowed_origins: Collection[str] = (),
+    policies: FieldPolicies | None = None,
 ) -> Starlette:
     """The ASGI application that serves `engine`.
 
@@ -95,16 +101,17 @@ def create_app(
         local: whether a server without keys is meant for its own machine only, and needs no name of the public DNS.
         settings: what figures are to be read with; they have the service levels that requests are judged by.
         accounts: of requests; kept for this application alone by default.
-        edge: how it speaks with those in front of it.
+        allowed_origins: of pages that may use a server without keys; "*" stands for all.
+        policies: what becomes of fields that a request need not have been right about.
 
     Raises TokenizerError where the model's chat template cannot be used.
     """
-    chat, edge = None, edge or EdgeOptions()
+    chat, policies = None, policies or FieldPolicies()
     if tokenizer is not None:
         template = template or load_chat_template(tokenizer)
         chat = ChatEncoder(tokenizer, template)
         output_format = output_format or choose_format(template, tokenizer)[0]
-    resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format, edge.max_tokens_policy)
+    resolver = Resolver(tokenizer, chat, defaults or SamplingDefaults(), output_format, policies.max_tokens_policy)
     condition = None if store is None else store.condition
     keys, settings = keys or Keyring(), settings or Settings()
     slo = None if settings.slo is None else Slo(**settings.slo)
@@ -113,7 +120,16 @@ def create_app(
     gate = Gate(engine, admission or default_admission())
     accounts = accounts or Accounts(engine)
     service = Service(
-        engine, tokenizer, resolver, metrics, max_body_bytes, gate, accounts, request_timeout, edge.unknown_fields
+        engine,
+        tokenizer,
+        resolver,
+        metrics,
+        max_body_bytes,
+        gate,
+        accounts,
+        request_timeout,
+        policies.unknown_fields,
+        DIALECTS,
     )
     endpoints = batch_endpoints(service)
     api = _Api(service, endpoints, keyed=bool(keys))
@@ -121,9 +137,9 @@ def create_app(
     application = Starlette(
         lifespan=stored.lifespan,
         middleware=[
-            Middleware(KeysRequired, keys=keys)
+            Middleware(KeysRequired, DIALECTS, keys=keys, open_paths=OPEN_PATHS)
             if keys
-            else Middleware(ForeignPagesRefused, local=local, allowed=edge.allowed_origins),
+            else Middleware(ForeignPagesRefused, DIALECTS, local=local, allowed=allowed_origins),
         ],
         routes=[
             *api.routes(),
@@ -136,17 +152,12 @@ def create_app(
             *FiguresApi(Monitor(engine, metrics, settings, condition, accounts.tracing)).routes(),
             *page_routes(),
         ],
-        exception_handlers={
-            404: on_not_found,
-            405: on_method_not_allowed,
-            PenstockError: on_error,
-            Exception: on_error,
-        },
+        exception_handlers=ErrorHandlers(DIALECTS).all(),
     )
     # They would lead to wherever the Host header says.
     application.router.redirect_slashes = False
     # Around what answers for endpoints that failed, too, which Starlette puts around all middleware of ours.
-    application.middleware_stack = Identified(application.build_middleware_stack())
+    application.middleware_stack = Identified(application.build_middleware_stack(), DIALECTS)
     return application
 
 

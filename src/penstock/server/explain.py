@@ -7,14 +7,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.access.tenants import tenant_of
-from penstock.api.service import json_response
-from penstock.core.errors import InvalidParameter
-from penstock.http.errors import RequestNotFound
+from penstock.core.errors import InvalidParameter, RequestError
+from penstock.http.answers import json_response
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explanation import RequestList
 
 USUALLY_LISTED, MOST_LISTED = 20, 100
 _ORDERS = ("newest", "slowest")
+
+
+class RequestNotFound(RequestError):
+    """No request of this tenant has this id, as far as is remembered."""
+
+    code = "request_not_found"
+    http_status = 404
 
 
 class ExplainApi:

@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.api.service import json_response
+from penstock.http.answers import json_response
 from penstock.http.drain import is_ending
 from penstock.observability.exposition import CONTENT_TYPE
 from penstock.observability.monitor import Monitor

@@ -10,13 +10,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.api.answers import Probe, Readiness
-from penstock.api.service import json_response
 from penstock.core.errors import EngineUnavailable, PenstockError
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import EngineClient
-from penstock.http.errors import StorageFull
+from penstock.http.answers import json_response
 from penstock.storage.condition import StorageCondition
+from penstock.storage.errors import StorageFull
 
 PROBE_TOKENS = 10
 # An engine that is full lets a request of this priority in before all others.

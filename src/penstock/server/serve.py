@@ -17,13 +17,14 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from penstock.access.limits import MAX_CONNECTIONS, STALL_SECONDS
 from penstock.core.errors import AddressInUse, ConfigurationError
 from penstock.http.accept import Acceptor
-from penstock.http.connections import Connections
+from penstock.http.connections import MAX_CONNECTIONS, Connections
 from penstock.http.drain import Drain
 from penstock.http.edge import EdgeOptions, at_the_edge
 from penstock.http.protocol import BoundedProtocol
+from penstock.http.stall import STALL_SECONDS
+from penstock.server.dialects import DIALECTS
 
 logger = logging.getLogger("penstock.server")
 
@@ -96,7 +97,7 @@ class Server(uvicorn.Server):
         """
         self._tls = tls
         edge = edge or EdgeOptions()
-        self._drain = Drain(app)
+        self._drain = Drain(app, DIALECTS)
         protocol = partial(BoundedProtocol, connections=Connections(max_connections), stall_timeout=stall_timeout)
         super().__init__(
             uvicorn.Config(

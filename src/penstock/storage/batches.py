@@ -11,8 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.http.errors import BatchHasEnded, BatchNotFound, TooManyBatches
 from penstock.storage.database import Database
+from penstock.storage.errors import BatchHasEnded, BatchNotFound, TooManyBatches
 from penstock.storage.files import StoredFile, check_room, find, insert
 from penstock.storage.limits import Limits
 from penstock.storage.pagination import Page, select

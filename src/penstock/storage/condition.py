@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from penstock.http.errors import StorageFailed, StorageFull, StorageUnavailable
+from penstock.storage.errors import StorageFailed, StorageFull, StorageUnavailable
 
 logger = logging.getLogger("penstock.server")
 

@@ -18,16 +18,16 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from penstock.http.errors import (
+from penstock.storage.condition import StorageCondition
+from penstock.storage.database import Database
+from penstock.storage.directory import DataDirectory, sync_folder
+from penstock.storage.errors import (
     StorageFull,
     StorageLimitReached,
     StorageUnavailable,
     StoredFileInUse,
     StoredFileNotFound,
 )
-from penstock.storage.condition import StorageCondition
-from penstock.storage.database import Database
-from penstock.storage.directory import DataDirectory, sync_folder
 from penstock.storage.limits import Limits
 from penstock.storage.pagination import Page, select
 

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from penstock.core.errors import InvalidParameter
-from penstock.http.errors import PreviousResponseNotFound, StorageUnavailable
 from penstock.storage.condition import StorageCondition
 from penstock.storage.database import Database, Migrations
+from penstock.storage.errors import PreviousResponseNotFound, StorageUnavailable
 
 logger = logging.getLogger("penstock.server")
 

@@ -14,7 +14,8 @@ from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse
 from penstock.api.parsing import in_terms_of
 from penstock.api.resolve import Job, check_model_name
-from penstock.api.service import Service, json_response, told
+from penstock.api.service import Service, told
+from penstock.http.answers import json_response
 
 
 class MessagesApi:

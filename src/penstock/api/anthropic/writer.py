@@ -5,13 +5,14 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.anthropic.errors import ANTHROPIC
 from penstock.api.anthropic.marks import input_usage
 from penstock.api.anthropic.tool_input import whole_members
 from penstock.api.blocks import AnswerWriter, Block, Gain
 from penstock.api.resolve import Job
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
-from penstock.http.errors import ANTHROPIC, ErrorForm
+from penstock.http.error_bodies import ErrorForm
 from penstock.text.table import TokenTable
 
 _encode = msgspec.json.Encoder().encode

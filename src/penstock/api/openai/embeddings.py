@@ -11,7 +11,7 @@ import msgspec
 
 from penstock.api.resolve import Job
 from penstock.engine.interface import RequestOutput
-from penstock.http.errors import OPENAI, ErrorForm
+from penstock.http.error_bodies import PLAIN, ErrorForm
 
 
 class EmbeddingWriter:
@@ -23,7 +23,7 @@ class EmbeddingWriter:
         completion_tokens, cut, enough: there are no tokens, so that nothing can be complete before the engine says so.
     """
 
-    errors: ErrorForm = OPENAI
+    errors: ErrorForm = PLAIN
     completion_tokens = 0
     cut = 0
     enough = False

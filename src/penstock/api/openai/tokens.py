@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.api.effort import Effort
-from penstock.api.fields import FieldReader, Refused, Rules, ignored_header
+from penstock.api.fields import FieldReader, Refused, Rules
 from penstock.api.parsing import decode_object
 from penstock.api.resolve import NO_TOKENIZER, Resolver, check_ids, check_model_name
 from penstock.api.schema import RULES as CHAT_RULES
@@ -18,6 +18,7 @@ from penstock.api.service import Service
 from penstock.api.tools import ToolFields
 from penstock.core.errors import InvalidParameter
 from penstock.engine.interface import ModelInfo
+from penstock.http.answers import ignored_header
 from penstock.text.tokenizer import Tokenizer
 
 RULES: Rules = {

@@ -17,7 +17,7 @@ from penstock.api.sample import Sample, Tally, sample_of
 from penstock.core.errors import PenstockError
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
-from penstock.http.errors import OPENAI, ErrorForm, error_body
+from penstock.http.error_bodies import PLAIN, ErrorForm, error_body
 from penstock.text.table import TokenTable
 
 DONE = b"data: [DONE]\n\n"
@@ -90,7 +90,7 @@ class ResponseWriter:
         errors: how an error before any output is written.
     """
 
-    errors: ErrorForm = OPENAI
+    errors: ErrorForm = PLAIN
 
     def __init__(self, shape: Shape, job: Job, model: str, table: TokenTable | None) -> None:
         self.id = shape.id_prefix + uuid.uuid4().hex

@@ -10,6 +10,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from penstock.access.tenants import tenant_of
+from penstock.api.errors import ResponseNotFound
 from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse
 from penstock.api.listing import list_page, read_page
@@ -22,9 +23,10 @@ from penstock.api.responses.schema import InputFields, ResponsesFields
 from penstock.api.responses.tools import ToolNames
 from penstock.api.responses.translate import NAMES, chat_of_input, chat_of_response, told_back
 from penstock.api.responses.writer import ResponsesWriter
-from penstock.api.service import Service, json_response, told
+from penstock.api.service import Service, told
 from penstock.core.errors import InvalidParameter
-from penstock.http.errors import ResponseNotFound, StorageOff
+from penstock.http.answers import json_response
+from penstock.storage.errors import StorageOff
 from penstock.storage.pagination import Page
 from penstock.storage.responses import ResponseStore, StoredResponse
 

@@ -13,7 +13,7 @@ from penstock.api.resolve import Job
 from penstock.api.responses.tools import ToolNames
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
-from penstock.http.errors import OPENAI, ErrorForm
+from penstock.http.error_bodies import PLAIN, ErrorForm
 from penstock.text.table import TokenTable
 
 _encode = msgspec.json.Encoder().encode
@@ -43,7 +43,7 @@ class ResponsesWriter(AnswerWriter):
         errors: how an error before any output is written.
     """
 
-    errors: ErrorForm = OPENAI
+    errors: ErrorForm = PLAIN
 
     def __init__(
         self,

@@ -1,0 +1,136 @@
+"""Errors as clients read them, in the form of the dialect that is spoken at a path.
+
+No other module writes the body of an error, but the forms of dialects that have one of their own.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from penstock.core.errors import PenstockError
+from penstock.http.errors import (
+    BodiesFull,
+    BodyTooLarge,
+    MethodNotAllowed,
+    RouteNotFound,
+    ServerStopping,
+    as_penstock_error,
+)
+
+
+class ErrorForm(Protocol):
+    """How an API writes errors."""
+
+    def status(self, error: PenstockError) -> int:
+        """The HTTP status that an error is answered with."""
+
+    def fields(self, error: PenstockError) -> dict[str, Any]:
+        """The object that is the body of the answer to an error."""
+
+
+class PlainErrors:
+    """`{"error": {"message", "type", "param", "code"}}`, which clients of OpenAI's API read too."""
+
+    def status(self, error: PenstockError) -> int:
+        """The HTTP status that an error is answered with."""
+        return error.http_status
+
+    def fields(self, error: PenstockError) -> dict[str, Any]:
+        """The body: message, type, param and code."""
+        kind = "invalid_request_error" if error.http_status < 500 else "server_error"
+        return {"error": {"message": writable(error), "type": kind, "param": error.param, "code": error.code}}
+
+
+PLAIN = PlainErrors()
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """What is another below some paths.
+
+    Attributes:
+        errors: how errors are written.
+        id_header: a header that has a request's id, beside x-request-id.
+    """
+
+    errors: ErrorForm = PLAIN
+    id_header: bytes | None = None
+
+
+class Dialects:
+    """The dialects of one server."""
+
+    def __init__(self, below: Mapping[str, Dialect] | None = None) -> None:
+        """`below` has those that differ from the plain one, by the path at and below which they are spoken."""
+        self._below = dict(below or {})
+        self._plain = Dialect()
+
+    def at(self, path: str) -> Dialect:
+        """The dialect of a path: that of the scope, never one made with the Host header."""
+        for root, dialect in self._below.items():
+            if path == root or path.startswith(f"{root}/"):
+                return dialect
+        return self._plain
+
+    def response(self, error: PenstockError, path: str) -> Response:
+        """The response for an error that comes before any output of what is at a path."""
+        return error_response(error, self.at(path).errors)
+
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+class ErrorHandlers:
+    """Starlette's handlers of what goes wrong before there is an answer."""
+
+    def __init__(self, dialects: Dialects) -> None:
+        self._dialects = dialects
+
+    def all(self) -> dict[Any, Handler]:
+        """By status or class of an exception, as Starlette takes them."""
+        return {
+            404: self.on_not_found,
+            405: self.on_method_not_allowed,
+            PenstockError: self.on_error,
+            Exception: self.on_error,
+        }
+
+    async def on_error(self, request: Request, error: Exception) -> Response:
+        """For every exception that an endpoint raises."""
+        return self._dialects.response(as_penstock_error(error), request.scope["path"])
+
+    async def on_not_found(self, request: Request, error: Exception) -> Response:
+        """For paths without a route."""
+        path = request.scope["path"][:200]
+        return self._dialects.response(RouteNotFound(f"There is nothing at {path!r}; the API begins at /v1."), path)
+
+    async def on_method_not_allowed(self, request: Request, error: Exception) -> Response:
+        """For routes that take other methods."""
+        path = request.scope["path"]
+        response = self._dialects.response(MethodNotAllowed(f"{request.method} is not a method of {path!r}."), path)
+        allowed = getattr(error, "headers", None) or {}
+        response.headers.update(allowed)
+        return response
+
+
+def error_body(error: PenstockError, form: ErrorForm = PLAIN) -> bytes:
+    """The body for an error."""
+    return msgspec.json.encode(form.fields(error))
+
+
+def error_response(error: PenstockError, form: ErrorForm = PLAIN) -> Response:
+    """The response for an error that comes before any output."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    if isinstance(error, BodyTooLarge | BodiesFull | ServerStopping):
+        # The rest of the body is not read, so the connection cannot carry another request.
+        headers["connection"] = "close"
+    return Response(error_body(error, form), form.status(error), headers, "application/json")
+
+
+def writable(error: PenstockError) -> str:
+    """The message as JSON can have it: it may quote what a client sent, and so hold half of a surrogate pair."""
+    return error.message if error.message.isascii() else error.message.encode("utf-8", "replace").decode()
