@@ -5,23 +5,21 @@ import asyncio
 import pytest
 
 from penstock.access import gate
-from penstock.access.admission import Admission, Bounds
+from penstock.access.admission import Admission, Bounds, Demand
 from penstock.access.gate import Asked, Gate
-from penstock.api.resolve import Job
 from penstock.core.errors import QueueFull
-from penstock.core.sampling import SamplingParams
 from support.scripted_engine import ScriptedEngine
 
 
-def _job(*lengths: int) -> Job:
-    return Job(prompts=[[5] * length for length in lengths], params=[SamplingParams(max_tokens=1)] * len(lengths))
+def _demand(*lengths: int) -> Demand:
+    return Demand(prompts=lengths, samples=1, max_tokens=(1,) * len(lengths))
 
 
 def _full() -> Gate:
     """A gate before a queue with room for ten tokens."""
     admission = Admission(Bounds(requests=1000, tokens=100), lambda tokens: 1 + tokens // 16, lambda: 0.999)
     made = Gate(ScriptedEngine(None, [5]), admission)
-    made.admit(Asked("", "chat", b"first"), _job(70), checked=True)
+    made.admit(Asked("", "chat", b"first"), _demand(70), checked=True)
     return made
 
 
@@ -40,10 +38,19 @@ def test_requests_are_known_by_tenant_endpoint_and_body() -> None:
         asked = Asked("alice", "chat", b"body")
         assert not _known(made, asked)
         with pytest.raises(QueueFull):
-            made.admit(asked, _job(40), checked=True)
+            made.admit(asked, _demand(40), checked=True)
         assert _known(made, asked)
         for other in (asked._replace(tenant="bob"), asked._replace(endpoint="messages"), asked._replace(body=b"bodY")):
             assert not _known(made, other)
+
+    asyncio.run(main())
+
+
+def test_a_request_that_may_ask_for_a_priority_waits_for_it_to_be_read() -> None:
+    async def main() -> None:
+        made = _full()
+        assert made.check_asked(Asked("", "chat", b"body"))
+        assert not made.check_asked(Asked("", "chat", b"body", prioritized=True))
 
     asyncio.run(main())
 
@@ -56,12 +63,12 @@ def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         all_asked = [Asked("", "chat", b"%d" % number) for number in range(15)]
         for asked in all_asked:
             with pytest.raises(QueueFull):
-                made.admit(asked, _job(40), checked=True)
+                made.admit(asked, _demand(40), checked=True)
         assert [_known(made, asked) for asked in all_asked] == [False] * 5 + [True] * 10
         long, many = Asked("", "chat", b"x" * 70_000), Asked("", "completions", b"many")
-        for asked, job in ((long, _job(40)), (many, _job(*[4] * 10))):
+        for asked, demand in ((long, _demand(40)), (many, _demand(*[4] * 10))):
             with pytest.raises(QueueFull):
-                made.admit(asked, job, checked=True)
+                made.admit(asked, demand, checked=True)
             assert not _known(made, asked)
 
     asyncio.run(main())

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.access.keys import MAX_KEYS, Keyring, entry, new_key, only_key, parse_keys, read_keys
-from penstock.access.tenants import EVERYBODY, Tenant, job_of
-from penstock.api.resolve import Job
+from penstock.access.tenants import EVERYBODY, Tenant, standing_of
 from penstock.core.errors import ConfigurationError
 from penstock.core.request import MAX_SALT_LENGTH, Standing
-from penstock.core.sampling import SamplingParams
 
 PLACE = Path("keys.toml")
 HASH = hashlib.sha256(b"the key of somebody").hexdigest()
@@ -135,8 +133,8 @@ def test_no_name_breaks_out_of_its_entry(name: str) -> None:
     assert [key.tenant.name for key in parse_keys(text.encode(), PLACE)] == [name]
 
 
-def job(salt: str) -> Job:
-    return Job(prompts=[[1]], params=[SamplingParams()], standing=Standing(priority=3, cache_salt=salt))
+def asked(salt: str) -> Standing:
+    return Standing(priority=3, cache_salt=salt)
 
 
 SALTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_SALT_LENGTH)
@@ -144,19 +142,19 @@ SALTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=MAX_SALT_LENG
 
 @given(NAMES, SALTS, NAMES, SALTS)
 def test_two_tenants_never_have_one_salt(name: str, salt: str, other_name: str, other_salt: str) -> None:
-    first = job_of(Tenant(name=name, weight=2.0), job(salt)).standing
-    second = job_of(Tenant(name=other_name), job(other_salt)).standing
+    first = standing_of(Tenant(name=name, weight=2.0), asked(salt))
+    second = standing_of(Tenant(name=other_name), asked(other_salt))
     assert (first.tenant, first.weight, first.priority) == (name, 2.0, 3)
     assert (first.cache_salt == second.cache_salt) == ((name, salt) == (other_name, other_salt))
     assert 0 < len(first.cache_salt) <= MAX_SALT_LENGTH
     # Nobody can ask for another's: what a client sends is never used as it is.
-    assert job_of(Tenant(name=other_name), job(first.cache_salt)).standing.cache_salt != first.cache_salt
+    assert standing_of(Tenant(name=other_name), asked(first.cache_salt)).cache_salt != first.cache_salt
 
 
 @given(SALTS)
-def test_without_keys_a_job_is_as_it_was(salt: str) -> None:
-    given_job = job(salt)
-    assert job_of(EVERYBODY, given_job) is given_job
+def test_without_keys_a_standing_is_as_it_was(salt: str) -> None:
+    given_standing = asked(salt)
+    assert standing_of(EVERYBODY, given_standing) is given_standing
 
 
 def test_bytes_that_a_key_may_store() -> None:

@@ -1,17 +1,13 @@
-"""What stands between requests and the engine: admission with its clock, for one server."""
+"""What stands between requests and what computes them: admission with its clock, for one server."""
 
 import asyncio
 import hashlib
 from collections import OrderedDict
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.access.admission import Admission, Demand, Ticket
-from penstock.api.resolve import Job
 from penstock.core.errors import Overloaded
-from penstock.engine.interface import EngineClient, RequestOutput
-
-# A body without these words asks for no priority. One that writes them otherwise, as JSON can, is taken for such.
-_PRIORITY_WORDS = (b'"priority"', b'"service_tier"')
+from penstock.core.events import LoadSnapshot
 
 # Requests that were refused after their tokens were counted: the number that is remembered, and the most bytes and
 # prompts of such a request.
@@ -19,12 +15,25 @@ _MOST_KNOWN = 4096
 _MOST_KNOWN_BYTES, _MOST_KNOWN_PROMPTS = 64 * 1024, 8
 
 
+class Loaded(Protocol):
+    """What computes requests, as admission sees it."""
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """The newest snapshot of what waits and runs there."""
+
+
 class Asked(NamedTuple):
-    """A request that was read and not yet parsed: whose it is, and what it asks of whom."""
+    """A request that was read and not yet parsed: whose it is, and what it asks of whom.
+
+    Attributes:
+        prioritized: whether it may ask for a priority, which is known once it is parsed.
+    """
 
     tenant: str
     endpoint: str
     body: bytes
+    prioritized: bool = False
 
     def digest(self) -> bytes | None:
         """The same for the same request, None for one that is too long to be known again."""
@@ -42,13 +51,10 @@ class Pass:
         self._gate = gate
         self._ticket = ticket
 
-    def gained(self, output: RequestOutput) -> None:
-        """An output of the job has come."""
+    def gained(self, sample: int, tokens: int, *, ended: bool) -> None:
+        """A sample of the job has more tokens, or has ended."""
         gate = self._gate
-        load, now = gate.engine.load, _now()
-        for delta in output.deltas:
-            ended = delta.ending is not None
-            gate.admission.gained(self._ticket, delta.index, len(delta.token_ids), load, now, ended=ended)
+        gate.admission.gained(self._ticket, sample, tokens, gate.engine.load, _now(), ended=ended)
 
     def leave(self) -> None:
         """The engine has nothing more to do for it; may be said more than once."""
@@ -58,7 +64,7 @@ class Pass:
 class Gate:
     """Lets requests in to one engine, or refuses them."""
 
-    def __init__(self, engine: EngineClient, admission: Admission) -> None:
+    def __init__(self, engine: Loaded, admission: Admission) -> None:
         self.engine = engine
         self.admission = admission
         # A client sends a refused request again. Its tokens need not be counted again to refuse it again.
@@ -77,23 +83,16 @@ class Gate:
             self.admission.shed(known.priority, load, now)
             self.admission.consider(known, load, now)
             return True
-        if any(word in asked.body for word in _PRIORITY_WORDS):
+        if asked.prioritized:
             return False
         self.admission.shed(0, load, now)
         return True
 
-    def admit(self, asked: Asked, job: Job, *, checked: bool) -> Pass:
+    def admit(self, asked: Asked, demand: Demand, *, checked: bool) -> Pass:
         """Take a job on, or raise Overloaded; `checked` is what `check_asked` has said."""
-        load, now, priority = self.engine.load, _now(), job.standing.priority
+        load, now = self.engine.load, _now()
         if not checked:
-            self.admission.shed(priority, load, now)
-        demand = Demand(
-            prompts=tuple(map(len, job.prompts)),
-            samples=job.params[0].n if job.params else 1,
-            max_tokens=tuple(params.max_tokens for params in job.params) or (0,) * len(job.prompts),
-            priority=priority,
-            tenant=job.standing.tenant,
-        )
+            self.admission.shed(demand.priority, load, now)
         try:
             return Pass(self, self.admission.admit(demand, load, now))
         except Overloaded:

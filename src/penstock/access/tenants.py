@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 
-from penstock.api.resolve import Job
+from penstock.core.request import Standing
 
 STATE = "tenant"
 
@@ -36,13 +36,12 @@ def tenant_of(request: Request) -> Tenant:
     return found
 
 
-def job_of(tenant: Tenant, job: Job) -> Job:
-    """The job as one of the tenant's."""
+def standing_of(tenant: Tenant, asked: Standing) -> Standing:
+    """How a tenant's request stands to others, of which it says itself what is `asked`."""
     if not tenant.name:
-        return job
-    salt = _salt(tenant.name, job.standing.cache_salt)
-    standing = replace(job.standing, tenant=tenant.name, weight=tenant.weight, cache_salt=salt)
-    return replace(job, standing=standing)
+        return asked
+    salt = _salt(tenant.name, asked.cache_salt)
+    return replace(asked, tenant=tenant.name, weight=tenant.weight, cache_salt=salt)
 
 
 def _salt(name: str, asked: str) -> str:

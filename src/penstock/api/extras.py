@@ -11,6 +11,8 @@ MAX_NAME_LENGTH = 512
 MAX_METADATA_KEY, MAX_METADATA_VALUE = 64, 512
 # The priorities that stand for the tiers of OpenAI's API; lower ones run first.
 TIERS = {"auto": 0, "default": 0, "flex": 1, "priority": -1}
+# A body without these words asks for no priority. One that writes them otherwise, as JSON can, is taken for such.
+_PRIORITY_WORDS = (b'"priority"', b'"service_tier"')
 # What "auto" comes to, and what an answer says in its place.
 _AUTOMATIC_TIER = "default"
 
@@ -29,6 +31,11 @@ def check_extras(fields: CommonFields | EmbeddingFields) -> None:
         check_metadata(fields.metadata or {})
         _check_tier(fields)
         _check_stream_options(fields)
+
+
+def may_have_priority(body: bytes) -> bool:
+    """Whether a body that is not parsed yet may ask for a priority or a tier."""
+    return any(word in body for word in _PRIORITY_WORDS)
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
@@ -66,7 +73,7 @@ def _check_stream_options(fields: CommonFields) -> None:
         raise InvalidParameter("stream_options.continuous_usage_stats", "needs include_usage to be true.")
 
 
-def standing_of(fields: CommonFields | EmbeddingFields) -> Standing:
+def asked_standing(fields: CommonFields | EmbeddingFields) -> Standing:
     """How a request stands to others, as far as it says so itself; a priority is a number or a tier."""
     priority = fields.priority or 0
     if isinstance(fields, CommonFields) and fields.service_tier is not None:

@@ -275,10 +275,10 @@ class GenerationResponse:
             await error_response(error, self._writer.errors)(scope, receive, send)
 
     def _measure(self, output: RequestOutput) -> None:
-        self._admitted.gained(output)
         tokens = 0
         for delta in output.deltas:
             tokens += len(delta.token_ids)
+            self._admitted.gained(delta.index, len(delta.token_ids), ended=delta.ending is not None)
             if delta.ending is not None:
                 self._finished(delta.ending.reason)
         self._meter.tokens(tokens)

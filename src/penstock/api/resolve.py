@@ -5,9 +5,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from penstock.access.admission import Demand
+from penstock.access.tenants import Tenant, standing_of
 from penstock.api.chat_output import ChatOutput, resolve_output
 from penstock.api.effort import switch_of, variables_of
-from penstock.api.extras import MAX_NAME_LENGTH, check_extras, standing_of, told_tier
+from penstock.api.extras import MAX_NAME_LENGTH, asked_standing, check_extras, told_tier
 from penstock.api.history import conversation_of, said_in
 from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.api.parsing import in_terms_of
@@ -92,6 +94,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def prompt_tokens(self) -> int:
         """Tokens of all prompts of the request together."""
         return sum(map(len, self.prompts))
+
+    @property
+    def demand(self) -> Demand:
+        """What admission needs to know of it."""
+        return Demand(
+            prompts=tuple(map(len, self.prompts)),
+            samples=self.params[0].n if self.params else 1,
+            max_tokens=tuple(params.max_tokens for params in self.params) or (0,) * len(self.prompts),
+            priority=self.standing.priority,
+            tenant=self.standing.tenant,
+        )
+
+    def of_tenant(self, tenant: Tenant) -> "Job":
+        """The same as one of the tenant's."""
+        return msgspec.structs.replace(self, standing=standing_of(tenant, self.standing))
 
 
 class Resolver:
@@ -182,7 +199,7 @@ class Resolver:
         return Job(
             prompts=prompts,
             params=[],
-            standing=standing_of(fields),
+            standing=asked_standing(fields),
             timeout=fields.timeout,
             user=fields.user,
             pooling=fields.pooling or "last",
@@ -277,7 +294,7 @@ class Resolver:
         return Job(
             prompts=prompts,
             params=params,
-            standing=standing_of(fields),
+            standing=asked_standing(fields),
             timeout=fields.timeout,
             user=fields.user,
             metadata=fields.metadata,

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from penstock.access.gate import Asked, Gate
-from penstock.access.tenants import job_of, tenant_of
+from penstock.access.tenants import tenant_of
+from penstock.api.extras import may_have_priority
 from penstock.api.fields import FieldReader, UnknownFields
 from penstock.api.generation import Deadline, GenerationResponse, Writer, begun
 from penstock.api.parsing import Names, in_terms_of, renamed
@@ -129,12 +130,12 @@ class Service:
             self._gate.check()
             body = await self.read(request)
             account.body(len(body))
-            asked = Asked(tenant.name, endpoint, body)
+            asked = Asked(tenant.name, endpoint, body, may_have_priority(body))
             checked = self._gate.check_asked(asked)
             job, writer = await prepare(body)
-            job = job_of(tenant, job)
+            job = job.of_tenant(tenant)
             deadline = self._deadline(job, arrived)
-            admitted = self._gate.admit(asked, job, checked=checked)
+            admitted = self._gate.admit(asked, job.demand, checked=checked)
         except asyncio.CancelledError:
             meter.end("cancelled")
             account.status = None

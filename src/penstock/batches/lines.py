@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.access.keys import Keyring
-from penstock.access.tenants import Tenant, job_of
+from penstock.access.tenants import Tenant
 from penstock.api.generation import Writer, begun, outputs_of
 from penstock.api.resolve import Job
 from penstock.batches.input import InputLine
@@ -88,7 +88,7 @@ class LineRunner:
                 return endpoint.resolve(line.body)
 
         job = await loop.run_in_executor(self._thread, resolve)
-        job = job_of(self._keys.tenant(owner) or Tenant(name=owner), job)
+        job = job.of_tenant(self._keys.tenant(owner) or Tenant(name=owner))
         if job.stream:
             raise InvalidParameter("stream", "a batch has no streams; leave it out.")
         if job.timeout is not None:
