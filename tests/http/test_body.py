@@ -35,7 +35,7 @@ def test_bodies_share_the_room_beyond_their_first_parts() -> None:
 def test_long_bodies_that_do_not_end_leave_room_for_short_ones(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.api.service.BodyRoom", lambda: BodyRoom(1_000_000))
+    monkeypatch.setattr("penstock.http.body.BodyRoom", lambda: BodyRoom(1_000_000))
     head = (
         b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900000\r\n\r\n"
     )

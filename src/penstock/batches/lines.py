@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from penstock.access.keys import Keyring
 from penstock.access.tenants import Tenant
-from penstock.api.generation import Writer, begun, outputs_of
+from penstock.api.generation import begun, outputs_of
+from penstock.api.operation import Operation
 from penstock.api.resolve import Job
 from penstock.batches.input import InputLine
 from penstock.core.errors import EngineUnavailable, InvalidParameter
@@ -22,25 +23,17 @@ from penstock.http.error_bodies import error_body
 from penstock.http.errors import as_penstock_error
 from penstock.observability.account import Account, working
 from penstock.observability.accounts import Accounts, failed
-from penstock.observability.metrics import Endpoint, Outcome, outcome_of
+from penstock.observability.metrics import Outcome, outcome_of
 from penstock.storage.batches import Result
-
-
-class BatchEndpoint(msgspec.Struct, frozen=True):
-    """An endpoint whose requests a batch may hold: from a body to a job, and from there to what writes the answer."""
-
-    name: Endpoint
-    resolve: Callable[[bytes], Job]
-    writer: Callable[[Job], Writer]
 
 
 class LineRunner:
     """Runs requests of batches on an engine."""
 
     def __init__(
-        self, engine: EngineClient, endpoints: Mapping[str, BatchEndpoint], keys: Keyring, accounts: Accounts
+        self, engine: EngineClient, operations: Mapping[str, Operation], keys: Keyring, accounts: Accounts
     ) -> None:
-        self.endpoints = endpoints
+        self.operations = operations
         self._accounts = accounts
         self._engine = engine
         self._keys = keys
@@ -61,11 +54,11 @@ class LineRunner:
 
     async def run(self, line: InputLine, endpoint: str, owner: str) -> Result:
         """The line's result, of whatever kind. Raises EngineUnavailable where it has to run again later."""
-        account = self._accounts.begin_line(self.endpoints[endpoint].name, owner)
+        account = self._accounts.begin_line(self.operations[endpoint].name, owner)
         account.client_id = line.custom_id
         outcome: Outcome = "cancelled"
         try:
-            status, body = 200, await self._answer(line, self.endpoints[endpoint], owner, account)
+            status, body = 200, await self._answer(line, self.operations[endpoint], owner, account)
             outcome = "completed"
         except EngineUnavailable as unavailable:
             failed(account, unavailable, unavailable.http_status)
@@ -79,13 +72,13 @@ class LineRunner:
             self._accounts.end(account, outcome)
         return Result(line.number, status == 200, _response_line(account, line.custom_id, status, body))
 
-    async def _answer(self, line: InputLine, endpoint: BatchEndpoint, owner: str, account: Account) -> bytes:
+    async def _answer(self, line: InputLine, operation: Operation, owner: str, account: Account) -> bytes:
         loop, asked = asyncio.get_running_loop(), time.monotonic()
         account.body(len(line.body))
 
         def resolve() -> Job:
             with working(account.preparation, asked):
-                return endpoint.resolve(line.body)
+                return operation.resolve(line.body)
 
         job = await loop.run_in_executor(self._thread, resolve)
         job = job.of_tenant(self._keys.tenant(owner) or Tenant(name=owner))
@@ -96,7 +89,7 @@ class LineRunner:
         # Priorities that lines ask for order them among themselves.
         standing = replace(job.standing, priority=BACKGROUND_PRIORITY + 2**31 + job.standing.priority)
         job = replace(job, standing=standing)
-        writer = endpoint.writer(job)
+        writer = operation.writer(job)
         begun(account, job)
         self._accounts.answered_as(account, writer.id)
         async with contextlib.aclosing(outputs_of(self._engine, job, account.follow)) as outputs:

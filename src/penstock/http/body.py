@@ -43,6 +43,18 @@ class BodyRoom:
             self._held -= taken
 
 
+class Bodies:
+    """The bodies that one server reads: each within a limit, all together within the room that there is."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._room = BodyRoom()
+
+    async def read(self, request: Request) -> bytes:
+        """A request's body. Raises RequestError for what is no JSON, BodyTooLarge and BodiesFull."""
+        return await read_json_body(request, self._most, self._room)
+
+
 async def read_json_body(request: Request, limit: int, room: BodyRoom | None = None) -> bytes:
     """The body's bytes, which take `room` while they come.
 

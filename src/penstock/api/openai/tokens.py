@@ -83,11 +83,11 @@ class TokensApi:
     async def _answer(self, request: Request, work: Work) -> Response:
         service = self._service
         body = await service.read(request)
-        if service.tokenizer is None:
+        if service.reading.tokenizer is None:
             raise InvalidParameter("prompt", NO_TOKENIZER)
-        reader = service.reader()
-        arguments = (body, reader, service.tokenizer, service.resolver, service.engine.model)
-        answer = await service.beside(len(body), work, *arguments)
+        reader = service.reading.reader()
+        arguments = (body, reader, service.reading.tokenizer, service.reading.resolver, service.engine.model)
+        answer = await service.reading.beside(len(body), work, *arguments)
         return Response(answer, 200, ignored_header(reader.ignored), "application/json")
 
 

@@ -15,6 +15,7 @@ from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse
 from penstock.api.listing import list_page, read_page
 from penstock.api.parsing import in_terms_of
+from penstock.api.reading import told
 from penstock.api.resolve import Job, check_model_name
 from penstock.api.responses.items import Item, listed, parse_items
 from penstock.api.responses.parsing import parse_response
@@ -23,7 +24,7 @@ from penstock.api.responses.schema import InputFields, ResponsesFields
 from penstock.api.responses.tools import ToolNames
 from penstock.api.responses.translate import NAMES, chat_of_input, chat_of_response, told_back
 from penstock.api.responses.writer import ResponsesWriter
-from penstock.api.service import Service, told
+from penstock.api.service import Service
 from penstock.core.errors import InvalidParameter
 from penstock.http.answers import json_response
 from penstock.storage.errors import StorageOff
@@ -111,10 +112,10 @@ class ResponsesApi:
 
     async def input_tokens(self, request: Request) -> Response:
         """`POST /v1/responses/input_tokens`: how many tokens a prompt has."""
-        body, reader = await self._service.read(request), self._service.reader()
-        fields = await self._service.beside(len(body), parse_response, body, reader, InputFields)
+        body, reader = await self._service.read(request), self._service.reading.reader()
+        fields = await self._service.reading.beside(len(body), parse_response, body, reader, InputFields)
         fields, earlier, size = await self._complete(fields, tenant_of(request).name)
-        tokens = await self._service.beside(len(body) + size, self._count, fields, earlier, reader)
+        tokens = await self._service.reading.beside(len(body) + size, self._count, fields, earlier, reader)
         return json_response({"object": "response.input_tokens", "input_tokens": tokens}, ignored=reader.ignored)
 
     async def one(self, request: Request) -> Response:
@@ -155,8 +156,8 @@ class ResponsesApi:
         return json_response(_page(items if page.ascending else items[::-1], page))
 
     async def _prepare(self, body: bytes, owner: str) -> tuple[Job, ResponsesWriter, list[dict[str, Any]]]:
-        reader = self._service.reader()
-        fields = await self._service.beside(len(body), parse_response, body, reader, ResponsesFields)
+        reader = self._service.reading.reader()
+        fields = await self._service.reading.beside(len(body), parse_response, body, reader, ResponsesFields)
         store = self._store if fields.store is not False else None
         if fields.store and store is None:
             raise InvalidParameter("store", _STORAGE_OFF)
@@ -166,11 +167,11 @@ class ResponsesApi:
                 store.condition.check()
             store = None
         fields, earlier, size = await self._complete(fields, owner)
-        job, items, names = await self._service.beside(len(body) + size, self._resolve, fields, earlier, reader)
+        job, items, names = await self._service.reading.beside(len(body) + size, self._resolve, fields, earlier, reader)
         keep = None if store is None else lambda response: store.keep(response, items, owner)
         name = self._service.engine.model.name
         back = told_back(fields, store is not None)
-        writer = ResponsesWriter(job, name, self._service.table, back, names, keep)
+        writer = ResponsesWriter(job, name, self._service.reading.table, back, names, keep)
         return job, writer, items
 
     async def _complete(self, fields: Fields, owner: str) -> tuple[Fields, list[StoredResponse], int]:
@@ -194,7 +195,8 @@ class ResponsesApi:
         self, fields: ResponsesFields, earlier: list[StoredResponse], reader: FieldReader
     ) -> tuple[Job, list[dict[str, Any]], ToolNames]:
         items, names = parse_items(fields.input, reader), ToolNames(fields.tools or ())
-        job = self._service.chat(chat_of_response(fields, names, _items(earlier), items), (*names.places, *NAMES))
+        chat = chat_of_response(fields, names, _items(earlier), items)
+        job = self._service.reading.chat(chat, (*names.places, *NAMES), self._service.engine.model)
         return told(reader, job), listed(items), names
 
     def _count(self, fields: InputFields, earlier: list[StoredResponse], reader: FieldReader) -> int:
@@ -202,7 +204,7 @@ class ResponsesApi:
         chat = chat_of_input(fields, names, _items(earlier), items)
         with in_terms_of((*names.places, *NAMES)):
             check_model_name(fields.model, self._service.engine.model)
-            return len(self._service.resolver.chat_prompt(chat))
+            return len(self._service.reading.resolver.chat_prompt(chat))
 
     def _find(self, response_id: str, owner: str) -> _Running | None:
         """The response if it is being computed. One that has ended may still be on its way to the client."""

@@ -1,0 +1,103 @@
+"""The endpoints of OpenAI's API for one request each, and for models."""
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.api.fields import FieldReader
+from penstock.api.generation import GenerationResponse, Writer
+from penstock.api.openai.embeddings import EmbeddingWriter
+from penstock.api.openai.writer import CHAT, COMPLETION, ResponseWriter
+from penstock.api.operation import Operation
+from penstock.api.reading import told
+from penstock.api.resolve import Job, check_model_name
+from penstock.api.schema import parse_chat, parse_completion, parse_embedding
+from penstock.api.service import Service
+from penstock.engine.interface import ModelInfo
+from penstock.http.answers import json_response
+
+
+class OpenAIApi:
+    """The endpoints in the form of OpenAI's API.
+
+    Attributes:
+        operations: those for one request each, which a batch may ask for too, by path.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._engine = service.engine
+        self.operations = _operations(service)
+
+    def routes(self) -> list[Route]:
+        """The routes of these endpoints."""
+        return [
+            *(Route(path, self.generate, methods=["POST"]) for path in self.operations),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.one_model, methods=["GET"]),
+        ]
+
+    async def generate(self, request: Request) -> Response | GenerationResponse:
+        """`POST /v1/completions`, `/v1/chat/completions` and `/v1/embeddings`"""
+        operation = self.operations[request.scope["path"]]
+
+        async def prepare(body: bytes) -> tuple[Job, Writer]:
+            job = await self._service.reading.beside(len(body), operation.resolve, body)
+            return job, operation.writer(job)
+
+        return await self._service.generate(request, operation.name, prepare)
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`"""
+        model = self._engine.model
+        names = (model.name, *model.aliases)
+        return json_response({"object": "list", "data": [_model_card(model, name) for name in names]})
+
+    async def one_model(self, request: Request) -> Response:
+        """`GET /v1/models/{name}`"""
+        model, name = self._engine.model, request.path_params["name"]
+        check_model_name(name, model)
+        return json_response(_model_card(model, name))
+
+
+def _operations(service: Service) -> dict[str, Operation]:
+    engine, reading = service.engine, service.reading
+    resolver = reading.resolver
+
+    def resolving(resolve: Callable[[bytes, FieldReader], Job]) -> Callable[[bytes], Job]:
+        def read(body: bytes) -> Job:
+            reader = reading.reader()
+            return told(reader, resolve(body, reader))
+
+        return read
+
+    return {
+        "/v1/completions": Operation(
+            "completions",
+            resolving(lambda body, reader: resolver.completion(parse_completion(body, reader), engine.model)),
+            lambda job: ResponseWriter(COMPLETION, job, engine.model.name, reading.table),
+        ),
+        "/v1/chat/completions": Operation(
+            "chat",
+            resolving(lambda body, reader: resolver.chat(parse_chat(body, reader), engine.model)),
+            lambda job: ResponseWriter(CHAT, job, engine.model.name, reading.table),
+        ),
+        "/v1/embeddings": Operation(
+            "embeddings",
+            resolving(lambda body, reader: resolver.embedding(parse_embedding(body, reader), engine.model)),
+            lambda job: EmbeddingWriter(job, engine.model.name),
+        ),
+    }
+
+
+def _model_card(model: ModelInfo, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "penstock",
+        "root": model.name,
+        "max_model_len": model.max_model_len,
+    }
