@@ -15,11 +15,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from penstock.api import schema, tools
+from penstock.api import requests, tools
 from penstock.api.anthropic import schema as messages
 from penstock.api.anthropic import thinking
 from penstock.api.fields import Hint, Refused, Rule, Rules
-from penstock.api.openai import tokens
+from penstock.api.openai import schema, tokens
 from penstock.api.responses import items
 from penstock.api.responses import schema as responses
 from penstock.api.responses import tools as response_tools
@@ -61,21 +61,21 @@ _BODIES = (
     Place(
         (CHAT,),
         "",
-        (schema.ChatFields,),
+        (requests.ChatFields,),
         schema.RULES,
         (f"{_OPENAI}.chat.completion_create_params:CompletionCreateParamsStreaming",),
     ),
     Place(
         (COMPLETIONS,),
         "",
-        (schema.CompletionFields,),
+        (requests.CompletionFields,),
         schema.COMPLETION_RULES,
         (f"{_OPENAI}.completion_create_params:CompletionCreateParamsStreaming",),
     ),
     Place(
         (EMBEDDINGS,),
         "",
-        (schema.EmbeddingFields,),
+        (requests.EmbeddingFields,),
         schema.EMBEDDING_RULES,
         (f"{_OPENAI}.embedding_create_params:EmbeddingCreateParams",),
     ),
@@ -117,13 +117,18 @@ _BODIES = (
 )
 _INSIDE = (
     Place(
-        (CHAT, TOKENIZE), "messages[].", (schema.Message,), schema.MESSAGE_RULES, _CHAT_MESSAGES, others_are_hints=True
+        (CHAT, TOKENIZE),
+        "messages[].",
+        (requests.Message,),
+        schema.MESSAGE_RULES,
+        _CHAT_MESSAGES,
+        others_are_hints=True,
     ),
     Place((CHAT, TOKENIZE), "messages[].content[].", (), schema.PART_RULES),
     Place(
         (CHAT,),
         "stream_options.",
-        (schema.StreamOptions,),
+        (requests.StreamOptions,),
         package_types=(f"{_OPENAI}.chat:ChatCompletionStreamOptionsParam",),
     ),
     Place(

@@ -11,8 +11,9 @@ import pytest
 
 from penstock.api.equivalents import EQUIVALENTS
 from penstock.api.fields import FieldReader, Hint, Refused
+from penstock.api.openai.schema import parse_chat
 from penstock.api.policies import FieldPolicies
-from penstock.api.schema import ChatFields, parse_chat
+from penstock.api.requests import ChatFields
 from penstock.core.errors import ConfigurationError, InvalidParameter
 from penstock.http.answers import MOST_TOLD, ignored_header
 from penstock.server.app import create_app

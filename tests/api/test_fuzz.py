@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from penstock.api.anthropic.schema import MessagesFields
 from penstock.api.openai.tokens import DetokenizeFields, TokenizeFields
+from penstock.api.requests import ChatFields, CompletionFields, EmbeddingFields, Message
 from penstock.api.responses.schema import ResponsesFields
-from penstock.api.schema import ChatFields, CompletionFields, EmbeddingFields, Message
 
 # Of each endpoint; 1,000 under the profile for long runs.
 EXAMPLES = settings.default.max_examples // 2

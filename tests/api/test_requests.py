@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.schema import ChatFields, CompletionFields
+from penstock.api.requests import ChatFields, CompletionFields
 from penstock.core.errors import ModelFileError
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from support.waiting import PATIENCE

@@ -1,6 +1,6 @@
 """Conversations of other dialects as the messages of a chat."""
 
-from penstock.api.schema import FunctionCall, Message, ToolCall
+from penstock.api.requests import FunctionCall, Message, ToolCall
 
 
 class _Turn:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from penstock.api.schema import CommonFields, EmbeddingFields
+from penstock.api.requests import CommonFields, EmbeddingFields
 from penstock.core.checks import LONGEST_SECONDS, check_characters, check_number
 from penstock.core.errors import InvalidParameter
 from penstock.core.request import MAX_SALT_LENGTH, Standing

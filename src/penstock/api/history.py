@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.api.parsing import check_count
-from penstock.api.schema import ROLES, Message, ToolCall
+from penstock.api.requests import ROLES, Message, ToolCall
 from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
 from penstock.text.history import parsed_object, text_of

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.api.schema import CommonFields
+from penstock.api.requests import CommonFields
 from penstock.api.structured import grammar_of
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, Lengths
 from penstock.core.sampling import SamplingDefaults, SamplingParams

@@ -13,13 +13,7 @@ from penstock.api.extras import MAX_NAME_LENGTH, asked_standing, check_extras, t
 from penstock.api.history import conversation_of, said_in
 from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.api.parsing import in_terms_of
-from penstock.api.schema import (
-    ChatFields,
-    CommonFields,
-    CompletionFields,
-    EmbeddingFields,
-    StreamOptions,
-)
+from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound

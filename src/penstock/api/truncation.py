@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.api.schema import EmbeddingFields
+from penstock.api.requests import EmbeddingFields
 from penstock.core.errors import InvalidParameter
 from penstock.engine.interface import ModelInfo
 

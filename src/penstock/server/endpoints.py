@@ -2,15 +2,18 @@
 
 from typing import Any
 
-from penstock.api import answers, schema
+from penstock.api import answers, requests
 from penstock.api.anthropic import answers as messages_answers
 from penstock.api.anthropic import schema as messages_schema
-from penstock.api.openai import tokens
+from penstock.api.openai import answers as openai_answers
+from penstock.api.openai import schema, tokens
 from penstock.api.responses import answers as responses_answers
 from penstock.api.responses import schema as responses_schema
+from penstock.batches import answers as batch_answers
 from penstock.batches import endpoints as batches
 from penstock.observability.explain.explanation import Explanation, RequestList
 from penstock.observability.stats import Stats
+from penstock.server import answers as server_answers
 from penstock.server.openapi import Endpoint
 
 _PAGE: dict[str, dict[str, Any]] = {"limit": {"type": "integer", "minimum": 1}, "after": {"type": "string"}}
@@ -33,7 +36,7 @@ def _anthropic(path: str, summary: str, answer: Any, body: Any, events: tuple[An
         rules=messages_schema.RULES,
         events=events,
         errors=(504, 529),
-        error=answers.AnthropicError,
+        error=messages_answers.AnthropicError,
     )
 
 
@@ -42,10 +45,10 @@ ENDPOINTS = (
         "POST",
         "/v1/chat/completions",
         "Answer a conversation",
-        answers.ChatCompletion,
-        schema.ChatFields,
+        openai_answers.ChatCompletion,
+        requests.ChatFields,
         rules=schema.RULES,
-        events=(answers.ChatChunk, answers.ErrorAnswer),
+        events=(openai_answers.ChatChunk, answers.ErrorAnswer),
         last_event=_DONE,
         errors=(504,),
     ),
@@ -53,10 +56,10 @@ ENDPOINTS = (
         "POST",
         "/v1/completions",
         "Continue texts",
-        answers.Completion,
-        schema.CompletionFields,
+        openai_answers.Completion,
+        requests.CompletionFields,
         rules=schema.COMPLETION_RULES,
-        events=(answers.CompletionChunk, answers.ErrorAnswer),
+        events=(openai_answers.CompletionChunk, answers.ErrorAnswer),
         last_event=_DONE,
         errors=(504,),
     ),
@@ -64,8 +67,8 @@ ENDPOINTS = (
         "POST",
         "/v1/embeddings",
         "Make vectors of texts",
-        answers.Embeddings,
-        schema.EmbeddingFields,
+        openai_answers.Embeddings,
+        requests.EmbeddingFields,
         rules=schema.EMBEDDING_RULES,
         errors=(504,),
     ),
@@ -107,30 +110,38 @@ ENDPOINTS = (
         (messages_answers.MessageEvent,),
     ),
     _anthropic(
-        "/v1/messages/count_tokens", "Count a prompt's tokens", answers.CountedTokens, messages_schema.PromptFields
+        "/v1/messages/count_tokens",
+        "Count a prompt's tokens",
+        messages_answers.CountedTokens,
+        messages_schema.PromptFields,
     ),
-    _stored("GET", "/v1/files", "All files", answers.FileList, query={**_ORDERED, "purpose": {"type": "string"}}),
+    _stored("GET", "/v1/files", "All files", batch_answers.FileList, query={**_ORDERED, "purpose": {"type": "string"}}),
     _stored(
-        "POST", "/v1/files", "Store a file", answers.FileAnswer, body=answers.Upload, body_media="multipart/form-data"
+        "POST",
+        "/v1/files",
+        "Store a file",
+        batch_answers.FileAnswer,
+        body=batch_answers.Upload,
+        body_media="multipart/form-data",
     ),
-    _stored("GET", "/v1/files/{id}", "A file", answers.FileAnswer),
+    _stored("GET", "/v1/files/{id}", "A file", batch_answers.FileAnswer),
     _stored("DELETE", "/v1/files/{id}", "Delete a file", answers.Deleted),
     _stored("GET", "/v1/files/{id}/content", "A file's contents", None, media="application/octet-stream"),
-    _stored("GET", "/v1/batches", "All batches", answers.BatchList, query=_PAGE),
-    _stored("POST", "/v1/batches", "Run the requests in a file", answers.BatchAnswer, body=batches.BatchFields),
-    _stored("GET", "/v1/batches/{id}", "A batch", answers.BatchAnswer),
-    _stored("POST", "/v1/batches/{id}/cancel", "End a batch", answers.BatchAnswer),
+    _stored("GET", "/v1/batches", "All batches", batch_answers.BatchList, query=_PAGE),
+    _stored("POST", "/v1/batches", "Run the requests in a file", batch_answers.BatchAnswer, body=batches.BatchFields),
+    _stored("GET", "/v1/batches/{id}", "A batch", batch_answers.BatchAnswer),
+    _stored("POST", "/v1/batches/{id}/cancel", "End a batch", batch_answers.BatchAnswer),
     Endpoint(
         "POST",
         "/tokenize",
         "Tokens of a text or a conversation",
-        answers.Tokens,
+        openai_answers.Tokens,
         tokens.TokenizeFields,
         rules=tokens.RULES,
     ),
-    Endpoint("POST", "/detokenize", "The text of tokens", answers.Prompt, tokens.DetokenizeFields),
-    Endpoint("GET", "/v1/models", "What is served", answers.ModelList),
-    Endpoint("GET", "/v1/models/{name}", "A model", answers.ModelCard),
+    Endpoint("POST", "/detokenize", "The text of tokens", openai_answers.Prompt, tokens.DetokenizeFields),
+    Endpoint("GET", "/v1/models", "What is served", openai_answers.ModelList),
+    Endpoint("GET", "/v1/models/{name}", "A model", openai_answers.ModelCard),
     Endpoint(
         "GET",
         "/v1/requests",
@@ -139,11 +150,11 @@ ENDPOINTS = (
         query={"limit": {"type": "integer", "minimum": 1}, "order": {"enum": ["newest", "slowest"]}},
     ),
     Endpoint("GET", "/v1/requests/{id}/explain", "Where a request's time went", Explanation),
-    Endpoint("GET", "/version", "The release", answers.Version),
-    Endpoint("GET", "/health", "The same as /health/ready", answers.Readiness, open=True),
-    Endpoint("GET", "/health/live", "Whether this process answers", answers.Status, open=True),
-    Endpoint("GET", "/health/ready", "Whether requests can be served now", answers.Readiness, open=True),
-    Endpoint("GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", answers.Probe),
+    Endpoint("GET", "/version", "The release", server_answers.Version),
+    Endpoint("GET", "/health", "The same as /health/ready", server_answers.Readiness, open=True),
+    Endpoint("GET", "/health/live", "Whether this process answers", server_answers.Status, open=True),
+    Endpoint("GET", "/health/ready", "Whether requests can be served now", server_answers.Readiness, open=True),
+    Endpoint("GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", server_answers.Probe),
     Endpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
     Endpoint("GET", "/v1/stats", "What the server does, now, in the last minute, and since its start", Stats),
     Endpoint("GET", "/openapi.json", "This description", dict[str, Any]),

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.api.answers import Probe, Readiness
 from penstock.core.errors import EngineUnavailable, PenstockError
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import EngineClient
 from penstock.http.answers import json_response
+from penstock.server.answers import Probe, Readiness
 from penstock.storage.condition import StorageCondition
 from penstock.storage.errors import StorageFull
 

@@ -9,8 +9,8 @@ import msgspec
 import openai
 import pytest
 
-from penstock.api.answers import Embeddings
-from penstock.api.schema import EmbeddingFields
+from penstock.api.openai.answers import Embeddings
+from penstock.api.requests import EmbeddingFields
 
 
 def refused_field(response: Any) -> str:

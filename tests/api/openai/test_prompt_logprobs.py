@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.api.answers import ChatCompletion, Completion
+from penstock.api.openai.answers import ChatCompletion, Completion
 from penstock.api.openai.logprobs import CompletionLogprobs
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.sse import events

@@ -4,9 +4,27 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.api.answers import AnthropicErrorFields
-
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class AnthropicErrorFields(msgspec.Struct, forbid_unknown_fields=True):
+    """What was wrong: its kind, and one sentence."""
+
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """The body of every refusal in Anthropic's dialect."""
+
+    type: Literal["error"]
+    error: AnthropicErrorFields
+
+
+class CountedTokens(msgspec.Struct, forbid_unknown_fields=True):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
 
 
 class TextContent(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag="text"):

@@ -22,7 +22,7 @@ from penstock.api.anthropic.schema import (
 from penstock.api.anthropic.thinking import Disabled, budget_of, check_thinking, template_variables
 from penstock.api.conversation import Conversation
 from penstock.api.effort import Effort
-from penstock.api.schema import ChatFields
+from penstock.api.requests import ChatFields
 from penstock.api.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 from penstock.core.errors import InvalidParameter
 

@@ -9,11 +9,11 @@ from starlette.routing import Route
 from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse, Writer
 from penstock.api.openai.embeddings import EmbeddingWriter
+from penstock.api.openai.schema import parse_chat, parse_completion, parse_embedding
 from penstock.api.openai.writer import CHAT, COMPLETION, ResponseWriter
 from penstock.api.operation import Operation
 from penstock.api.reading import told
 from penstock.api.resolve import Job, check_model_name
-from penstock.api.schema import parse_chat, parse_completion, parse_embedding
 from penstock.api.service import Service
 from penstock.engine.interface import ModelInfo
 from penstock.http.answers import json_response

@@ -10,10 +10,11 @@ from starlette.routing import Route
 
 from penstock.api.effort import Effort
 from penstock.api.fields import FieldReader, Refused, Rules
+from penstock.api.openai.schema import RULES as CHAT_RULES
+from penstock.api.openai.schema import settle_messages
 from penstock.api.parsing import decode_object
+from penstock.api.requests import ChatFields, Message
 from penstock.api.resolve import NO_TOKENIZER, Resolver, check_ids, check_model_name
-from penstock.api.schema import RULES as CHAT_RULES
-from penstock.api.schema import ChatFields, Message, settle_messages
 from penstock.api.service import Service
 from penstock.api.tools import ToolFields
 from penstock.core.errors import InvalidParameter

@@ -6,12 +6,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.api import schema
 from penstock.api.conversation import Conversation
 from penstock.api.fields import FieldReader, Hint, Refused, Rules
 from penstock.api.parsing import check_count
 from penstock.api.responses.references import KIND
 from penstock.api.responses.tools import ToolNames
+from penstock.api.rules import CACHE_MARK
 from penstock.core.errors import InvalidParameter
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -35,7 +35,7 @@ PART_RULES: Rules = {
     "annotations": Hint("They say where a text came from, which the model is not told.", ([],)),
     "logprobs": Hint("They say how likely a text was, which the model is not told.", ([],)),
     "parsed": Hint("It is the text in another form."),
-    "prompt_cache_breakpoint": schema.PART_RULES["prompt_cache_breakpoint"],
+    "prompt_cache_breakpoint": CACHE_MARK,
 }
 _PARTS = {
     "message": ("input_text", "output_text"),

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from penstock.api import schema
 from penstock.api.effort import Effort
 from penstock.api.fields import Hint, Refused, Rules
+from penstock.api.rules import COMMON_RULES
 
 # What an answer could include beside its text; without the tools of a hosted API there is none of it.
 _NOT_THERE = frozenset(
@@ -30,7 +30,7 @@ RULES: Rules = {
     "access_programs": Hint("It is for the operator of a hosted API."),
     "background": Refused("responses are not computed in the background; leave it out, and stream.", (False,)),
     "background_options": Refused("responses are not computed in the background; leave it out, and stream.", ({},)),
-    "client_metadata": schema.RULES["client_metadata"],
+    "client_metadata": COMMON_RULES["client_metadata"],
     "context_management": Hint("Conversations are never shortened; the client can send less of it.", ([],)),
     "conversation": Refused("is not supported; use previous_response_id."),
     "image": Refused("only text is supported; leave it out."),
@@ -41,17 +41,17 @@ RULES: Rules = {
         f"only what answers do not have is accepted: {', '.join(sorted(_NOT_THERE))}.",
     ),
     "max_tool_calls": Hint("It limits tools that the server calls, which has none."),
-    "moderation": schema.RULES["moderation"],
-    "personality": schema.RULES["verbosity"],
+    "moderation": COMMON_RULES["moderation"],
+    "personality": COMMON_RULES["verbosity"],
     "prompt": Refused("is not supported; send the prompt as input and instructions."),
-    "prompt_cache_key": schema.RULES["prompt_cache_key"],
-    "prompt_cache_options": schema.RULES["prompt_cache_options"],
-    "prompt_cache_retention": schema.RULES["prompt_cache_retention"],
-    "safety_identifier": schema.RULES["safety_identifier"],
+    "prompt_cache_key": COMMON_RULES["prompt_cache_key"],
+    "prompt_cache_options": COMMON_RULES["prompt_cache_options"],
+    "prompt_cache_retention": COMMON_RULES["prompt_cache_retention"],
+    "safety_identifier": COMMON_RULES["safety_identifier"],
     "top_logprobs": Refused("is not supported yet; leave it out.", (0,)),
     "truncation": Refused('only "disabled" is supported: no prompt is truncated.', ("disabled",)),
 }
-TEXT_RULES: Rules = {"verbosity": schema.RULES["verbosity"]}
+TEXT_RULES: Rules = {"verbosity": COMMON_RULES["verbosity"]}
 _TOLD_WHOLE = Hint("Reasoning is told as it is.")
 REASONING_RULES: Rules = {
     "context": Hint("The chat template decides how much earlier reasoning the model is shown."),

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from penstock.api.conversation import Conversation
 from penstock.api.extras import told_tier
 from penstock.api.parsing import Names
+from penstock.api.requests import ChatFields, StreamOptions
 from penstock.api.responses.items import Item, add_items
 from penstock.api.responses.schema import FunctionTool, InputFields, NamedFunction, NamespaceTool, ResponsesFields
 from penstock.api.responses.tools import ToolNames
-from penstock.api.schema import ChatFields, StreamOptions
 from penstock.api.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 
 # Which fields those of chats are made from; those of functions are `ToolNames.places`.

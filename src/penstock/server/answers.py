@@ -1,0 +1,33 @@
+"""What the server tells of itself: types for the API's description."""
+
+from typing import Literal
+
+import msgspec
+
+
+class Probe(msgspec.Struct, forbid_unknown_fields=True):
+    """A generation that was tried: its tokens, the seconds it took, and those since."""
+
+    status: Literal["generating"]
+    tokens: int
+    seconds: float
+    age: float
+
+
+class Status(msgspec.Struct, forbid_unknown_fields=True):
+    """That the server's process is alive."""
+
+    status: Literal["live"]
+
+
+class Readiness(msgspec.Struct, forbid_unknown_fields=True):
+    """That requests can be served, and whether what they leave can be kept."""
+
+    status: Literal["ready"]
+    storage: Literal["off", "working", "full", "failing"]
+
+
+class Version(msgspec.Struct, forbid_unknown_fields=True):
+    """The release of Penstock that answers."""
+
+    version: str
