@@ -1,14 +1,14 @@
 """An answer as a list of blocks: what the pieces of a model's text add up to, and what all writers of one share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from penstock.api.resolve import Job
 from penstock.api.sample import Sample, Tally, sample_of
 from penstock.core.events import KeptTokens
-from penstock.engine.interface import RequestOutput
+from penstock.engine.interface import RequestOutput, SampleDelta
 from penstock.text.output_format import Parsing
-from penstock.text.pieces import CallArguments, CallStart, Piece, Reasoning
+from penstock.text.pieces import CallArguments, CallStart, Piece, PlainParser, Reasoning, joined
 from penstock.text.table import TokenTable
 
 Kind = Literal["text", "reasoning", "call"]
@@ -45,44 +45,49 @@ Gain = tuple[Block, str]
 """A block and what it gained. Gains are in order; a block that differs from the last gain's begins with it."""
 
 
-class Answer:
-    """The answer of a request's only sample, in blocks, as its outputs come.
+class Blocks:
+    """One sample's answer in blocks, as its text comes: what a stream tells and what is told whole both come from here.
 
     Attributes:
         blocks: what has come.
-        tally: how many tokens it has.
         sample: how it ended.
-        cached_tokens: of the prompt, in the cache.
-        kept: what became of the prompt's prefixes that the request wants kept; None before it is known.
-        seed: what its randomness follows from.
     """
 
-    def __init__(self, job: Job, table: TokenTable | None) -> None:
+    __slots__ = ("_finished", "_parser", "_parsing", "_plain", "blocks", "sample")
+
+    def __init__(self, parsing: Parsing | None, sample: Sample) -> None:
+        """`parsing` cuts the text; None where all of it is content."""
         self.blocks: list[Block] = []
-        self.tally = Tally()
-        self.sample: Sample = sample_of(job, 0, table, self.tally)
-        self.cached_tokens = 0
-        self.kept: KeptTokens | None = None
-        self.seed: int | None = None
-        self._parsing = job.parsing or Parsing()
+        self.sample = sample
+        self._parsing = parsing or Parsing()
         self._parser = self._parsing.parser()
+        self._plain = isinstance(self._parser, PlainParser)
+        self._finished = False
 
-    def take(self, output: RequestOutput) -> list[Gain]:
-        """Take an output; what the blocks gained by it.
+    def take(self, delta: SampleDelta) -> Iterator[tuple[SampleDelta, list[Gain]]]:
+        """Take more of the sample: its parts that count, each with what the blocks gained by it.
 
-        Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed.
+        Raises RowFailed, StepOutOfMemory or EngineUnavailable where the sample has failed.
         """
-        self.cached_tokens, self.kept, self.seed = output.cached_tokens, output.kept, output.seed
-        gains: list[Gain] = []
-        for delta in output.deltas:
-            for part in self.sample.parts(delta):
-                gains += self._add(self._parser.feed(part.text))
-                if self._parser.done:
-                    self.sample.complete()
-        return gains
+        for part in self.sample.parts(delta):
+            if self._plain:
+                # The common case, and the one that has to be cheap.
+                yield part, self._add_content(part.text)
+                continue
+            pieces = self._parser.feed(part.text)
+            if part.ending is not None:
+                self._finished = True
+                pieces = joined([*pieces, *self._parser.finish()])
+            gains = self._add(pieces)
+            if self._parser.done:
+                self.sample.complete()
+            yield part, gains
 
     def end(self) -> list[Gain]:
-        """No more outputs come; what the blocks gained by that."""
+        """No more comes, although the engine may not have ended the sample; what the blocks gained by that."""
+        if self._finished:
+            return []
+        self._finished = True
         return self._add(self._parser.finish())
 
     @property
@@ -94,6 +99,18 @@ class Answer:
     def calls(self) -> bool:
         """Whether tools are called, with all of their arguments."""
         return self.calls_whole and any(block.kind == "call" for block in self.blocks)
+
+    def text(self, kind: Kind) -> str:
+        """All text of one kind."""
+        return "".join(block.text for block in self.blocks if block.kind == kind)
+
+    def _add_content(self, text: str) -> list[Gain]:
+        """What `_add` would, where all text is content."""
+        if not text:
+            return []
+        block = self.blocks[0] if self.blocks else self._begin("text")
+        block.append(text)
+        return [(block, text)]
 
     def _add(self, pieces: Iterable[Piece]) -> list[Gain]:
         gains = []
@@ -119,6 +136,50 @@ class Answer:
         block = Block(len(self.blocks), kind, name, call_id)
         self.blocks.append(block)
         return block
+
+
+class Answer:
+    """The answer of a request's only sample, as its outputs come.
+
+    Attributes:
+        blocks: what has come.
+        sample: how it ended.
+        tally: how many tokens it has.
+        cached_tokens: of the prompt, in the cache.
+        kept: what became of the prompt's prefixes that the request wants kept; None before it is known.
+        seed: what its randomness follows from.
+    """
+
+    def __init__(self, job: Job, table: TokenTable | None) -> None:
+        self.tally = Tally()
+        self.sample: Sample = sample_of(job, 0, table, self.tally)
+        self._blocks = Blocks(job.parsing, self.sample)
+        self.blocks = self._blocks.blocks
+        self.cached_tokens = 0
+        self.kept: KeptTokens | None = None
+        self.seed: int | None = None
+
+    def take(self, output: RequestOutput) -> list[Gain]:
+        """Take an output; what the blocks gained by it.
+
+        Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed.
+        """
+        self.cached_tokens, self.kept, self.seed = output.cached_tokens, output.kept, output.seed
+        return [gain for delta in output.deltas for _, gains in self._blocks.take(delta) for gain in gains]
+
+    def end(self) -> list[Gain]:
+        """No more outputs come; what the blocks gained by that."""
+        return self._blocks.end()
+
+    @property
+    def calls_whole(self) -> bool:
+        """Whether no call lacks a part of its arguments, so far."""
+        return self._blocks.calls_whole
+
+    @property
+    def calls(self) -> bool:
+        """Whether tools are called, with all of their arguments."""
+        return self._blocks.calls
 
 
 class AnswerWriter:

@@ -5,15 +5,17 @@ Events are put together from bytes: a stream's prefix is encoded once, and a tok
 
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from penstock.api.blocks import Blocks, Gain
 from penstock.api.obfuscation import padding
-from penstock.api.openai.chat_message import ChatMessage
+from penstock.api.openai.forms import ChoiceForm, MessageForm, TextForm
 from penstock.api.openai.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_logprobs
 from penstock.api.resolve import Job
-from penstock.api.sample import Sample, Tally, sample_of
+from penstock.api.sample import Tally, sample_of
 from penstock.core.errors import PenstockError
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
@@ -24,35 +26,20 @@ DONE = b"data: [DONE]\n\n"
 _encode = msgspec.json.Encoder().encode
 
 
-class Shape(msgspec.Struct, frozen=True):
+class ResponseKind(msgspec.Struct, frozen=True):
     """Where chats and completions differ in their JSON."""
 
     id_prefix: str
     whole_object: str
     chunk_object: str
-    first_text: bytes
-    text: bytes
-    after_text: bytes
     is_chat: bool
 
 
-CHAT = Shape(
-    id_prefix="chatcmpl-",
-    whole_object="chat.completion",
-    chunk_object="chat.completion.chunk",
-    first_text=b',"delta":{"role":"assistant","content":',
-    text=b',"delta":{"content":',
-    after_text=b"}",
-    is_chat=True,
+CHAT = ResponseKind(
+    id_prefix="chatcmpl-", whole_object="chat.completion", chunk_object="chat.completion.chunk", is_chat=True
 )
-COMPLETION = Shape(
-    id_prefix="cmpl-",
-    whole_object="text_completion",
-    chunk_object="text_completion",
-    first_text=b',"text":',
-    text=b',"text":',
-    after_text=b"",
-    is_chat=False,
+COMPLETION = ResponseKind(
+    id_prefix="cmpl-", whole_object="text_completion", chunk_object="text_completion", is_chat=False
 )
 
 
@@ -60,26 +47,24 @@ class _Choice:
     """What has been written, or collected, of one sample of one prompt."""
 
     def __init__(
-        self, index: int, prompt: int, sample: Sample, echo: str, logprob_writer: LogprobWriter | None
+        self, index: int, prompt: int, blocks: Blocks, form: ChoiceForm, logprob_writer: LogprobWriter | None
     ) -> None:
         self.index = index
         self.prompt = prompt
-        self.sample = sample
+        self.blocks = blocks
+        self.sample = blocks.sample
+        self.form = form
         self.prefix = b""
         self.started = False
-        self.text = [echo] if echo else []
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.logprob_writer = logprob_writer
         self.seed: int | None = None
-        # The message that is cut into pieces, where it is; else all text is content.
-        self.message: ChatMessage | None = None
 
     @property
     def finish(self) -> str | None:
         """Why it ended, as the API has it; None while it goes on."""
-        called = self.message is not None and self.message.calls
-        return "tool_calls" if called and self.sample.finish == "stop" else self.sample.finish
+        return "tool_calls" if self.sample.finish == "stop" and self.blocks.calls else self.sample.finish
 
 
 class ResponseWriter:
@@ -92,9 +77,9 @@ class ResponseWriter:
 
     errors: ErrorForm = PLAIN
 
-    def __init__(self, shape: Shape, job: Job, model: str, table: TokenTable | None) -> None:
-        self.id = shape.id_prefix + uuid.uuid4().hex
-        self._shape = shape
+    def __init__(self, kind: ResponseKind, job: Job, model: str, table: TokenTable | None) -> None:
+        self.id = kind.id_prefix + uuid.uuid4().hex
+        self._kind = kind
         self._job = job
         self._model = model
         self._table = table
@@ -119,13 +104,10 @@ class ResponseWriter:
         events: list[bytes] = []
         for delta in output.deltas:
             choice = self._choices[delta.index]
-            for part in choice.sample.parts(delta):
+            for part, gains in choice.blocks.take(delta):
                 if self._job.continuous_usage:
                     self._end_events_with(b',"usage":' + _encode(self._usage()))
-                if choice.message is not None:
-                    events += self._message_events(choice, choice.message, part)
-                else:
-                    events += self._events(choice, part)
+                events += self._events(choice, part, gains)
         return b"".join(map(_padded, events) if self._job.obfuscated else events)
 
     def end(self) -> bytes:
@@ -146,12 +128,7 @@ class ResponseWriter:
         self._note(output)
         for delta in output.deltas:
             choice = self._choices[delta.index]
-            for part in choice.sample.parts(delta):
-                if choice.message is None:
-                    choice.text.append(part.text)
-                else:
-                    choice.message.add(part.text, ended=part.ending is not None)
-                    self._end_if_done(choice, choice.message)
+            for part, _ in choice.blocks.take(delta):
                 choice.token_ids += part.token_ids
                 choice.logprobs += part.logprobs or ()
 
@@ -174,7 +151,7 @@ class ResponseWriter:
         """The body of the whole response, as JSON."""
         response: dict[str, Any] = {
             "id": self.id,
-            "object": self._shape.whole_object,
+            "object": self._kind.whole_object,
             "created": self._created,
             "model": self._model,
             # One by one: all at once would be a long stay in the encoder, where prompts are scored.
@@ -186,9 +163,9 @@ class ResponseWriter:
             response["seed"] = self._choices[0].seed
         if self._job.service_tier is not None:
             response["service_tier"] = self._job.service_tier
-        if self._job.return_token_ids and self._shape.is_chat:
+        if self._job.return_token_ids and self._kind.is_chat:
             response["prompt_token_ids"] = self._job.prompts[0]
-        if self._job.prompt_logprobs is not None and self._shape.is_chat:
+        if self._job.prompt_logprobs is not None and self._kind.is_chat:
             response["prompt_logprobs"] = self._scores(0)
         return _encode(response)
 
@@ -199,24 +176,23 @@ class ResponseWriter:
         if params.logprobs is not None:
             writer = (
                 ChatLogprobs(self._table)
-                if self._shape.is_chat
+                if self._kind.is_chat
                 else CompletionLogprobs(self._table, params.skip_special_tokens, len(echo))
             )
-        told = sample_of(self._job, prompt, self._table, self._tally)
-        choice = _Choice(prompt * params.n + sample, prompt, told, echo, writer)
-        if self._job.parsing is not None:
-            choice.message = ChatMessage(self._job.parsing)
-        return choice
+        parsing = self._job.parsing
+        blocks = Blocks(parsing, sample_of(self._job, prompt, self._table, self._tally))
+        form = MessageForm(parsed=parsing is not None) if self._kind.is_chat else TextForm(echo)
+        return _Choice(prompt * params.n + sample, prompt, blocks, form, writer)
 
     def _end_events_with(self, usage: bytes) -> None:
         self._tail = b"}]" + usage + b"}\n\n"
         # Ends an event without anything special, which nearly all are.
-        self._plain_tail = self._shape.after_text + b',"logprobs":null,"finish_reason":null' + self._tail
+        self._plain_tail = b',"logprobs":null,"finish_reason":null' + self._tail
 
     def _begin(self, output: RequestOutput) -> None:
         head: dict[str, Any] = {
             "id": self.id,
-            "object": self._shape.chunk_object,
+            "object": self._kind.chunk_object,
             "created": self._created,
             "model": self._model,
         }
@@ -238,40 +214,26 @@ class ResponseWriter:
         for delta in output.deltas:
             self._choices[delta.index].seed = output.seed
 
-    def _events(self, choice: _Choice, delta: SampleDelta) -> list[bytes]:
-        """The event of a choice whose text is content, if there is anything to tell."""
-        text, shape = delta.text, self._shape
-        if choice.started and self._is_plain(choice, delta):
+    def _events(self, choice: _Choice, part: SampleDelta, gains: Sequence[Gain]) -> list[bytes]:
+        """The events of a part of a choice: one for each piece of its answer, the last with all that is new."""
+        ended = part.ending is not None
+        pieces = choice.form.parts(gains, first=not choice.started, ended=ended)
+        if choice.started and choice.sample.finish is None and self._is_plain(choice, part):
             # The common case, and the one that has to be cheap.
-            return [choice.prefix + shape.text + _encode(text) + self._plain_tail] if text else []
-        opening, tail = shape.text, self._tail_of(choice)
-        if not choice.started:
-            opening, text = shape.first_text, "".join(choice.text) + text
-        return [b"".join((choice.prefix, opening, _encode(text), shape.after_text, self._rest(choice, delta), tail))]
-
-    def _message_events(self, choice: _Choice, message: ChatMessage, delta: SampleDelta) -> list[bytes]:
-        """The events of a chat's choice whose text is cut into pieces: one for each, the last with all that is new."""
-        parts = message.deltas(delta.text, ended=delta.ending is not None)
-        self._end_if_done(choice, message)
-        head = choice.prefix + b',"delta":{'
-        if choice.started and choice.sample.finish is None and self._is_plain(choice, delta):
-            return [head + part + self._plain_tail for part in parts]
-        *others, last = parts or [b""]
+            return [choice.prefix + piece + self._plain_tail for piece in pieces]
+        *others, last = pieces or [choice.form.nothing]
         events = []
-        for part in others:
+        for piece in others:
             tail = self._tail_of(choice)
-            events.append(head + part + b'},"logprobs":null,"finish_reason":null' + self._opening(choice) + tail)
+            events.append(
+                choice.prefix + piece + b',"logprobs":null,"finish_reason":null' + self._opening(choice) + tail
+            )
         tail = self._tail_of(choice)
-        return [*events, head + last + b"}" + self._rest(choice, delta) + tail]
+        return [*events, choice.prefix + last + self._rest(choice, part) + tail]
 
     def _is_plain(self, choice: _Choice, delta: SampleDelta) -> bool:
         """Whether an event says nothing beside its text."""
         return delta.ending is None and choice.logprob_writer is None and not self._job.return_token_ids
-
-    @staticmethod
-    def _end_if_done(choice: _Choice, message: ChatMessage) -> None:
-        if message.done:
-            choice.sample.complete()
 
     def _opening(self, choice: _Choice) -> bytes:
         """What only the first event of a choice says."""
@@ -279,13 +241,13 @@ class ResponseWriter:
             return b""
         choice.started = True
         opening = b',"seed":' + _encode(choice.seed)
-        if self._job.return_token_ids and not self._shape.is_chat:
+        if self._job.return_token_ids and not self._kind.is_chat:
             opening += b',"prompt_token_ids":' + _encode(self._job.prompts[choice.prompt])
         return opening
 
     def _tail_of(self, choice: _Choice) -> bytes:
         """What ends the choice's next event. A chat's prompt is told beside the choices, as in whole responses."""
-        if choice.started or not (self._job.return_token_ids and self._shape.is_chat):
+        if choice.started or not (self._job.return_token_ids and self._kind.is_chat):
             return self._tail
         return b'}],"prompt_token_ids":' + _encode(self._job.prompts[0]) + self._tail.removeprefix(b"}]")
 
@@ -303,23 +265,16 @@ class ResponseWriter:
         return b',"logprobs":%b,"finish_reason":%b%b' % (_encode(logprobs), _encode(choice.finish), rest)
 
     def _whole(self, choice: _Choice) -> dict[str, Any]:
-        text = "".join(choice.text)
         self._echo_logprobs(choice)
-        result: dict[str, Any] = {"index": choice.index}
-        if choice.message is not None:
-            result["message"] = choice.message.whole()
-        elif self._shape.is_chat:
-            result["message"] = {"role": "assistant", "content": text}
-        else:
-            result["text"] = text
+        result: dict[str, Any] = {"index": choice.index, **choice.form.whole(choice.blocks)}
         writer = choice.logprob_writer
         result["logprobs"] = None if writer is None else writer.write(choice.logprobs)
         result |= {"finish_reason": choice.finish, "stop_reason": choice.sample.stop_reason, "seed": choice.seed}
         if self._job.return_token_ids:
             result["token_ids"] = choice.token_ids
-            if not self._shape.is_chat:
+            if not self._kind.is_chat:
                 result["prompt_token_ids"] = self._job.prompts[choice.prompt]
-        if self._job.prompt_logprobs is not None and not self._shape.is_chat:
+        if self._job.prompt_logprobs is not None and not self._kind.is_chat:
             result["prompt_logprobs"] = self._scores(choice.prompt)
         return result
 

@@ -1,0 +1,103 @@
+"""How a choice tells its answer: as a text, or as the message of a chat; in parts as its blocks grow, or whole."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from penstock.api.blocks import Block, Blocks, Gain
+
+_encode = msgspec.json.Encoder().encode
+_ROLE = b'"role":"assistant",'
+
+
+class ChoiceForm(Protocol):
+    """Writes one choice, either in parts or whole.
+
+    Attributes:
+        nothing: the part that an event has which tells nothing new of the answer.
+    """
+
+    nothing: bytes
+
+    def parts(self, gains: Sequence[Gain], *, first: bool, ended: bool) -> list[bytes]:
+        """What each event has of the answer, by what its blocks gained; the last may tell of the end beside it."""
+
+    def whole(self, blocks: Blocks) -> dict[str, Any]:
+        """The answer as whole responses have it, for JSON."""
+
+
+class TextForm:
+    """`{"text"}`, of completions, with the prompt before it where that is echoed."""
+
+    nothing = b',"text":""'
+
+    def __init__(self, echo: str) -> None:
+        self._echo = echo
+
+    def parts(self, gains: Sequence[Gain], *, first: bool, ended: bool) -> list[bytes]:
+        """What each event has of the answer, by what its blocks gained."""
+        text = gains[0][1] if len(gains) == 1 else "".join([gained for _, gained in gains])
+        if first:
+            text = self._echo + text
+        return [b',"text":' + _encode(text)] if text else []
+
+    def whole(self, blocks: Blocks) -> dict[str, Any]:
+        """The answer as whole responses have it, for JSON."""
+        return {"text": self._echo + blocks.text("text")}
+
+
+class MessageForm:
+    """`{"message"}`, of chats; in streams `{"delta"}`."""
+
+    def __init__(self, *, parsed: bool) -> None:
+        """`parsed`: whether there may be more than content."""
+        # Calls and reasoning alone have no content, and what is not known yet may be such.
+        self._unknown = b'"content":null' if parsed else b'"content":""'
+        self.nothing = b',"delta":{}' if parsed else b',"delta":{"content":""}'
+        self._told = False
+        self._calls: list[Block] = []
+
+    def parts(self, gains: Sequence[Gain], *, first: bool, ended: bool) -> list[bytes]:
+        """The deltas, one for each gain, the first of all with the role."""
+        if self._told and len(gains) == 1 and gains[0][0].kind == "text":
+            # The common case, and the one that has to be cheap.
+            return [b',"delta":{"content":' + _encode(gains[0][1]) + b"}"]
+        deltas = [self._delta(block, text) for block, text in gains]
+        self._told = self._told or bool(deltas)
+        if ended and not self._told:
+            deltas = [b'"content":""']
+        if first:
+            opening = deltas[0] if deltas else self._unknown
+            deltas[:1] = [_ROLE + (b"" if opening.startswith(b'"content"') else b'"content":null,') + opening]
+        return [b',"delta":{' + delta + b"}" for delta in deltas]
+
+    def whole(self, blocks: Blocks) -> dict[str, Any]:
+        """The message, a dictionary for JSON."""
+        content, reasoning = blocks.text("text"), blocks.text("reasoning")
+        calls = [block for block in blocks.blocks if block.kind == "call"]
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if not content and (reasoning or calls):
+            message["content"] = None
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = [_call(block, block.text) for block in calls]
+        return {"message": message}
+
+    def _delta(self, block: Block, text: str) -> bytes:
+        if block.kind == "text":
+            return b'"content":' + _encode(text)
+        if block.kind == "reasoning":
+            return b'"reasoning_content":' + _encode(text)
+        if not self._calls or self._calls[-1] is not block:
+            # A call begins with its name.
+            self._calls.append(block)
+            call = {"index": len(self._calls) - 1, **_call(block, text)}
+        else:
+            call = {"index": len(self._calls) - 1, "function": {"arguments": text}}
+        return b'"tool_calls":[' + _encode(call) + b"]"
+
+
+def _call(block: Block, arguments: str) -> dict[str, Any]:
+    return {"id": block.call_id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
