@@ -18,7 +18,7 @@ from typing import Any
 from penstock.api import requests, tools
 from penstock.api.anthropic import schema as messages
 from penstock.api.anthropic import thinking
-from penstock.api.fields import Hint, Refused, Rule, Rules
+from penstock.api.fields import FieldRule, FieldRules, HintField, RefusedField
 from penstock.api.openai import schema, tokens
 from penstock.api.responses import items
 from penstock.api.responses import schema as responses
@@ -48,7 +48,7 @@ class Place:
     endpoints: tuple[str, ...]
     path: str
     kinds: tuple[type, ...]
-    rules: Rules = field(default_factory=dict)
+    rules: FieldRules = field(default_factory=dict)
     package_types: tuple[str, ...] = ()
     others_are_hints: bool = False
 
@@ -231,12 +231,12 @@ class Row:
 
     place: Place
     name: str
-    rule: Rule | None
+    rule: FieldRule | None
 
     @property
     def word(self) -> str:
         """What the server does with it."""
-        return "yes" if self.rule is None else "hint" if isinstance(self.rule, Hint) else "refused"
+        return "yes" if self.rule is None else "hint" if isinstance(self.rule, HintField) else "refused"
 
 
 def rows(place: Place) -> list[Row]:
@@ -246,7 +246,7 @@ def rows(place: Place) -> list[Row]:
     known += [Row(place, name, place.rules[name]) for name in sorted(place.rules.keys() - own)]
     if place.others_are_hints:
         names = package_fields(place) - own - place.rules.keys()
-        own_record = Hint("It is the client's own record.")
+        own_record = HintField("It is the client's own record.")
         known += [Row(place, name, own_record) for name in sorted(names)] + [Row(place, "any other", own_record)]
     return known
 
@@ -334,8 +334,8 @@ def _notes() -> Iterator[str]:
         yield f"| `{name}` | {', '.join(f'`{endpoint}`' for endpoint in endpoints)} | {said} |"
 
 
-def _said(rule: Rule) -> str:
-    if isinstance(rule, Refused):
+def _said(rule: FieldRule) -> str:
+    if isinstance(rule, RefusedField):
         return f"Refused: {rule.message}"
     return f"Hint: {rule.why}" + (f" Other values: {rule.otherwise}" if rule.otherwise else "")
 

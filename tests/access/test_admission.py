@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.access.admission import LONGEST_RETRY, SHORTEST_RETRY, Admission, Bounds, Demand, Lengths, Ticket
+from penstock.access.admission import (
+    LONGEST_RETRY,
+    SHORTEST_RETRY,
+    AdmissionControl,
+    AdmissionRequest,
+    OutputLengths,
+    QueueBounds,
+    Ticket,
+)
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
 from penstock.core.events import LoadSnapshot
 
@@ -21,19 +29,25 @@ def never() -> float:
     return 0.999999
 
 
-def make(requests: int = 10, tokens: int = 10_000, ttft: float | None = None, chance: Any = never) -> Admission:
-    return Admission(Bounds(requests=requests, tokens=tokens, ttft=ttft), lambda length: -(-length // 16), chance)
+def make(requests: int = 10, tokens: int = 10_000, ttft: float | None = None, chance: Any = never) -> AdmissionControl:
+    return AdmissionControl(
+        QueueBounds(requests=requests, tokens=tokens, ttft=ttft), lambda length: -(-length // 16), chance
+    )
 
 
-def demand(tokens: int = 10, count: int = 1, most: int | None = 50, samples: int = 1, **others: Any) -> Demand:
-    return Demand(prompts=(tokens,) * count, samples=samples, max_tokens=(most,) * count, **others)
+def demand(
+    tokens: int = 10, count: int = 1, most: int | None = 50, samples: int = 1, **others: Any
+) -> AdmissionRequest:
+    return AdmissionRequest(prompts=(tokens,) * count, samples=samples, max_tokens=(most,) * count, **others)
 
 
-def fill(admission: Admission, count: int, load: LoadSnapshot = IDLE, now: float = 0.0, **fields: Any) -> list[Ticket]:
+def fill(
+    admission: AdmissionControl, count: int, load: LoadSnapshot = IDLE, now: float = 0.0, **fields: Any
+) -> list[Ticket]:
     return [admission.admit(demand(**fields), load, now) for _ in range(count)]
 
 
-def begin(admission: Admission, ticket: Ticket, load: LoadSnapshot, now: float) -> None:
+def begin(admission: AdmissionControl, ticket: Ticket, load: LoadSnapshot, now: float) -> None:
     admission.gained(ticket, 0, 1, load, now, ended=False)
 
 
@@ -105,7 +119,7 @@ def test_higher_priorities_are_shed_last() -> None:
     refused(lambda: admission.check(IDLE, 0.0))
 
 
-def serve(admission: Admission, seconds: int, tokens: int = 100) -> tuple[LoadSnapshot, float]:
+def serve(admission: AdmissionControl, seconds: int, tokens: int = 100) -> tuple[LoadSnapshot, float]:
     """Under a backlog one prompt of so many tokens begins each second; the queue stays as long as it is."""
     load, now = LoadSnapshot(waiting=5, blocks_total=10**6), 0.0
     tickets = fill(admission, 4, load, now, tokens=tokens)
@@ -177,7 +191,7 @@ def test_memory_is_no_reason_without_a_queue() -> None:
 
 
 def test_lengths_are_learnt_by_tenant_and_bounded_by_what_is_asked_for() -> None:
-    lengths = Lengths()
+    lengths = OutputLengths()
     assert lengths.expect("a", None) == 256 and lengths.expect("a", 10) == 10
     for _ in range(200):
         lengths.observe("a", 20)
@@ -191,7 +205,7 @@ def test_lengths_are_learnt_by_tenant_and_bounded_by_what_is_asked_for() -> None
 
 
 def test_lengths_of_any_number_of_tenants_take_bounded_memory() -> None:
-    lengths = Lengths()
+    lengths = OutputLengths()
     for index in range(5000):
         lengths.observe(str(index), 1)
     assert len(lengths._tenants) == 1024
@@ -202,7 +216,9 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.admission = Admission(Bounds(requests=8, tokens=400, ttft=5.0), lambda length: -(-length // 16), never)
+        self.admission = AdmissionControl(
+            QueueBounds(requests=8, tokens=400, ttft=5.0), lambda length: -(-length // 16), never
+        )
         self.tickets: list[Ticket] = []
         self.waiting: dict[tuple[int, int], tuple[int, int]] = {}
         self.now = 0.0
@@ -234,7 +250,7 @@ class Machine(RuleBasedStateMachine):
         ticket = data.draw(st.sampled_from(self.tickets))
         sample = data.draw(st.integers(0, len(ticket.produced) - 1))
         self.now += seconds
-        gone = self.waiting.pop((id(ticket), sample // ticket.demand.samples), None)
+        gone = self.waiting.pop((id(ticket), sample // ticket.request.samples), None)
         self.prefilled += gone[0] if gone else 0
         self.admission.gained(ticket, sample, tokens, self.load, self.now, ended=ended)
 
@@ -243,7 +259,7 @@ class Machine(RuleBasedStateMachine):
     def leave(self, data: st.DataObject, times: int) -> None:
         ticket = data.draw(st.sampled_from(self.tickets))
         self.tickets.remove(ticket)
-        for prompt in range(len(ticket.demand.prompts)):
+        for prompt in range(len(ticket.request.prompts)):
             self.waiting.pop((id(ticket), prompt), None)
         for _ in range(times):
             self.admission.leave(ticket, self.load, self.now)
@@ -251,7 +267,7 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_is_promised_is_what_was_not_given(self) -> None:
         for ticket in self.tickets:
-            own = sum(-(-ticket.demand.prompts[prompt] // 16) for prompt in ticket.waiting)
+            own = sum(-(-ticket.request.prompts[prompt] // 16) for prompt in ticket.waiting)
             assert ticket.promised == own + sum(ticket.owed) and min(ticket.owed) >= 0
         assert self.admission._promised == sum(ticket.promised for ticket in self.tickets)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from penstock.access.admission import Bounds
+from penstock.access.admission import QueueBounds
 from penstock.access.limits import LimitOptions, Limits, resolve_limits
 from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWish, SchedulerConfig
 from penstock.core.errors import ConfigurationError
@@ -24,7 +24,7 @@ def config(max_num_seqs: int = 256, num_blocks: int = 1000, groups: int = 1) -> 
 
 def test_what_is_chosen_follows_from_what_can_run() -> None:
     limits, reasons = resolve_limits(LimitOptions(), config())
-    assert limits == Limits(bounds=Bounds(requests=1024, tokens=64_000))
+    assert limits == Limits(bounds=QueueBounds(requests=1024, tokens=64_000))
     assert [(reason.setting, reason.value) for reason in reasons] == [
         ("max queued requests", "1024"),
         ("max queued tokens", "64000"),
@@ -35,7 +35,7 @@ def test_what_is_chosen_follows_from_what_can_run() -> None:
     ]
     assert all(reason.why for reason in reasons)
     few, _ = resolve_limits(LimitOptions(), config(max_num_seqs=2, groups=2))
-    assert few.bounds == Bounds(requests=128, tokens=32_000)
+    assert few.bounds == QueueBounds(requests=128, tokens=32_000)
 
 
 def test_a_pool_that_is_estimated_is_told_to_be() -> None:
@@ -57,7 +57,7 @@ def test_what_is_asked_for_is_taken() -> None:
         max_connections=100,
     )
     limits, reasons = resolve_limits(asked, config(), descriptors=200)
-    bounds = Bounds(requests=1, tokens=5, ttft=0.5)
+    bounds = QueueBounds(requests=1, tokens=5, ttft=0.5)
     assert limits == Limits(bounds=bounds, request_timeout=60.0, stall_timeout=2.0, max_connections=100)
     assert {reason.why for reason in reasons} == {"as asked"}
 

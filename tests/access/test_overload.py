@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.access.admission import Bounds
+from penstock.access.admission import QueueBounds
 from penstock.api.resolve import Resolver
 from penstock.core.events import LoadSnapshot
 from penstock.http import stall
-from penstock.http.stall import StallWatch
+from penstock.http.stall import StalledClientWatch
 from penstock.server.app import create_app
 from support.loaded_server import REQUESTS, STREAMED, TEMPLATE, TURN, in_background, loaded
 from support.scripted_engine import Call, ScriptedEngine
@@ -25,7 +25,7 @@ from support.world_http import Exchange
 
 
 def test_a_full_queue_refuses_in_each_api_its_own_way_and_serves_again(tokenizer: Any) -> None:
-    with loaded(tokenizer, bounds=Bounds(requests=3, tokens=10**6)) as server:
+    with loaded(tokenizer, bounds=QueueBounds(requests=3, tokens=10**6)) as server:
         with in_background(server, 3):
             for path, body in REQUESTS.items():
                 response = server.http.post(path, json=body)
@@ -47,7 +47,7 @@ def test_a_full_queue_refuses_in_each_api_its_own_way_and_serves_again(tokenizer
 
 
 def test_what_has_begun_makes_room_before_it_ends(tokenizer: Any) -> None:
-    with loaded(tokenizer, bounds=Bounds(requests=1, tokens=10**6)) as server, in_background(server, 1):
+    with loaded(tokenizer, bounds=QueueBounds(requests=1, tokens=10**6)) as server, in_background(server, 1):
         assert server.http.post("/v1/completions", json={"prompt": "hi"}).status_code == 503
         server.outputs = 1
         with httpx.Client(base_url=server.url) as client:
@@ -57,7 +57,10 @@ def test_what_has_begun_makes_room_before_it_ends(tokenizer: Any) -> None:
 
 def test_priorities_go_on_where_others_are_shed(tokenizer: Any) -> None:
     # At 9 of 10 half are refused; chance says 0.5, and at 9.5 (in tokens) it is against the request.
-    with loaded(tokenizer, bounds=Bounds(requests=10, tokens=20)) as server, in_background(server, 1, prompt=[5] * 19):
+    with (
+        loaded(tokenizer, bounds=QueueBounds(requests=10, tokens=20)) as server,
+        in_background(server, 1, prompt=[5] * 19),
+    ):
         refused = server.http.post("/v1/completions", json={"prompt": [5]})
         assert refused.status_code == 503 and "almost full" in refused.json()["error"]["message"]
         refused = server.http.post("/v1/completions", json={"prompt": [5], "service_tier": "flex"})
@@ -68,7 +71,7 @@ def test_priorities_go_on_where_others_are_shed(tokenizer: Any) -> None:
 
 
 def test_memory_pressure_and_slow_first_tokens_are_reasons_of_their_own(tokenizer: Any) -> None:
-    with loaded(tokenizer, bounds=Bounds(requests=8, tokens=10**6, ttft=0.01)) as server:
+    with loaded(tokenizer, bounds=QueueBounds(requests=8, tokens=10**6, ttft=0.01)) as server:
         with in_background(server, 1, prompt=[5] * 100):
             server.engine.load = LoadSnapshot(waiting=1, blocks_total=100, blocks_used=99)
             refused = server.http.post("/v1/completions", json={"prompt": [5] * 30})
@@ -84,7 +87,7 @@ def test_memory_pressure_and_slow_first_tokens_are_reasons_of_their_own(tokenize
 def test_what_was_refused_for_its_tokens_is_known_when_it_comes_again(tokenizer: Any, count_chats: list[str]) -> None:
     """A retry is decided like the first try, by what has changed, and is parsed only where it may be taken on."""
     body = {"messages": [{"role": "user", "content": "one two three " * 20}], "max_tokens": 2}
-    with loaded(tokenizer, bounds=Bounds(requests=100, tokens=100)) as server:
+    with loaded(tokenizer, bounds=QueueBounds(requests=100, tokens=100)) as server:
         with in_background(server, 1, prompt=[5] * 70):
             for _ in range(3):
                 refused = server.http.post("/v1/chat/completions", json=body)
@@ -121,7 +124,7 @@ def count_chats(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_a_refused_body_is_passed_over_and_the_connection_goes_on(tokenizer: Any) -> None:
     with (
-        loaded(tokenizer, bounds=Bounds(requests=1, tokens=10**6)) as server,
+        loaded(tokenizer, bounds=QueueBounds(requests=1, tokens=10**6)) as server,
         in_background(server, 1),
         contextlib.closing(_connect(server.url)) as connection,
     ):
@@ -285,15 +288,15 @@ def test_a_stream_whose_reader_stops_is_cancelled_and_what_waits_is_bounded(toke
 
 
 def test_a_slow_reader_is_no_reader_that_stops(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    watches: list[tuple[StallWatch, asyncio.AbstractEventLoop]] = []
+    watches: list[tuple[StalledClientWatch, asyncio.AbstractEventLoop]] = []
 
-    def wait(watch: StallWatch) -> None:
+    def wait(watch: StalledClientWatch) -> None:
         """The test says when it is time for another look."""
         loop = asyncio.get_running_loop()
         watch._timer = loop.call_later(2 * PATIENCE, lambda: None)
         watches.append((watch, loop))
 
-    monkeypatch.setattr(StallWatch, "_wait", wait)
+    monkeypatch.setattr(StalledClientWatch, "_wait", wait)
     # Between two looks a socket may take 256 KiB; the answer of 5 MB must not be read before the last of them.
     monkeypatch.setattr(stall, "LOOKS", 2)
     with loaded(tokenizer) as server:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from penstock.api.fields import Hint, Refused
+from penstock.api.fields import HintField, RefusedField
 from penstock.server.app import create_app
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
@@ -277,14 +277,14 @@ def test_each_cell_is_what_a_request_meets(http: httpx.Client, endpoint: str) ->
         if row.rule is None:
             for body in bodies(row, endpoint):
                 told(http.post(endpoint, json=body), row, [])
-        elif isinstance(row.rule, Hint):
+        elif isinstance(row.rule, HintField):
             for body in bodies(row, endpoint, HINTS.get(row.name, "a hint")):
                 told(http.post(endpoint, json=body), row, [_told_as(row)])
         else:
             check_refusal(http, row, row.rule, endpoint)
 
 
-def check_refusal(http: httpx.Client, row: Row, rule: Refused, endpoint: str) -> None:
+def check_refusal(http: httpx.Client, row: Row, rule: RefusedField, endpoint: str) -> None:
     for value in (None, *rule.neutral):
         for body in bodies(row, endpoint, value):
             told(http.post(endpoint, json=body), row, [])

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock.api.equivalents import EQUIVALENTS
-from penstock.api.fields import FieldReader, Hint, Refused
+from penstock.api.fields import FieldReader, HintField, RefusedField
 from penstock.api.openai.schema import parse_chat
 from penstock.api.policies import FieldPolicies
 from penstock.api.requests import ChatFields
@@ -265,7 +265,7 @@ def test_equivalents_name_fields_that_exist() -> None:
 
 def test_a_reader_tells_each_field_once() -> None:
     reader = FieldReader()
-    rules = {"a": Hint("why"), "b": Refused("is not supported.", (1,)), "c": Hint("why", (True,))}
+    rules = {"a": HintField("why"), "b": RefusedField("is not supported.", (1,)), "c": HintField("why", (True,))}
     for index in range(3):
         reader.settle({"a": 1, "b": 1, "c": True, "d": 5}, rules, f"messages[{index}].")
     assert reader.ignored == ("messages[].a",)

@@ -15,12 +15,12 @@ from openai import OpenAI
 from penstock.batches import runner as batch_runner
 from penstock.core.errors import EngineUnavailable
 from penstock.core.request import BACKGROUND_PRIORITY
-from penstock.storage.limits import Limits
+from penstock.storage.quotas import StorageQuota
 from penstock.text.tokenizer import Tokenizer
 from support.stored_server import StoredServer, line, serving_stored
 from support.waiting import PATIENCE, until
 
-LIMITS = Limits(lines=50_000, unfinished_batches=3, batches=30, line_bytes=20_000)
+LIMITS = StorageQuota(lines=50_000, unfinished_batches=3, batches=30, line_bytes=20_000)
 
 
 @pytest.fixture(scope="module")
@@ -375,7 +375,7 @@ def test_no_more_lines_run_than_a_step_can_use(stored: StoredServer) -> None:
 
 
 def test_a_batch_whose_results_do_not_fit_fails_with_what_it_has(tmp_path: Path) -> None:
-    limits = Limits(total_bytes=30_000)
+    limits = StorageQuota(total_bytes=30_000)
     with serving_stored(tmp_path, limits=limits) as stored:
         batch = run(stored, b"".join(line(f"n{n}", return_token_ids=True) for n in range(100)))
         assert batch["status"] == "failed"

@@ -12,14 +12,14 @@ import pytest
 from openai import NotFoundError, OpenAI
 
 from penstock.server.app import create_app
-from penstock.storage.limits import Limits
+from penstock.storage.quotas import StorageQuota
 from support.documented import described_client
 from support.http_server import running
 from support.scripted_engine import ScriptedEngine
 from support.stored_server import StoredServer, line, serving_stored
 from support.waiting import PATIENCE, until
 
-LIMITS = Limits(file_bytes=300_000, total_bytes=1_000_000, files=12)
+LIMITS = StorageQuota(file_bytes=300_000, total_bytes=1_000_000, files=12)
 HEAD = "POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.http.stall import LOOKS, StallWatch
+from penstock.http.stall import LOOKS, StalledClientWatch
 
 
 class Transport:
@@ -36,7 +36,7 @@ def watch(sizes: Sequence[int], looks: int, end: bool = False) -> Transport:
             return asyncio.TimerHandle(0.0, callback, (), loop)
 
         loop.call_later = call_later  # type: ignore[assignment,method-assign]
-        stall = StallWatch(16.0)
+        stall = StalledClientWatch(16.0)
         stall.begin(cast(asyncio.Transport, transport))
         stall.begin(cast(asyncio.Transport, transport))
         assert len(timers) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock.access.admission import Bounds
+from penstock.access.admission import QueueBounds
 from support.loaded_server import REQUESTS, in_background, loaded
 
 ROUNDS = 10
@@ -37,7 +37,7 @@ def garbage() -> Iterator[list[object]]:
 
 @pytest.mark.parametrize("path", REQUESTS)
 def test_what_is_refused_is_in_no_cycle(tokenizer: Any, path: str) -> None:
-    with loaded(tokenizer, bounds=Bounds(requests=1, tokens=10**6)) as server, in_background(server, 1):
+    with loaded(tokenizer, bounds=QueueBounds(requests=1, tokens=10**6)) as server, in_background(server, 1):
         assert server.http.post(path, json=REQUESTS[path]).status_code in (503, 529)
         with garbage() as found:
             for _ in range(ROUNDS):

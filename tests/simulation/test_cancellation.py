@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from penstock.access.admission import Bounds
+from penstock.access.admission import QueueBounds
 from penstock.core.config import SchedulerConfig
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
@@ -88,7 +88,7 @@ def run(jobs: list[Job], *, chunk: int = 1, drain_at: float | None = None) -> Wa
             kept_share=0.0,
             jobs=jobs,
             faults=Faults(**dict.fromkeys(Faults.__dataclass_fields__, 0)),
-            front=Front(1.0, False, None, Bounds(requests=100, tokens=10**6), None, drain_at, 0.0),
+            front=Front(1.0, False, None, QueueBounds(requests=100, tokens=10**6), None, drain_at, 0.0),
         )
     )
     world.seen = []

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.access.admission import Bounds
+from penstock.access.admission import QueueBounds
 from penstock.core.config import SchedulerConfig
 from penstock.core.request import Standing
 from penstock.core.sampling import SamplingParams
@@ -22,7 +22,7 @@ RECOVERY = 5.0
 TURN = 0.07
 # Requests per second that this engine can finish.
 PEAK = 8.0
-QUEUE = Bounds(requests=8, tokens=10**6)
+QUEUE = QueueBounds(requests=8, tokens=10**6)
 RETRIES = 5
 
 
@@ -64,7 +64,7 @@ def jobs(rng: random.Random, heeding: float) -> list[Job]:
     ]
 
 
-def run(heeding: float, bounds: Bounds = QUEUE) -> tuple[float, float, float]:
+def run(heeding: float, bounds: QueueBounds = QUEUE) -> tuple[float, float, float]:
     """Goodput as a share: before, of the peak while there is too much, and once the load has fallen."""
     rng = random.Random(7)
     world = World(
@@ -106,4 +106,4 @@ def test_goodput_holds_and_recovers_whatever_clients_make_of_refusals(heeding: f
 
 def test_without_bounds_it_does_not() -> None:
     """What the test above finds is admission's doing."""
-    assert run(0.0, Bounds(requests=10**6, tokens=10**9))[1] < 0.65
+    assert run(0.0, QueueBounds(requests=10**6, tokens=10**9))[1] < 0.65

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.access.admission import Admission, Ticket
+from penstock.access.admission import AdmissionControl, Ticket
 from penstock.api.anthropic.writer import MessagesWriter
 from penstock.api.generation import GenerationResponse
 from penstock.api.openai.writer import ResponseWriter
@@ -136,16 +136,16 @@ def suspects_together(patch: pytest.MonkeyPatch) -> None:
 
 def refused_and_counted(patch: pytest.MonkeyPatch) -> None:
     """A request that admission refuses is counted as one that waits, for ever."""
-    check = Admission._check_memory
+    check = AdmissionControl._check_memory
 
-    def count(self: Admission, ticket: Ticket, load: Any) -> None:
+    def count(self: AdmissionControl, ticket: Ticket, load: Any) -> None:
         try:
             check(self, ticket, load)
         except Overloaded:
-            self._count(ticket.demand.priority, len(ticket.demand.prompts), sum(ticket.demand.prompts))
+            self._count(ticket.request.priority, len(ticket.request.prompts), sum(ticket.request.prompts))
             raise
 
-    patch.setattr(Admission, "_check_memory", count)
+    patch.setattr(AdmissionControl, "_check_memory", count)
 
 
 def promised_to_who_has_gone(patch: pytest.MonkeyPatch) -> None:

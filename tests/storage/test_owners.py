@@ -18,7 +18,7 @@ from penstock.access.keys import Keyring, entry, only_key, parse_keys
 from penstock.storage import responses as responses_store
 from penstock.storage import tables
 from penstock.storage.database import Database
-from penstock.storage.limits import Limits
+from penstock.storage.quotas import StorageQuota
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.stored_server import StoredServer, line, serving_stored
 from support.tokenizers_made import add_bos, make_raw, save
@@ -47,7 +47,7 @@ class Owners(RuleBasedStateMachine):
         super().__init__()
         self._ended = ExitStack()
         folder = Path(self._ended.enter_context(tempfile.TemporaryDirectory()))
-        limits = Limits(files=1000, unfinished_batches=1000)
+        limits = StorageQuota(files=1000, unfinished_batches=1000)
         self.server: StoredServer = self._ended.enter_context(serving_stored(folder, _tokenizer(), limits, keyring()))
         # The owner of each thing that exists, by id, which files are a batch's output, and what responses go on from.
         self.files: dict[str, str] = {}

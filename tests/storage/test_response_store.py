@@ -11,7 +11,7 @@ import pytest
 
 from penstock.core.errors import InvalidParameter
 from penstock.storage.errors import PreviousResponseNotFound, StorageFull
-from penstock.storage.responses import Limits, ResponseStore
+from penstock.storage.responses import ResponseQuota, ResponseStore
 from support.waiting import reached
 
 Clock = list[float]
@@ -20,7 +20,7 @@ Clock = list[float]
 def run(
     path: Path,
     test: Callable[[ResponseStore], Coroutine[Any, Any, None]],
-    limits: Limits | None = None,
+    limits: ResponseQuota | None = None,
     now: float = 0.0,
 ) -> None:
     """Run a test with a store in `path`, at a time of its own."""
@@ -110,7 +110,7 @@ def test_items_of_responses_that_are_gone_are_gone(tmp_path: Path) -> None:
             await places(store, "out of a")
         assert await places(store, "out of c") == ["out of c"]
 
-    run(tmp_path, test, Limits(responses=2))
+    run(tmp_path, test, ResponseQuota(responses=2))
     with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite")) as connection:
         assert connection.execute("SELECT COUNT(*) FROM response_items").fetchone() == (4,)
 
@@ -123,7 +123,7 @@ def test_items_are_read_up_to_a_bound(tmp_path: Path) -> None:
         with pytest.raises(InvalidParameter, match="more than the 1000 bytes that are read"):
             await places(store, "out of a", "out of b")
 
-    run(tmp_path, test, Limits(conversation_bytes=1000))
+    run(tmp_path, test, ResponseQuota(conversation_bytes=1000))
 
 
 def test_items_of_a_database_that_is_older_are_found(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_conversations_are_followed_to_their_beginning(tmp_path: Path) -> None:
 
 
 def test_their_number_is_bounded_and_the_least_recently_used_goes(tmp_path: Path) -> None:
-    limits = Limits(responses=2)
+    limits = ResponseQuota(responses=2)
 
     async def begin(store: ResponseStore) -> None:
         keep(store, "a")
@@ -190,7 +190,7 @@ def test_their_size_is_bounded(tmp_path: Path) -> None:
         # One that is larger than all may be together is kept alone.
         assert [await has(store, name) for name in ("b", "c", "huge")] == [False, False, True]
 
-    run(tmp_path, test, Limits(total_bytes=1300))
+    run(tmp_path, test, ResponseQuota(total_bytes=1300))
 
 
 def test_their_age_is_bounded(tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_their_age_is_bounded(tmp_path: Path) -> None:
         # The old one has made room.
         assert not await store.delete("a", "")
 
-    run(tmp_path, begin, Limits(seconds_kept=10), 100)
-    run(tmp_path, end, Limits(seconds_kept=10), 110)
+    run(tmp_path, begin, ResponseQuota(seconds_kept=10), 100)
+    run(tmp_path, end, ResponseQuota(seconds_kept=10), 110)
 
 
 def test_a_conversation_is_read_up_to_a_bound(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_conversation_is_read_up_to_a_bound(tmp_path: Path) -> None:
         with pytest.raises(InvalidParameter, match="longer than the 400 bytes"):
             await store.conversation("b", "")
 
-    run(tmp_path, test, Limits(conversation_bytes=400))
+    run(tmp_path, test, ResponseQuota(conversation_bytes=400))
 
 
 class _Full:
@@ -261,4 +261,4 @@ def test_what_was_undone_does_not_count(tmp_path: Path, monkeypatch: pytest.Monk
         keep(store, "e")
         assert not await has(store, "a") and await has(store, "b") and await has(store, "e")
 
-    run(tmp_path, test, Limits(responses=4, tenant_share=0.5, tenant_bytes={"other": 1000}))
+    run(tmp_path, test, ResponseQuota(responses=4, tenant_share=0.5, tenant_bytes={"other": 1000}))

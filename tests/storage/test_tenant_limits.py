@@ -9,14 +9,13 @@ import httpx
 import pytest
 
 from penstock.access.keys import Keyring, entry, parse_keys
-from penstock.storage.limits import Limits, share_of
-from penstock.storage.responses import Limits as ResponseLimits
-from penstock.storage.responses import ResponseStore
+from penstock.storage.quotas import StorageQuota, share_of
+from penstock.storage.responses import ResponseQuota, ResponseStore
 from support.stored_server import StoredServer, line, serving_stored
 from support.waiting import until
 
 SECRETS = {name: f"penstock-the-secret-of-{name}" for name in ("alice", "bob", "carol", "dave", "erin")}
-LIMITS = Limits(total_bytes=100_000, files=20, unfinished_batches=12)
+LIMITS = StorageQuota(total_bytes=100_000, files=20, unfinished_batches=12)
 
 
 def keyring(**bytes_of: int) -> Keyring:
@@ -77,8 +76,8 @@ def test_a_share_where_the_key_says_nothing(server: StoredServer) -> None:
 
 def test_shares_are_of_the_whole() -> None:
     assert [share_of(tenants) for tenants in (0, 1, 2, 4, 100)] == [1, 1, 0.5, 0.25, 0.25]
-    assert Limits(tenant_share=0.25, tenant_bytes={"a": 7}).of("a").bytes == 7
-    assert Limits(files=2, tenant_share=0.25).of("a").files == 1
+    assert StorageQuota(tenant_share=0.25, tenant_bytes={"a": 7}).of("a").bytes == 7
+    assert StorageQuota(files=2, tenant_share=0.25).of("a").files == 1
 
 
 def test_where_all_together_have_filled_the_server_nobody_is_blamed(server: StoredServer) -> None:
@@ -118,7 +117,7 @@ def test_batches_that_have_not_ended(server: StoredServer) -> None:
 def test_results_that_do_not_fit_end_their_own_batch_only(tmp_path: Path) -> None:
     contents = b"".join(line(f"n{n}") for n in range(150))
     assert len(contents) < 20_000
-    with serving_stored(tmp_path, limits=Limits(total_bytes=1_000_000), keys=keyring(alice=20_000)) as server:
+    with serving_stored(tmp_path, limits=StorageQuota(total_bytes=1_000_000), keys=keyring(alice=20_000)) as server:
         be(server, "alice")
         mine = create(server, upload(server, contents).json()["id"]).json()["id"]
         be(server, "bob")
@@ -155,7 +154,7 @@ def test_a_batch_that_waits_for_room_can_be_cancelled(server: StoredServer) -> N
 
 def test_stored_responses_may_have_the_bytes_that_the_key_says(tmp_path: Path) -> None:
     async def main() -> None:
-        limits = ResponseLimits(responses=100, total_bytes=12_000, tenant_share=0.25, tenant_bytes={"large": 9_000})
+        limits = ResponseQuota(responses=100, total_bytes=12_000, tenant_share=0.25, tenant_bytes={"large": 9_000})
         store = ResponseStore.open(tmp_path / "responses.sqlite", limits, time.time)
         try:
             for owner in ("large", "other"):
@@ -183,7 +182,7 @@ def test_stored_responses_may_have_the_bytes_that_the_key_says(tmp_path: Path) -
 
 def test_stored_responses_of_one_tenant_do_not_push_out_those_of_another(tmp_path: Path) -> None:
     async def main() -> None:
-        limits = ResponseLimits(responses=12, total_bytes=12_000, tenant_share=0.25, tenant_bytes={"small": 700})
+        limits = ResponseQuota(responses=12, total_bytes=12_000, tenant_share=0.25, tenant_bytes={"small": 700})
         store = ResponseStore.open(tmp_path / "responses.sqlite", limits, time.time)
         try:
             for owner, count in (("quiet", 3), ("loud", 50), ("small", 5), ("other", 3), ("another", 3)):

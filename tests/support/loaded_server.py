@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from penstock.access.admission import Admission, Bounds
+from penstock.access.admission import AdmissionControl, QueueBounds
 from penstock.server.app import create_app
 from penstock.text.chat_template import ChatTemplate
 from support.documented import described_client
@@ -53,10 +53,10 @@ class Loaded:
 
 @contextlib.contextmanager
 def loaded(
-    tokenizer: Any, *, stall_timeout: float = 30.0, bounds: Bounds | None = None, **app: Any
+    tokenizer: Any, *, stall_timeout: float = 30.0, bounds: QueueBounds | None = None, **app: Any
 ) -> Iterator[Loaded]:
     engine = ScriptedEngine(tokenizer.table, tokenizer.encode("one two three", False), max_model_len=10**6)
-    admission = None if bounds is None else Admission(bounds, lambda tokens: -(-tokens // 16), lambda: 0.5)
+    admission = None if bounds is None else AdmissionControl(bounds, lambda tokens: -(-tokens // 16), lambda: 0.5)
     application = create_app(engine, tokenizer, template=TEMPLATE, admission=admission, **app)
     with running(application, stall_timeout) as url, described_client(url) as http:
         server = Loaded(tokenizer, url, http, engine)

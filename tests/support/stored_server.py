@@ -12,7 +12,7 @@ import httpx
 from penstock.access.keys import Keyring
 from penstock.server.app import create_app
 from penstock.storage.condition import StorageCondition
-from penstock.storage.limits import Limits
+from penstock.storage.quotas import StorageQuota
 from penstock.storage.store import Store
 from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
@@ -81,7 +81,7 @@ def line(custom_id: str, url: str = "/v1/completions", **body: object) -> bytes:
 def serving_stored(
     folder: Path,
     tokenizer: Tokenizer | None = None,
-    limits: Limits | None = None,
+    limits: StorageQuota | None = None,
     keys: Keyring | None = None,
     condition: StorageCondition | None = None,
     **model: object,

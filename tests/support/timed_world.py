@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 from unittest import mock
 
-from penstock.access.admission import Bounds
+from penstock.access.admission import QueueBounds
 from penstock.core.config import SchedulerConfig
 from penstock.core.grammar import Grammar
 from penstock.core.plan import StepPlan
@@ -54,7 +54,7 @@ class TimedWorld(World):
         """`budget`: tokens of a step."""
         config = SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget, max_model_len=CONTEXT)
         nothing = Faults(**dict.fromkeys(Faults.__dataclass_fields__, 0))
-        front = Front(1.0, False, None, Bounds(requests=100, tokens=10**6), None, None, 0.0)
+        front = Front(1.0, False, None, QueueBounds(requests=100, tokens=10**6), None, None, 0.0)
         super().__init__(
             Scenario(5, kv_spec(4), num_blocks, config, True, False, 0.0, [], nothing, front, turns=(0.0,))
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from penstock.access.admission import Bounds
+from penstock.access.admission import QueueBounds
 from penstock.access.tenants import _salt
 from penstock.bundled.registry import find_bundled
 from penstock.core.plan import Pooling
@@ -41,7 +41,7 @@ class Front:
     share: float
     keyed: bool
     most: int | None
-    bounds: Bounds
+    bounds: QueueBounds
     request_timeout: float | None
     drain_at: float | None
     drain_seconds: float
@@ -90,7 +90,7 @@ def front(rng: random.Random, *, poisoned: bool) -> Front:
         share=rng.choice([0.0, 0.3, 0.7, 1.0, 1.0]),
         keyed=rng.random() < 0.4,
         most=rng.choice([None, 1, 3]),
-        bounds=Bounds(
+        bounds=QueueBounds(
             requests=rng.choice([1, 2, 4, 1000]),
             tokens=rng.choice([8, 60, 10**6, 10**6]),
             ttft=rng.choice([None, None, 0.05, 2.0]),

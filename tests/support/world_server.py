@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from penstock.access.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, Admission
+from penstock.access.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, AdmissionControl
 from penstock.access.keys import Key, Keyring
 from penstock.access.limits import make_admission
 from penstock.access.tenants import Tenant
@@ -48,7 +48,7 @@ ENDS = (
 MOMENT = 0.01
 
 
-class WatchedAdmission(Admission):
+class WatchedAdmission(AdmissionControl):
     """Admission that has each refusal looked at."""
 
     server: "Server"

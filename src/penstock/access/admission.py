@@ -33,7 +33,7 @@ _FADING = 0.98
 _MOST_TENANTS = 1024
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class QueueBounds(msgspec.Struct, frozen=True, kw_only=True):
     """How much may wait.
 
     Attributes:
@@ -47,7 +47,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     ttft: float | None = None
 
 
-class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a request asks for.
 
     Attributes:
@@ -64,7 +64,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tenant: str = ""
 
 
-class Lengths:
+class OutputLengths:
     """How long outputs will be: the mean of those that have ended, by tenant, the recent ones counting more."""
 
     def __init__(self) -> None:
@@ -132,7 +132,7 @@ class Ticket:
     """An admitted request, as admission keeps it until it ends.
 
     Attributes:
-        demand: what it asks for.
+        request: what it asks for.
         expected: tokens that each sample is expected to have, by prompt.
         waiting: prompts without any output.
         produced: tokens of each sample so far; those of prompt p begin at p · samples. None where it has ended.
@@ -141,19 +141,19 @@ class Ticket:
         left: it has ended.
     """
 
-    __slots__ = ("demand", "expected", "left", "owed", "produced", "promised", "waiting")
+    __slots__ = ("request", "expected", "left", "owed", "produced", "promised", "waiting")
 
-    def __init__(self, demand: Demand, expected: list[int]) -> None:
-        self.demand = demand
+    def __init__(self, request: AdmissionRequest, expected: list[int]) -> None:
+        self.request = request
         self.expected = expected
-        self.waiting = set(range(len(demand.prompts)))
-        self.produced: list[int | None] = [0] * (len(demand.prompts) * demand.samples)
+        self.waiting = set(range(len(request.prompts)))
+        self.produced: list[int | None] = [0] * (len(request.prompts) * request.samples)
         self.owed = [0] * len(self.produced)
         self.promised = 0
         self.left = False
 
 
-class Admission:
+class AdmissionControl:
     """Admits requests, or refuses them.
 
     Args:
@@ -162,11 +162,11 @@ class Admission:
         chance: a number from 0 up to 1, another one at each call.
     """
 
-    def __init__(self, bounds: Bounds, blocks_for: Callable[[int], int], chance: Callable[[], float]) -> None:
+    def __init__(self, bounds: QueueBounds, blocks_for: Callable[[int], int], chance: Callable[[], float]) -> None:
         self.bounds = bounds
         self._blocks_for = blocks_for
         self._chance = chance
-        self._lengths = Lengths()
+        self._lengths = OutputLengths()
         self._drain = DrainRate()
         # By priority: prompts that wait, and their tokens.
         self._waiting: dict[int, tuple[int, int]] = {}
@@ -191,38 +191,38 @@ class Admission:
             raise self._refusal(QueueFull, "The queue is almost full")
         self._check_ttft(priority, 0)
 
-    def admit(self, demand: Demand, load: LoadSnapshot, now: float) -> Ticket:
+    def admit(self, request: AdmissionRequest, load: LoadSnapshot, now: float) -> Ticket:
         """Take a request on, or raise Overloaded."""
-        ticket = self.consider(demand, load, now)
+        ticket = self.consider(request, load, now)
         self._promised += ticket.promised
-        self._count(demand.priority, len(demand.prompts), sum(demand.prompts))
+        self._count(request.priority, len(request.prompts), sum(request.prompts))
         return ticket
 
-    def consider(self, demand: Demand, load: LoadSnapshot, now: float) -> Ticket:
+    def consider(self, request: AdmissionRequest, load: LoadSnapshot, now: float) -> Ticket:
         """What a request would have if it were taken on now. Raises Overloaded where it would not be."""
         self._look(load, now)
-        tokens = sum(demand.prompts)
-        self._check_bounds(len(demand.prompts), tokens)
-        self._check_ttft(demand.priority, tokens)
-        expected = [self._lengths.expect(demand.tenant, most) for most in demand.max_tokens]
-        ticket = Ticket(demand, expected)
-        for prompt, length in enumerate(demand.prompts):
+        tokens = sum(request.prompts)
+        self._check_bounds(len(request.prompts), tokens)
+        self._check_ttft(request.priority, tokens)
+        expected = [self._lengths.expect(request.tenant, most) for most in request.max_tokens]
+        ticket = Ticket(request, expected)
+        for prompt, length in enumerate(request.prompts):
             own = self._blocks_for(length)
             owed = self._blocks_for(length + expected[prompt]) - own
-            ticket.owed[prompt * demand.samples : (prompt + 1) * demand.samples] = [owed] * demand.samples
-            ticket.promised += own + demand.samples * owed
+            ticket.owed[prompt * request.samples : (prompt + 1) * request.samples] = [owed] * request.samples
+            ticket.promised += own + request.samples * owed
         self._check_memory(ticket, load)
         return ticket
 
     def gained(self, ticket: Ticket, sample: int, tokens: int, load: LoadSnapshot, now: float, *, ended: bool) -> None:
         """A sample has more tokens, or has ended; to be called until the request leaves."""
-        prompt = sample // ticket.demand.samples
+        prompt = sample // ticket.request.samples
         if prompt in ticket.waiting:
             self._look(load, now)
             ticket.waiting.remove(prompt)
-            self._count(ticket.demand.priority, -1, -ticket.demand.prompts[prompt])
+            self._count(ticket.request.priority, -1, -ticket.request.prompts[prompt])
             self._drain.begun()
-            self._settle(ticket, self._blocks_for(ticket.demand.prompts[prompt]))
+            self._settle(ticket, self._blocks_for(ticket.request.prompts[prompt]))
         before = ticket.produced[sample]
         if before is None:
             return
@@ -230,8 +230,8 @@ class Admission:
         # It would make no difference at every token.
         if ended or (before + tokens) // BLOCK_SIZE != before // BLOCK_SIZE:
             self._owe(ticket, sample, prompt)
-        if ended and ticket.demand.max_tokens[prompt] != 0:
-            self._lengths.observe(ticket.demand.tenant, before + tokens)
+        if ended and ticket.request.max_tokens[prompt] != 0:
+            self._lengths.observe(ticket.request.tenant, before + tokens)
 
     def leave(self, ticket: Ticket, load: LoadSnapshot, now: float) -> None:
         """A request has ended, however it did; only the first call counts."""
@@ -240,8 +240,8 @@ class Admission:
         self._look(load, now)
         ticket.left = True
         self._settle(ticket, ticket.promised)
-        prompts = ticket.demand.prompts
-        self._count(ticket.demand.priority, -len(ticket.waiting), -sum(prompts[index] for index in ticket.waiting))
+        prompts = ticket.request.prompts
+        self._count(ticket.request.priority, -len(ticket.waiting), -sum(prompts[index] for index in ticket.waiting))
 
     def _look(self, load: LoadSnapshot, now: float) -> None:
         # What the engine could not begin with at once is a backlog.
@@ -298,7 +298,7 @@ class Admission:
 
     def _owe(self, ticket: Ticket, sample: int, prompt: int) -> None:
         """A sample needs fewer blocks than it did, since it has more, or has ended."""
-        produced, length, owed = ticket.produced[sample], ticket.demand.prompts[prompt], 0
+        produced, length, owed = ticket.produced[sample], ticket.request.prompts[prompt], 0
         if produced is not None:
             owed = self._blocks_for(length + ticket.expected[prompt]) - self._blocks_for(length + produced)
         self._settle(ticket, ticket.owed[sample] - max(0, owed))

@@ -5,7 +5,7 @@ import hashlib
 from collections import OrderedDict
 from typing import NamedTuple, Protocol
 
-from penstock.access.admission import Admission, Demand, Ticket
+from penstock.access.admission import AdmissionControl, AdmissionRequest, Ticket
 from penstock.core.errors import Overloaded
 from penstock.core.events import LoadSnapshot
 
@@ -23,7 +23,7 @@ class Loaded(Protocol):
         """The newest snapshot of what waits and runs there."""
 
 
-class Asked(NamedTuple):
+class UnparsedRequest(NamedTuple):
     """A request that was read and not yet parsed: whose it is, and what it asks of whom.
 
     Attributes:
@@ -64,17 +64,17 @@ class Pass:
 class Gate:
     """Lets requests in to one engine, or refuses them."""
 
-    def __init__(self, engine: Loaded, admission: Admission) -> None:
+    def __init__(self, engine: Loaded, admission: AdmissionControl) -> None:
         self.engine = engine
         self.admission = admission
         # A client sends a refused request again. Its tokens need not be counted again to refuse it again.
-        self._known: OrderedDict[bytes, Demand] = OrderedDict()
+        self._known: OrderedDict[bytes, AdmissionRequest] = OrderedDict()
 
     def check(self) -> None:
         """Raise Overloaded where whatever comes is refused: nothing of it has to be read."""
         self.admission.check(self.engine.load, _now())
 
-    def check_asked(self, asked: Asked) -> bool:
+    def check_asked(self, asked: UnparsedRequest) -> bool:
         """The same for a request that was read; False where its priority has to be known first."""
         load, now = self.engine.load, _now()
         digest = asked.digest() if self._known else None
@@ -88,21 +88,21 @@ class Gate:
         self.admission.shed(0, load, now)
         return True
 
-    def admit(self, asked: Asked, demand: Demand, *, checked: bool) -> Pass:
+    def admit(self, asked: UnparsedRequest, request: AdmissionRequest, *, checked: bool) -> Pass:
         """Take a job on, or raise Overloaded; `checked` is what `check_asked` has said."""
         load, now = self.engine.load, _now()
         if not checked:
-            self.admission.shed(demand.priority, load, now)
+            self.admission.shed(request.priority, load, now)
         try:
-            return Pass(self, self.admission.admit(demand, load, now))
+            return Pass(self, self.admission.admit(request, load, now))
         except Overloaded:
-            self._remember(asked, demand)
+            self._remember(asked, request)
             raise
 
-    def _remember(self, asked: Asked, demand: Demand) -> None:
+    def _remember(self, asked: UnparsedRequest, request: AdmissionRequest) -> None:
         digest = asked.digest()
-        if digest is not None and len(demand.prompts) <= _MOST_KNOWN_PROMPTS:
-            self._known[digest] = demand
+        if digest is not None and len(request.prompts) <= _MOST_KNOWN_PROMPTS:
+            self._known[digest] = request
             if len(self._known) > _MOST_KNOWN:
                 self._known.popitem(last=False)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.access.admission import Admission, Bounds
+from penstock.access.admission import AdmissionControl, QueueBounds
 from penstock.core.checks import LONGEST_SECONDS
 from penstock.core.config import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, EngineConfig, Reason
 from penstock.core.errors import ConfigurationError
@@ -45,7 +45,7 @@ class LimitOptions(msgspec.Struct, frozen=True, kw_only=True):
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The same with nothing left to choose; times that are None are unbounded."""
 
-    bounds: Bounds
+    bounds: QueueBounds
     request_timeout: float | None = None
     stall_timeout: float = STALL_SECONDS
     max_connections: int = MAX_CONNECTIONS
@@ -85,7 +85,7 @@ def resolve_limits(
     reasons.append(Reason("stall timeout", f"{stall:g} s", why))
     connections, why = _connections(options.max_connections, descriptors)
     reasons.append(Reason("max connections", str(connections), why))
-    bounds = Bounds(requests=requests, tokens=tokens, ttft=options.max_ttft)
+    bounds = QueueBounds(requests=requests, tokens=tokens, ttft=options.max_ttft)
     return (
         Limits(
             bounds=bounds,
@@ -113,16 +113,16 @@ def _connections(asked: int | None, descriptors: int | None) -> tuple[int, str]:
     return asked, "as asked"
 
 
-def make_admission(bounds: Bounds, config: EngineConfig) -> Admission:
+def make_admission(bounds: QueueBounds, config: EngineConfig) -> AdmissionControl:
     """Admission to an engine of this configuration, with chance as it comes."""
     spec, chunk = config.cache.spec, config.scheduler.max_chunk or config.scheduler.max_num_batched_tokens
-    return Admission(bounds, lambda tokens: spec.blocks_for(tokens, chunk), random.random)
+    return AdmissionControl(bounds, lambda tokens: spec.blocks_for(tokens, chunk), random.random)
 
 
-def default_admission() -> Admission:
+def default_admission() -> AdmissionControl:
     """Admission as it is with the default options, to an engine with blocks of the usual size."""
-    bounds = Bounds(requests=QUEUED_TIMES * DEFAULT_MAX_NUM_SEQS, tokens=2**20)
-    return Admission(bounds, lambda tokens: -(-tokens // BLOCK_SIZE), random.random)
+    bounds = QueueBounds(requests=QUEUED_TIMES * DEFAULT_MAX_NUM_SEQS, tokens=2**20)
+    return AdmissionControl(bounds, lambda tokens: -(-tokens // BLOCK_SIZE), random.random)
 
 
 def _seconds(setting: str, value: float | None, otherwise: str) -> Reason:

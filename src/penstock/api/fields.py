@@ -28,7 +28,7 @@ _MOST_IGNORED = 256
 Fields = TypeVar("Fields")
 
 
-class Hint(msgspec.Struct, frozen=True):
+class HintField(msgspec.Struct, frozen=True):
     """A field that asks for nothing that would change what a right answer is.
 
     Attributes:
@@ -43,7 +43,7 @@ class Hint(msgspec.Struct, frozen=True):
     otherwise: str = ""
 
 
-class Refused(msgspec.Struct, frozen=True):
+class RefusedField(msgspec.Struct, frozen=True):
     """A field that asks for something that the server does not do.
 
     Attributes:
@@ -55,8 +55,8 @@ class Refused(msgspec.Struct, frozen=True):
     neutral: tuple[Any, ...] = ()
 
 
-Rule = Hint | Refused
-Rules = Mapping[str, Rule]
+FieldRule = HintField | RefusedField
+FieldRules = Mapping[str, FieldRule]
 
 
 class FieldReader:
@@ -82,13 +82,13 @@ class FieldReader:
         if len(self._ignored) > _MOST_IGNORED:
             raise InvalidParameter("body", f"has more than {_MOST_IGNORED} unknown fields; leave them out.")
 
-    def settle(self, fields: dict[str, Any], rules: Rules, path: str = "") -> None:
+    def settle(self, fields: dict[str, Any], rules: FieldRules, path: str = "") -> None:
         """Take the fields that have rules out of an object; raises InvalidParameter for a value that is refused."""
         for name in [name for name in fields if name in rules]:
             value, rule = fields.pop(name), rules[name]
             if value is None or _is_one_of(value, rule.neutral):
                 continue
-            if isinstance(rule, Refused):
+            if isinstance(rule, RefusedField):
                 raise InvalidParameter(path + name, rule.message)
             if not rule.fits(value):
                 raise InvalidParameter(path + name, rule.otherwise)

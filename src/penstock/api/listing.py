@@ -6,10 +6,10 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.core.errors import InvalidParameter
-from penstock.storage.pagination import Page
+from penstock.storage.pagination import PageRequest
 
 
-def read_page(request: Request, *, usual: int, most: int, others: Sequence[str] = ()) -> Page:
+def read_page(request: Request, *, usual: int, most: int, others: Sequence[str] = ()) -> PageRequest:
     """The page that a query asks for. Raises InvalidParameter, also for parameters that are not known or `others`."""
     query = request.query_params
     for name in query:
@@ -23,7 +23,7 @@ def read_page(request: Request, *, usual: int, most: int, others: Sequence[str] 
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidParameter("order", f"{order[:40]!r} is neither 'asc' nor 'desc'.")
-    return Page(int(limit), query.get("after"), order == "asc")
+    return PageRequest(int(limit), query.get("after"), order == "asc")
 
 
 def list_page(items: list[dict[str, Any]], more: bool) -> dict[str, Any]:

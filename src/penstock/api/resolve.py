@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.access.admission import Demand
+from penstock.access.admission import AdmissionRequest
 from penstock.access.tenants import Tenant, standing_of
 from penstock.api.chat_output import ChatOutput, resolve_output
 from penstock.api.effort import switch_of, variables_of
@@ -90,9 +90,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return sum(map(len, self.prompts))
 
     @property
-    def demand(self) -> Demand:
+    def admission_request(self) -> AdmissionRequest:
         """What admission needs to know of it."""
-        return Demand(
+        return AdmissionRequest(
             prompts=tuple(map(len, self.prompts)),
             samples=self.params[0].n if self.params else 1,
             max_tokens=tuple(params.max_tokens for params in self.params) or (0,) * len(self.prompts),

@@ -1,19 +1,19 @@
 """Rules of fields that more than one dialect has."""
 
-from penstock.api.fields import Hint, Refused, Rules
+from penstock.api.fields import FieldRules, HintField, RefusedField
 
-_NO_TIERS_OF_CACHE = Hint(
+_NO_TIERS_OF_CACHE = HintField(
     "Prefixes are cached for as long as there is room; cache_salt keeps them apart.", ({}, "in_memory")
 )
 
 # Fields of both of OpenAI's APIs that answer.
-COMMON_RULES: Rules = {
-    "client_metadata": Hint("It is for the operator of a hosted API; metadata goes into the log."),
-    "moderation": Refused("texts are not moderated; leave it out."),
-    "prompt_cache_key": Hint("The server finds common prefixes by itself; cache_salt keeps them apart."),
+COMMON_RULES: FieldRules = {
+    "client_metadata": HintField("It is for the operator of a hosted API; metadata goes into the log."),
+    "moderation": RefusedField("texts are not moderated; leave it out."),
+    "prompt_cache_key": HintField("The server finds common prefixes by itself; cache_salt keeps them apart."),
     "prompt_cache_options": _NO_TIERS_OF_CACHE,
     "prompt_cache_retention": _NO_TIERS_OF_CACHE,
-    "safety_identifier": Hint("Nothing is moderated; user goes into the log."),
-    "verbosity": Hint("Models that are served have no such setting; ask for it in the prompt.", ("medium",)),
+    "safety_identifier": HintField("Nothing is moderated; user goes into the log."),
+    "verbosity": HintField("Models that are served have no such setting; ask for it in the prompt.", ("medium",)),
 }
-CACHE_MARK = Hint("Prefixes are cached without marks; /v1/messages keeps what is marked.")
+CACHE_MARK = HintField("Prefixes are cached without marks; /v1/messages keeps what is marked.")

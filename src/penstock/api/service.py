@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.access.gate import Asked, Gate
+from penstock.access.gate import Gate, UnparsedRequest
 from penstock.access.tenants import tenant_of
 from penstock.api.extras import may_have_priority
 from penstock.api.generation import Deadline, GenerationResponse, Writer, begun
@@ -16,7 +16,7 @@ from penstock.api.resolve import Job
 from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
-from penstock.http.body import Bodies
+from penstock.http.body import BodyReader
 from penstock.http.error_bodies import Dialects, error_response
 from penstock.http.errors import as_penstock_error
 from penstock.http.request_ids import caller_of, client_id_of
@@ -38,7 +38,7 @@ class Entrance:
         request_timeout: seconds that any request has at most; None where it has the time that it asks for.
     """
 
-    bodies: Bodies
+    bodies: BodyReader
     gate: Gate
     dialects: Dialects
     request_timeout: float | None = None
@@ -81,12 +81,12 @@ class Service:
             self._entrance.gate.check()
             body = await self.read(request)
             account.body(len(body))
-            asked = Asked(tenant.name, endpoint, body, may_have_priority(body))
+            asked = UnparsedRequest(tenant.name, endpoint, body, may_have_priority(body))
             checked = self._entrance.gate.check_asked(asked)
             job, writer = await prepare(body)
             job = job.of_tenant(tenant)
             deadline = self._deadline(job, arrived)
-            admitted = self._entrance.gate.admit(asked, job.demand, checked=checked)
+            admitted = self._entrance.gate.admit(asked, job.admission_request, checked=checked)
         except asyncio.CancelledError:
             meter.end("cancelled")
             account.status = None

@@ -4,8 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from penstock.storage.batches import BatchProblem
-from penstock.storage.batches import Status as BatchStatus
+from penstock.storage.batches import BatchProblem, BatchStatus
 
 
 class FileAnswer(msgspec.Struct, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from penstock.core.errors import InvalidParameter
 from penstock.http.answers import json_response
 from penstock.http.body import read_json_body
 from penstock.storage.batches import ENDED, Batch, BatchStore
-from penstock.storage.limits import DAY
+from penstock.storage.quotas import DAY
 from penstock.storage.store import Store
 
 WINDOW = "24h"

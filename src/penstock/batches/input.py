@@ -9,7 +9,7 @@ from penstock.core.checks import check_characters
 from penstock.core.errors import InvalidParameter
 from penstock.core.text_files import without_mark
 from penstock.storage.batches import BatchProblem
-from penstock.storage.limits import Limits
+from penstock.storage.quotas import StorageQuota
 
 MAX_CUSTOM_ID_LENGTH = 512
 # A batch with more problems says so of the first ones only.
@@ -87,7 +87,7 @@ def read_lines(contents: BinaryIO, most_bytes: int) -> Iterator[tuple[int, bytes
             yield number, text
 
 
-def check_input(contents: BinaryIO, endpoint: str, limits: Limits) -> tuple[int, list[BatchProblem]]:
+def check_input(contents: BinaryIO, endpoint: str, limits: StorageQuota) -> tuple[int, list[BatchProblem]]:
     """How many requests a file has, and what is wrong with them."""
     problems: list[BatchProblem] = []
     seen: set[str] = set()
@@ -114,7 +114,7 @@ def check_input(contents: BinaryIO, endpoint: str, limits: Limits) -> tuple[int,
     return total, problems
 
 
-def pending_lines(contents: BinaryIO, endpoint: str, limits: Limits, done: set[int]) -> Iterator[InputLine]:
+def pending_lines(contents: BinaryIO, endpoint: str, limits: StorageQuota, done: set[int]) -> Iterator[InputLine]:
     """The requests of a file that was checked which have no result yet, in order."""
     for number, text in read_lines(contents, limits.line_bytes):
         if number not in done:

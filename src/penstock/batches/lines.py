@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.access.keys import Keyring
 from penstock.access.tenants import Tenant
 from penstock.api.generation import begun, outputs_of
-from penstock.api.operation import Operation
+from penstock.api.job_endpoint import JobEndpoint
 from penstock.api.resolve import Job
 from penstock.batches.input import InputLine
 from penstock.core.errors import EngineUnavailable, InvalidParameter
@@ -24,16 +24,16 @@ from penstock.http.errors import as_penstock_error
 from penstock.observability.account import Account, working
 from penstock.observability.accounts import Accounts, failed
 from penstock.observability.metrics import Outcome, outcome_of
-from penstock.storage.batches import Result
+from penstock.storage.batches import LineResult
 
 
 class LineRunner:
     """Runs requests of batches on an engine."""
 
     def __init__(
-        self, engine: EngineClient, operations: Mapping[str, Operation], keys: Keyring, accounts: Accounts
+        self, engine: EngineClient, job_endpoints: Mapping[str, JobEndpoint], keys: Keyring, accounts: Accounts
     ) -> None:
-        self.operations = operations
+        self.job_endpoints = job_endpoints
         self._accounts = accounts
         self._engine = engine
         self._keys = keys
@@ -52,13 +52,13 @@ class LineRunner:
         """Whether the owner of a batch may still ask. A batch whose owner's key is gone waits until the key is back."""
         return self._keys.tenant(owner) is not None
 
-    async def run(self, line: InputLine, endpoint: str, owner: str) -> Result:
+    async def run(self, line: InputLine, endpoint: str, owner: str) -> LineResult:
         """The line's result, of whatever kind. Raises EngineUnavailable where it has to run again later."""
-        account = self._accounts.begin_line(self.operations[endpoint].name, owner)
+        account = self._accounts.begin_line(self.job_endpoints[endpoint].name, owner)
         account.client_id = line.custom_id
         outcome: Outcome = "cancelled"
         try:
-            status, body = 200, await self._answer(line, self.operations[endpoint], owner, account)
+            status, body = 200, await self._answer(line, self.job_endpoints[endpoint], owner, account)
             outcome = "completed"
         except EngineUnavailable as unavailable:
             failed(account, unavailable, unavailable.http_status)
@@ -70,15 +70,15 @@ class LineRunner:
             outcome = outcome_of(error)
         finally:
             self._accounts.end(account, outcome)
-        return Result(line.number, status == 200, _response_line(account, line.custom_id, status, body))
+        return LineResult(line.number, status == 200, _response_line(account, line.custom_id, status, body))
 
-    async def _answer(self, line: InputLine, operation: Operation, owner: str, account: Account) -> bytes:
+    async def _answer(self, line: InputLine, endpoint: JobEndpoint, owner: str, account: Account) -> bytes:
         loop, asked = asyncio.get_running_loop(), time.monotonic()
         account.body(len(line.body))
 
         def resolve() -> Job:
             with working(account.preparation, asked):
-                return operation.resolve(line.body)
+                return endpoint.resolve(line.body)
 
         job = await loop.run_in_executor(self._thread, resolve)
         job = job.of_tenant(self._keys.tenant(owner) or Tenant(name=owner))
@@ -89,7 +89,7 @@ class LineRunner:
         # Priorities that lines ask for order them among themselves.
         standing = replace(job.standing, priority=BACKGROUND_PRIORITY + 2**31 + job.standing.priority)
         job = replace(job, standing=standing)
-        writer = operation.writer(job)
+        writer = endpoint.writer(job)
         begun(account, job)
         self._accounts.answered_as(account, writer.id)
         async with contextlib.aclosing(outputs_of(self._engine, job, account.follow)) as outputs:

@@ -18,7 +18,7 @@ from penstock.batches.lines import LineRunner, unanswered_line
 from penstock.core.config import BACKGROUND_TOKENS
 from penstock.core.errors import EngineUnavailable
 from penstock.observability.metrics import Metrics
-from penstock.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, Result, Status
+from penstock.storage.batches import OUTPUT_PURPOSE, Batch, BatchProblem, BatchStatus, LineResult
 from penstock.storage.errors import StorageLimitReached, StorageUnavailable, StoredFileNotFound
 from penstock.storage.files import StoredFile
 from penstock.storage.store import Store
@@ -184,13 +184,13 @@ class BatchRunner:
         self.waiting = None
         return True
 
-    async def _keep(self, batch: Batch, results: list[Result]) -> None:
+    async def _keep(self, batch: Batch, results: list[LineResult]) -> None:
         if results:
             await self._when_stored(lambda: self._batches.add_results(batch.id, results))
             for result in results:
                 self._metrics.batch_lines["completed" if result.ok else "failed"] += 1
 
-    async def _finish(self, batch: Batch, status: Status, problem: BatchProblem | None = None) -> None:
+    async def _finish(self, batch: Batch, status: BatchStatus, problem: BatchProblem | None = None) -> None:
         """Make files of the results, and end the batch."""
         files: list[StoredFile] = []
         fields: dict[str, Any] = {f"{status}_at": int(time.time())}
@@ -217,7 +217,7 @@ class BatchRunner:
         """The results of one kind, and `rest` behind them, as a placed file; None where there are none."""
         incoming = await self._files.begin(batch.owner, counted=True)
         try:
-            results, last = [Result(0, ok, b"")], 0
+            results, last = [LineResult(0, ok, b"")], 0
             while results:
                 results = await self._batches.results(batch.id, ok, last, _RESULTS_READ)
                 for result in results:
@@ -256,7 +256,7 @@ class _LinesAtWork:
         self._source = source
         self._exhausted = False
         self._again: deque[InputLine] = deque()
-        self._tasks: dict[asyncio.Task[Result], InputLine] = {}
+        self._tasks: dict[asyncio.Task[LineResult], InputLine] = {}
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -282,7 +282,7 @@ class _LinesAtWork:
         self._exhausted = line is None
         return line
 
-    async def results(self, woken: asyncio.Event) -> list[Result]:
+    async def results(self, woken: asyncio.Event) -> list[LineResult]:
         """Wait for some, not for ever, and no longer than until `woken`."""
         waiter = asyncio.create_task(woken.wait())
         seconds = _GLANCE_SECONDS if self._runner.is_ready() else _ENGINE_POLL_SECONDS

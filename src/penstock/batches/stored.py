@@ -22,7 +22,7 @@ class StoredApi:
     def __init__(self, store: Store | None, why_none: str, lines: LineRunner, metrics: Metrics) -> None:
         self._runner = None if store is None else BatchRunner(store, lines, metrics)
         self._files = FilesApi(store, why_none)
-        self._batches = BatchesApi(store, why_none, lines.operations, self._runner)
+        self._batches = BatchesApi(store, why_none, lines.job_endpoints, self._runner)
         self._store = store
 
     def routes(self) -> list[Route]:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 from starlette.applications import Starlette
 
-from penstock.access.admission import Admission
+from penstock.access.admission import AdmissionControl
 from penstock.access.limits import LimitOptions, Limits, make_admission, resolve_limits
 from penstock.access.tenants import Tenant
 from penstock.api.policies import FieldPolicies
@@ -220,7 +220,7 @@ def _make_app(
     storage: "_Storage",
     access: Access,
     limits: Limits,
-    admission: Admission,
+    admission: AdmissionControl,
     options: ServeOptions,
     accounts: Accounts,
 ) -> Starlette:

@@ -43,7 +43,7 @@ class BodyRoom:
             self._held -= taken
 
 
-class Bodies:
+class BodyReader:
     """The bodies that one server reads: each within a limit, all together within the room that there is."""
 
     def __init__(self, most_bytes: int) -> None:

@@ -15,7 +15,7 @@ _PRIVATE = ("localhost", "local", "internal", "home.arpa")
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-class ForeignPagesRefused:
+class CrossOriginGuard:
     """ASGI middleware that refuses what a browser sends for a page of another site.
 
     Answers have no header that lets such a page read them, so what only reads needs no refusal, unless the page has

@@ -14,7 +14,7 @@ from penstock.http.connections import Connections
 from penstock.http.error_bodies import error_body
 from penstock.http.errors import HeadersTooLarge, RequestTooSlow, TooManyConnections
 from penstock.http.heads import check_head
-from penstock.http.stall import STALL_SECONDS, StallWatch
+from penstock.http.stall import STALL_SECONDS, StalledClientWatch
 from penstock.observability.request_ids import REQUEST_ID, new_request_id
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -69,7 +69,7 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(*arguments, **others)
         self._connections = connections
-        self._stall = StallWatch(stall_timeout)
+        self._stall = StalledClientWatch(stall_timeout)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect the first request, or refuse the connection."""

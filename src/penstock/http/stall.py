@@ -10,7 +10,7 @@ STALL_SECONDS = 30.0
 LOOKS = 8
 
 
-class StallWatch:
+class StalledClientWatch:
     """Cuts a connection off whose client has taken nothing of what was written for `seconds`.
 
     It watches while nothing is written. A client that takes something, however slowly, is left alone: no more than the

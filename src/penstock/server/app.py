@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from penstock.access.admission import Admission
+from penstock.access.admission import AdmissionControl
 from penstock.access.auth import KeysRequired
 from penstock.access.gate import Gate
 from penstock.access.keys import Keyring
@@ -27,8 +27,8 @@ from penstock.batches.stored import NO_STORE, StoredApi
 from penstock.configuration.slo import Slo
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import EngineClient
-from penstock.http.body import Bodies
-from penstock.http.cross_origin import ForeignPagesRefused
+from penstock.http.body import BodyReader
+from penstock.http.cross_origin import CrossOriginGuard
 from penstock.http.error_bodies import ErrorHandlers
 from penstock.http.request_ids import Identified
 from penstock.observability.accounts import Accounts
@@ -65,7 +65,7 @@ def create_app(
     store: Store | None = None,
     why_no_store: str = NO_STORE,
     keys: Keyring | None = None,
-    admission: Admission | None = None,
+    admission: AdmissionControl | None = None,
     request_timeout: float | None = None,
     local: bool = False,
     allowed_origins: Collection[str] = (),
@@ -98,10 +98,10 @@ def create_app(
     keys, settings, accounts = keys or Keyring(), settings or Settings(), accounts or Accounts(engine)
     metrics = _metrics_of(engine, settings)
     gate = Gate(engine, admission or default_admission())
-    entrance = Entrance(Bodies(max_body_bytes), gate, DIALECTS, request_timeout)
+    entrance = Entrance(BodyReader(max_body_bytes), gate, DIALECTS, request_timeout)
     service = Service(engine, reading, entrance, Records(metrics, accounts))
     openai = OpenAIApi(service)
-    stored = StoredApi(store, why_no_store, LineRunner(engine, openai.operations, keys, accounts), metrics)
+    stored = StoredApi(store, why_no_store, LineRunner(engine, openai.job_endpoints, keys, accounts), metrics)
     condition = None if store is None else store.condition
     application = Starlette(
         lifespan=stored.lifespan,
@@ -135,7 +135,7 @@ def _guard(keys: Keyring, local: bool, allowed_origins: Collection[str]) -> Midd
     """What refuses those who may not ask."""
     if keys:
         return Middleware(KeysRequired, DIALECTS, keys=keys, open_paths=OPEN_PATHS)
-    return Middleware(ForeignPagesRefused, DIALECTS, local=local, allowed=allowed_origins)
+    return Middleware(CrossOriginGuard, DIALECTS, local=local, allowed=allowed_origins)
 
 
 def _identified(application: Starlette) -> Starlette:

@@ -14,20 +14,20 @@ from penstock.batches import endpoints as batches
 from penstock.observability.explain.explanation import Explanation, RequestList
 from penstock.observability.stats import Stats
 from penstock.server import answers as server_answers
-from penstock.server.openapi import Endpoint
+from penstock.server.openapi import DescribedEndpoint
 
 _PAGE: dict[str, dict[str, Any]] = {"limit": {"type": "integer", "minimum": 1}, "after": {"type": "string"}}
 _DONE = "[DONE]"
 _ORDERED = {**_PAGE, "order": {"enum": ["asc", "desc"]}}
 
 
-def _stored(method: str, path: str, summary: str, answer: Any, **others: Any) -> Endpoint:
+def _stored(method: str, path: str, summary: str, answer: Any, **others: Any) -> DescribedEndpoint:
     """An endpoint over what is stored; where nothing is, it answers 404 as well."""
-    return Endpoint(method, path, summary, answer, errors=(403, 409, 413, 429, 507), **others)
+    return DescribedEndpoint(method, path, summary, answer, errors=(403, 409, 413, 429, 507), **others)
 
 
-def _anthropic(path: str, summary: str, answer: Any, body: Any, events: tuple[Any, ...] = ()) -> Endpoint:
-    return Endpoint(
+def _anthropic(path: str, summary: str, answer: Any, body: Any, events: tuple[Any, ...] = ()) -> DescribedEndpoint:
+    return DescribedEndpoint(
         "POST",
         path,
         summary,
@@ -41,7 +41,7 @@ def _anthropic(path: str, summary: str, answer: Any, body: Any, events: tuple[An
 
 
 ENDPOINTS = (
-    Endpoint(
+    DescribedEndpoint(
         "POST",
         "/v1/chat/completions",
         "Answer a conversation",
@@ -52,7 +52,7 @@ ENDPOINTS = (
         last_event=_DONE,
         errors=(504,),
     ),
-    Endpoint(
+    DescribedEndpoint(
         "POST",
         "/v1/completions",
         "Continue texts",
@@ -63,7 +63,7 @@ ENDPOINTS = (
         last_event=_DONE,
         errors=(504,),
     ),
-    Endpoint(
+    DescribedEndpoint(
         "POST",
         "/v1/embeddings",
         "Make vectors of texts",
@@ -72,7 +72,7 @@ ENDPOINTS = (
         rules=schema.EMBEDDING_RULES,
         errors=(504,),
     ),
-    Endpoint(
+    DescribedEndpoint(
         "POST",
         "/v1/responses",
         "Answer a conversation, which is kept",
@@ -82,7 +82,7 @@ ENDPOINTS = (
         events=(responses_answers.ResponseEvent,),
         errors=(504, 507),
     ),
-    Endpoint(
+    DescribedEndpoint(
         "POST",
         "/v1/responses/input_tokens",
         "Count a prompt's tokens",
@@ -90,12 +90,12 @@ ENDPOINTS = (
         responses_schema.InputFields,
         rules=responses_schema.RULES,
     ),
-    Endpoint("GET", "/v1/responses/{id}", "A kept response", responses_answers.ResponseAnswer),
-    Endpoint("DELETE", "/v1/responses/{id}", "Forget a response", answers.Deleted),
-    Endpoint(
+    DescribedEndpoint("GET", "/v1/responses/{id}", "A kept response", responses_answers.ResponseAnswer),
+    DescribedEndpoint("DELETE", "/v1/responses/{id}", "Forget a response", answers.Deleted),
+    DescribedEndpoint(
         "POST", "/v1/responses/{id}/cancel", "End a response that is being streamed", responses_answers.ResponseAnswer
     ),
-    Endpoint(
+    DescribedEndpoint(
         "GET",
         "/v1/responses/{id}/input_items",
         "What a response was asked",
@@ -131,7 +131,7 @@ ENDPOINTS = (
     _stored("POST", "/v1/batches", "Run the requests in a file", batch_answers.BatchAnswer, body=batches.BatchFields),
     _stored("GET", "/v1/batches/{id}", "A batch", batch_answers.BatchAnswer),
     _stored("POST", "/v1/batches/{id}/cancel", "End a batch", batch_answers.BatchAnswer),
-    Endpoint(
+    DescribedEndpoint(
         "POST",
         "/tokenize",
         "Tokens of a text or a conversation",
@@ -139,25 +139,31 @@ ENDPOINTS = (
         tokens.TokenizeFields,
         rules=tokens.RULES,
     ),
-    Endpoint("POST", "/detokenize", "The text of tokens", openai_answers.Prompt, tokens.DetokenizeFields),
-    Endpoint("GET", "/v1/models", "What is served", openai_answers.ModelList),
-    Endpoint("GET", "/v1/models/{name}", "A model", openai_answers.ModelCard),
-    Endpoint(
+    DescribedEndpoint("POST", "/detokenize", "The text of tokens", openai_answers.Prompt, tokens.DetokenizeFields),
+    DescribedEndpoint("GET", "/v1/models", "What is served", openai_answers.ModelList),
+    DescribedEndpoint("GET", "/v1/models/{name}", "A model", openai_answers.ModelCard),
+    DescribedEndpoint(
         "GET",
         "/v1/requests",
         "Recent requests, and what took their time",
         RequestList,
         query={"limit": {"type": "integer", "minimum": 1}, "order": {"enum": ["newest", "slowest"]}},
     ),
-    Endpoint("GET", "/v1/requests/{id}/explain", "Where a request's time went", Explanation),
-    Endpoint("GET", "/version", "The release", server_answers.Version),
-    Endpoint("GET", "/health", "The same as /health/ready", server_answers.Readiness, open=True),
-    Endpoint("GET", "/health/live", "Whether this process answers", server_answers.Status, open=True),
-    Endpoint("GET", "/health/ready", "Whether requests can be served now", server_answers.Readiness, open=True),
-    Endpoint("GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", server_answers.Probe),
-    Endpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
-    Endpoint("GET", "/v1/stats", "What the server does, now, in the last minute, and since its start", Stats),
-    Endpoint("GET", "/openapi.json", "This description", dict[str, Any]),
-    Endpoint("GET", "/docs", "This description for people", None, media="text/html"),
-    Endpoint("GET", "/", "The live page; its scripts and styles are below /page", None, media="text/html", open=True),
+    DescribedEndpoint("GET", "/v1/requests/{id}/explain", "Where a request's time went", Explanation),
+    DescribedEndpoint("GET", "/version", "The release", server_answers.Version),
+    DescribedEndpoint("GET", "/health", "The same as /health/ready", server_answers.Readiness, open=True),
+    DescribedEndpoint("GET", "/health/live", "Whether this process answers", server_answers.Status, open=True),
+    DescribedEndpoint(
+        "GET", "/health/ready", "Whether requests can be served now", server_answers.Readiness, open=True
+    ),
+    DescribedEndpoint(
+        "GET", "/health/deep", "Whether the engine generates: ten tokens, really computed", server_answers.Probe
+    ),
+    DescribedEndpoint("GET", "/metrics", "Figures for Prometheus", None, media="text/plain"),
+    DescribedEndpoint("GET", "/v1/stats", "What the server does, now, in the last minute, and since its start", Stats),
+    DescribedEndpoint("GET", "/openapi.json", "This description", dict[str, Any]),
+    DescribedEndpoint("GET", "/docs", "This description for people", None, media="text/html"),
+    DescribedEndpoint(
+        "GET", "/", "The live page; its scripts and styles are below /page", None, media="text/html", open=True
+    ),
 )

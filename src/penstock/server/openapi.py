@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.answers import ErrorAnswer
-from penstock.api.fields import Hint, Rules
+from penstock.api.fields import FieldRules, HintField
 
 _REFERENCE = "#/components/schemas/{name}"
 _JSON = "application/json"
@@ -36,7 +36,7 @@ _MEANINGS = {
 }
 
 
-class Endpoint(msgspec.Struct, frozen=True):
+class DescribedEndpoint(msgspec.Struct, frozen=True):
     """One method of one path.
 
     Attributes:
@@ -61,7 +61,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     summary: str
     answer: Any
     body: Any = None
-    rules: Rules = {}
+    rules: FieldRules = {}
     media: str = _JSON
     body_media: str = _JSON
     events: tuple[Any, ...] = ()
@@ -79,7 +79,7 @@ _SECURITY_SCHEMES = {
 }
 
 
-def document(endpoints: Sequence[Endpoint], version: str, *, keyed: bool = False) -> dict[str, Any]:
+def document(endpoints: Sequence[DescribedEndpoint], version: str, *, keyed: bool = False) -> dict[str, Any]:
     """The whole description of the API of a release; `keyed` where the server needs API keys."""
     types = [kind for endpoint in endpoints for kind in _types(endpoint)]
     schemas, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
@@ -101,23 +101,23 @@ def document(endpoints: Sequence[Endpoint], version: str, *, keyed: bool = False
     }
 
 
-def _add_rules(schema: dict[str, Any], rules: Rules) -> None:
+def _add_rules(schema: dict[str, Any], rules: FieldRules) -> None:
     """Fields that are hints, and those that are accepted where they ask for nothing."""
     for name, rule in rules.items():
-        if isinstance(rule, Hint):
+        if isinstance(rule, HintField):
             described: dict[str, Any] = {"description": f"Accepted, and told as ignored. {rule.why}"}
         else:
             described = {"enum": [None, *rule.neutral], "description": "Has no effect."}
         schema["properties"].setdefault(name, described)
 
 
-def _types(endpoint: Endpoint) -> list[Any]:
+def _types(endpoint: DescribedEndpoint) -> list[Any]:
     """What an endpoint reads and writes."""
     kinds = (endpoint.body, endpoint.answer, endpoint.error, *endpoint.events)
     return [kind for kind in kinds if kind is not None]
 
 
-def _event(endpoint: Endpoint, described: Mapping[Any, Any]) -> dict[str, Any]:
+def _event(endpoint: DescribedEndpoint, described: Mapping[Any, Any]) -> dict[str, Any]:
     """One of a stream's events, whose data is text: JSON of one of these types."""
     kinds = [described[kind] for kind in endpoint.events]
     content = kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
@@ -127,7 +127,7 @@ def _event(endpoint: Endpoint, described: Mapping[Any, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
 
 
-def _operation(endpoint: Endpoint, described: Mapping[Any, Any]) -> dict[str, Any]:
+def _operation(endpoint: DescribedEndpoint, described: Mapping[Any, Any]) -> dict[str, Any]:
     answer: Any = {"type": "string"} if endpoint.answer is None else described[endpoint.answer]
     content: dict[str, Any] = {endpoint.media: {"schema": answer}}
     if endpoint.events:
@@ -160,6 +160,6 @@ def _operation(endpoint: Endpoint, described: Mapping[Any, Any]) -> dict[str, An
     return operation
 
 
-def _identifier(endpoint: Endpoint) -> str:
+def _identifier(endpoint: DescribedEndpoint) -> str:
     words = re.findall(r"\w+", endpoint.path.replace("v1/", ""))
     return "_".join([endpoint.method.lower(), *words])

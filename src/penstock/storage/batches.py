@@ -14,10 +14,12 @@ from penstock.core.errors import InvalidParameter
 from penstock.storage.database import Database
 from penstock.storage.errors import BatchHasEnded, BatchNotFound, TooManyBatches
 from penstock.storage.files import StoredFile, check_room, find, insert
-from penstock.storage.limits import Limits
-from penstock.storage.pagination import Page, select
+from penstock.storage.pagination import PageRequest, select
+from penstock.storage.quotas import StorageQuota
 
-Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
 ENDED = ("failed", "completed", "expired", "cancelled")
 INPUT_PURPOSE = "batch"
 OUTPUT_PURPOSE = "batch_output"
@@ -44,7 +46,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int
     owner: str = ""
-    status: Status = "validating"
+    status: BatchStatus = "validating"
     metadata: dict[str, str] | None = None
     output_seconds: int | None = None
     total: int = 0
@@ -62,7 +64,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_at: int | None = None
 
 
-class Result(msgspec.Struct, frozen=True):
+class LineResult(msgspec.Struct, frozen=True):
     """What the line with this number has come to: a line of the output file, or else of the error file."""
 
     line: int
@@ -77,7 +79,7 @@ _decoder = msgspec.json.Decoder(Batch)
 class BatchStore:
     """All batches of a server."""
 
-    def __init__(self, database: Database, limits: Limits) -> None:
+    def __init__(self, database: Database, limits: StorageQuota) -> None:
         self.limits = limits
         self._database = database
 
@@ -103,7 +105,7 @@ class BatchStore:
         """A batch of this owner. Raises BatchNotFound."""
         return await self._database.run(lambda connection: _find(connection, batch_id, owner))
 
-    async def page(self, owner: str, page: Page) -> tuple[list[Batch], bool]:
+    async def page(self, owner: str, page: PageRequest) -> tuple[list[Batch], bool]:
         """Some of the owner's batches, and whether more follow. Raises BatchNotFound where there is no `after`."""
         found = await self._database.run(lambda connection: select(connection, _COLUMNS, "batches", owner, page, None))
         if found is None:
@@ -117,7 +119,7 @@ class BatchStore:
         rows = await self._database.run(lambda connection: connection.execute(query).fetchall())
         return [_batch(row) for row in rows]
 
-    async def change(self, batch: Batch, expected: Status, **fields: Any) -> Batch:
+    async def change(self, batch: Batch, expected: BatchStatus, **fields: Any) -> Batch:
         """Set fields, if the batch still has the status that is expected; the batch as it is now."""
 
         def work(connection: sqlite3.Connection) -> Batch:
@@ -139,7 +141,7 @@ class BatchStore:
 
         return await self._database.run(work)
 
-    async def add_results(self, batch_id: str, results: Sequence[Result]) -> None:
+    async def add_results(self, batch_id: str, results: Sequence[LineResult]) -> None:
         """Keep results and count them, each line once."""
 
         def work(connection: sqlite3.Connection) -> None:
@@ -172,7 +174,7 @@ class BatchStore:
         rows = await self._database.run(lambda connection: connection.execute(query, (batch_id,)).fetchall())
         return {line for (line,) in rows}
 
-    async def results(self, batch_id: str, ok: bool, after: int, most: int) -> list[Result]:
+    async def results(self, batch_id: str, ok: bool, after: int, most: int) -> list[LineResult]:
         """The results of one kind that follow the line `after`, at most `most`, in the order of their lines."""
         query = (
             "SELECT line, ok, output FROM results WHERE batch = (SELECT sequence FROM batches WHERE id = ?) "
@@ -180,9 +182,9 @@ class BatchStore:
         )
         values = (batch_id, ok, after, most)
         rows = await self._database.run(lambda connection: connection.execute(query, values).fetchall())
-        return [Result(line, bool(kind), output) for line, kind, output in rows]
+        return [LineResult(line, bool(kind), output) for line, kind, output in rows]
 
-    async def finish(self, batch: Batch, files: Sequence[StoredFile], status: Status, **fields: Any) -> Batch:
+    async def finish(self, batch: Batch, files: Sequence[StoredFile], status: BatchStatus, **fields: Any) -> Batch:
         """The end of a batch: placed files exist, results have become them."""
 
         def work(connection: sqlite3.Connection) -> Batch:
@@ -205,7 +207,7 @@ class BatchStore:
         )
 
 
-def _make_place(connection: sqlite3.Connection, owner: str, limits: Limits) -> None:
+def _make_place(connection: sqlite3.Connection, owner: str, limits: StorageQuota) -> None:
     """Forget what ended first where too much is remembered. Raises TooManyBatches where too many have not ended."""
     own = limits.of(owner)
     for whose, values, unfinished, most, asked in (

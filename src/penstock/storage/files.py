@@ -28,8 +28,8 @@ from penstock.storage.errors import (
     StoredFileInUse,
     StoredFileNotFound,
 )
-from penstock.storage.limits import Limits
-from penstock.storage.pagination import Page, select
+from penstock.storage.pagination import PageRequest, select
+from penstock.storage.quotas import StorageQuota
 
 logger = logging.getLogger("penstock.server")
 
@@ -146,7 +146,7 @@ class FileStore:
     """All files of a server. `condition` is told of what the disk fails."""
 
     def __init__(
-        self, database: Database, directory: DataDirectory, limits: Limits, condition: StorageCondition
+        self, database: Database, directory: DataDirectory, limits: StorageQuota, condition: StorageCondition
     ) -> None:
         self.limits = limits
         self.condition = condition
@@ -238,7 +238,7 @@ class FileStore:
         """A stored file of this owner. Raises StoredFileNotFound."""
         return await self._database.run(lambda connection: find(connection, file_id, owner))
 
-    async def page(self, owner: str, page: Page, purpose: str | None) -> tuple[list[StoredFile], bool]:
+    async def page(self, owner: str, page: PageRequest, purpose: str | None) -> tuple[list[StoredFile], bool]:
         """Some of the owner's files, and whether more follow. Raises StoredFileNotFound where there is no `after`."""
         found = await self._database.run(lambda connection: select(connection, _COLUMNS, "files", owner, page, purpose))
         if found is None:
@@ -324,7 +324,7 @@ def _keeper(owner: str) -> str:
     return "This API key may keep" if owner else "This server keeps"
 
 
-def own_full(limits: Limits, owner: str) -> StorageLimitReached:
+def own_full(limits: StorageQuota, owner: str) -> StorageLimitReached:
     """The error where a tenant has no room for more bytes."""
     return StorageLimitReached(
         f"{_keeper(owner)} at most {limits.of(owner).bytes} bytes of files and results; delete files that are not "
@@ -332,7 +332,7 @@ def own_full(limits: Limits, owner: str) -> StorageLimitReached:
     )
 
 
-def all_full(limits: Limits) -> StorageFull:
+def all_full(limits: StorageQuota) -> StorageFull:
     """The error where the server has no room for more bytes of any tenant."""
     return StorageFull(
         f"The server keeps at most {limits.total_bytes} bytes of files and results of all its users; delete files that "
@@ -340,7 +340,7 @@ def all_full(limits: Limits) -> StorageFull:
     )
 
 
-def check_room(connection: sqlite3.Connection, limits: Limits, owner: str) -> None:
+def check_room(connection: sqlite3.Connection, limits: StorageQuota, owner: str) -> None:
     """Raise StorageLimitReached where the tenant has no room for a byte more, StorageFull where the server has none."""
     if used_bytes(connection, owner) >= limits.of(owner).bytes:
         raise own_full(limits, owner)

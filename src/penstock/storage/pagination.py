@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class Page(msgspec.Struct, frozen=True):
+class PageRequest(msgspec.Struct, frozen=True):
     """Which part is wanted: at most `limit` things after the one with the id `after`, newest first unless ascending."""
 
     limit: int
@@ -16,7 +16,12 @@ class Page(msgspec.Struct, frozen=True):
 
 
 def select(
-    connection: sqlite3.Connection, columns: Sequence[str], table: str, owner: str, page: Page, purpose: str | None
+    connection: sqlite3.Connection,
+    columns: Sequence[str],
+    table: str,
+    owner: str,
+    page: PageRequest,
+    purpose: str | None,
 ) -> tuple[list[tuple[Any, ...]], bool] | None:
     """The page's rows and whether more follow; None where nothing of the owner's has the id `after`."""
     conditions: list[str] = ["owner = ?"]

@@ -57,7 +57,7 @@ _MIGRATIONS: Migrations = (
 )
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseQuota(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept at most. What was not used for longest goes first.
 
     Attributes:
@@ -128,7 +128,7 @@ class ResponseStore:
     """
 
     def __init__(
-        self, database: Database, limits: Limits, clock: Callable[[], float], condition: StorageCondition
+        self, database: Database, limits: ResponseQuota, clock: Callable[[], float], condition: StorageCondition
     ) -> None:
         self.condition = condition
         self._database = database
@@ -145,13 +145,13 @@ class ResponseStore:
     def open(
         cls,
         path: Path,
-        limits: Limits | None = None,
+        limits: ResponseQuota | None = None,
         clock: Callable[[], float] = time.time,
         condition: StorageCondition | None = None,
     ) -> "ResponseStore":
         """Open the database, or make it. Raises ConfigurationError where it cannot be used."""
         condition = condition or StorageCondition()
-        return cls(Database.open(path, _MIGRATIONS, condition), limits or Limits(), clock, condition)
+        return cls(Database.open(path, _MIGRATIONS, condition), limits or ResponseQuota(), clock, condition)
 
     async def probe(self) -> None:
         """Write something that changes nothing. Raises StorageFull, StorageFailed where that fails."""

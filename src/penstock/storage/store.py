@@ -12,9 +12,8 @@ from penstock.storage.condition import StorageCondition
 from penstock.storage.database import Database
 from penstock.storage.directory import DataDirectory
 from penstock.storage.files import FileStore
-from penstock.storage.limits import Limits, share_of
-from penstock.storage.responses import Limits as ResponseLimits
-from penstock.storage.responses import ResponseStore
+from penstock.storage.quotas import StorageQuota, share_of
+from penstock.storage.responses import ResponseQuota, ResponseStore
 from penstock.storage.tables import MIGRATIONS
 
 
@@ -26,7 +25,7 @@ class Store:
         directory: DataDirectory,
         database: Database,
         responses: ResponseStore,
-        limits: Limits,
+        limits: StorageQuota,
         condition: StorageCondition,
     ) -> None:
         self.directory = directory
@@ -41,7 +40,7 @@ class Store:
     def open(
         cls,
         path: Path,
-        limits: Limits | None = None,
+        limits: StorageQuota | None = None,
         condition: StorageCondition | None = None,
         tenants: Sequence[Tenant] = (),
     ) -> "Store":
@@ -51,8 +50,8 @@ class Store:
         """
         condition, share = condition or StorageCondition(), share_of(len(tenants))
         own = {each.name: each.max_stored_bytes for each in tenants if each.max_stored_bytes is not None}
-        limits = replace(limits or Limits(), tenant_share=share, tenant_bytes=own)
-        kept = ResponseLimits(tenant_share=share, tenant_bytes=own)
+        limits = replace(limits or StorageQuota(), tenant_share=share, tenant_bytes=own)
+        kept = ResponseQuota(tenant_share=share, tenant_bytes=own)
         with contextlib.ExitStack() as opened:
             directory = DataDirectory.open(path)
             opened.callback(directory.close)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock.api.openai.answers import ChatCompletion, Completion
-from penstock.api.openai.logprobs import CompletionLogprobs
+from penstock.api.openai.logprobs import CompletionLogprobWriter
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from support.sse import events
 from support.tokenizers_made import add_bos, make_raw, save
@@ -67,7 +67,7 @@ def spaced(tmp_path: Any) -> Tokenizer:
 def test_the_first_token_of_a_prompt_loses_its_space(spaced: Tokenizer) -> None:
     text = "the fox"
     tokens = spaced.encode(text)
-    writer = CompletionLogprobs(spaced.table, True, len(text))
+    writer = CompletionLogprobWriter(spaced.table, True, len(text))
     writer.echo(text, tokens, [None] * len(tokens), 0)
     written = writer.write([])
     joined = written["text_offset"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.api.openai.logprobs import CompletionLogprobs
+from penstock.api.openai.logprobs import CompletionLogprobWriter
 from penstock.core.plan import TokenLogprobs
 from penstock.text.table import TokenTable
 from support.sse import events
@@ -223,5 +223,5 @@ def test_padding_needs_a_stream(served: Any) -> None:
 
 def test_tokens_of_the_same_bytes_are_told_apart() -> None:
     table = TokenTable([b"a", b"a", b"b"], [b"a", b"a", b"b"], 0, [False] * 3)
-    (tops,) = CompletionLogprobs(table, True).write([TokenLogprobs(1, -2.0, [0, 2], [-0.5, -1.0])])["top_logprobs"]
+    (tops,) = CompletionLogprobWriter(table, True).write([TokenLogprobs(1, -2.0, [0, 2], [-0.5, -1.0])])["top_logprobs"]
     assert tops == {"token_id:0": -0.5, "b": -1.0, "a": -2.0}

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from penstock.api.anthropic.schema import (
-    Block,
     CacheControl,
+    ContentBlock,
     PromptFields,
     ThinkingBlock,
     ToolResultBlock,
@@ -30,7 +30,7 @@ _SECONDS = {"5m": 300.0, "1h": 3600.0}
 _ANYTHING = TurnFields("user", "\N{REFERENCE MARK}")
 
 
-class Mark(NamedTuple):
+class CacheBreakpoint(NamedTuple):
     """A mark: where it stands, how long the prefix is to be kept, and the request as far as there."""
 
     place: str
@@ -38,7 +38,7 @@ class Mark(NamedTuple):
     prefix: PromptFields
 
 
-def marks_of(fields: PromptFields) -> list[Mark]:
+def marks_of(fields: PromptFields) -> list[CacheBreakpoint]:
     """The marks of a request, the shortest prefix first; raises InvalidParameter where they break the rules."""
     placed = [*_marked_tools(fields), *_marked_system(fields), *_marked_messages(fields)]
     if fields.cache_control is not None and not (placed and _ends_marked(fields)):
@@ -47,7 +47,7 @@ def marks_of(fields: PromptFields) -> list[Mark]:
         raise InvalidParameter(
             placed[MAX_MARKS][0], f"is mark {MAX_MARKS + 1} of {len(placed)}; at most {MAX_MARKS} are accepted."
         )
-    marks = [Mark(place, _SECONDS[control.ttl or "5m"], prefix) for place, control, prefix in placed]
+    marks = [CacheBreakpoint(place, _SECONDS[control.ttl or "5m"], prefix) for place, control, prefix in placed]
     for before, mark in zip(marks, marks[1:], strict=False):
         if mark.seconds > before.seconds:
             raise InvalidParameter(
@@ -57,7 +57,7 @@ def marks_of(fields: PromptFields) -> list[Mark]:
 
 
 def kept_prefixes(
-    marks: Sequence[Mark], prompt: list[int], encode: Callable[[PromptFields], list[int]]
+    marks: Sequence[CacheBreakpoint], prompt: list[int], encode: Callable[[PromptFields], list[int]]
 ) -> tuple[KeptPrefix, ...]:
     """What the marks come to in the tokens of `prompt`; `encode` gives the tokens of a request that ends at a mark.
 
@@ -128,7 +128,7 @@ def _marked_messages(fields: PromptFields) -> Iterator[Placed]:
                 yield place, control, replace(fields, messages=[*fields.messages[:index], last])
 
 
-def _marks_of_block(block: Block, place: str) -> Iterator[tuple[str, CacheControl, Block]]:
+def _marks_of_block(block: ContentBlock, place: str) -> Iterator[tuple[str, CacheControl, ContentBlock]]:
     """The marks within a block and on it, each with the block as far as there."""
     if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
         for index, part in enumerate(block.content):

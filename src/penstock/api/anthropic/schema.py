@@ -7,35 +7,35 @@ import msgspec
 
 from penstock.api.anthropic.thinking import Thinking
 from penstock.api.effort import Effort
-from penstock.api.fields import FieldReader, Hint, Refused, Rules
+from penstock.api.fields import FieldReader, FieldRules, HintField, RefusedField
 from penstock.api.parsing import check_count, decode_object
 from penstock.core.errors import InvalidParameter
 
-_HOSTED = Hint("It is for the operator of a hosted API.")
+_HOSTED = HintField("It is for the operator of a hosted API.")
 
 
 def _creates(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") == "create"
 
 
-RULES: Rules = {
-    "betas": Hint("Nothing has to be switched on.", ([],)),
+RULES: FieldRules = {
+    "betas": HintField("Nothing has to be switched on.", ([],)),
     "billing_policy": _HOSTED,
-    "compaction": Refused("conversations are not summarized here; ask the model for a summary."),
-    "container": Refused("is not supported; leave it out."),
-    "context_management": Hint(
+    "compaction": RefusedField("conversations are not summarized here; ask the model for a summary."),
+    "container": RefusedField("is not supported; leave it out."),
+    "context_management": HintField(
         "Conversations are never edited; the client can leave out what it does not need.", ({}, {"edits": []})
     ),
-    "diagnostics": Hint("/v1/requests/{id}/explain says where a prompt differed from what was cached."),
+    "diagnostics": HintField("/v1/requests/{id}/explain says where a prompt differed from what was cached."),
     "fallback_credit_token": _HOSTED,
-    "fallbacks": Hint("The server refuses nothing for its content, so that no other model takes its place."),
+    "fallbacks": HintField("The server refuses nothing for its content, so that no other model takes its place."),
     "inference_geo": _HOSTED,
-    "mcp_servers": Refused("is not supported; tools are called by the client.", ([],)),
-    "output_format": Refused("is not supported; use output_config.format."),
-    "safeguards": Refused("calls of tools are not checked for safety here; the client has to check them.", ([],)),
-    "service_tier": Hint("The server has one tier; its operator orders tenants.", ("auto", "standard_only")),
-    "speed": Hint("There is one speed.", ("standard",)),
-    "thread": Hint(
+    "mcp_servers": RefusedField("is not supported; tools are called by the client.", ([],)),
+    "output_format": RefusedField("is not supported; use output_config.format."),
+    "safeguards": RefusedField("calls of tools are not checked for safety here; the client has to check them.", ([],)),
+    "service_tier": HintField("The server has one tier; its operator orders tenants.", ("auto", "standard_only")),
+    "speed": HintField("There is one speed.", ("standard",)),
+    "thread": HintField(
         "Nothing is held; the client sends the whole conversation.",
         (),
         _creates,
@@ -44,22 +44,26 @@ RULES: Rules = {
     "user_profile_id": _HOSTED,
     "workspace_id": _HOSTED,
 }
-_CALLED_DIRECTLY = Refused("tools are called directly only; leave it out.", ({"type": "direct"},))
-BLOCK_RULES: Rules = {
+_CALLED_DIRECTLY = RefusedField("tools are called directly only; leave it out.", ({"type": "direct"},))
+BLOCK_RULES: FieldRules = {
     "caller": _CALLED_DIRECTLY,
-    "citations": Refused("is not supported; leave it out.", ([], {"enabled": False})),
-    "toolset_name": Hint("The tool's own name says which it is."),
+    "citations": RefusedField("is not supported; leave it out.", ([], {"enabled": False})),
+    "toolset_name": HintField("The tool's own name says which it is."),
 }
-THINKING_RULES: Rules = {"cache_control": Hint("Reasoning cannot be marked; the mark of a block behind it holds.")}
-THINKING_CONFIG_RULES: Rules = {"display": Hint("Reasoning is told whole.")}
-OUTPUT_RULES: Rules = {"task_budget": Hint("Models that are served know no budgets of tasks; max_tokens holds.")}
-TOOL_RULES: Rules = {
-    "allowed_callers": Refused("tools are called directly only; leave it out.", (["direct"],)),
-    "defer_loading": Hint("All tools are shown to the model at once.", (False,)),
+THINKING_RULES: FieldRules = {
+    "cache_control": HintField("Reasoning cannot be marked; the mark of a block behind it holds.")
+}
+THINKING_CONFIG_RULES: FieldRules = {"display": HintField("Reasoning is told whole.")}
+OUTPUT_RULES: FieldRules = {
+    "task_budget": HintField("Models that are served know no budgets of tasks; max_tokens holds.")
+}
+TOOL_RULES: FieldRules = {
+    "allowed_callers": RefusedField("tools are called directly only; leave it out.", (["direct"],)),
+    "defer_loading": HintField("All tools are shown to the model at once.", (False,)),
     # Inputs are always streamed as they come.
-    "eager_input_streaming": Hint("Inputs are streamed as they come.", (True,)),
-    "input_examples": Hint("Chat templates have no place for them; put examples into the description.", ([],)),
-    "type": Refused('only "custom" is supported: the tools of the client.', ("custom",)),
+    "eager_input_streaming": HintField("Inputs are streamed as they come.", (True,)),
+    "input_examples": HintField("Chat templates have no place for them; put examples into the description.", ([],)),
+    "type": RefusedField('only "custom" is supported: the tools of the client.', ("custom",)),
 }
 _BILLING = "x-anthropic-billing-header"
 _BLOCKS = {
@@ -108,14 +112,14 @@ class ToolResultBlock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, t
     cache_control: CacheControl | None = None
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class TurnFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One message of a conversation."""
 
     role: str
-    content: str | list[Block]
+    content: str | list[ContentBlock]
 
 
 class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from penstock.api.anthropic.schema import (
-    Block,
+    ContentBlock,
     MessagesFields,
     PromptFields,
     TextBlock,
@@ -20,8 +20,8 @@ from penstock.api.anthropic.schema import (
     TurnFields,
 )
 from penstock.api.anthropic.thinking import Disabled, budget_of, check_thinking, template_variables
-from penstock.api.conversation import Conversation
 from penstock.api.effort import Effort
+from penstock.api.message_builder import MessageBuilder
 from penstock.api.requests import ChatFields
 from penstock.api.tools import FunctionFields, FunctionName, NamedTool, ToolFields
 from penstock.core.errors import InvalidParameter
@@ -41,7 +41,7 @@ NAMES = (
     ("thinking_token_budget", "thinking.budget_tokens"),
 )
 
-PlacedBlock = tuple[str, Block]
+PlacedBlock = tuple[str, ContentBlock]
 
 
 def chat_of_messages(fields: MessagesFields, variables: Collection[str]) -> ChatFields:
@@ -90,7 +90,7 @@ def _response_format(fields: MessagesFields) -> dict[str, Any] | None:
 
 
 def _chat(fields: PromptFields, variables: Collection[str], *, is_whole: bool = True, **others: Any) -> ChatFields:
-    conversation = Conversation()
+    conversation = MessageBuilder()
     system = [fields.system] if isinstance(fields.system, str) else [block.text for block in fields.system or ()]
     if any(system):
         conversation.say("system", _joined(filter(None, system)))
@@ -155,7 +155,7 @@ def _blocks(messages: Iterable[TurnFields]) -> Iterator[tuple[str, list[PlacedBl
             raise InvalidParameter(place, "is empty; send at least one block.")
 
 
-def _add_answer(conversation: Conversation, blocks: list[PlacedBlock]) -> None:
+def _add_answer(conversation: MessageBuilder, blocks: list[PlacedBlock]) -> None:
     for _, block in _texts_joined(blocks):
         if isinstance(block, TextBlock):
             conversation.answer(block.text)
@@ -172,7 +172,7 @@ def _arguments(given: dict[str, Any] | list[Any] | str | None) -> str:
     return "" if given is None else json.dumps(given, ensure_ascii=False)
 
 
-def _add_turn(conversation: Conversation, role: str, blocks: list[PlacedBlock]) -> None:
+def _add_turn(conversation: MessageBuilder, role: str, blocks: list[PlacedBlock]) -> None:
     for place, block in _texts_joined(blocks):
         if isinstance(block, TextBlock):
             conversation.say(role, block.text)

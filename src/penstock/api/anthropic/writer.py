@@ -8,8 +8,8 @@ import msgspec
 from penstock.api.anthropic.errors import ANTHROPIC
 from penstock.api.anthropic.marks import input_usage
 from penstock.api.anthropic.tool_input import whole_members
-from penstock.api.blocks import AnswerWriter, Block, Gain
 from penstock.api.resolve import Job
+from penstock.api.segments import AnswerWriter, Gain, Segment
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
 from penstock.http.error_bodies import ErrorForm
@@ -44,7 +44,7 @@ class MessagesWriter(AnswerWriter):
         self.id = f"msg_{uuid.uuid4().hex}"
         self._model = model
         self._started = False
-        self._open: Block | None = None
+        self._open: Segment | None = None
 
     def chunk(self, output: RequestOutput) -> bytes:
         """The events of one output; empty where it holds nothing to show. Raises where the sample has failed."""
@@ -69,21 +69,21 @@ class MessagesWriter(AnswerWriter):
     def body(self) -> bytes:
         """The body of the whole response, as JSON."""
         self._answer.end()
-        message = self._message([self._whole(block) for block in self._answer.blocks], self._usage())
+        message = self._message([self._whole(segment) for segment in self._answer.segments], self._usage())
         message["stop_reason"], message["stop_sequence"] = self._stop_reason(), self._stop_sequence()
         return _encode(message)
 
     def _gained(self, gains: list[Gain]) -> list[bytes]:
         events: list[bytes] = []
-        for block, text in gains:
-            if block is not self._open:
+        for segment, text in gains:
+            if segment is not self._open:
                 self._close(events)
-                self._open = block
-                start = _STARTS[block.kind] | self._call_fields(block)
-                events.append(_event("content_block_start", {"index": block.index, "content_block": start}))
+                self._open = segment
+                start = _STARTS[segment.kind] | self._call_fields(segment)
+                events.append(_event("content_block_start", {"index": segment.index, "content_block": start}))
             if text:
                 head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":'
-                events.append(head % block.index + _DELTAS[block.kind] + _encode(text) + b"}}\n\n")
+                events.append(head % segment.index + _DELTAS[segment.kind] + _encode(text) + b"}}\n\n")
         return events
 
     def _close(self, events: list[bytes]) -> None:
@@ -95,14 +95,14 @@ class MessagesWriter(AnswerWriter):
             events.append(_event("content_block_stop", {"index": self._open.index}))
             self._open = None
 
-    def _call_fields(self, block: Block) -> dict[str, Any]:
-        return {"id": block.call_id, "name": block.name} if block.kind == "call" else {}
+    def _call_fields(self, segment: Segment) -> dict[str, Any]:
+        return {"id": segment.call_id, "name": segment.name} if segment.kind == "call" else {}
 
-    def _whole(self, block: Block) -> dict[str, Any]:
-        content = _STARTS[block.kind] | self._call_fields(block)
-        if block.kind == "call":
-            return content | {"input": whole_members(block.text)}
-        return content | {"text" if block.kind == "text" else "thinking": block.text}
+    def _whole(self, segment: Segment) -> dict[str, Any]:
+        content = _STARTS[segment.kind] | self._call_fields(segment)
+        if segment.kind == "call":
+            return content | {"input": whole_members(segment.text)}
+        return content | {"text" if segment.kind == "text" else "thinking": segment.text}
 
     def _message(self, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -8,10 +8,10 @@ from starlette.routing import Route
 
 from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse, Writer
+from penstock.api.job_endpoint import JobEndpoint
 from penstock.api.openai.embeddings import EmbeddingWriter
 from penstock.api.openai.schema import parse_chat, parse_completion, parse_embedding
 from penstock.api.openai.writer import CHAT, COMPLETION, ResponseWriter
-from penstock.api.operation import Operation
 from penstock.api.reading import told
 from penstock.api.resolve import Job, check_model_name
 from penstock.api.service import Service
@@ -23,31 +23,31 @@ class OpenAIApi:
     """The endpoints in the form of OpenAI's API.
 
     Attributes:
-        operations: those for one request each, which a batch may ask for too, by path.
+        job_endpoints: those for one request each, which a batch may ask for too, by path.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._engine = service.engine
-        self.operations = _operations(service)
+        self.job_endpoints = _job_endpoints(service)
 
     def routes(self) -> list[Route]:
         """The routes of these endpoints."""
         return [
-            *(Route(path, self.generate, methods=["POST"]) for path in self.operations),
+            *(Route(path, self.generate, methods=["POST"]) for path in self.job_endpoints),
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/models/{name:path}", self.one_model, methods=["GET"]),
         ]
 
     async def generate(self, request: Request) -> Response | GenerationResponse:
         """`POST /v1/completions`, `/v1/chat/completions` and `/v1/embeddings`"""
-        operation = self.operations[request.scope["path"]]
+        endpoint = self.job_endpoints[request.scope["path"]]
 
         async def prepare(body: bytes) -> tuple[Job, Writer]:
-            job = await self._service.reading.beside(len(body), operation.resolve, body)
-            return job, operation.writer(job)
+            job = await self._service.reading.beside(len(body), endpoint.resolve, body)
+            return job, endpoint.writer(job)
 
-        return await self._service.generate(request, operation.name, prepare)
+        return await self._service.generate(request, endpoint.name, prepare)
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`"""
@@ -62,7 +62,7 @@ class OpenAIApi:
         return json_response(_model_card(model, name))
 
 
-def _operations(service: Service) -> dict[str, Operation]:
+def _job_endpoints(service: Service) -> dict[str, JobEndpoint]:
     engine, reading = service.engine, service.reading
     resolver = reading.resolver
 
@@ -74,17 +74,17 @@ def _operations(service: Service) -> dict[str, Operation]:
         return read
 
     return {
-        "/v1/completions": Operation(
+        "/v1/completions": JobEndpoint(
             "completions",
             resolving(lambda body, reader: resolver.completion(parse_completion(body, reader), engine.model)),
             lambda job: ResponseWriter(COMPLETION, job, engine.model.name, reading.table),
         ),
-        "/v1/chat/completions": Operation(
+        "/v1/chat/completions": JobEndpoint(
             "chat",
             resolving(lambda body, reader: resolver.chat(parse_chat(body, reader), engine.model)),
             lambda job: ResponseWriter(CHAT, job, engine.model.name, reading.table),
         ),
-        "/v1/embeddings": Operation(
+        "/v1/embeddings": JobEndpoint(
             "embeddings",
             resolving(lambda body, reader: resolver.embedding(parse_embedding(body, reader), engine.model)),
             lambda job: EmbeddingWriter(job, engine.model.name),

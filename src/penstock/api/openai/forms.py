@@ -1,11 +1,11 @@
-"""How a choice tells its answer: as a text, or as the message of a chat; in parts as its blocks grow, or whole."""
+"""How a choice tells its answer: as a text, or as the message of a chat; in parts as its segments grow, or whole."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from penstock.api.blocks import Block, Blocks, Gain
+from penstock.api.segments import Gain, Segment, Segments
 
 _encode = msgspec.json.Encoder().encode
 _ROLE = b'"role":"assistant",'
@@ -21,9 +21,9 @@ class ChoiceForm(Protocol):
     nothing: bytes
 
     def parts(self, gains: Sequence[Gain], *, first: bool, ended: bool) -> list[bytes]:
-        """What each event has of the answer, by what its blocks gained; the last may tell of the end beside it."""
+        """What each event has of the answer, by what its segments gained; the last may tell of the end beside it."""
 
-    def whole(self, blocks: Blocks) -> dict[str, Any]:
+    def whole(self, segments: Segments) -> dict[str, Any]:
         """The answer as whole responses have it, for JSON."""
 
 
@@ -36,15 +36,15 @@ class TextForm:
         self._echo = echo
 
     def parts(self, gains: Sequence[Gain], *, first: bool, ended: bool) -> list[bytes]:
-        """What each event has of the answer, by what its blocks gained."""
+        """What each event has of the answer, by what its segments gained."""
         text = gains[0][1] if len(gains) == 1 else "".join([gained for _, gained in gains])
         if first:
             text = self._echo + text
         return [b',"text":' + _encode(text)] if text else []
 
-    def whole(self, blocks: Blocks) -> dict[str, Any]:
+    def whole(self, segments: Segments) -> dict[str, Any]:
         """The answer as whole responses have it, for JSON."""
-        return {"text": self._echo + blocks.text("text")}
+        return {"text": self._echo + segments.text("text")}
 
 
 class MessageForm:
@@ -56,14 +56,14 @@ class MessageForm:
         self._unknown = b'"content":null' if parsed else b'"content":""'
         self.nothing = b',"delta":{}' if parsed else b',"delta":{"content":""}'
         self._told = False
-        self._calls: list[Block] = []
+        self._calls: list[Segment] = []
 
     def parts(self, gains: Sequence[Gain], *, first: bool, ended: bool) -> list[bytes]:
         """The deltas, one for each gain, the first of all with the role."""
         if self._told and len(gains) == 1 and gains[0][0].kind == "text":
             # The common case, and the one that has to be cheap.
             return [b',"delta":{"content":' + _encode(gains[0][1]) + b"}"]
-        deltas = [self._delta(block, text) for block, text in gains]
+        deltas = [self._delta(segment, text) for segment, text in gains]
         self._told = self._told or bool(deltas)
         if ended and not self._told:
             deltas = [b'"content":""']
@@ -72,32 +72,32 @@ class MessageForm:
             deltas[:1] = [_ROLE + (b"" if opening.startswith(b'"content"') else b'"content":null,') + opening]
         return [b',"delta":{' + delta + b"}" for delta in deltas]
 
-    def whole(self, blocks: Blocks) -> dict[str, Any]:
+    def whole(self, segments: Segments) -> dict[str, Any]:
         """The message, a dictionary for JSON."""
-        content, reasoning = blocks.text("text"), blocks.text("reasoning")
-        calls = [block for block in blocks.blocks if block.kind == "call"]
+        content, reasoning = segments.text("text"), segments.text("reasoning")
+        calls = [segment for segment in segments.segments if segment.kind == "call"]
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if not content and (reasoning or calls):
             message["content"] = None
         if reasoning:
             message["reasoning_content"] = reasoning
         if calls:
-            message["tool_calls"] = [_call(block, block.text) for block in calls]
+            message["tool_calls"] = [_call(segment, segment.text) for segment in calls]
         return {"message": message}
 
-    def _delta(self, block: Block, text: str) -> bytes:
-        if block.kind == "text":
+    def _delta(self, segment: Segment, text: str) -> bytes:
+        if segment.kind == "text":
             return b'"content":' + _encode(text)
-        if block.kind == "reasoning":
+        if segment.kind == "reasoning":
             return b'"reasoning_content":' + _encode(text)
-        if not self._calls or self._calls[-1] is not block:
+        if not self._calls or self._calls[-1] is not segment:
             # A call begins with its name.
-            self._calls.append(block)
-            call = {"index": len(self._calls) - 1, **_call(block, text)}
+            self._calls.append(segment)
+            call = {"index": len(self._calls) - 1, **_call(segment, text)}
         else:
             call = {"index": len(self._calls) - 1, "function": {"arguments": text}}
         return b'"tool_calls":[' + _encode(call) + b"]"
 
 
-def _call(block: Block, arguments: str) -> dict[str, Any]:
-    return {"id": block.call_id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
+def _call(segment: Segment, arguments: str) -> dict[str, Any]:
+    return {"id": segment.call_id, "type": "function", "function": {"name": segment.name, "arguments": arguments}}

@@ -20,7 +20,7 @@ class LogprobWriter(Protocol):
         """The API's object for the next tokens."""
 
 
-class ChatLogprobs:
+class ChatLogprobWriter:
     """`{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}`."""
 
     def __init__(self, table: TokenTable | None) -> None:
@@ -44,7 +44,7 @@ class ChatLogprobs:
         return {"token": text, "logprob": max(logprob, _IMPOSSIBLE), "bytes": list(piece)}
 
 
-class CompletionLogprobs:
+class CompletionLogprobWriter:
     """`{"tokens", "token_logprobs", "top_logprobs", "text_offset"}`; offsets are characters of the choice's text."""
 
     def __init__(self, table: TokenTable | None, skip_special: bool, offset: int = 0) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.fields import FieldReader, Hint, Refused, Rules
+from penstock.api.fields import FieldReader, FieldRules, HintField, RefusedField
 from penstock.api.parsing import check_count, decode_object
 from penstock.api.requests import ChatFields, CompletionFields, EmbeddingFields, FunctionCall, Message, ToolCall
 from penstock.api.rules import CACHE_MARK, COMMON_RULES
@@ -12,49 +12,53 @@ from penstock.api.rules import CACHE_MARK, COMMON_RULES
 _NOT_YET = "is not supported yet; leave it out."
 
 # Fields of the OpenAI API and of vLLM that are not implemented.
-RULES: Rules = {
-    "audio": Refused("is not supported; only text is."),
-    "chat_template": Refused("is not accepted from clients; the operator chooses the template with --chat-template."),
+RULES: FieldRules = {
+    "audio": RefusedField("is not supported; only text is."),
+    "chat_template": RefusedField(
+        "is not accepted from clients; the operator chooses the template with --chat-template."
+    ),
     "client_metadata": COMMON_RULES["client_metadata"],
-    "documents": Refused(_NOT_YET, ([],)),
-    "function_call": Refused("is not supported; use tool_choice.", ("none",)),
-    "functions": Refused("is not supported; use tools.", ([],)),
-    "length_penalty": Refused("beam search is not supported; leave it out.", (1, 1.0)),
-    "logits_processors": Refused("is not supported; leave it out.", ([],)),
-    "modalities": Refused('only ["text"] is supported.', (["text"],)),
+    "documents": RefusedField(_NOT_YET, ([],)),
+    "function_call": RefusedField("is not supported; use tool_choice.", ("none",)),
+    "functions": RefusedField("is not supported; use tools.", ([],)),
+    "length_penalty": RefusedField("beam search is not supported; leave it out.", (1, 1.0)),
+    "logits_processors": RefusedField("is not supported; leave it out.", ([],)),
+    "modalities": RefusedField('only ["text"] is supported.', (["text"],)),
     "moderation": COMMON_RULES["moderation"],
-    "prediction": Hint("It asks for speed; --speculative drafts without it."),
+    "prediction": HintField("It asks for speed; --speculative drafts without it."),
     "prompt_cache_key": COMMON_RULES["prompt_cache_key"],
     "prompt_cache_options": COMMON_RULES["prompt_cache_options"],
     "prompt_cache_retention": COMMON_RULES["prompt_cache_retention"],
     "safety_identifier": COMMON_RULES["safety_identifier"],
-    "spaces_between_special_tokens": Refused("only true is supported.", (True,)),
-    "store": Hint("Only /v1/responses stores answers.", (False,), lambda value: value is True, "must be a boolean."),
-    "suffix": Refused("filling in the middle is not supported; leave it out.", ("",)),
-    "truncate_prompt_tokens": Refused("prompts are never truncated; shorten the prompt instead."),
-    "use_beam_search": Refused("beam search is not supported; leave it out.", (False,)),
+    "spaces_between_special_tokens": RefusedField("only true is supported.", (True,)),
+    "store": HintField(
+        "Only /v1/responses stores answers.", (False,), lambda value: value is True, "must be a boolean."
+    ),
+    "suffix": RefusedField("filling in the middle is not supported; leave it out.", ("",)),
+    "truncate_prompt_tokens": RefusedField("prompts are never truncated; shorten the prompt instead."),
+    "use_beam_search": RefusedField("beam search is not supported; leave it out.", (False,)),
     "verbosity": COMMON_RULES["verbosity"],
-    "web_search_options": Refused("the server searches nothing; offer a tool of your own."),
+    "web_search_options": RefusedField("the server searches nothing; offer a tool of your own."),
 }
 _NOT_IN_COMPLETIONS = "is a field of /v1/chat/completions; leave it out."
-COMPLETION_RULES: Rules = {
+COMPLETION_RULES: FieldRules = {
     **RULES,
-    "parallel_tool_calls": Refused(_NOT_IN_COMPLETIONS),
-    "reasoning_effort": Refused(_NOT_IN_COMPLETIONS),
-    "tool_choice": Refused(_NOT_IN_COMPLETIONS, ("none",)),
-    "tools": Refused(_NOT_IN_COMPLETIONS, ([],)),
+    "parallel_tool_calls": RefusedField(_NOT_IN_COMPLETIONS),
+    "reasoning_effort": RefusedField(_NOT_IN_COMPLETIONS),
+    "tool_choice": RefusedField(_NOT_IN_COMPLETIONS, ("none",)),
+    "tools": RefusedField(_NOT_IN_COMPLETIONS, ([],)),
 }
-EMBEDDING_RULES: Rules = {
+EMBEDDING_RULES: FieldRules = {
     "safety_identifier": COMMON_RULES["safety_identifier"],
 }
 # Rules for fields of messages; all others that Message lacks are the client's own, too.
-MESSAGE_RULES: Rules = {
-    "annotations": Hint("They say where a text came from, which the model is not told.", ([],)),
-    "audio": Refused("is not supported; only text is."),
-    "function_call": Refused("is not supported; use tool_calls."),
+MESSAGE_RULES: FieldRules = {
+    "annotations": HintField("They say where a text came from, which the model is not told.", ([],)),
+    "audio": RefusedField("is not supported; only text is."),
+    "function_call": RefusedField("is not supported; use tool_calls."),
 }
 
-PART_RULES: Rules = {"cache_control": CACHE_MARK, "prompt_cache_breakpoint": CACHE_MARK}
+PART_RULES: FieldRules = {"cache_control": CACHE_MARK, "prompt_cache_breakpoint": CACHE_MARK}
 
 
 def parse_completion(body: bytes, reader: FieldReader) -> CompletionFields:

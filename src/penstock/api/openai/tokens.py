@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.api.effort import Effort
-from penstock.api.fields import FieldReader, Refused, Rules
+from penstock.api.fields import FieldReader, FieldRules, RefusedField
 from penstock.api.openai.schema import RULES as CHAT_RULES
 from penstock.api.openai.schema import settle_messages
 from penstock.api.parsing import decode_object
@@ -22,9 +22,9 @@ from penstock.engine.interface import ModelInfo
 from penstock.http.answers import ignored_header
 from penstock.text.tokenizer import Tokenizer
 
-RULES: Rules = {
+RULES: FieldRules = {
     "chat_template": CHAT_RULES["chat_template"],
-    "mm_processor_kwargs": Refused("is not supported; only text is.", ({},)),
+    "mm_processor_kwargs": RefusedField("is not supported; only text is.", ({},)),
 }
 _OF_CHATS = (
     "messages",
@@ -35,7 +35,7 @@ _OF_CHATS = (
     "reasoning_effort",
 )
 
-Work = Callable[[bytes, FieldReader, Tokenizer, Resolver, ModelInfo], bytes]
+_Work = Callable[[bytes, FieldReader, Tokenizer, Resolver, ModelInfo], bytes]
 
 
 class TokenizeFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,7 +81,7 @@ class TokensApi:
         """`POST /detokenize`"""
         return await self._answer(request, _detokenize)
 
-    async def _answer(self, request: Request, work: Work) -> Response:
+    async def _answer(self, request: Request, work: _Work) -> Response:
         service = self._service
         body = await service.read(request)
         if service.reading.tokenizer is None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.blocks import Blocks, Gain
 from penstock.api.obfuscation import padding
 from penstock.api.openai.forms import ChoiceForm, MessageForm, TextForm
-from penstock.api.openai.logprobs import ChatLogprobs, CompletionLogprobs, LogprobWriter, prompt_logprobs
+from penstock.api.openai.logprobs import ChatLogprobWriter, CompletionLogprobWriter, LogprobWriter, prompt_logprobs
 from penstock.api.resolve import Job
 from penstock.api.sample import Tally, sample_of
+from penstock.api.segments import Gain, Segments
 from penstock.core.errors import PenstockError
 from penstock.core.plan import TokenLogprobs
 from penstock.engine.interface import RequestOutput, SampleDelta
@@ -43,16 +43,16 @@ COMPLETION = ResponseKind(
 )
 
 
-class _Choice:
+class _ChoiceWriter:
     """What has been written, or collected, of one sample of one prompt."""
 
     def __init__(
-        self, index: int, prompt: int, blocks: Blocks, form: ChoiceForm, logprob_writer: LogprobWriter | None
+        self, index: int, prompt: int, segments: Segments, form: ChoiceForm, logprob_writer: LogprobWriter | None
     ) -> None:
         self.index = index
         self.prompt = prompt
-        self.blocks = blocks
-        self.sample = blocks.sample
+        self.segments = segments
+        self.sample = segments.sample
         self.form = form
         self.prefix = b""
         self.started = False
@@ -64,7 +64,7 @@ class _Choice:
     @property
     def finish(self) -> str | None:
         """Why it ended, as the API has it; None while it goes on."""
-        return "tool_calls" if self.sample.finish == "stop" and self.blocks.calls else self.sample.finish
+        return "tool_calls" if self.sample.finish == "stop" and self.segments.calls else self.sample.finish
 
 
 class ResponseWriter:
@@ -104,7 +104,7 @@ class ResponseWriter:
         events: list[bytes] = []
         for delta in output.deltas:
             choice = self._choices[delta.index]
-            for part, gains in choice.blocks.take(delta):
+            for part, gains in choice.segments.take(delta):
                 if self._job.continuous_usage:
                     self._end_events_with(b',"usage":' + _encode(self._usage()))
                 events += self._events(choice, part, gains)
@@ -128,7 +128,7 @@ class ResponseWriter:
         self._note(output)
         for delta in output.deltas:
             choice = self._choices[delta.index]
-            for part, _ in choice.blocks.take(delta):
+            for part, _ in choice.segments.take(delta):
                 choice.token_ids += part.token_ids
                 choice.logprobs += part.logprobs or ()
 
@@ -169,20 +169,20 @@ class ResponseWriter:
             response["prompt_logprobs"] = self._scores(0)
         return _encode(response)
 
-    def _choice(self, prompt: int, sample: int) -> _Choice:
+    def _choice(self, prompt: int, sample: int) -> _ChoiceWriter:
         params = self._job.params[prompt]
         echo = self._job.echo[prompt] if self._job.echo else ""
         writer: LogprobWriter | None = None
         if params.logprobs is not None:
             writer = (
-                ChatLogprobs(self._table)
+                ChatLogprobWriter(self._table)
                 if self._kind.is_chat
-                else CompletionLogprobs(self._table, params.skip_special_tokens, len(echo))
+                else CompletionLogprobWriter(self._table, params.skip_special_tokens, len(echo))
             )
         parsing = self._job.parsing
-        blocks = Blocks(parsing, sample_of(self._job, prompt, self._table, self._tally))
+        segments = Segments(parsing, sample_of(self._job, prompt, self._table, self._tally))
         form = MessageForm(parsed=parsing is not None) if self._kind.is_chat else TextForm(echo)
-        return _Choice(prompt * params.n + sample, prompt, blocks, form, writer)
+        return _ChoiceWriter(prompt * params.n + sample, prompt, segments, form, writer)
 
     def _end_events_with(self, usage: bytes) -> None:
         self._tail = b"}]" + usage + b"}\n\n"
@@ -214,7 +214,7 @@ class ResponseWriter:
         for delta in output.deltas:
             self._choices[delta.index].seed = output.seed
 
-    def _events(self, choice: _Choice, part: SampleDelta, gains: Sequence[Gain]) -> list[bytes]:
+    def _events(self, choice: _ChoiceWriter, part: SampleDelta, gains: Sequence[Gain]) -> list[bytes]:
         """The events of a part of a choice: one for each piece of its answer, the last with all that is new."""
         ended = part.ending is not None
         pieces = choice.form.parts(gains, first=not choice.started, ended=ended)
@@ -231,11 +231,11 @@ class ResponseWriter:
         tail = self._tail_of(choice)
         return [*events, choice.prefix + last + self._rest(choice, part) + tail]
 
-    def _is_plain(self, choice: _Choice, delta: SampleDelta) -> bool:
+    def _is_plain(self, choice: _ChoiceWriter, delta: SampleDelta) -> bool:
         """Whether an event says nothing beside its text."""
         return delta.ending is None and choice.logprob_writer is None and not self._job.return_token_ids
 
-    def _opening(self, choice: _Choice) -> bytes:
+    def _opening(self, choice: _ChoiceWriter) -> bytes:
         """What only the first event of a choice says."""
         if choice.started:
             return b""
@@ -245,13 +245,13 @@ class ResponseWriter:
             opening += b',"prompt_token_ids":' + _encode(self._job.prompts[choice.prompt])
         return opening
 
-    def _tail_of(self, choice: _Choice) -> bytes:
+    def _tail_of(self, choice: _ChoiceWriter) -> bytes:
         """What ends the choice's next event. A chat's prompt is told beside the choices, as in whole responses."""
         if choice.started or not (self._job.return_token_ids and self._kind.is_chat):
             return self._tail
         return b'}],"prompt_token_ids":' + _encode(self._job.prompts[0]) + self._tail.removeprefix(b"}]")
 
-    def _rest(self, choice: _Choice, delta: SampleDelta) -> bytes:
+    def _rest(self, choice: _ChoiceWriter, delta: SampleDelta) -> bytes:
         """What an event says behind its text."""
         echoed = not choice.started and self._echo_logprobs(choice)
         rest = self._opening(choice)
@@ -264,9 +264,9 @@ class ResponseWriter:
             rest += b',"stop_reason":' + _encode(choice.sample.stop_reason)
         return b',"logprobs":%b,"finish_reason":%b%b' % (_encode(logprobs), _encode(choice.finish), rest)
 
-    def _whole(self, choice: _Choice) -> dict[str, Any]:
+    def _whole(self, choice: _ChoiceWriter) -> dict[str, Any]:
         self._echo_logprobs(choice)
-        result: dict[str, Any] = {"index": choice.index, **choice.form.whole(choice.blocks)}
+        result: dict[str, Any] = {"index": choice.index, **choice.form.whole(choice.segments)}
         writer = choice.logprob_writer
         result["logprobs"] = None if writer is None else writer.write(choice.logprobs)
         result |= {"finish_reason": choice.finish, "stop_reason": choice.sample.stop_reason, "seed": choice.seed}
@@ -278,11 +278,11 @@ class ResponseWriter:
             result["prompt_logprobs"] = self._scores(choice.prompt)
         return result
 
-    def _echo_logprobs(self, choice: _Choice) -> bool:
+    def _echo_logprobs(self, choice: _ChoiceWriter) -> bool:
         """Whether a choice's log probabilities begin with those of its prompt, which is then given to their writer."""
         job, writer = self._job, choice.logprob_writer
         scores = self._prompt_logprobs.get(choice.prompt)
-        if job.echo is None or scores is None or not isinstance(writer, CompletionLogprobs):
+        if job.echo is None or scores is None or not isinstance(writer, CompletionLogprobWriter):
             return False
         top = job.params[choice.prompt].logprobs or 0
         writer.echo(job.echo[choice.prompt], job.prompts[choice.prompt], scores, top)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.api.effort import Effort
-from penstock.api.responses.items import InputText, ReasoningText, Status, SummaryText
+from penstock.api.responses.items import InputText, ItemStatus, ReasoningText, SummaryText
 from penstock.api.responses.schema import NamedFunction
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "cancelled", "failed"]
@@ -23,7 +23,7 @@ class SaidMessage(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", 
     """A message that the model has written, an item of the output."""
 
     id: str
-    status: Status
+    status: ItemStatus
     role: Literal["assistant"]
     content: list[SaidText]
 
@@ -32,7 +32,7 @@ class SaidReasoning(msgspec.Struct, forbid_unknown_fields=True, tag_field="type"
     """What the model thought before its message. It is never summed up."""
 
     id: str
-    status: Status
+    status: ItemStatus
     summary: list[Any]
     content: list[ReasoningText]
 
@@ -41,7 +41,7 @@ class SaidCall(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", tag
     """A call of a tool; `arguments` is JSON, unless it was cut off."""
 
     id: str
-    status: Status
+    status: ItemStatus
     call_id: str
     name: str
     arguments: str
@@ -55,7 +55,7 @@ class AskedMessage(msgspec.Struct, forbid_unknown_fields=True, tag_field="type",
     """Something that was said before."""
 
     id: str
-    status: Status
+    status: ItemStatus
     role: Literal["user", "assistant", "system", "developer"]
     content: list[InputText | SaidText]
 
@@ -64,7 +64,7 @@ class AskedReasoning(msgspec.Struct, forbid_unknown_fields=True, tag_field="type
     """Reasoning of an earlier output."""
 
     id: str
-    status: Status
+    status: ItemStatus
     summary: list[SummaryText]
     content: list[ReasoningText] | None
 
@@ -73,7 +73,7 @@ class AskedResult(msgspec.Struct, forbid_unknown_fields=True, tag_field="type", 
     """What a tool that was called has given."""
 
     id: str
-    status: Status
+    status: ItemStatus
     call_id: str
     output: str | list[InputText]
 

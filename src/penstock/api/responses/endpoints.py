@@ -28,7 +28,7 @@ from penstock.api.service import Service
 from penstock.core.errors import InvalidParameter
 from penstock.http.answers import json_response
 from penstock.storage.errors import StorageOff
-from penstock.storage.pagination import Page
+from penstock.storage.pagination import PageRequest
 from penstock.storage.responses import ResponseStore, StoredResponse
 
 Fields = TypeVar("Fields", bound=InputFields)
@@ -235,7 +235,7 @@ def _items(earlier: list[StoredResponse]) -> list[Item]:
     return parse_items([item for response in earlier for item in response.items()], FieldReader())
 
 
-def _page(items: list[dict[str, Any]], page: Page) -> dict[str, Any]:
+def _page(items: list[dict[str, Any]], page: PageRequest) -> dict[str, Any]:
     start = 0
     if page.after is not None:
         places = [index for index, item in enumerate(items) if item["id"] == page.after]

@@ -6,35 +6,35 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.api.conversation import Conversation
-from penstock.api.fields import FieldReader, Hint, Refused, Rules
+from penstock.api.fields import FieldReader, FieldRules, HintField, RefusedField
+from penstock.api.message_builder import MessageBuilder
 from penstock.api.parsing import check_count
 from penstock.api.responses.references import KIND
 from penstock.api.responses.tools import ToolNames
 from penstock.api.rules import CACHE_MARK
 from penstock.core.errors import InvalidParameter
 
-Status = Literal["in_progress", "completed", "incomplete"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
-_CALLER = Refused("tools are called directly only; leave it out.", ({"type": "direct"},))
-ITEM_RULES: dict[str, Rules] = {
-    "message": {"phase": Hint("Chat templates have no place for it.")},
+_CALLER = RefusedField("tools are called directly only; leave it out.", ({"type": "direct"},))
+ITEM_RULES: dict[str, FieldRules] = {
+    "message": {"phase": HintField("Chat templates have no place for it.")},
     "function_call": {
-        "async": Refused("is not supported; leave it out.", (False,)),
+        "async": RefusedField("is not supported; leave it out.", (False,)),
         "caller": _CALLER,
-        "parsed_arguments": Hint("They are the arguments in another form."),
+        "parsed_arguments": HintField("They are the arguments in another form."),
     },
     "function_call_output": {
         "caller": _CALLER,
-        "name": Hint("call_id says which call it was."),
-        "namespace": Hint("call_id says which call it was."),
+        "name": HintField("call_id says which call it was."),
+        "namespace": HintField("call_id says which call it was."),
     },
-    "reasoning": {"encrypted_content": Hint("Only its server can read it; content has what is read here.")},
+    "reasoning": {"encrypted_content": HintField("Only its server can read it; content has what is read here.")},
 }
-PART_RULES: Rules = {
-    "annotations": Hint("They say where a text came from, which the model is not told.", ([],)),
-    "logprobs": Hint("They say how likely a text was, which the model is not told.", ([],)),
-    "parsed": Hint("It is the text in another form."),
+PART_RULES: FieldRules = {
+    "annotations": HintField("They say where a text came from, which the model is not told.", ([],)),
+    "logprobs": HintField("They say how likely a text was, which the model is not told.", ([],)),
+    "parsed": HintField("It is the text in another form."),
     "prompt_cache_breakpoint": CACHE_MARK,
 }
 _PARTS = {
@@ -75,7 +75,7 @@ class MessageItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[InputText | OutputText]
     id: str | None = None
-    status: Status | None = None
+    status: ItemStatus | None = None
 
 
 class CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function_call"):
@@ -86,7 +86,7 @@ class CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     arguments: str = ""
     namespace: str | None | msgspec.UnsetType = msgspec.UNSET
     id: str | None = None
-    status: Status | None = None
+    status: ItemStatus | None = None
 
 
 class CallOutputItem(
@@ -97,7 +97,7 @@ class CallOutputItem(
     call_id: str
     output: str | list[InputText]
     id: str | None = None
-    status: Status | None = None
+    status: ItemStatus | None = None
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="reasoning"):
@@ -106,7 +106,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
     summary: list[SummaryText] = []
     content: list[ReasoningText] | None = None
     id: str | None = None
-    status: Status | None = None
+    status: ItemStatus | None = None
 
 
 Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
@@ -177,7 +177,7 @@ def listed(items: Iterable[Item]) -> list[dict[str, Any]]:
     return result
 
 
-def add_items(conversation: Conversation, items: Iterable[Item], names: ToolNames) -> None:
+def add_items(conversation: MessageBuilder, items: Iterable[Item], names: ToolNames) -> None:
     """Put items into a conversation, calls under the names that the model knows.
 
     Raises InvalidParameter, naming the place in `input`.

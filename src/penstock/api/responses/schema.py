@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from penstock.api.effort import Effort
-from penstock.api.fields import Hint, Refused, Rules
+from penstock.api.fields import FieldRules, HintField, RefusedField
 from penstock.api.rules import COMMON_RULES
 
 # What an answer could include beside its text; without the tools of a hosted API there is none of it.
@@ -26,37 +26,39 @@ def _includes_nothing(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) and each in _NOT_THERE for each in value)
 
 
-RULES: Rules = {
-    "access_programs": Hint("It is for the operator of a hosted API."),
-    "background": Refused("responses are not computed in the background; leave it out, and stream.", (False,)),
-    "background_options": Refused("responses are not computed in the background; leave it out, and stream.", ({},)),
+RULES: FieldRules = {
+    "access_programs": HintField("It is for the operator of a hosted API."),
+    "background": RefusedField("responses are not computed in the background; leave it out, and stream.", (False,)),
+    "background_options": RefusedField(
+        "responses are not computed in the background; leave it out, and stream.", ({},)
+    ),
     "client_metadata": COMMON_RULES["client_metadata"],
-    "context_management": Hint("Conversations are never shortened; the client can send less of it.", ([],)),
-    "conversation": Refused("is not supported; use previous_response_id."),
-    "image": Refused("only text is supported; leave it out."),
-    "include": Hint(
+    "context_management": HintField("Conversations are never shortened; the client can send less of it.", ([],)),
+    "conversation": RefusedField("is not supported; use previous_response_id."),
+    "image": RefusedField("only text is supported; leave it out."),
+    "include": HintField(
         "There is nothing of it in an answer.",
         ([],),
         _includes_nothing,
         f"only what answers do not have is accepted: {', '.join(sorted(_NOT_THERE))}.",
     ),
-    "max_tool_calls": Hint("It limits tools that the server calls, which has none."),
+    "max_tool_calls": HintField("It limits tools that the server calls, which has none."),
     "moderation": COMMON_RULES["moderation"],
     "personality": COMMON_RULES["verbosity"],
-    "prompt": Refused("is not supported; send the prompt as input and instructions."),
+    "prompt": RefusedField("is not supported; send the prompt as input and instructions."),
     "prompt_cache_key": COMMON_RULES["prompt_cache_key"],
     "prompt_cache_options": COMMON_RULES["prompt_cache_options"],
     "prompt_cache_retention": COMMON_RULES["prompt_cache_retention"],
     "safety_identifier": COMMON_RULES["safety_identifier"],
-    "top_logprobs": Refused("is not supported yet; leave it out.", (0,)),
-    "truncation": Refused('only "disabled" is supported: no prompt is truncated.', ("disabled",)),
+    "top_logprobs": RefusedField("is not supported yet; leave it out.", (0,)),
+    "truncation": RefusedField('only "disabled" is supported: no prompt is truncated.', ("disabled",)),
 }
-TEXT_RULES: Rules = {"verbosity": COMMON_RULES["verbosity"]}
-_TOLD_WHOLE = Hint("Reasoning is told as it is.")
-REASONING_RULES: Rules = {
-    "context": Hint("The chat template decides how much earlier reasoning the model is shown."),
+TEXT_RULES: FieldRules = {"verbosity": COMMON_RULES["verbosity"]}
+_TOLD_WHOLE = HintField("Reasoning is told as it is.")
+REASONING_RULES: FieldRules = {
+    "context": HintField("The chat template decides how much earlier reasoning the model is shown."),
     "generate_summary": _TOLD_WHOLE,
-    "mode": Hint("There is one mode."),
+    "mode": HintField("There is one mode."),
     "summary": _TOLD_WHOLE,
 }
 

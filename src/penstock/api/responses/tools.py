@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.api.fields import FieldReader, Hint, Refused, Rules
+from penstock.api.fields import FieldReader, FieldRules, HintField, RefusedField
 from penstock.api.parsing import Names
 from penstock.api.responses.schema import FunctionTool, NamespaceTool
 from penstock.core.errors import InvalidParameter
 
-TOOL_RULES: Rules = {
-    "allowed_callers": Refused("tools are called directly only; leave it out.", (["direct"],)),
-    "async": Refused("is not supported; leave it out.", (False,)),
-    "defer_loading": Hint("All tools are shown to the model at once.", (False,)),
-    "output_schema": Hint("Chat templates have no place for it."),
+TOOL_RULES: FieldRules = {
+    "allowed_callers": RefusedField("tools are called directly only; leave it out.", (["direct"],)),
+    "async": RefusedField("is not supported; leave it out.", (False,)),
+    "defer_loading": HintField("All tools are shown to the model at once.", (False,)),
+    "output_schema": HintField("Chat templates have no place for it."),
 }
 # Run by the server of a hosted API. A model that is not shown one answers without it.
 HOSTED_TOOLS = frozenset(

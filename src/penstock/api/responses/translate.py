@@ -5,8 +5,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from penstock.api.conversation import Conversation
 from penstock.api.extras import told_tier
+from penstock.api.message_builder import MessageBuilder
 from penstock.api.parsing import Names
 from penstock.api.requests import ChatFields, StreamOptions
 from penstock.api.responses.items import Item, add_items
@@ -53,7 +53,7 @@ def chat_of_response(
 
 def chat_of_input(fields: InputFields, names: ToolNames, earlier: Iterable[Item], items: Iterable[Item]) -> ChatFields:
     """The chat as far as its prompt goes; raises InvalidParameter."""
-    conversation = Conversation()
+    conversation = MessageBuilder()
     if fields.instructions is not None:
         conversation.say("system", fields.instructions)
     # They were checked when they came.

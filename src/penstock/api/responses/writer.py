@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.blocks import AnswerWriter, Block, Gain
 from penstock.api.obfuscation import padding
 from penstock.api.resolve import Job
 from penstock.api.responses.tools import ToolNames
+from penstock.api.segments import AnswerWriter, Gain, Segment
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput
 from penstock.http.error_bodies import PLAIN, ErrorForm
@@ -65,7 +65,7 @@ class ResponsesWriter(AnswerWriter):
         self._created = int(time.time())
         self._ids: list[str] = []
         self._sequence = 0
-        self._open: Block | None = None
+        self._open: Segment | None = None
         self._status = "in_progress"
         self._cancelled = False
         self._error: PenstockError | None = None
@@ -106,7 +106,7 @@ class ResponsesWriter(AnswerWriter):
     def response(self) -> dict[str, Any]:
         """The response as it is now."""
         params, ended = self._job.params[0], self._status != "in_progress"
-        blocks = self._answer.blocks
+        segments = self._answer.segments
         return {
             "id": self.id,
             "object": "response",
@@ -116,7 +116,7 @@ class ResponsesWriter(AnswerWriter):
             "error": None if self._error is None else _error(self._error),
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
             "model": self._model,
-            "output": [self._item(block, self._item_status(block)) for block in blocks],
+            "output": [self._item(segment, self._item_status(segment)) for segment in segments],
             "temperature": params.temperature,
             "top_p": params.top_p,
             "seed": self._answer.seed,
@@ -144,71 +144,73 @@ class ResponsesWriter(AnswerWriter):
             events.append(self._event("response.in_progress", response=response))
 
     def _gained(self, events: list[bytes], gains: list[Gain]) -> None:
-        for block, text in gains:
-            if block is not self._open:
+        for segment, text in gains:
+            if segment is not self._open:
                 self._close(events)
-                self._open_item(events, block)
+                self._open_item(events, segment)
             if text:
                 hidden = {"obfuscation": padding(len(_encode(text)))} if self._job.obfuscated else {}
-                events.append(self._text_event(block, "delta", delta=text, **hidden))
+                events.append(self._text_event(segment, "delta", delta=text, **hidden))
 
-    def _open_item(self, events: list[bytes], block: Block) -> None:
-        self._open = block
-        nothing: dict[str, Any] = {"arguments": ""} if block.kind == "call" else {"content": []}
-        item = self._item(block, "in_progress") | nothing
-        events.append(self._event("response.output_item.added", output_index=block.index, item=item))
-        if block.kind != "call":
-            events.append(self._part_event(block, "added", ""))
+    def _open_item(self, events: list[bytes], segment: Segment) -> None:
+        self._open = segment
+        nothing: dict[str, Any] = {"arguments": ""} if segment.kind == "call" else {"content": []}
+        item = self._item(segment, "in_progress") | nothing
+        events.append(self._event("response.output_item.added", output_index=segment.index, item=item))
+        if segment.kind != "call":
+            events.append(self._part_event(segment, "added", ""))
 
     def _close(self, events: list[bytes], *, last: bool = False) -> None:
-        block, self._open = self._open, None
-        if block is None:
+        segment, self._open = self._open, None
+        if segment is None:
             return
-        whole = {"arguments" if block.kind == "call" else "text": block.text}
-        events.append(self._text_event(block, "done", **whole))
-        if block.kind != "call":
-            events.append(self._part_event(block, "done", block.text))
-        item = self._item(block, self._item_status(block) if last else "completed")
-        events.append(self._event("response.output_item.done", output_index=block.index, item=item))
+        whole = {"arguments" if segment.kind == "call" else "text": segment.text}
+        events.append(self._text_event(segment, "done", **whole))
+        if segment.kind != "call":
+            events.append(self._part_event(segment, "done", segment.text))
+        item = self._item(segment, self._item_status(segment) if last else "completed")
+        events.append(self._event("response.output_item.done", output_index=segment.index, item=item))
 
-    def _text_event(self, block: Block, event: str, **fields: Any) -> bytes:
-        if block.kind != "call":
+    def _text_event(self, segment: Segment, event: str, **fields: Any) -> bytes:
+        if segment.kind != "call":
             fields["content_index"] = 0
-        if block.kind == "text":
+        if segment.kind == "text":
             fields["logprobs"] = []
-        item_id = self._id_of(block)
-        return self._event(f"{_TEXT_EVENTS[block.kind]}.{event}", item_id=item_id, output_index=block.index, **fields)
+        item_id = self._id_of(segment)
+        return self._event(
+            f"{_TEXT_EVENTS[segment.kind]}.{event}", item_id=item_id, output_index=segment.index, **fields
+        )
 
-    def _part_event(self, block: Block, event: str, text: str) -> bytes:
-        place = {"item_id": self._id_of(block), "output_index": block.index, "content_index": 0}
-        return self._event(f"response.content_part.{event}", **place, part=_part(block, text))
+    def _part_event(self, segment: Segment, event: str, text: str) -> bytes:
+        place = {"item_id": self._id_of(segment), "output_index": segment.index, "content_index": 0}
+        return self._event(f"response.content_part.{event}", **place, part=_part(segment, text))
 
     def _event(self, name: str, **fields: Any) -> bytes:
         data = _encode({"type": name, "sequence_number": self._sequence} | fields)
         self._sequence += 1
         return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
-        item_id = self._id_of(block)
-        if block.kind == "call":
-            call = {"call_id": block.call_id, **self._names.told(block.name), "arguments": block.text}
+    def _item(self, segment: Segment, status: str) -> dict[str, Any]:
+        item_id = self._id_of(segment)
+        if segment.kind == "call":
+            call = {"call_id": segment.call_id, **self._names.told(segment.name), "arguments": segment.text}
             return {"type": "function_call", "id": item_id, "status": status, **call}
-        content = [_part(block, block.text)]
-        if block.kind == "reasoning":
+        content = [_part(segment, segment.text)]
+        if segment.kind == "reasoning":
             return {"type": "reasoning", "id": item_id, "status": status, "summary": [], "content": content}
         return {"type": "message", "id": item_id, "status": status, "role": "assistant", "content": content}
 
-    def _item_status(self, block: Block) -> str:
+    def _item_status(self, segment: Segment) -> str:
         """Only the last item can be cut off; a call also by a stop string in its arguments."""
-        is_whole = self._status == "completed" and (block.kind != "call" or self._answer.calls_whole)
-        cut = not is_whole and block is self._answer.blocks[-1]
+        is_whole = self._status == "completed" and (segment.kind != "call" or self._answer.calls_whole)
+        cut = not is_whole and segment is self._answer.segments[-1]
         return "completed" if not cut else "in_progress" if self._status == "in_progress" else "incomplete"
 
-    def _id_of(self, block: Block) -> str:
-        while len(self._ids) <= block.index:
-            prefix = _ITEM_PREFIXES[self._answer.blocks[len(self._ids)].kind]
+    def _id_of(self, segment: Segment) -> str:
+        while len(self._ids) <= segment.index:
+            prefix = _ITEM_PREFIXES[self._answer.segments[len(self._ids)].kind]
             self._ids.append(f"{prefix}_{uuid.uuid4().hex}")
-        return self._ids[block.index]
+        return self._ids[segment.index]
 
     def _usage(self) -> dict[str, Any]:
         prompt_tokens = self._job.prompt_tokens
@@ -221,9 +223,9 @@ class ResponsesWriter(AnswerWriter):
         }
 
 
-def _part(block: Block, text: str) -> dict[str, Any]:
-    part: dict[str, Any] = {"type": _PART_TYPES[block.kind], "text": text}
-    return part | {"annotations": [], "logprobs": []} if block.kind == "text" else part
+def _part(segment: Segment, text: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": _PART_TYPES[segment.kind], "text": text}
+    return part | {"annotations": [], "logprobs": []} if segment.kind == "text" else part
 
 
 def _error(error: PenstockError) -> dict[str, str]:

@@ -9,7 +9,7 @@ from penstock.api.resolve import Job
 from penstock.observability.metrics import Endpoint
 
 
-class Operation(msgspec.Struct, frozen=True):
+class JobEndpoint(msgspec.Struct, frozen=True):
     """What an endpoint does with one request.
 
     Attributes:

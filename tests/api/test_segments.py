@@ -1,11 +1,11 @@
-"""Pieces of an answer add up to blocks."""
+"""Pieces of an answer add up to segments."""
 
 from collections.abc import Sequence
 
 import pytest
 
-from penstock.api.blocks import Answer
 from penstock.api.resolve import Job
+from penstock.api.segments import Answer
 from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.plan import Ending, FinishReason
 from penstock.core.sampling import SamplingParams
@@ -33,9 +33,9 @@ def answer_of(parsing: Parsing | None) -> Answer:
 def test_plain_text_is_one_block() -> None:
     answer = answer_of(None)
     gains = [gain for text in ("Hel", "", "lo") for gain in answer.take(output(text))] + answer.end()
-    (block,) = answer.blocks
-    assert [(gained is block, text) for gained, text in gains] == [(True, "Hel"), (True, "lo")]
-    assert (block.index, block.kind, block.text) == (0, "text", "Hello")
+    (segment,) = answer.segments
+    assert [(gained is segment, text) for gained, text in gains] == [(True, "Hel"), (True, "lo")]
+    assert (segment.index, segment.kind, segment.text) == (0, "text", "Hello")
     assert not answer.calls
     assert (answer.tally.tokens, answer.cached_tokens, answer.seed) == (6, 4, 42)
 
@@ -43,13 +43,13 @@ def test_plain_text_is_one_block() -> None:
 def test_blocks_begin_where_the_kind_changes_and_with_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = listed(monkeypatch)
     gains = [gain for _ in range(6) for gain in answer.take(output("x"))] + answer.end()
-    assert [(block.kind, block.name, block.text) for block in answer.blocks] == [
+    assert [(segment.kind, segment.name, segment.text) for segment in answer.segments] == [
         ("reasoning", "", "Let me see."),
         ("text", "", "I look."),
         ("call", "weather", '{"city": "Rome"}'),
         ("call", "time", "{}"),
     ]
-    assert [(block.index, text) for block, text in gains if block.kind == "call"] == [
+    assert [(segment.index, text) for segment, text in gains if segment.kind == "call"] == [
         (2, ""),
         (2, '{"city": "Ro'),
         (2, 'me"}'),
@@ -57,20 +57,24 @@ def test_blocks_begin_where_the_kind_changes_and_with_each_call(monkeypatch: pyt
         (3, "{}"),
     ]
     assert answer.calls
-    assert len({block.call_id for block in answer.blocks[2:]}) == 2
+    assert len({segment.call_id for segment in answer.segments[2:]}) == 2
 
 
 def test_what_the_parser_held_back_comes_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = listed(monkeypatch, [(), (CallStart(0, "f"), CallArguments(0, "{"), Content("<too"), Reasoning("no"))])
     assert answer.take(output("x")) == [] and len(answer.end()) == 4
-    assert [block.kind for block in answer.blocks] == ["call", "text", "reasoning"]
+    assert [segment.kind for segment in answer.segments] == ["call", "text", "reasoning"]
 
 
 def test_an_answer_can_be_complete_before_the_engine_ends_it() -> None:
     answer = answer_of(Parsing(calls="hermes", most_calls=1))
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     answer.take(output(call + "more"))
-    assert answer.sample.cut and answer.sample.finish == "stop" and [block.kind for block in answer.blocks] == ["call"]
+    assert (
+        answer.sample.cut
+        and answer.sample.finish == "stop"
+        and [segment.kind for segment in answer.segments] == ["call"]
+    )
     # The second token came with the first, and is no part of it.
     assert answer.tally.tokens == 1
     answer.take(output("more", "length"))

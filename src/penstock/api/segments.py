@@ -1,4 +1,4 @@
-"""An answer as a list of blocks: what the pieces of a model's text add up to, and what all writers of one share."""
+"""An answer as a list of segments: what the pieces of a model's text add up to, and what all writers of one share."""
 
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -11,10 +11,10 @@ from penstock.text.output_format import Parsing
 from penstock.text.pieces import CallArguments, CallStart, Piece, PlainParser, Reasoning, joined
 from penstock.text.table import TokenTable
 
-Kind = Literal["text", "reasoning", "call"]
+SegmentKind = Literal["text", "reasoning", "call"]
 
 
-class Block:
+class Segment:
     """A stretch of text or of reasoning, or a call of a tool.
 
     Attributes:
@@ -24,7 +24,7 @@ class Block:
 
     __slots__ = ("_parts", "call_id", "index", "kind", "name")
 
-    def __init__(self, index: int, kind: Kind, name: str = "", call_id: str = "") -> None:
+    def __init__(self, index: int, kind: SegmentKind, name: str = "", call_id: str = "") -> None:
         self.index = index
         self.kind = kind
         self.name = name
@@ -37,27 +37,27 @@ class Block:
         return "".join(self._parts)
 
     def append(self, text: str) -> None:
-        """Add what the model has written of the block."""
+        """Add what the model has written of the segment."""
         self._parts.append(text)
 
 
-Gain = tuple[Block, str]
-"""A block and what it gained. Gains are in order; a block that differs from the last gain's begins with it."""
+Gain = tuple[Segment, str]
+"""A segment and what it gained. Gains are in order; a segment that differs from the last gain's begins with it."""
 
 
-class Blocks:
-    """One sample's answer in blocks, as its text comes: what a stream tells and what is told whole both come from here.
+class Segments:
+    """One sample's answer in segments, as its text comes. Streamed and whole answers both come from here.
 
     Attributes:
-        blocks: what has come.
+        segments: what has come.
         sample: how it ended.
     """
 
-    __slots__ = ("_finished", "_parser", "_parsing", "_plain", "blocks", "sample")
+    __slots__ = ("_finished", "_parser", "_parsing", "_plain", "segments", "sample")
 
     def __init__(self, parsing: Parsing | None, sample: Sample) -> None:
         """`parsing` cuts the text; None where all of it is content."""
-        self.blocks: list[Block] = []
+        self.segments: list[Segment] = []
         self.sample = sample
         self._parsing = parsing or Parsing()
         self._parser = self._parsing.parser()
@@ -65,7 +65,7 @@ class Blocks:
         self._finished = False
 
     def take(self, delta: SampleDelta) -> Iterator[tuple[SampleDelta, list[Gain]]]:
-        """Take more of the sample: its parts that count, each with what the blocks gained by it.
+        """Take more of the sample: its parts that count, each with what the segments gained by it.
 
         Raises RowFailed, StepOutOfMemory or EngineUnavailable where the sample has failed.
         """
@@ -84,7 +84,7 @@ class Blocks:
             yield part, gains
 
     def end(self) -> list[Gain]:
-        """No more comes, although the engine may not have ended the sample; what the blocks gained by that."""
+        """No more comes, although the engine may not have ended the sample; what the segments gained by that."""
         if self._finished:
             return []
         self._finished = True
@@ -98,51 +98,51 @@ class Blocks:
     @property
     def calls(self) -> bool:
         """Whether tools are called, with all of their arguments."""
-        return self.calls_whole and any(block.kind == "call" for block in self.blocks)
+        return self.calls_whole and any(segment.kind == "call" for segment in self.segments)
 
-    def text(self, kind: Kind) -> str:
+    def text(self, kind: SegmentKind) -> str:
         """All text of one kind."""
-        return "".join(block.text for block in self.blocks if block.kind == kind)
+        return "".join(segment.text for segment in self.segments if segment.kind == kind)
 
     def _add_content(self, text: str) -> list[Gain]:
         """What `_add` would, where all text is content."""
         if not text:
             return []
-        block = self.blocks[0] if self.blocks else self._begin("text")
-        block.append(text)
-        return [(block, text)]
+        segment = self.segments[0] if self.segments else self._begin("text")
+        segment.append(text)
+        return [(segment, text)]
 
     def _add(self, pieces: Iterable[Piece]) -> list[Gain]:
         gains = []
         for piece in pieces:
-            block = self._block_of(piece)
+            segment = self._segment_of(piece)
             text = "" if isinstance(piece, CallStart) else piece.text
-            block.append(text)
-            gains.append((block, text))
+            segment.append(text)
+            gains.append((segment, text))
         return gains
 
-    def _block_of(self, piece: Piece) -> Block:
+    def _segment_of(self, piece: Piece) -> Segment:
         if isinstance(piece, CallStart):
             return self._begin("call", piece.name, self._parsing.call_id())
         if isinstance(piece, CallArguments):
             # Calls come one after another, and nothing comes inside of one.
-            return self.blocks[-1]
-        kind: Kind = "reasoning" if isinstance(piece, Reasoning) else "text"
-        if self.blocks and self.blocks[-1].kind == kind:
-            return self.blocks[-1]
+            return self.segments[-1]
+        kind: SegmentKind = "reasoning" if isinstance(piece, Reasoning) else "text"
+        if self.segments and self.segments[-1].kind == kind:
+            return self.segments[-1]
         return self._begin(kind)
 
-    def _begin(self, kind: Kind, name: str = "", call_id: str = "") -> Block:
-        block = Block(len(self.blocks), kind, name, call_id)
-        self.blocks.append(block)
-        return block
+    def _begin(self, kind: SegmentKind, name: str = "", call_id: str = "") -> Segment:
+        segment = Segment(len(self.segments), kind, name, call_id)
+        self.segments.append(segment)
+        return segment
 
 
 class Answer:
     """The answer of a request's only sample, as its outputs come.
 
     Attributes:
-        blocks: what has come.
+        segments: what has come.
         sample: how it ended.
         tally: how many tokens it has.
         cached_tokens: of the prompt, in the cache.
@@ -153,14 +153,14 @@ class Answer:
     def __init__(self, job: Job, table: TokenTable | None) -> None:
         self.tally = Tally()
         self.sample: Sample = sample_of(job, 0, table, self.tally)
-        self._blocks = Blocks(job.parsing, self.sample)
-        self.blocks = self._blocks.blocks
+        self._blocks = Segments(job.parsing, self.sample)
+        self.segments = self._blocks.segments
         self.cached_tokens = 0
         self.kept: KeptTokens | None = None
         self.seed: int | None = None
 
     def take(self, output: RequestOutput) -> list[Gain]:
-        """Take an output; what the blocks gained by it.
+        """Take an output; what the segments gained by it.
 
         Raises RowFailed, StepOutOfMemory or EngineUnavailable where it has failed.
         """
@@ -168,7 +168,7 @@ class Answer:
         return [gain for delta in output.deltas for _, gains in self._blocks.take(delta) for gain in gains]
 
     def end(self) -> list[Gain]:
-        """No more outputs come; what the blocks gained by that."""
+        """No more outputs come; what the segments gained by that."""
         return self._blocks.end()
 
     @property
@@ -183,7 +183,7 @@ class Answer:
 
 
 class AnswerWriter:
-    """The part of a `Writer` that is the same in every dialect which tells an answer in blocks."""
+    """The part of a `Writer` that is the same in every dialect which tells an answer in segments."""
 
     def __init__(self, job: Job, table: TokenTable | None) -> None:
         self._job = job

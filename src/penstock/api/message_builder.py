@@ -16,7 +16,7 @@ class _Turn:
         return Message(role="assistant", content=self.text, reasoning_content=self.reasoning, tool_calls=calls)
 
 
-class Conversation:
+class MessageBuilder:
     """Puts messages together from smaller parts, which come in order."""
 
     def __init__(self) -> None:

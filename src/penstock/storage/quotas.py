@@ -9,7 +9,7 @@ DAY = 24 * 3600
 TENANT_SHARE = 0.25
 
 
-class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
+class TenantQuota(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of what one tenant has; `bytes` are of files and results."""
 
     bytes: int
@@ -18,7 +18,7 @@ class TenantLimits(msgspec.Struct, frozen=True, kw_only=True):
     batches: int
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class StorageQuota(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one server's storage.
 
     Attributes:
@@ -44,13 +44,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     tenant_share: float = 1.0
     tenant_bytes: Mapping[str, int] = {}
 
-    def of(self, owner: str) -> TenantLimits:
+    def of(self, owner: str) -> TenantQuota:
         """What is kept for one tenant."""
 
         def share(whole: int) -> int:
             return max(1, int(whole * self.tenant_share))
 
-        return TenantLimits(
+        return TenantQuota(
             bytes=self.tenant_bytes.get(owner, share(self.total_bytes)),
             files=share(self.files),
             unfinished_batches=share(self.unfinished_batches),
