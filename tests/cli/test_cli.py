@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from penstock.access.limits import LimitOptions
+from penstock.access.limits import AdmissionOptions
 from penstock.assembly.prepare import prepare
 from penstock.cli.serve import _measured_limits, _note, _settled, address_markup
 from penstock.configuration.options import EngineOptions
@@ -377,10 +377,10 @@ def test_the_queue_follows_the_pool_that_was_measured() -> None:
         threads=1,
     )
     ready = Ready(1, Limits(spec, 50, 1000, 8), 9, [], [])
-    limits, reasons = _measured_limits(LimitOptions(), config, ready)
+    limits, reasons = _measured_limits(AdmissionOptions(), config, ready)
     assert limits.bounds.tokens == 4 * 50 * spec.block_size
     assert f"max queued tokens: {4 * 50 * spec.block_size} (4 times what the KV pool holds" in _note(reasons[1])
-    assert _measured_limits(LimitOptions(max_queued_tokens=9), config, ready)[0].bounds.tokens == 9
+    assert _measured_limits(AdmissionOptions(max_queued_tokens=9), config, ready)[0].bounds.tokens == 9
 
 
 def test_what_the_engine_measured_takes_the_place_of_estimates() -> None:

@@ -14,7 +14,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from penstock.access.admission import LONGEST_RETRY, QUEUED_FOR_MEMORY, SHEDDING_FROM, AdmissionControl
 from penstock.access.keys import Key, Keyring
-from penstock.access.limits import make_admission
 from penstock.access.tenants import Tenant
 from penstock.core.config import EngineConfig
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
@@ -22,6 +21,7 @@ from penstock.http.drain import Drain
 from penstock.observability.accounts import Accounts
 from penstock.observability.explain.explain import Figures
 from penstock.server.app import create_app
+from penstock.server.capacity import make_admission
 from penstock.server.dialects import DIALECTS
 from support.world_http import Answer, Exchange
 from support.world_jobs import Job, Scenario

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import MemoryPressure, Overloaded, QueueFull, SloUnreachable
 from penstock.core.events import LoadSnapshot
 
@@ -31,6 +30,8 @@ _MEMORY_SECONDS = 10.0
 _PRIOR_TOKENS, _PRIOR_WEIGHT = 256.0, 4.0
 _FADING = 0.98
 _MOST_TENANTS = 1024
+# Tokens of a sample after which the blocks that it still needs are counted again.
+_TOKENS_PER_LOOK = 16
 
 
 class QueueBounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,8 +228,7 @@ class AdmissionControl:
         if before is None:
             return
         ticket.produced[sample] = None if ended else before + tokens
-        # It would make no difference at every token.
-        if ended or (before + tokens) // BLOCK_SIZE != before // BLOCK_SIZE:
+        if ended or (before + tokens) // _TOKENS_PER_LOOK != before // _TOKENS_PER_LOOK:
             self._owe(ticket, sample, prompt)
         if ended and ticket.request.max_tokens[prompt] != 0:
             self._lengths.observe(ticket.request.tenant, before + tokens)

@@ -94,7 +94,6 @@ def serve(
     computing: options.ModelOptions,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
-    from penstock.access.limits import LimitOptions
     from penstock.cli.keys import read_access
     from penstock.cli.log_format import set_up_logging
     from penstock.cli.log_stream import unfailing_stderr
@@ -118,7 +117,8 @@ def serve(
         drain_timeout=options.parse_seconds(drain_timeout, "--drain-timeout", 0.0),
         watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
         admin_socket=admin_socket,
-        limits=LimitOptions(**vars(bounds)),
+        admission=bounds.admission(),
+        connections=bounds.connections(),
         edge=http.edge(),
         policies=http.policies(),
         figures=figures,

@@ -16,8 +16,10 @@ from penstock.cli.log_format import LogFormat, LogLevel
 from penstock.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from penstock.access.limits import AdmissionOptions
     from penstock.api.policies import FieldPolicies
     from penstock.http.edge import EdgeOptions
+    from penstock.http.limits import ConnectionOptions
 
 Model = Annotated[
     str | None,
@@ -377,6 +379,23 @@ class BoundOptions:
     request_timeout: RequestTimeout = None
     stall_timeout: StallTimeout = None
     max_connections: MaxConnections = None
+
+    def admission(self) -> "AdmissionOptions":
+        """Which requests are taken on."""
+        from penstock.access.limits import AdmissionOptions
+
+        return AdmissionOptions(
+            max_queued_requests=self.max_queued_requests,
+            max_queued_tokens=self.max_queued_tokens,
+            max_ttft=self.max_ttft,
+            request_timeout=self.request_timeout,
+        )
+
+    def connections(self) -> "ConnectionOptions":
+        """How many connections there are, and for how long."""
+        from penstock.http.limits import ConnectionOptions
+
+        return ConnectionOptions(stall_timeout=self.stall_timeout, max_connections=self.max_connections)
 
 
 @dataclass(frozen=True, kw_only=True)

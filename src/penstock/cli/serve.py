@@ -20,7 +20,7 @@ from rich.table import Table
 from starlette.applications import Starlette
 
 from penstock.access.admission import AdmissionControl
-from penstock.access.limits import LimitOptions, Limits, make_admission, resolve_limits
+from penstock.access.limits import AdmissionLimits, AdmissionOptions, resolve_admission
 from penstock.access.tenants import Tenant
 from penstock.api.policies import FieldPolicies
 from penstock.assembly.prepare import Prepared, engine_command, prepare
@@ -36,6 +36,7 @@ from penstock.engine.process import EngineProcess
 from penstock.engine.watch import Patience
 from penstock.http import descriptors
 from penstock.http.edge import EdgeOptions
+from penstock.http.limits import ConnectionOptions, resolve_connections
 from penstock.http.tls import NO_TLS, Tls
 from penstock.observability import tracing
 from penstock.observability.accounts import Accounts
@@ -44,6 +45,7 @@ from penstock.observability.recent import Recent
 from penstock.observability.settings import FigureOptions
 from penstock.server.admin import admin_socket, create_admin_app
 from penstock.server.app import create_app
+from penstock.server.capacity import capacity_of, make_admission
 from penstock.server.serve import beside, bind, run_loop, serve
 from penstock.storage.directory import choose_folder
 from penstock.storage.errors import StorageUnavailable
@@ -71,7 +73,8 @@ class ServeOptions:
         data_dir: as asked for.
         drain_timeout: seconds for running requests to finish in.
         admin_socket: path of the operator's socket.
-        limits: as they were asked for.
+        admission: which requests are taken on, as it was asked for.
+        connections: how many there are, and for how long, as it was asked for.
         edge: how the server speaks with those in front of it.
         policies: what becomes of fields that a request need not have been right about.
         figures: what requests are judged by, and what the machine costs.
@@ -90,7 +93,8 @@ class ServeOptions:
     drain_timeout: float
     watchdog: float
     admin_socket: str | None
-    limits: LimitOptions
+    admission: AdmissionOptions
+    connections: ConnectionOptions
     edge: EdgeOptions
     policies: FieldPolicies
     figures: FigureOptions
@@ -111,10 +115,11 @@ def run_serve(options: dict[str, Any], serving: ServeOptions, access: Access, *,
         reading = _read_output(prepared.load_tokenizer(), serving)
         _, why = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
         encrypted = NO_TLS if serving.tls is None else serving.tls.reason
-        _, bounds = resolve_limits(serving.limits, prepared.config, descriptors.limit())
+        _, bounds = resolve_admission(serving.admission, capacity_of(prepared.config))
+        _, connected = resolve_connections(serving.connections, descriptors.limit())
         traced = tracing.reason_of(serving.otlp_endpoint)
         ends = prepared.end_tokens(reading.tokenizer).reason
-        told = (*bounds, *serving.edge.reasons, *serving.policies.reasons, *serving.figures.reasons, traced)
+        told = (*bounds, *connected, *serving.edge.reasons, *serving.policies.reasons, *serving.figures.reasons, traced)
         kept = (ends, why, access.reason, encrypted, files, *told)
         Console(width=wide).print(_reasons_table([*prepared.reasons, *reading.reasons, *kept]))
         return 0
@@ -142,7 +147,8 @@ async def _serve(
     serving: asyncio.Future[None] | None = None
     try:
         prepared = await asyncio.to_thread(prepare, options, api_beside=True)
-        limits, _ = resolve_limits(serve_options.limits, prepared.config, descriptors.limit())
+        limits, _ = resolve_admission(serve_options.admission, capacity_of(prepared.config))
+        connections, connected = resolve_connections(serve_options.connections, descriptors.limit())
         admission = make_admission(limits.bounds, prepared.config)
         name = prepared.served_names(serve_options.names)[0]
         await asyncio.to_thread(storage.open, serve_options.data_dir, name, access.keys.tenants)
@@ -161,8 +167,8 @@ async def _serve(
                     app,
                     listener,
                     drain_seconds=serve_options.drain_timeout,
-                    stall_timeout=limits.stall_timeout,
-                    max_connections=limits.max_connections,
+                    stall_timeout=connections.stall_timeout,
+                    max_connections=connections.max_connections,
                     tls=None if tls is None else tls.context,
                     edge=serve_options.edge,
                 )
@@ -179,10 +185,10 @@ async def _serve(
             accounts.figures = Figures(message.work, message.ceilings)
         _spare_what_stays()
         _print_budget(message, tokenizer_seconds, time.monotonic() - started)
-        limits, bounds = _measured_limits(serve_options.limits, prepared.config, message)
+        limits, bounds = _measured_limits(serve_options.admission, prepared.config, message)
         admission.bounds = limits.bounds
         ends = prepared.end_tokens(tokenizer).reason
-        reasons = _settled([*prepared.reasons, *reading.reasons, ends, *bounds], message)
+        reasons = _settled([*prepared.reasons, *reading.reasons, ends, *bounds, *connected], message)
         _print_notes(prepared, reading, reasons, message)
         encrypted = [] if tls is None else [_note(tls.reason)]
         for note in (storage.note, _note(files), _note(access.reason), *access.warnings, *encrypted):
@@ -219,7 +225,7 @@ def _make_app(
     reading: "_Reading",
     storage: "_Storage",
     access: Access,
-    limits: Limits,
+    limits: AdmissionLimits,
     admission: AdmissionControl,
     options: ServeOptions,
     accounts: Accounts,
@@ -368,10 +374,12 @@ def _print_budget(ready: Ready, tokenizer_seconds: float, total: float) -> None:
     console.print(f"  {'ready after':<{width}}  {total:6.2f} s")
 
 
-def _measured_limits(options: LimitOptions, config: EngineConfig, ready: Ready) -> tuple[Limits, list[Reason]]:
+def _measured_limits(
+    options: AdmissionOptions, config: EngineConfig, ready: Ready
+) -> tuple[AdmissionLimits, list[Reason]]:
     """The limits, and why, with the pool that the engine has; on a GPU it was estimated before."""
     cache = replace(config.cache, num_blocks=ready.limits.num_blocks, wish=None)
-    return resolve_limits(options, replace(config, cache=cache), descriptors.limit())
+    return resolve_admission(options, capacity_of(replace(config, cache=cache)))
 
 
 def _settled(reasons: list[Reason], ready: Ready) -> list[Reason]:

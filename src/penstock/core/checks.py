@@ -1,12 +1,18 @@
-"""Checks of single values as users give them. Each raises `InvalidParameter`, which names the field."""
+"""Checks of single values as users give them. Each raises an error that names the field or the option."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.core.errors import InvalidParameter
+from penstock.core.errors import ConfigurationError, InvalidParameter
 
 # A year: longer than anything runs, and no infinity.
 LONGEST_SECONDS = 86400.0 * 365
+
+
+def check_option_seconds(option: str, value: float | None) -> None:
+    """A time that an option gives, if it does: from a millisecond to a year. Raises ConfigurationError."""
+    if value is not None and not 0.001 <= value <= LONGEST_SECONDS:
+        raise ConfigurationError(f"{option} is {value:g}; it must be from 0.001 to {LONGEST_SECONDS:.0f} seconds.")
 
 
 def check_integer(name: str, value: Any, low: int, high: int) -> None:

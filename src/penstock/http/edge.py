@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.core.checks import LONGEST_SECONDS
+from penstock.core.checks import check_option_seconds
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
 from penstock.http.answers import IGNORED_HEADER
@@ -46,11 +46,7 @@ class EdgeOptions:
                 raise ConfigurationError(f"--allowed-origin {origin!r} is sent by browsers as {sent}; write that.")
         if self.root_path and not _ROOT_PATH.fullmatch(self.root_path):
             raise ConfigurationError(f"--root-path {self.root_path!r} is not a path like /llm, without a / at its end.")
-        if not 0.001 <= self.keep_alive_timeout <= LONGEST_SECONDS:
-            raise ConfigurationError(
-                f"--keep-alive-timeout is {self.keep_alive_timeout:g}; it must be from 0.001 to "
-                f"{LONGEST_SECONDS:.0f} seconds."
-            )
+        check_option_seconds("--keep-alive-timeout", self.keep_alive_timeout)
         return self
 
     @property

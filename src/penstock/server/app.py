@@ -14,7 +14,6 @@ from penstock.access.admission import AdmissionControl
 from penstock.access.auth import KeysRequired
 from penstock.access.gate import Gate
 from penstock.access.keys import Keyring
-from penstock.access.limits import default_admission
 from penstock.api.anthropic.endpoints import MessagesApi
 from penstock.api.openai.endpoints import OpenAIApi
 from penstock.api.openai.tokens import TokensApi
@@ -35,6 +34,7 @@ from penstock.observability.accounts import Accounts
 from penstock.observability.metrics import Metrics
 from penstock.observability.monitor import Monitor
 from penstock.observability.stats import Settings
+from penstock.server.capacity import default_admission
 from penstock.server.description import DescriptionApi
 from penstock.server.dialects import DIALECTS
 from penstock.server.explain import ExplainApi

@@ -1,0 +1,25 @@
+"""What an engine of a configuration can take on, as admission in front of it needs to know it."""
+
+import random
+
+from penstock.access.admission import AdmissionControl, QueueBounds
+from penstock.access.limits import QUEUED_TIMES, Capacity
+from penstock.core.config import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, EngineConfig
+
+
+def capacity_of(config: EngineConfig) -> Capacity:
+    """What an engine of this configuration computes and holds at a time."""
+    pool = config.cache.num_blocks * config.cache.spec.block_size // len(config.cache.spec.groups)
+    return Capacity(config.scheduler.max_num_seqs, pool, config.cache.wish is not None)
+
+
+def make_admission(bounds: QueueBounds, config: EngineConfig) -> AdmissionControl:
+    """Admission to an engine of this configuration, with chance as it comes."""
+    spec, chunk = config.cache.spec, config.scheduler.max_chunk or config.scheduler.max_num_batched_tokens
+    return AdmissionControl(bounds, lambda tokens: spec.blocks_for(tokens, chunk), random.random)
+
+
+def default_admission() -> AdmissionControl:
+    """Admission as it is with the default options, to an engine with blocks of the usual size."""
+    bounds = QueueBounds(requests=QUEUED_TIMES * DEFAULT_MAX_NUM_SEQS, tokens=2**20)
+    return AdmissionControl(bounds, lambda tokens: -(-tokens // BLOCK_SIZE), random.random)
