@@ -1,5 +1,6 @@
-"""The tests of this folder ask a server over HTTP whose engine is scripted."""
+"""The tests of this folder ask servers over HTTP whose engines are scripted."""
 
 from support.served import scripted_server, served, tokenizer
+from support.tool_chats import chat, chats, marked
 
-__all__ = ["scripted_server", "served", "tokenizer"]
+__all__ = ["chat", "chats", "marked", "scripted_server", "served", "tokenizer"]
