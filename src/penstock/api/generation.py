@@ -10,9 +10,9 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from penstock.access.gate import Pass
+from penstock.api.records import RequestRecord
 from penstock.api.resolve import Job
 from penstock.core.errors import DeadlineExceeded, PenstockError
-from penstock.core.plan import FinishReason
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal
 from penstock.http.answers import ignored_header
@@ -20,9 +20,7 @@ from penstock.http.body import disconnected
 from penstock.http.drain import running
 from penstock.http.error_bodies import ErrorForm, error_response
 from penstock.http.errors import as_penstock_error
-from penstock.observability.account import Account
-from penstock.observability.accounts import Accounts, failed
-from penstock.observability.metrics import Outcome, RequestMeter, outcome_of
+from penstock.observability.metrics import Outcome, outcome_of
 
 # How many outputs of a request with several prompts wait for a slow client before the engine's are merged.
 _MERGE_QUEUE = 16
@@ -110,10 +108,8 @@ class GenerationResponse:
         engine: EngineClient,
         job: Job,
         writer: Writer,
-        meter: RequestMeter,
         admitted: Pass,
-        accounts: Accounts,
-        account: Account,
+        record: RequestRecord,
         deadline: Deadline | None = None,
     ) -> None:
         self._engine = engine
@@ -123,15 +119,12 @@ class GenerationResponse:
         self._writer = writer
         # Vectors are never streamed.
         self._stream = writer if job.stream and isinstance(writer, StreamWriter) else None
-        self._meter = meter
-        self._accounts = accounts
-        self._account = account
+        self._record = record
         self._started = False
         self._work: asyncio.Task[None] | None = None
         self._taking = False
         self._stopped = False
         self._cause: PenstockError | None = None
-        self._ended = False
         # Events that are being sent. Where `stop` comes before they are written, they go with the end.
         self._unsent = b""
 
@@ -174,7 +167,7 @@ class GenerationResponse:
         try:
             # Whatever the reason to leave, closing the generator frees what the engine holds for this request: before
             # anything more is sent, for which a slow reader can let us wait.
-            async with contextlib.aclosing(outputs_of(self._engine, self._job, self._follow)) as outputs:
+            async with contextlib.aclosing(outputs_of(self._engine, self._job, self._record.follow)) as outputs:
                 await self._take(outputs, send)
             self._admitted.leave()
             await (self._send_body(send) if self._stream is None else self._end_stream(self._stream, send))
@@ -188,20 +181,10 @@ class GenerationResponse:
         finally:
             self._leave(outcome)
 
-    def _follow(self, journal: Journal) -> None:
-        self._meter.follow(journal)
-        self._account.follow(journal)
-
     def _leave(self, outcome: Outcome) -> None:
         """The response has ended; only the first call counts."""
         self._admitted.leave()
-        if not self._ended:
-            self._ended = True
-            self._meter.end(outcome)
-            if outcome == "cancelled" and not self._started:
-                self._account.status = None
-            self._account.judged(self._meter.ttft, self._meter.missed)
-            self._accounts.end(self._account, outcome)
+        self._record.end(outcome, answered=self._started)
 
     async def _take(self, outputs: AsyncGenerator[RequestOutput], send: Send) -> None:
         """Take all outputs, or those that come before `stop`. Raises DeadlineExceeded, or what `end_with` was told."""
@@ -214,13 +197,13 @@ class GenerationResponse:
                     self._measure(output)
                     if self._stream is None:
                         self._writer.add(output)
-                        self._meter.passed_on(output.deltas, ids=True)
+                        self._record.meter.passed_on(output.deltas, ids=True)
                     else:
                         events = self._stream.chunk(output)
                         await self._send_events(send, events)
                         # Now that it is written: a slow reader makes that wait, and sees it then.
                         if events:
-                            self._meter.passed_on(output.deltas, ids=self._job.return_token_ids)
+                            self._record.meter.passed_on(output.deltas, ids=self._job.return_token_ids)
                     if self._writer.enough:
                         break
             self._measure_cut()
@@ -256,9 +239,9 @@ class GenerationResponse:
         await self._hand_over(_send_whole(send, body, _ignored(self._job)))
 
     async def _hand_over(self, sending: Awaitable[None]) -> None:
-        self._account.sending = time.monotonic()
+        self._record.account.sending = time.monotonic()
         await sending
-        self._account.sent()
+        self._record.account.sent()
 
     async def _start(self, send: Send) -> None:
         if not self._started:
@@ -267,7 +250,7 @@ class GenerationResponse:
             self._started = True
 
     async def _report(self, error: PenstockError, scope: Scope, receive: Receive, send: Send) -> None:
-        failed(self._account, error, 200 if self._started else self._writer.errors.status(error))
+        self._record.failed(error, 200 if self._started else self._writer.errors.status(error))
         if self._started and self._stream is not None:
             body = self._unsent + self._stream.failed(error)
             await send({"type": "http.response.body", "body": body, "more_body": False})
@@ -280,25 +263,13 @@ class GenerationResponse:
             tokens += len(delta.token_ids)
             self._admitted.gained(delta.index, len(delta.token_ids), ended=delta.ending is not None)
             if delta.ending is not None:
-                self._finished(delta.ending.reason)
-        self._meter.tokens(tokens)
+                self._record.finished(delta.ending.reason)
+        self._record.meter.tokens(tokens)
 
     def _measure_cut(self) -> None:
         """Count the choices whose answers are complete, although the engine would have gone on."""
         for _ in range(self._writer.cut):
-            self._finished("stop")
-
-    def _finished(self, reason: FinishReason) -> None:
-        self._meter.finished(reason)
-        self._account.finish_reasons.append(reason)
-
-
-def begun(account: Account, job: Job) -> None:
-    """The account's request was taken on as a job."""
-    account.taken_on = time.monotonic()
-    account.prompts, account.prompt_tokens = job.prompts, job.prompt_tokens
-    account.samples, account.stream = job.params[0].n if job.params else 1, job.stream
-    account.user, account.metadata, account.ignored = job.user, job.metadata, job.ignored
+            self._record.finished("stop")
 
 
 def outputs_of(

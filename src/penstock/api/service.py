@@ -10,19 +10,18 @@ from starlette.responses import Response
 from penstock.access.gate import Gate, UnparsedRequest
 from penstock.access.tenants import tenant_of
 from penstock.api.extras import may_have_priority
-from penstock.api.generation import Deadline, GenerationResponse, Writer, begun
+from penstock.api.generation import Deadline, GenerationResponse, Writer
 from penstock.api.reading import Reading
+from penstock.api.records import Records, RequestRecord
 from penstock.api.resolve import Job
-from penstock.core.errors import Overloaded
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
 from penstock.http.body import BodyReader
 from penstock.http.error_bodies import Dialects, error_response
 from penstock.http.errors import as_penstock_error
 from penstock.http.request_ids import caller_of, client_id_of
-from penstock.observability.account import PREPARED, Account
-from penstock.observability.accounts import Accounts
-from penstock.observability.metrics import Endpoint, Metrics, RequestMeter, outcome_of
+from penstock.observability.account import PREPARED
+from penstock.observability.metrics import Endpoint
 
 Prepare = Callable[[bytes], Awaitable[tuple[Job, Writer]]]
 
@@ -44,14 +43,6 @@ class Entrance:
     request_timeout: float | None = None
 
 
-@dataclass(frozen=True)
-class Records:
-    """Where it is written down what became of requests: in sums, and one by one."""
-
-    metrics: Metrics
-    accounts: Accounts
-
-
 class Service:
     """One server's parts, as its endpoints use them."""
 
@@ -69,18 +60,18 @@ class Service:
 
     async def generate(self, request: Request, endpoint: Endpoint, prepare: Prepare) -> Response | GenerationResponse:
         """The response to a request whose body `prepare` turns into a job and the writer of its outputs."""
-        meter = self._records.metrics.begin(endpoint, request.scope.get("state", {}).get(ARRIVED))
         tenant = tenant_of(request)
-        account = self._records.accounts.begin(endpoint, tenant.name, meter.arrived, client_id_of(request))
-        account.caller = caller_of(request)
+        at = request.scope.get("state", {}).get(ARRIVED)
+        record = self._records.begin(endpoint, tenant.name, at, client_id_of(request))
+        record.account.caller = caller_of(request)
         arrived = asyncio.get_running_loop().time()
-        PREPARED.set(account.preparation)
+        PREPARED.set(record.account.preparation)
         try:
             self.engine.check_ready()
             # What is refused costs little: at best it is not even read, which the HTTP layer does, and forgets.
             self._entrance.gate.check()
             body = await self.read(request)
-            account.body(len(body))
+            record.account.body(len(body))
             asked = UnparsedRequest(tenant.name, endpoint, body, may_have_priority(body))
             checked = self._entrance.gate.check_asked(asked)
             job, writer = await prepare(body)
@@ -88,28 +79,19 @@ class Service:
             deadline = self._deadline(job, arrived)
             admitted = self._entrance.gate.admit(asked, job.admission_request, checked=checked)
         except asyncio.CancelledError:
-            meter.end("cancelled")
-            account.status = None
-            self._records.accounts.end(account, "cancelled")
+            record.end("cancelled", answered=False)
             raise
         except Exception as problem:
-            return self._refused(problem, request, meter, account)
-        meter.accepted(job.prompt_tokens)
-        begun(account, job)
-        self._records.accounts.answered_as(account, writer.id)
-        return GenerationResponse(self.engine, job, writer, meter, admitted, self._records.accounts, account, deadline)
+            return self._refused(problem, request, record)
+        record.taken_on(job, writer.id)
+        return GenerationResponse(self.engine, job, writer, admitted, record, deadline)
 
-    def _refused(self, problem: Exception, request: Request, meter: RequestMeter, account: Account) -> Response:
+    def _refused(self, problem: Exception, request: Request, record: RequestRecord) -> Response:
         # An exception that a local variable of a frame in its own traceback refers to is garbage in a cycle, with all
         # that these frames know: a server that refuses much would be held up by looking for it.
         error = as_penstock_error(problem)
-        outcome = outcome_of(error)
-        if isinstance(error, Overloaded):
-            self._records.metrics.refused[error.code] += 1
-        meter.end(outcome)
         form = self._entrance.dialects.at(request.scope["path"]).errors
-        account.judged(meter.ttft, meter.missed)
-        self._records.accounts.refuse(account, outcome, error, form.status(error))
+        record.refuse(error, form)
         return error_response(error, form)
 
     def _deadline(self, job: Job, arrived: float) -> Deadline | None:

@@ -19,8 +19,9 @@ from penstock.api.openai.endpoints import OpenAIApi
 from penstock.api.openai.tokens import TokensApi
 from penstock.api.policies import FieldPolicies
 from penstock.api.reading import Reading
+from penstock.api.records import Records
 from penstock.api.responses.endpoints import ResponsesApi
-from penstock.api.service import Entrance, Records, Service
+from penstock.api.service import Entrance, Service
 from penstock.batches.lines import LineRunner
 from penstock.batches.stored import NO_STORE, StoredApi
 from penstock.configuration.slo import Slo
