@@ -24,15 +24,15 @@ class Sample:
     Attributes:
         finish, stop_reason: how its answer ended; None while it goes on.
         cut: its answer is complete although the engine goes on with it.
+        bounded: its answer can be complete before the engine ends it.
     """
 
-    __slots__ = ("_bounded", "_reasoning", "_tally", "cut", "finish", "stop_reason")
+    __slots__ = ("_reasoning", "_tally", "bounded", "cut", "finish", "stop_reason")
 
     def __init__(self, tally: Tally, *, reasoning: ReasoningCount | None = None, bounded: bool = False) -> None:
-        """`bounded`: the answer can be complete before the engine ends the sample."""
         self._tally = tally
         self._reasoning = reasoning
-        self._bounded = bounded
+        self.bounded = bounded
         self.finish: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.cut = False
@@ -44,15 +44,20 @@ class Sample:
         depend on how many tokens came together. Raises RowFailed, StepOutOfMemory or EngineUnavailable where the sample
         has failed.
         """
-        for part in delta.by_token() if self._bounded else (delta,):
-            if self.finish is not None:
-                self.cut = self.cut and part.ending is None
-                continue
-            if part.ending is not None:
-                part.check()
-                self.finish, self.stop_reason = part.ending.reason, part.ending.stop_reason
-            self._count(part)
-            yield part
+        for part in delta.by_token() if self.bounded else (delta,):
+            if self.counts(part):
+                yield part
+
+    def counts(self, part: SampleDelta) -> bool:
+        """Whether a part of a delta is part of the answer, which is counted then. Raises as `parts` does."""
+        if self.finish is not None:
+            self.cut = self.cut and part.ending is None
+            return False
+        if part.ending is not None:
+            part.check()
+            self.finish, self.stop_reason = part.ending.reason, part.ending.stop_reason
+        self._count(part)
+        return True
 
     def complete(self) -> None:
         """The answer is complete with the part that was taken last: what follows is left out."""

@@ -64,16 +64,18 @@ class Segments:
         self._plain = isinstance(self._parser, PlainParser)
         self._finished = False
 
-    def take(self, delta: SampleDelta) -> Iterator[tuple[SampleDelta, list[Gain]]]:
+    def take(self, delta: SampleDelta) -> Iterable[tuple[SampleDelta, list[Gain]]]:
         """Take more of the sample: its parts that count, each with what the segments gained by it.
 
         Raises RowFailed, StepOutOfMemory or EngineUnavailable where the sample has failed.
         """
+        if self._plain and not self.sample.bounded:
+            # The common case, and the one that has to be cheap.
+            return [(delta, self._add_content(delta.text))] if self.sample.counts(delta) else []
+        return self._take_parts(delta)
+
+    def _take_parts(self, delta: SampleDelta) -> Iterator[tuple[SampleDelta, list[Gain]]]:
         for part in self.sample.parts(delta):
-            if self._plain:
-                # The common case, and the one that has to be cheap.
-                yield part, self._add_content(part.text)
-                continue
             pieces = self._parser.feed(part.text)
             if part.ending is not None:
                 self._finished = True

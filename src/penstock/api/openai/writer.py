@@ -47,7 +47,14 @@ class _ChoiceWriter:
     """What has been written, or collected, of one sample of one prompt."""
 
     def __init__(
-        self, index: int, prompt: int, segments: Segments, form: ChoiceForm, logprob_writer: LogprobWriter | None
+        self,
+        index: int,
+        prompt: int,
+        segments: Segments,
+        form: ChoiceForm,
+        logprob_writer: LogprobWriter | None,
+        *,
+        plain: bool,
     ) -> None:
         self.index = index
         self.prompt = prompt
@@ -59,6 +66,8 @@ class _ChoiceWriter:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.logprob_writer = logprob_writer
+        # Whether its events say nothing beside its text, until it ends.
+        self.plain = plain
         self.seed: int | None = None
 
     @property
@@ -182,7 +191,8 @@ class ResponseWriter:
         parsing = self._job.parsing
         segments = Segments(parsing, sample_of(self._job, prompt, self._table, self._tally))
         form = MessageForm(parsed=parsing is not None) if self._kind.is_chat else TextForm(echo)
-        return _ChoiceWriter(prompt * params.n + sample, prompt, segments, form, writer)
+        plain = writer is None and not self._job.return_token_ids
+        return _ChoiceWriter(prompt * params.n + sample, prompt, segments, form, writer, plain=plain)
 
     def _end_events_with(self, usage: bytes) -> None:
         self._tail = b"}]" + usage + b"}\n\n"
@@ -216,11 +226,11 @@ class ResponseWriter:
 
     def _events(self, choice: _ChoiceWriter, part: SampleDelta, gains: Sequence[Gain]) -> list[bytes]:
         """The events of a part of a choice: one for each piece of its answer, the last with all that is new."""
-        ended = part.ending is not None
-        pieces = choice.form.parts(gains, first=not choice.started, ended=ended)
-        if choice.started and choice.sample.finish is None and self._is_plain(choice, part):
+        if choice.plain and choice.started and choice.sample.finish is None:
             # The common case, and the one that has to be cheap.
+            pieces = choice.form.parts(gains, first=False, ended=False)
             return [choice.prefix + piece + self._plain_tail for piece in pieces]
+        pieces = choice.form.parts(gains, first=not choice.started, ended=part.ending is not None)
         *others, last = pieces or [choice.form.nothing]
         events = []
         for piece in others:
@@ -230,10 +240,6 @@ class ResponseWriter:
             )
         tail = self._tail_of(choice)
         return [*events, choice.prefix + last + self._rest(choice, part) + tail]
-
-    def _is_plain(self, choice: _ChoiceWriter, delta: SampleDelta) -> bool:
-        """Whether an event says nothing beside its text."""
-        return delta.ending is None and choice.logprob_writer is None and not self._job.return_token_ids
 
     def _opening(self, choice: _ChoiceWriter) -> bytes:
         """What only the first event of a choice says."""
