@@ -1,4 +1,4 @@
-"""What becomes of fields that a request need not have been right about, as the operator wants it."""
+"""What becomes of unknown fields, and of a max_tokens that the context has no room for, as the operator wants it."""
 
 from dataclasses import dataclass
 

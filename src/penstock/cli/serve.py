@@ -76,7 +76,7 @@ class ServeOptions:
         admission: which requests are taken on, as it was asked for.
         connections: how many there are, and for how long, as it was asked for.
         edge: how the server speaks with those in front of it.
-        policies: what becomes of fields that a request need not have been right about.
+        policies: what becomes of unknown fields, and of a max_tokens that the context has no room for.
         figures: what requests are judged by, and what the machine costs.
         watchdog: seconds without progress after which the engine is started again.
         tls: what connections are encrypted with, None where they are not.

@@ -81,7 +81,7 @@ def create_app(
         template: the chat template; the model's own by default.
         output_format: how the model writes calls of tools and reasoning; what the template says by default.
         defaults: sampling parameters where a request is silent.
-        policies: what becomes of fields that a request need not have been right about.
+        policies: what becomes of unknown fields, and of a max_tokens that the context has no room for.
         max_body_bytes: longer bodies are refused with 413.
         store: where files, batches and responses are kept; it stays the caller's. None keeps nothing, and
             `why_no_store` tells.
