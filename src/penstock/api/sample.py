@@ -56,15 +56,6 @@ class Sample:
         if part.ending is not None:
             part.check()
             self.finish, self.stop_reason = part.ending.reason, part.ending.stop_reason
-        self._count(part)
-        return True
-
-    def complete(self) -> None:
-        """The answer is complete with the part that was taken last: what follows is left out."""
-        self.cut = self.finish is None
-        self.finish, self.stop_reason = "stop", None
-
-    def _count(self, part: SampleDelta) -> None:
         self._tally.tokens += len(part.token_ids)
         count = self._reasoning
         if count is not None and not count.over:
@@ -73,6 +64,12 @@ class Sample:
             if self.finish is not None:
                 count.finish()
             self._tally.reasoning_tokens += count.tokens - before
+        return True
+
+    def complete(self) -> None:
+        """The answer is complete with the part that was taken last: what follows is left out."""
+        self.cut = self.finish is None
+        self.finish, self.stop_reason = "stop", None
 
 
 def sample_of(job: Job, prompt: int, table: TokenTable | None, tally: Tally) -> Sample:

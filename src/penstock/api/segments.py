@@ -20,25 +20,22 @@ class Segment:
     Attributes:
         index: its place in the answer.
         name, call_id: of a call, the tool's name and what the tool's result will refer to.
+        parts: what the model has written of it, as it came.
     """
 
-    __slots__ = ("_parts", "call_id", "index", "kind", "name")
+    __slots__ = ("call_id", "index", "kind", "name", "parts")
 
     def __init__(self, index: int, kind: SegmentKind, name: str = "", call_id: str = "") -> None:
         self.index = index
         self.kind = kind
         self.name = name
         self.call_id = call_id
-        self._parts: list[str] = []
+        self.parts: list[str] = []
 
     @property
     def text(self) -> str:
         """All of it so far; of a call, its arguments."""
-        return "".join(self._parts)
-
-    def append(self, text: str) -> None:
-        """Add what the model has written of the segment."""
-        self._parts.append(text)
+        return "".join(self.parts)
 
 
 Gain = tuple[Segment, str]
@@ -70,8 +67,14 @@ class Segments:
         Raises RowFailed, StepOutOfMemory or EngineUnavailable where the sample has failed.
         """
         if self._plain and not self.sample.bounded:
-            # The common case, and the one that has to be cheap.
-            return [(delta, self._add_content(delta.text))] if self.sample.counts(delta) else []
+            # The common case, and the one that has to be cheap: all text is content.
+            if not self.sample.counts(delta):
+                return []
+            if not delta.text:
+                return [(delta, [])]
+            segment = self.segments[0] if self.segments else self._begin("text")
+            segment.parts.append(delta.text)
+            return [(delta, [(segment, delta.text)])]
         return self._take_parts(delta)
 
     def _take_parts(self, delta: SampleDelta) -> Iterator[tuple[SampleDelta, list[Gain]]]:
@@ -106,20 +109,12 @@ class Segments:
         """All text of one kind."""
         return "".join(segment.text for segment in self.segments if segment.kind == kind)
 
-    def _add_content(self, text: str) -> list[Gain]:
-        """What `_add` would, where all text is content."""
-        if not text:
-            return []
-        segment = self.segments[0] if self.segments else self._begin("text")
-        segment.append(text)
-        return [(segment, text)]
-
     def _add(self, pieces: Iterable[Piece]) -> list[Gain]:
         gains = []
         for piece in pieces:
             segment = self._segment_of(piece)
             text = "" if isinstance(piece, CallStart) else piece.text
-            segment.append(text)
+            segment.parts.append(text)
             gains.append((segment, text))
         return gains
 
