@@ -37,7 +37,7 @@ def tenant_of(request: Request) -> Tenant:
 
 
 def standing_of(tenant: Tenant, asked: Standing) -> Standing:
-    """How a tenant's request stands to others, of which it says itself what is `asked`."""
+    """How a tenant's request stands to others; `asked` is what it says of that itself."""
     if not tenant.name:
         return asked
     salt = _salt(tenant.name, asked.cache_salt)

@@ -10,14 +10,15 @@ from penstock.core.checks import check_option_seconds
 from penstock.core.config import Reason
 from penstock.core.errors import ConfigurationError
 from penstock.http.answers import IGNORED_HEADER
+from penstock.http.error_bodies import Dialects
 
 # Proxies keep their connections for 60 s as a rule. One that the server closes first may carry a request by then.
 KEEP_ALIVE_SECONDS = 75.0
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+", re.IGNORECASE)
 _ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
-# Headers of answers that pages may read.
-_EXPOSED = ("x-request-id", "request-id", "retry-after", IGNORED_HEADER)
+# Headers of answers that pages may read, beside those with the request's id.
+_EXPOSED = ("retry-after", IGNORED_HEADER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ def _as_browsers_send(origin: str) -> str:
     return lower.removesuffix(port)
 
 
-def at_the_edge(app: ASGIApp, options: EdgeOptions) -> ASGIApp:
+def at_the_edge(app: ASGIApp, options: EdgeOptions, dialects: Dialects) -> ASGIApp:
     """The application as those in front of it see it."""
     if options.allowed_origins:
         app = CORSMiddleware(
@@ -84,7 +85,7 @@ def at_the_edge(app: ASGIApp, options: EdgeOptions) -> ASGIApp:
             allow_origins=options.allowed_origins,
             allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
-            expose_headers=_EXPOSED,
+            expose_headers=(*dialects.id_headers, *_EXPOSED),
         )
     return _BelowRoot(app, options.root_path) if options.root_path else app
 

@@ -20,6 +20,9 @@ from penstock.http.errors import (
     as_penstock_error,
 )
 
+# Each answer has its request's id there.
+ID_HEADER = b"x-request-id"
+
 
 class ErrorForm(Protocol):
     """How an API writes errors."""
@@ -73,6 +76,12 @@ class Dialects:
             if path == root or path.startswith(f"{root}/"):
                 return dialect
         return self._plain
+
+    @property
+    def id_headers(self) -> list[str]:
+        """All headers that may have a request's id."""
+        others = [dialect.id_header.decode() for dialect in self._below.values() if dialect.id_header is not None]
+        return [ID_HEADER.decode(), *others]
 
     def response(self, error: PenstockError, path: str) -> Response:
         """The response for an error that comes before any output of what is at a path."""

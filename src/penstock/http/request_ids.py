@@ -3,10 +3,9 @@
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock.http.error_bodies import Dialects
+from penstock.http.error_bodies import ID_HEADER, Dialects
 from penstock.observability.request_ids import REQUEST_ID, client_id, new_request_id
 
-_HEADER = b"x-request-id"
 # Headers of W3C's Trace Context, which has its own rules for their values. Longer ones than this are none.
 _TRACE_HEADERS = (b"traceparent", b"tracestate")
 _MAX_TRACE_HEADER = 512
@@ -26,7 +25,7 @@ class Identified:
             return
         request_id = new_request_id()
         value = request_id.encode("ascii")
-        headers = [(_HEADER, value)]
+        headers = [(ID_HEADER, value)]
         other = self._dialects.at(scope["path"]).id_header
         if other is not None:
             headers.append((other, value))
@@ -44,7 +43,7 @@ class Identified:
 
 def client_id_of(request: Request) -> str | None:
     """What the client calls its request, where it says so, once, in the way of an id."""
-    given = _given_once(request, _HEADER)
+    given = _given_once(request, ID_HEADER)
     return None if given is None else client_id(given)
 
 

@@ -101,7 +101,7 @@ class Server(uvicorn.Server):
         protocol = partial(BoundedProtocol, connections=Connections(max_connections), stall_timeout=stall_timeout)
         super().__init__(
             uvicorn.Config(
-                at_the_edge(self._drain, edge),
+                at_the_edge(self._drain, edge, DIALECTS),
                 loop="none",
                 # uvicorn calls it like a class.
                 http=cast(type[asyncio.Protocol], protocol),
