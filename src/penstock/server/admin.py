@@ -97,7 +97,7 @@ class _Admin:
     async def fail_points(self, request: Request) -> Response:
         """`GET` and `POST /fail-points`: where the engine can be made to fail, and making it fail there."""
         if request.method == "GET":
-            return json_response(POINTS)
+            return json_response(dict(POINTS))
         fields = parse_fields(await read_json_body(request, MAX_BODY_BYTES), FailPointFields)
         self._engine.arm(fields.point, fields.action, fields.passes)
         return json_response({"armed": fields.point, "action": fields.action, "passes": fields.passes})
