@@ -18,7 +18,6 @@ have seen, since a row's state goes on with each token that is accepted, and nev
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
 from torch import Tensor
 
 from penstock.core.errors import NothingFits, RowFailed
@@ -117,7 +116,7 @@ class DraftedRow:
         strayed = sum(place >= likeliest for place in self.path[: len(self.tokens) - 1])
         return SampleResult(
             self.state.sequence,
-            replace(self.newest, tokens=self.tokens, logprobs=self.logprobs or None),
+            Gained(self.tokens, self.newest.ending, self.logprobs or None),
             drafted=drafted,
             beside=drafted - likeliest,
             strayed=strayed,
