@@ -26,9 +26,10 @@ from penstock.access.keys import Key, Keyring
 from penstock.access.tenants import Tenant
 from penstock.core.request import EVERYBODY
 from penstock.http.error_bodies import Dialects
-from penstock.server.app import OPEN_PATHS, create_app
+from penstock.server.app import create_app
 from penstock.server.endpoints import ENDPOINTS
 from penstock.server.page.files import PAGE_FILES
+from penstock.server.paths import OPEN_PATHS
 from penstock.text.tokenizer import Tokenizer
 from support.documented import described_client
 from support.http_server import running

@@ -170,7 +170,7 @@ def test_what_is_sent_ahead_is_answered_in_order(served: tuple[str, ScriptedEngi
 
 def test_who_does_not_read_a_refusal_is_cut_off(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     connections = Connections(LIMIT)
-    monkeypatch.setattr("penstock.server.serve.Connections", lambda limit: connections)
+    monkeypatch.setattr("penstock.server.serve.Connections", lambda limit, watched_paths: connections)
     app = create_app(ScriptedEngine(tokenizer.table, [5]), tokenizer)
     with running(app, stall_timeout=0.5) as url, contextlib.ExitStack() as stack:
         host, port = url.removeprefix("http://").split(":")

@@ -8,6 +8,7 @@ import pytest
 from penstock.http.drain import Drain
 from penstock.server.app import create_app
 from penstock.server.dialects import DIALECTS
+from penstock.server.paths import LAST_PATHS
 from support.scripted_engine import ScriptedEngine
 from support.simulated_loop import simulate
 from support.world_http import Exchange
@@ -19,7 +20,7 @@ BODY = json.dumps({"prompt": [1, 2], "max_tokens": 4}).encode()
 def test_a_request_whose_body_arrives_when_time_is_over_is_told(seconds: float) -> None:
     async def main() -> None:
         engine = ScriptedEngine(None, [5, 6, 7])
-        drain = Drain(create_app(engine, None), DIALECTS)
+        drain = Drain(create_app(engine, None), DIALECTS, LAST_PATHS)
         exchange = Exchange(drain, "POST", "/v1/completions", BODY, parts=(0.0, 1.0))
         await asyncio.sleep(0.5)
         ending = asyncio.ensure_future(drain.finish(seconds))
@@ -44,7 +45,7 @@ def test_figures_are_told_to_the_end_and_say_that_it_has_begun() -> None:
         engine = ScriptedEngine(None, [5, 6, 7])
         gate = asyncio.Event()
         engine.before = lambda call: gate.wait()
-        drain = Drain(create_app(engine, None), DIALECTS)
+        drain = Drain(create_app(engine, None), DIALECTS, LAST_PATHS)
         exchange = Exchange(drain, "POST", "/v1/completions", BODY)
         told = []
         for ending in (False, True):

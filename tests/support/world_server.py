@@ -23,6 +23,7 @@ from penstock.observability.explain.explain import Figures
 from penstock.server.app import create_app
 from penstock.server.capacity import make_admission
 from penstock.server.dialects import DIALECTS
+from penstock.server.paths import LAST_PATHS
 from support.world_http import Answer, Exchange
 from support.world_jobs import Job, Scenario
 from support.world_manners import COMPLETIONS, EMBEDDINGS, MESSAGES, RESPONSES, WEIGHTS, language
@@ -94,7 +95,7 @@ class Server:
             request_timeout=self.front.request_timeout,
             accounts=accounts,
         )
-        self.drain = Drain(app, DIALECTS)
+        self.drain = Drain(app, DIALECTS, LAST_PATHS)
 
     # Users.
 

@@ -1,14 +1,13 @@
 """How many connections a server has at a time, and which gives way to which."""
 
 import asyncio
+from collections.abc import Collection
 from typing import Protocol
 
 # Connections at a time, where nothing else is asked for. Each takes some memory, and a file descriptor.
 MAX_CONNECTIONS = 4096
 # Connections that are left for clients that watch the server, and for answers that say that there is no room.
 SPARE_CONNECTIONS = 16
-# What is answered although there is no room for requests.
-WATCHED_PATHS = frozenset({b"/health", b"/health/live", b"/health/ready", b"/metrics"})
 
 
 class Idle(Protocol):
@@ -25,8 +24,10 @@ class Connections:
     all are busy.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, watched_paths: Collection[bytes] = ()) -> None:
+        """`watched_paths` are answered although there is no room for requests."""
         self.limit = limit
+        self._watched = frozenset(watched_paths)
         self._idle: dict[Idle, None] = {}
         self._busy: set[Idle] = set()
 
@@ -63,4 +64,4 @@ class Connections:
 
     def allow(self, path: bytes | None) -> bool:
         """Whether the request that has begun may be answered, besides the others under way."""
-        return path in WATCHED_PATHS or len(self._busy) <= max(1, self.limit - SPARE_CONNECTIONS)
+        return path in self._watched or len(self._busy) <= max(1, self.limit - SPARE_CONNECTIONS)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,8 +12,6 @@ from penstock.http.error_bodies import Dialects
 from penstock.http.errors import ServerStopping
 from penstock.http.request_ids import Identified
 
-# Paths that still answer: a client that watches the server wants to see the end.
-_OPEN = ("/health/live", "/metrics", "/v1/stats")
 # Where responses find the drain in an ASGI scope.
 _KEY = "penstock.drain"
 _LAST_WORDS_SECONDS = 5.0
@@ -29,9 +27,11 @@ class Ending(Protocol):
 class Drain:
     """An ASGI application around another, which it can bring to its end."""
 
-    def __init__(self, app: ASGIApp, dialects: Dialects) -> None:
+    def __init__(self, app: ASGIApp, dialects: Dialects, last_paths: Collection[str] = ()) -> None:
+        """`last_paths` still answer when the end has begun."""
         self._app = app
         self._dialects = dialects
+        self._last = frozenset(last_paths)
         self._begun = False
         self._requests = 0
         self._running: set[Ending] = set()
@@ -54,7 +54,7 @@ class Drain:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._begun and scope["path"] not in _OPEN:
+        if self._begun and scope["path"] not in self._last:
             error = ServerStopping("The server is stopping; send the request again, to another one or later.")
             refusal = self._dialects.response(error, scope["path"])
             await Identified(refusal, self._dialects)(scope, receive, send)

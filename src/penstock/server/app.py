@@ -42,16 +42,13 @@ from penstock.server.explain import ExplainApi
 from penstock.server.figures import FiguresApi
 from penstock.server.health import HealthApi
 from penstock.server.page.endpoints import page_routes
-from penstock.server.page.files import PAGE_FILES
+from penstock.server.paths import OPEN_PATHS
 from penstock.storage.store import Store
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.output_format import OutputFormat
 from penstock.text.tokenizer import Tokenizer
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
-# What answers without a key: to those who watch the server, and a page that asks for a key. They say nothing of what is
-# served, or to whom.
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", *PAGE_FILES})
 
 
 def create_app(

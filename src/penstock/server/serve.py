@@ -25,6 +25,7 @@ from penstock.http.edge import EdgeOptions, at_the_edge
 from penstock.http.protocol import BoundedProtocol
 from penstock.http.stall import STALL_SECONDS
 from penstock.server.dialects import DIALECTS
+from penstock.server.paths import LAST_PATHS, WATCHED_PATHS
 
 logger = logging.getLogger("penstock.server")
 
@@ -97,8 +98,10 @@ class Server(uvicorn.Server):
         """
         self._tls = tls
         edge = edge or EdgeOptions()
-        self._drain = Drain(app, DIALECTS)
-        protocol = partial(BoundedProtocol, connections=Connections(max_connections), stall_timeout=stall_timeout)
+        self._drain = Drain(app, DIALECTS, LAST_PATHS)
+        protocol = partial(
+            BoundedProtocol, connections=Connections(max_connections, WATCHED_PATHS), stall_timeout=stall_timeout
+        )
         super().__init__(
             uvicorn.Config(
                 at_the_edge(self._drain, edge, DIALECTS),
