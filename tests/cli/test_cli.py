@@ -13,14 +13,9 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from penstock.access.limits import AdmissionOptions
 from penstock.assembly.prepare import prepare
-from penstock.cli.serve import _measured_limits, _note, _settled, address_markup
+from penstock.cli.serve import address_markup
 from penstock.configuration.options import EngineOptions
-from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWish, Reason, SchedulerConfig
-from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.engine.messages import Ready
-from penstock.scheduler.admission import Limits
 from support.checkpoints import make
 from support.waiting import PATIENCE
 
@@ -366,25 +361,3 @@ def test_a_tokenizer_beyond_the_vocabulary(copy: Path, penstock_here) -> None:
 )
 def test_options_that_cannot_work(checkpoint: Path, penstock_here, arguments: tuple[str, ...], says: str) -> None:
     assert_refused(penstock_here("serve", str(checkpoint), "--port", "0", *arguments), says)
-
-
-def test_the_queue_follows_the_pool_that_was_measured() -> None:
-    spec = build_kv_spec((LayerKV(1, 8),), "float32")
-    config = EngineConfig(
-        model=ModelConfig("m", "m", "float32"),
-        cache=CacheConfig(spec, 1000, wish=PoolWish(None, 4096, 4096)),
-        scheduler=SchedulerConfig(),
-        threads=1,
-    )
-    ready = Ready(1, Limits(spec, 50, 1000, 8), 9, [], [])
-    limits, reasons = _measured_limits(AdmissionOptions(), config, ready)
-    assert limits.bounds.tokens == 4 * 50 * spec.block_size
-    assert f"max queued tokens: {4 * 50 * spec.block_size} (4 times what the KV pool holds" in _note(reasons[1])
-    assert _measured_limits(AdmissionOptions(max_queued_tokens=9), config, ready)[0].bounds.tokens == 9
-
-
-def test_what_the_engine_measured_takes_the_place_of_estimates() -> None:
-    told = [Reason("dtype", "bfloat16", "own"), Reason("max model len", "900", "estimated")]
-    found = Reason("max model len", "1000", "what the KV pool holds")
-    ready = Ready(1, Limits(build_kv_spec((LayerKV(1, 8),), "float32"), 9, 1000, 8), 9, [], [], settled=[found])
-    assert _settled(told, ready) == [told[0], found]

@@ -11,6 +11,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from penstock.access.exposure import VARIABLE
 from penstock.bench.drawing import check_plots
 from penstock.bench.load.arrivals import Arrivals, Closed, Open, Replay
 from penstock.bench.load.bodies import parse_extra
@@ -30,7 +31,6 @@ from penstock.bench.load.report import (
 from penstock.bench.load.session import Measurement, Stage, measure
 from penstock.bench.load.workload import Shape
 from penstock.cli.files import check_writable
-from penstock.cli.keys import VARIABLE
 from penstock.cli.load_options import Endpoint, LoadOptions, OutputOptions, Prompts, RequestOptions, WorkloadOptions
 from penstock.cli.options import parse_batch_sizes, parse_seconds
 from penstock.configuration.slo import parse_slo

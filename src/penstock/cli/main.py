@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import load_options, options
+from penstock.cli import load_options, options, serve_options
 from penstock.cli.groups import with_groups
 from penstock.core.errors import PenstockError
 from penstock.runtime.threads import limit_spinning
@@ -60,76 +60,26 @@ def serve(
     explain_config: Annotated[
         bool, typer.Option("--explain-config", help="Print every setting and why it has its value, and exit.")
     ] = False,
-    chat_template: options.ChatTemplateFile = None,
-    tool_call_parser: Annotated[
-        str,
-        typer.Option(
-            help="Format of tool calls: auto (as the chat template), none, hermes, llama3, mistral, qwen3_coder, glm45 "
-            "or pythonic."
-        ),
-    ] = "auto",
-    reasoning_parser: Annotated[
-        str, typer.Option(help="Of <think> blocks: auto (if the chat template has them), none or think.")
-    ] = "auto",
-    drain_timeout: Annotated[
-        float, typer.Option(help="Seconds for running requests to finish in after the first signal.")
-    ] = 30.0,
-    watchdog: Annotated[
-        float, typer.Option(help="Seconds without progress after which the engine is started again.")
-    ] = 30.0,
-    admin_socket: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Unix socket for the operator: settings, invariants, pause, fail-points."),
-    ] = None,
-    data_dir: options.DataDir = None,
     max_num_seqs: options.MaxNumSeqs = None,
     enable_prefix_caching: options.PrefixCaching = True,
     *,
-    records: options.RecordOptions,
-    access: options.AccessOptions,
-    tls: options.TlsOptions,
-    bounds: options.BoundOptions,
-    http: options.HttpOptions,
-    judging: options.JudgeOptions,
+    server: serve_options.ServerOptions,
     computing: options.ModelOptions,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
-    from penstock.cli.keys import read_access
     from penstock.cli.log_format import set_up_logging
     from penstock.cli.log_stream import unfailing_stderr
-    from penstock.cli.serve import ServeOptions, run_serve
-    from penstock.configuration.slo import parse_slo
-    from penstock.http.tls import choose_tls
-    from penstock.observability.settings import FigureOptions
-    from penstock.observability.tracing import check_endpoint
+    from penstock.cli.serve import explain_serve, run_serve
+    from penstock.configuration.options import EngineOptions
 
-    keys = read_access(**vars(access))
-    figures = FigureOptions(parse_slo(judging.slo), judging.cost_per_hour).check()
+    access, serving = server.who_may_ask(), server.serving(host, port, tuple(served_model_name or ()))
     engine = computing.engine(model, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching)
-    engine["target_itl"] = figures.target_itl(computing.batch.target_itl)
-    serving = ServeOptions(
-        host=host,
-        port=port,
-        names=tuple(served_model_name or ()),
-        chat_template=chat_template,
-        parsers=(tool_call_parser, reasoning_parser),
-        data_dir=data_dir,
-        drain_timeout=options.parse_seconds(drain_timeout, "--drain-timeout", 0.0),
-        watchdog=options.parse_seconds(watchdog, "--watchdog", 5.0),
-        admin_socket=admin_socket,
-        admission=bounds.admission(),
-        connections=bounds.connections(),
-        edge=http.edge(),
-        policies=http.policies(),
-        figures=figures,
-        tls=choose_tls(**vars(tls)),
-        explain_prompts=records.explain_prompts,
-        otlp_endpoint=check_endpoint(records.otlp_endpoint),
-    )
     with unfailing_stderr():
-        set_up_logging(records.log_level, records.log_format)
-        status = run_serve(engine, serving, keys, explain_only=explain_config)
-    raise typer.Exit(status)
+        set_up_logging(server.records.log_level, server.records.log_format)
+        if explain_config:
+            explain_serve(EngineOptions.of(**engine), serving, access)
+        else:
+            run_serve(EngineOptions.of(**engine), serving, access)
 
 
 @app.command()

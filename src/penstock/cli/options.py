@@ -6,20 +6,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from penstock.bundled.registry import DEFAULT, bundled_models, find_bundled
-from penstock.cli.log_format import LogFormat, LogLevel
 from penstock.core.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from penstock.access.limits import AdmissionOptions
-    from penstock.api.policies import FieldPolicies
-    from penstock.http.edge import EdgeOptions
-    from penstock.http.limits import ConnectionOptions
 
 Model = Annotated[
     str | None,
@@ -119,52 +111,6 @@ SpeculativeWidth = Annotated[
 SpeculativeMemory = Annotated[
     int, typer.Option(help="Tokens of finished answers to draft from, too, within a tenant (a cache salt).")
 ]
-DataDir = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR|off",
-        help="Folder for files, batches and stored responses, which outlive the server; off keeps none.",
-    ),
-]
-MaxQueuedRequests = Annotated[int | None, typer.Option(help="Prompts that may wait; more are refused with 503.")]
-MaxQueuedTokens = Annotated[int | None, typer.Option(help="Tokens of the prompts that may wait.")]
-MaxTtft = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="Refuse requests whose first token is expected later than this."),
-]
-RequestTimeout = Annotated[float | None, typer.Option(metavar="SECONDS", help="Longest time of any request.")]
-StallTimeout = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Cut off clients that read nothing of an answer for this time.")
-]
-MaxConnections = Annotated[
-    int | None, typer.Option(help="Connections at a time; idle ones give way to new ones, more are refused with 503.")
-]
-Slo = Annotated[
-    str | None,
-    typer.Option(metavar="LIMITS", help="Service levels, such as ttft=500ms,itl=50ms, that requests are judged by."),
-]
-CostPerHour = Annotated[
-    float | None, typer.Option(metavar="AMOUNT", help="What the machine costs, for the cost of a million tokens.")
-]
-
-ApiKey = Annotated[
-    str | None,
-    typer.Option(
-        metavar="KEY|-",
-        help="One API key that requests must have; - reads it from standard input. PENSTOCK_API_KEY does the same.",
-    ),
-]
-ApiKeyFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="API keys that requests must have; `penstock key` makes entries.")
-]
-NoAuth = Annotated[
-    bool, typer.Option("--no-auth", help="Listen on an address that others reach, although there are no API keys.")
-]
-TlsCertificate = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Certificate (PEM, with its chain) to speak TLS with.")
-]
-TlsKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's private key (PEM).")]
-
 LONGEST_SECONDS = 24 * 3600.0
 MAX_DIGITS = 24
 LONGEST_SHOWN = 60
@@ -334,113 +280,3 @@ class ModelOptions:
         sizes = {"kv_cache_memory": memory, "swap_space": swap}
         given = {name: value for group in vars(self).values() for name, value in vars(group).items()}
         return {**given, "model": model_or_default(model), **sizes, **others}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordOptions:
-    """What a server writes down of its requests."""
-
-    log_level: Annotated[LogLevel, typer.Option(help="info logs a line for each request.")] = LogLevel.INFO
-    log_format: Annotated[
-        LogFormat, typer.Option(help="console for people, json for programs: an object in a line.")
-    ] = LogFormat.CONSOLE
-    explain_prompts: Annotated[
-        bool, typer.Option("--explain-prompts", help="Keep prompts with the accounts of recent requests.")
-    ] = False
-    otlp_endpoint: Annotated[
-        str | None, typer.Option(metavar="URL", help="Send traces to this OpenTelemetry collector (the extra otel).")
-    ] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AccessOptions:
-    """Who may use a server."""
-
-    api_key: ApiKey = None
-    api_key_file: ApiKeyFile = None
-    no_auth: NoAuth = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class TlsOptions:
-    """What connections are encrypted with."""
-
-    tls_certificate: TlsCertificate = None
-    tls_key: TlsKey = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundOptions:
-    """What a server takes on, and for how long."""
-
-    max_queued_requests: MaxQueuedRequests = None
-    max_queued_tokens: MaxQueuedTokens = None
-    max_ttft: MaxTtft = None
-    request_timeout: RequestTimeout = None
-    stall_timeout: StallTimeout = None
-    max_connections: MaxConnections = None
-
-    def admission(self) -> "AdmissionOptions":
-        """Which requests are taken on."""
-        from penstock.access.limits import AdmissionOptions
-
-        return AdmissionOptions(
-            max_queued_requests=self.max_queued_requests,
-            max_queued_tokens=self.max_queued_tokens,
-            max_ttft=self.max_ttft,
-            request_timeout=self.request_timeout,
-        )
-
-    def connections(self) -> "ConnectionOptions":
-        """How many connections there are, and for how long."""
-        from penstock.http.limits import ConnectionOptions
-
-        return ConnectionOptions(stall_timeout=self.stall_timeout, max_connections=self.max_connections)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HttpOptions:
-    """How a server speaks with clients, and with what is in front of it."""
-
-    allowed_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ORIGIN|*", help="Web pages of this origin may use the server; may be given several times."
-        ),
-    ] = None
-    root_path: Annotated[str, typer.Option(metavar="PATH", help="Path below which a proxy has it, such as /llm.")] = ""
-    keep_alive_timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long a connection without a request stays open.")
-    ] = 75.0
-    unknown_fields: Annotated[
-        str, typer.Option(help="Of requests: refuse, or tell in the header x-penstock-ignored.")
-    ] = "refuse"
-    max_tokens_policy: Annotated[
-        str, typer.Option(help="Where the context has no room for max_tokens: cut it, and tell, or refuse.")
-    ] = "cut"
-
-    def edge(self) -> "EdgeOptions":
-        """How the server speaks with what is in front of it. Raises ConfigurationError where a value cannot be."""
-        from penstock.http.edge import EdgeOptions
-
-        return EdgeOptions(
-            allowed_origins=tuple(self.allowed_origin or ()),
-            root_path=self.root_path,
-            keep_alive_timeout=self.keep_alive_timeout,
-        ).check()
-
-    def policies(self) -> "FieldPolicies":
-        """What becomes of wrong fields. Raises ConfigurationError where a value cannot be."""
-        from penstock.api.policies import FieldPolicies
-
-        # Checked there, as the command line gives any text.
-        unknown, most = cast(Any, self.unknown_fields), cast(Any, self.max_tokens_policy)
-        return FieldPolicies(unknown_fields=unknown, max_tokens_policy=most).check()
-
-
-@dataclass(frozen=True, kw_only=True)
-class JudgeOptions:
-    """What a server's figures are held against."""
-
-    slo: Slo = None
-    cost_per_hour: CostPerHour = None

@@ -161,6 +161,9 @@ class Reason(msgspec.Struct, frozen=True):
     why: str
     at_start: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.setting}: {self.value} ({self.why})"
+
     def __post_init__(self) -> None:
         for name in ("value", "why"):
             msgspec.structs.force_setattr(self, name, shown(getattr(self, name)))

@@ -1,0 +1,280 @@
+"""One server with its engine: what it is made of, from its start to its end."""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+from starlette.applications import Starlette
+
+from penstock.access.exposure import Access
+from penstock.access.limits import AdmissionLimits, AdmissionOptions, resolve_admission
+from penstock.access.tenants import Tenant
+from penstock.assembly.server_options import ServeOptions
+from penstock.assembly.starting import EngineStart
+from penstock.batches.stored import NO_STORE
+from penstock.core.config import EngineConfig, Reason
+from penstock.core.errors import ConfigurationError
+from penstock.core.sampling import SamplingDefaults
+from penstock.engine.messages import Ready
+from penstock.http import descriptors
+from penstock.http.limits import resolve_connections
+from penstock.observability import tracing
+from penstock.observability.accounts import Accounts
+from penstock.observability.explain.explain import Figures
+from penstock.observability.recent import Recent
+from penstock.server.admin import admin_socket, create_admin_app
+from penstock.server.app import create_app
+from penstock.server.capacity import capacity_of, make_admission
+from penstock.server.serve import beside, serve
+from penstock.storage.directory import choose_folder
+from penstock.storage.errors import StorageUnavailable
+from penstock.storage.store import Store
+from penstock.text.chat_template import NO_TOKENIZER_FOR_TEMPLATE, ChatEncoder, ChatTemplate, load_chat_template
+from penstock.text.output_format import OutputFormat, choose_format
+from penstock.text.tokenizer import Tokenizer
+
+NO_TEXT = "The model has no tokenizer.json: prompts must be token ids, and outputs are ids without text."
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server that serves, as its start tells it.
+
+    Attributes:
+        model: its name.
+        address: host and port that it listens on.
+        encrypted: whether with TLS.
+        ready: what the engine said.
+        tokenizer_seconds, seconds: that the tokenizer took, beside the engine, and the start in all.
+        notes: what users should know of the model.
+        reasons: all settings of engine and model.
+        told: of these, those that say what can be asked of the server, and what the model's files made otherwise.
+        remarks: what the start says of the data directory, the process, and who may ask.
+    """
+
+    model: str
+    address: tuple[str, int]
+    encrypted: bool
+    ready: Ready
+    tokenizer_seconds: float
+    seconds: float
+    notes: tuple[str, ...]
+    reasons: tuple[Reason, ...]
+    told: tuple[Reason, ...]
+    remarks: tuple[str, ...]
+
+
+class Replica:
+    """A server that starts, serves and ends."""
+
+    def __init__(self, start: EngineStart, serving: ServeOptions, access: Access, files: Reason) -> None:
+        self._engine, self._prepared, self._start = start.engine, start.prepared, start
+        self._options, self._access, self._files = serving, access, files
+        self._storage = _Storage()
+        self._traces: tracing.Tracing | None = None
+        self._serving: asyncio.Future[None] | None = None
+
+    async def open(self) -> None:
+        """Find out what is taken on, and take the data directory. Raises ConfigurationError."""
+        self._limits, _ = resolve_admission(self._options.admission, capacity_of(self._prepared.config))
+        self._connections, self._connected = resolve_connections(self._options.connections, descriptors.limit())
+        self._admission = make_admission(self._limits.bounds, self._prepared.config)
+        name = self._prepared.served_names(self._options.names)[0]
+        await asyncio.to_thread(self._storage.open, self._options.data_dir, name, self._access.keys.tenants)
+
+    async def serves(self, listener: socket.socket) -> bool:
+        """Load the model and wait for it, while health is answered; False where a signal came before."""
+        before = time.monotonic()
+        tokenizer = await self._start.load()
+        self._reading = read_output(tokenizer, self._options)
+        self._tokenizer_seconds = time.monotonic() - before
+        self._traces = await asyncio.to_thread(_make_traces, self._options)
+        text = None if tokenizer is None else partial(tokenizer.decode, skip_special=False)
+        recent = Recent(keep_prompts=self._options.explain_prompts)
+        self._accounts = Accounts(self._engine, recent, text, self._traces)
+        self._serving = asyncio.ensure_future(self._listen(listener))
+        ready = asyncio.ensure_future(self._start.ready(tokenizer, self._options.names))
+        # A signal while the model loads ends the server, and with it the wait.
+        await asyncio.wait((self._serving, ready), return_when=asyncio.FIRST_COMPLETED)
+        if self._serving.done():
+            ready.cancel()
+            self._serving.result()
+            return False
+        self._take_in(ready.result())
+        return True
+
+    async def _listen(self, listener: socket.socket) -> None:
+        options = self._options
+        await serve(
+            self._application(),
+            listener,
+            drain_seconds=options.drain_timeout,
+            stall_timeout=self._connections.stall_timeout,
+            max_connections=self._connections.max_connections,
+            tls=None if options.tls is None else options.tls.context,
+            edge=options.edge,
+        )
+
+    def _application(self) -> Starlette:
+        options, reading, prepared = self._options, self._reading, self._prepared
+        return create_app(
+            self._engine,
+            reading.tokenizer,
+            template=reading.template,
+            output_format=reading.output_format,
+            defaults=SamplingDefaults.from_generation_config(prepared.checkpoint.generation_config),
+            store=self._storage.store,
+            why_no_store=self._storage.why_none,
+            keys=self._access.keys,
+            admission=self._admission,
+            request_timeout=self._limits.request_timeout,
+            local=not self._access.no_auth,
+            settings=options.figures.settings(prepared.config, self._limits.bounds.requests),
+            accounts=self._accounts,
+            allowed_origins=options.edge.allowed_origins,
+            policies=options.policies,
+        )
+
+    def _take_in(self, ready: Ready) -> None:
+        """What the engine has found out takes the place of what was estimated."""
+        self._ready = ready
+        self._accounts.figures = Figures(ready.work, ready.ceilings)
+        limits, bounds = measured_limits(self._options.admission, self._prepared.config, ready)
+        self._admission.bounds = limits.bounds
+        ends = self._prepared.end_tokens(self._reading.tokenizer).reason
+        resolved = [*self._prepared.reasons, *self._reading.reasons, ends, *bounds, *self._connected]
+        self._reasons = settled(resolved, ready)
+
+    def told(self, listener: socket.socket, seconds: float) -> Started:
+        """What the start tells."""
+        tls, access = self._options.tls, self._access
+        host, port = listener.getsockname()[:2]
+        encrypted = [] if tls is None else [str(tls.reason)]
+        return Started(
+            model=self._engine.model.name,
+            address=(host, port),
+            encrypted=tls is not None,
+            ready=self._ready,
+            tokenizer_seconds=self._tokenizer_seconds,
+            seconds=seconds,
+            notes=self._notes(),
+            reasons=tuple(self._reasons),
+            told=tuple(each for each in self._reasons if each.at_start or each in self._prepared.found),
+            remarks=(self._storage.note, str(self._files), str(access.reason), *access.warnings, *encrypted),
+        )
+
+    def _notes(self) -> tuple[str, ...]:
+        notes, reading = list(self._ready.notes), self._reading
+        if reading.template is not None:
+            notes += reading.template.notes
+        if reading.tokenizer is None:
+            notes.append(NO_TEXT)
+        else:
+            notes += reading.tokenizer.check_against(self._prepared.declaration.vocab_size)
+        return tuple(notes)
+
+    async def until_the_end(self) -> None:
+        """Serve clients, and the operator where that was asked for."""
+        assert self._serving is not None
+        async with self._operator():
+            await self._serving
+
+    @contextlib.asynccontextmanager
+    async def _operator(self) -> AsyncIterator[None]:
+        if self._options.admin_socket is None:
+            yield
+            return
+        with admin_socket(Path(self._options.admin_socket)) as listener:
+            async with beside(create_admin_app(self._engine, self._reasons, self._accounts), listener):
+                yield
+
+    async def close(self) -> None:
+        """End it at once, unless it has ended."""
+        if self._serving is not None:
+            self._serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._serving
+        await self._engine.close()
+        self._storage.close()
+        if self._traces is not None:
+            self._traces.close()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How conversations become prompts and outputs become answers, and why; empty without a tokenizer."""
+
+    tokenizer: Tokenizer | None = None
+    template: ChatTemplate | None = None
+    output_format: OutputFormat | None = None
+    reasons: Sequence[Reason] = ()
+
+
+def read_output(tokenizer: Tokenizer | None, options: ServeOptions) -> Reading:
+    if tokenizer is None:
+        if options.chat_template is not None:
+            raise ConfigurationError(NO_TOKENIZER_FOR_TEMPLATE)
+        return Reading()
+    template = load_chat_template(tokenizer, options.chat_template)
+    output_format, reasons = choose_format(template, tokenizer, *options.parsers)
+    return Reading(tokenizer, template, output_format, [*ChatEncoder(tokenizer, template).reasons, *reasons])
+
+
+class _Storage:
+    """The data directory, where one is kept.
+
+    Attributes:
+        store: None where nothing is kept; then `why_none` is what clients are told.
+        note: what the start says.
+    """
+
+    def __init__(self) -> None:
+        self.store: Store | None = None
+        self.why_none = NO_STORE
+        self.note = ""
+
+    def open(self, asked: str | None, model: str, tenants: Sequence[Tenant]) -> None:
+        """Take the folder. Where it was `asked` for, raises ConfigurationError; otherwise the server goes without."""
+        folder, reason = choose_folder(asked, model)
+        self.note = str(reason)
+        if folder is None:
+            return
+        try:
+            self.store = Store.open(folder, tenants=tenants)
+        except (ConfigurationError, StorageUnavailable) as error:
+            if asked is not None:
+                raise
+            self.why_none = "This server keeps no files, and so runs no batches; its start said why."
+            self.note = f"No files are kept, and there are no batches: {error.message}"
+
+    def close(self) -> None:
+        """Let another server have it."""
+        if self.store is not None:
+            self.store.close()
+
+
+def _make_traces(options: ServeOptions) -> tracing.Tracing | None:
+    """What sends traces, where they are wanted."""
+    if options.otlp_endpoint is None:
+        return None
+    return tracing.Tracing(options.otlp_endpoint, "http" if options.tls is None else "https")
+
+
+def measured_limits(
+    options: AdmissionOptions, config: EngineConfig, ready: Ready
+) -> tuple[AdmissionLimits, list[Reason]]:
+    """The limits, and why, with the pool that the engine has; on a GPU it was estimated before."""
+    cache = replace(config.cache, num_blocks=ready.limits.num_blocks, wish=None)
+    return resolve_admission(options, capacity_of(replace(config, cache=cache)))
+
+
+def settled(reasons: list[Reason], ready: Ready) -> list[Reason]:
+    """The reasons, with what the engine has found out in the place of what was estimated."""
+    found = {reason.setting: reason for reason in ready.settled}
+    return [found.get(reason.setting, reason) for reason in reasons]

@@ -1,0 +1,54 @@
+"""What a server is asked for."""
+
+from dataclasses import dataclass
+
+from penstock.access.limits import AdmissionOptions
+from penstock.api.policies import FieldPolicies
+from penstock.engine.watch import Patience
+from penstock.http.edge import EdgeOptions
+from penstock.http.limits import ConnectionOptions
+from penstock.http.tls import Tls
+from penstock.observability.settings import FigureOptions
+from penstock.server.serve import DRAIN_SECONDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What a server is asked for, beside what concerns its engine.
+
+    Attributes:
+        host, port: where it listens; port 0 is any free one.
+        names: under which the model is served; its own where there are none.
+        chat_template: the file with it; None where the model's own is used.
+        parsers: of tool calls and of reasoning.
+        data_dir: the folder of what outlives the server, or "off"; None: one by the model's name, where it can be had.
+        drain_timeout: seconds for running requests to finish in.
+        watchdog: seconds without progress after which the engine is started again.
+        admin_socket: path of the operator's socket; None where there is none.
+        admission: which requests are taken on.
+        connections: how many there are, and for how long.
+        edge: how the server speaks with those in front of it.
+        policies: what becomes of fields that a request need not have been right about.
+        figures: what requests are judged by, and what the machine costs.
+        tls: what connections are encrypted with, None where they are not.
+        explain_prompts: whether prompts are kept with the accounts of recent requests.
+        otlp_endpoint: of the collector that traces are sent to; None where they are not.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    names: tuple[str, ...] = ()
+    chat_template: str | None = None
+    parsers: tuple[str, str] = ("auto", "auto")
+    data_dir: str | None = None
+    drain_timeout: float = DRAIN_SECONDS
+    watchdog: float = Patience().hang_seconds
+    admin_socket: str | None = None
+    admission: AdmissionOptions = AdmissionOptions()
+    connections: ConnectionOptions = ConnectionOptions()
+    edge: EdgeOptions = EdgeOptions()
+    policies: FieldPolicies = FieldPolicies()
+    figures: FigureOptions = FigureOptions()
+    tls: Tls | None = None
+    explain_prompts: bool = False
+    otlp_endpoint: str | None = None

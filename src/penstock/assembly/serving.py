@@ -1,0 +1,129 @@
+"""Starts a server. The command line tells a person what happens; a program may start one as well.
+
+Either is told of the start by a `Watcher`.
+"""
+
+import contextlib
+import time
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from penstock.access.exposure import Access
+from penstock.access.limits import resolve_admission
+from penstock.assembly.prepare import prepare
+from penstock.assembly.replica import Replica, Started, read_output
+from penstock.assembly.server_options import ServeOptions
+from penstock.assembly.starting import EngineStart
+from penstock.configuration.options import EngineOptions
+from penstock.core.config import Reason
+from penstock.engine.watch import Patience
+from penstock.http import descriptors
+from penstock.http.limits import resolve_connections
+from penstock.http.tls import NO_TLS
+from penstock.observability import tracing
+from penstock.observability.settings import FigureOptions
+from penstock.server.capacity import capacity_of
+from penstock.server.serve import bind
+from penstock.storage.directory import choose_folder
+from penstock.text.output_format import check_parsers
+
+
+class Watcher(Protocol):
+    """Is told of a start."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Bytes of weights that are in place, and of all."""
+
+    def loading(self) -> AbstractContextManager[object]:
+        """Around the time in which the model loads."""
+
+    def serves(self, started: Started) -> None:
+        """The model is loaded, and requests are computed."""
+
+
+class Unwatched:
+    """A watcher that does nothing."""
+
+    def progress(self, done: int, total: int) -> None:
+        """Do nothing."""
+
+    def loading(self) -> AbstractContextManager[object]:
+        """Do nothing."""
+        return contextlib.nullcontext()
+
+    def serves(self, started: Started) -> None:
+        """Do nothing."""
+
+
+def explain_server(options: EngineOptions, serving: ServeOptions, access: Access) -> list[Reason]:
+    """Every setting of a server that would be started like this, and why it has its value. Raises StartupError."""
+    check_parsers(*serving.parsers)
+    files = descriptors.raise_limit()
+    prepared = prepare(_aimed(options, serving.figures), api_beside=True)
+    reading = read_output(prepared.load_tokenizer(), serving)
+    _, kept = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
+    encrypted = NO_TLS if serving.tls is None else serving.tls.reason
+    _, admitted = resolve_admission(serving.admission, capacity_of(prepared.config))
+    _, connected = resolve_connections(serving.connections, descriptors.limit())
+    traced = tracing.reason_of(serving.otlp_endpoint)
+    return [
+        *prepared.reasons,
+        *reading.reasons,
+        prepared.end_tokens(reading.tokenizer).reason,
+        kept,
+        access.reason,
+        encrypted,
+        files,
+        *admitted,
+        *connected,
+        *serving.edge.reasons,
+        *serving.policies.reasons,
+        *serving.figures.reasons,
+        traced,
+    ]
+
+
+async def serve_model(
+    options: EngineOptions,
+    serving: ServeOptions,
+    access: Access | None = None,
+    *,
+    watcher: Watcher | None = None,
+) -> None:
+    """Serve a model until a signal ends the server, or the call is cancelled.
+
+    Args:
+        options: of the engine.
+        serving: of all else.
+        access: who may ask; by default everybody who reaches an address of this machine alone.
+        watcher: is told of the start.
+
+    Raises StartupError where it cannot start, EngineError where the engine ends for good.
+    """
+    began = time.monotonic()
+    access, watcher = access or Access(), watcher or Unwatched()
+    check_parsers(*serving.parsers)
+    files = descriptors.raise_limit()
+    # The port is taken first: if it is in use, nothing needs to be loaded to say so.
+    with contextlib.closing(bind(serving.host, serving.port)) as listener:
+        access.check_exposed(listener)
+        options = _aimed(options, serving.figures)
+        start = await EngineStart.begin(options, watcher.progress, Patience(hang_seconds=serving.watchdog))
+        replica = Replica(start, serving, access, files)
+        try:
+            await replica.open()
+            with watcher.loading():
+                if not await replica.serves(listener):
+                    return
+            watcher.serves(replica.told(listener, time.monotonic() - began))
+            await replica.until_the_end()
+        finally:
+            await replica.close()
+
+
+def _aimed(options: EngineOptions, figures: FigureOptions) -> EngineOptions:
+    """The engine's options, whose steps aim for the service levels unless something else was asked for."""
+    target = figures.target_itl(options.batch.target_itl)
+    return replace(options, batch=replace(options.batch, target_itl=target))
