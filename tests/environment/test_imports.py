@@ -93,6 +93,13 @@ def test_the_linter_refuses_them_too(source: str, rule: str) -> None:
     assert result.returncode == 1 and f" {rule} " in result.stdout, result.stdout + result.stderr
 
 
+def test_every_room_has_its_place_in_the_order() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (rooms,) = [contract["layers"] for contract in contracts if contract["id"] == "rooms"]
+    found = {f"penstock.{path.parent.name}" for path in SOURCE.glob("*/__init__.py")} | {"penstock.llm"}
+    assert set(rooms) == found and len(rooms) == len(found)
+
+
 def test_pure_rooms_import_only_what_is_listed() -> None:
     for path in source_files(*PURE_ROOMS):
         roots = {name.split(".")[0] for name in imported_modules(ast.parse(path.read_text()))}

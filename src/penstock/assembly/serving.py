@@ -97,7 +97,7 @@ async def serve_model(
     Args:
         options: of the engine.
         serving: of all else.
-        access: who may ask; by default everybody who reaches an address of this machine alone.
+        access: who may ask; by default every client, of a server that listens on an address of this machine alone.
         watcher: is told of the start.
 
     Raises StartupError where it cannot start, EngineError where the engine ends for good.

@@ -18,7 +18,7 @@ class EngineStart:
     """An engine's process from its beginning until it serves.
 
     Attributes:
-        engine: its client, which whoever begins the start closes.
+        engine: its client; the caller closes it.
         prepared: what is loaded, and how.
     """
 
