@@ -16,7 +16,7 @@ import torch
 
 from penstock import LLM, SamplingParams
 from penstock.assembly.scorer import load_scorer
-from penstock.compression.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations
+from penstock.compression.scoring import COMPARISON_SEED, ScoredText, TextScorer, conversations
 from penstock.configuration.options import EngineOptions
 
 SAME_TOP, KL = 0.99, 1e-3
@@ -42,7 +42,7 @@ def main() -> None:
     sys.exit(not all(met))
 
 
-def logits_agree(arguments: argparse.Namespace, here: Scorer, texts: list[ScoredText]) -> tuple[bool, bool]:
+def logits_agree(arguments: argparse.Namespace, here: TextScorer, texts: list[ScoredText]) -> tuple[bool, bool]:
     """Whether the most likely tokens, and the distributions, are the same within the bounds."""
     there = load_scorer(
         EngineOptions.of(model=arguments.model, dtype=arguments.dtype, device=arguments.device, speculative="off"),

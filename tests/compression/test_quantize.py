@@ -15,7 +15,7 @@ from penstock.assembly.scorer import load_scorer
 from penstock.compression.block import matrices
 from penstock.compression.files import STATE
 from penstock.compression.quantize import Done, Measured, check, quantize_model
-from penstock.compression.scoring import CALIBRATION_SEED, COMPARISON_SEED, ScoredText, Scorer, conversations
+from penstock.compression.scoring import CALIBRATION_SEED, COMPARISON_SEED, ScoredText, TextScorer, conversations
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError, ModelFileError
 from penstock.kernels.cpu.native import OBSTACLE
@@ -251,12 +251,12 @@ def test_what_cannot_be_made_is_said_first(model: Path, tmp_path: Path, recipe: 
     assert not (tmp_path / "out").exists()
 
 
-def scorer(model: str) -> Scorer:
+def scorer(model: str) -> TextScorer:
     options = EngineOptions.of(model=model, dtype="float32", quantization="none", speculative="off", threads=1)
     return load_scorer(options, 512)
 
 
-def compared(base: Scorer, path: Path, texts: list[ScoredText]) -> Quality:
+def compared(base: TextScorer, path: Path, texts: list[ScoredText]) -> Quality:
     candidate = scorer(str(path))
     comparison = Comparison()
     for text in texts:

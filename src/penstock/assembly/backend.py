@@ -16,7 +16,7 @@ from penstock.core.kv import KVSpec
 from penstock.kernels.cuda.memory import DeviceMemory, memory_ended
 from penstock.kernels.dispatch import Implementation
 from penstock.kernels.packing import Weight
-from penstock.kernels.processor import Processor, this_processor
+from penstock.kernels.processor import ProcessorKernels, this_processor
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.device_packing import DevicePacking
 from penstock.loading.packed_cache import LoadedWeights, load_cached
@@ -64,7 +64,7 @@ def backend_of(config: EngineConfig) -> Backend:
     return on_processor(config, this_processor()) if config.device == "cpu" else on_gpu(config)
 
 
-def on_processor(config: EngineConfig, processor: Processor) -> Backend:
+def on_processor(config: EngineConfig, processor: ProcessorKernels) -> Backend:
     """Computes with a processor's kernels. Raises ConfigurationError where they cannot do as configured."""
     processor.use(config.threads, config.instruction_set)
     dtype = TORCH_DTYPES[config.model.dtype]
@@ -93,7 +93,7 @@ def on_processor(config: EngineConfig, processor: Processor) -> Backend:
 
 
 def _load(
-    processor: Processor,
+    processor: ProcessorKernels,
     model: ModelConfig,
     checkpoint: Checkpoint,
     declaration: ModelDeclaration,

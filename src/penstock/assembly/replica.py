@@ -92,7 +92,7 @@ class Replica:
         """Load the model and wait for it, while health is answered; False where a signal came before."""
         before = time.monotonic()
         tokenizer = await self._start.load()
-        self._reading = read_output(tokenizer, self._options)
+        self._reading = text_settings(tokenizer, self._options)
         self._tokenizer_seconds = time.monotonic() - before
         self._traces = await asyncio.to_thread(_make_traces, self._options)
         text = None if tokenizer is None else partial(tokenizer.decode, skip_special=False)
@@ -207,7 +207,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Reading:
+class TextSettings:
     """How conversations become prompts and outputs become answers, and why; empty without a tokenizer."""
 
     tokenizer: Tokenizer | None = None
@@ -216,14 +216,14 @@ class Reading:
     reasons: Sequence[Reason] = ()
 
 
-def read_output(tokenizer: Tokenizer | None, options: ServeOptions) -> Reading:
+def text_settings(tokenizer: Tokenizer | None, options: ServeOptions) -> TextSettings:
     if tokenizer is None:
         if options.chat_template is not None:
             raise ConfigurationError(NO_TOKENIZER_FOR_TEMPLATE)
-        return Reading()
+        return TextSettings()
     template = load_chat_template(tokenizer, options.chat_template)
     output_format, reasons = choose_format(template, tokenizer, *options.parsers)
-    return Reading(tokenizer, template, output_format, [*ChatEncoder(tokenizer, template).reasons, *reasons])
+    return TextSettings(tokenizer, template, output_format, [*ChatEncoder(tokenizer, template).reasons, *reasons])
 
 
 class _Storage:

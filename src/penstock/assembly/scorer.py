@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from penstock.assembly.backend import backend_of
 from penstock.assembly.prepare import prepare
-from penstock.compression.scoring import Scorer
+from penstock.compression.scoring import TextScorer
 from penstock.configuration.options import EngineOptions
 from penstock.core.config import BLOCK_SIZE
 from penstock.core.errors import ConfigurationError
@@ -17,7 +17,7 @@ from penstock.kernels.program import compile_program
 from penstock.runtime.storage import TORCH_DTYPES
 
 
-def load_scorer(options: EngineOptions, longest: int) -> Scorer:
+def load_scorer(options: EngineOptions, longest: int) -> TextScorer:
     """A model for texts of at most `longest` tokens. Raises StartupError where it cannot be loaded."""
     # Candidates are many, and each is loaded once.
     options = replace(options, loading=replace(options.loading, packed_cache="off"))
@@ -36,7 +36,7 @@ def load_scorer(options: EngineOptions, longest: int) -> Scorer:
     storage = backend.storage(spec, -(-longest // BLOCK_SIZE) + 1, 0)
     dtype, dispatcher = TORCH_DTYPES[config.model.dtype], Dispatcher(backend.implementations)
     program = compile_program(declaration.record(), weights, storage, dtype, dispatcher)
-    return Scorer(
+    return TextScorer(
         name=options.model,
         path=Path(config.model.path),
         dtype=config.model.dtype,

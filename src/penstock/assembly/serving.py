@@ -1,6 +1,6 @@
 """Starts a server. The command line tells a person what happens; a program may start one as well.
 
-Either is told of the start by a `Watcher`.
+Either is told of the start by a `StartWatcher`.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from penstock.access.exposure import Access
 from penstock.access.limits import resolve_admission
 from penstock.assembly.prepare import prepare
-from penstock.assembly.replica import Replica, Started, read_output
+from penstock.assembly.replica import Replica, Started, text_settings
 from penstock.assembly.server_options import ServeOptions
 from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
@@ -30,7 +30,7 @@ from penstock.storage.directory import choose_folder
 from penstock.text.output_format import check_parsers
 
 
-class Watcher(Protocol):
+class StartWatcher(Protocol):
     """Is told of a start."""
 
     def progress(self, done: int, total: int) -> None:
@@ -62,7 +62,7 @@ def explain_server(options: EngineOptions, serving: ServeOptions, access: Access
     check_parsers(*serving.parsers)
     files = descriptors.raise_limit()
     prepared = prepare(_aimed(options, serving.figures), api_beside=True)
-    reading = read_output(prepared.load_tokenizer(), serving)
+    reading = text_settings(prepared.load_tokenizer(), serving)
     _, kept = choose_folder(serving.data_dir, prepared.served_names(serving.names)[0])
     encrypted = NO_TLS if serving.tls is None else serving.tls.reason
     _, admitted = resolve_admission(serving.admission, capacity_of(prepared.config))
@@ -90,7 +90,7 @@ async def serve_model(
     serving: ServeOptions,
     access: Access | None = None,
     *,
-    watcher: Watcher | None = None,
+    watcher: StartWatcher | None = None,
 ) -> None:
     """Serve a model until a signal ends the server, or the call is cancelled.
 

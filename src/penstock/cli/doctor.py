@@ -16,7 +16,7 @@ from penstock.assembly.prepare import prepare
 from penstock.bench.load.address import parse_address
 from penstock.cli.bench_serve import read_key
 from penstock.cli.files import json_bytes
-from penstock.cli.options import DeviceOptions, ModelOptions, parse_seconds
+from penstock.cli.options import DeviceArguments, EngineArguments, parse_seconds
 from penstock.configuration.options import EngineOptions
 from penstock.core.devices import LEAST_CAPABILITY, Gpu
 from penstock.core.errors import ConfigurationError, InsufficientMemory
@@ -74,7 +74,7 @@ class ServerOptions:
 
 
 def run_doctor(
-    model: str | None, server: ServerOptions, computing: ModelOptions, max_num_seqs: int | None, *, as_json: bool
+    model: str | None, server: ServerOptions, computing: EngineArguments, max_num_seqs: int | None, *, as_json: bool
 ) -> int:
     """Print what was found; the exit status, which is 1 where a finding is a problem."""
     if server.url is None:
@@ -84,7 +84,7 @@ def run_doctor(
                 "Without MODEL, the options of a model have no effect; give one, or leave them out."
             )
         return _doctor_machine(model, computing, max_num_seqs, as_json=as_json)
-    if model is not None or computing != ModelOptions() or max_num_seqs is not None:
+    if model is not None or computing != EngineArguments() or max_num_seqs is not None:
         raise ConfigurationError(
             "--url asks a running server, which has its model and settings; leave out MODEL and its options."
         )
@@ -98,13 +98,13 @@ def _refuse_without_server(server: ServerOptions) -> None:
             raise ConfigurationError(f"{name} is about a running server; say which with --url.")
 
 
-def _threads_only(computing: ModelOptions) -> ModelOptions:
-    return ModelOptions(
-        device=DeviceOptions(threads=computing.device.threads, instruction_set=computing.device.instruction_set)
+def _threads_only(computing: EngineArguments) -> EngineArguments:
+    return EngineArguments(
+        device=DeviceArguments(threads=computing.device.threads, instruction_set=computing.device.instruction_set)
     )
 
 
-def _doctor_machine(model: str | None, computing: ModelOptions, max_num_seqs: int | None, *, as_json: bool) -> int:
+def _doctor_machine(model: str | None, computing: EngineArguments, max_num_seqs: int | None, *, as_json: bool) -> int:
     processor, cache = computing.device, computing.loading.packed_cache
     if processor.threads is not None and processor.threads < 1:
         raise ConfigurationError(f"--threads is {processor.threads}; it must be at least 1.")

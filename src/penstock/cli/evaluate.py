@@ -14,7 +14,7 @@ from penstock.bench.drawing import check_plots
 from penstock.bench.quality_plot import draw_quality
 from penstock.cli.files import check_writable, json_bytes, read_text
 from penstock.cli.serving_figures import Asked, Served, served_figures
-from penstock.compression.scoring import COMPARISON_SEED, ScoredText, Scorer, conversations, windows
+from penstock.compression.scoring import COMPARISON_SEED, ScoredText, TextScorer, conversations, windows
 from penstock.configuration.options import EngineOptions
 from penstock.core.errors import ConfigurationError
 from penstock.quantization.quality import Comparison, Estimate, Quality
@@ -46,7 +46,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class ComparedTexts:
     """What models are compared on: windows of `file`, or conversations of the calibration set; at most `most`."""
 
     file: Path | None
@@ -72,7 +72,7 @@ class Results:
 def run_evaluate(
     base: str,
     candidates: list[str],
-    texts: Texts,
+    texts: ComparedTexts,
     bounds: Bounds,
     serving: Asked,
     results: Results,
@@ -124,7 +124,7 @@ def run_evaluate(
     return int(any(judged.failures for judged in found))
 
 
-def _read(texts: Texts, reference: Scorer) -> list[ScoredText]:
+def _read(texts: ComparedTexts, reference: TextScorer) -> list[ScoredText]:
     """What is compared, in tokens of the reference. Raises ConfigurationError where there is nothing."""
     path, vocabulary = reference.path, reference.vocab_size
     if texts.file is None:
@@ -139,7 +139,7 @@ def _read(texts: Texts, reference: Scorer) -> list[ScoredText]:
     return found
 
 
-def _show(console: Console, base: str, reference: Scorer, own: Served | None, found: Sequence[Judged]) -> None:
+def _show(console: Console, base: str, reference: TextScorer, own: Served | None, found: Sequence[Judged]) -> None:
     console.print(_summary(base, reference, found))
     console.print(_by_difficulty(found))
     if own is not None:
@@ -164,7 +164,7 @@ def _options(candidate: str, options: dict[str, Any]) -> tuple[str, dict[str, An
 
 
 def _compared(
-    name: str, reference: Scorer, options: EngineOptions, context: int, texts: Sequence[ScoredText]
+    name: str, reference: TextScorer, options: EngineOptions, context: int, texts: Sequence[ScoredText]
 ) -> tuple[Quality, tuple[str, int]]:
     """A candidate's quality, and what its weights are and take."""
     candidate = load_scorer(options, context)
@@ -208,7 +208,7 @@ def _failures(quality: Quality, bounds: Bounds) -> Iterator[str]:
             )
 
 
-def _summary(base: str, reference: Scorer, found: Sequence[Judged]) -> Table:
+def _summary(base: str, reference: TextScorer, found: Sequence[Judged]) -> Table:
     some = found[0].quality
     table = Table(
         title=f"{base} in float32: perplexity {_shown(some.reference_perplexity, 4)} over {some.positions:,} positions "

@@ -63,8 +63,8 @@ def serve(
     max_num_seqs: options.MaxNumSeqs = None,
     enable_prefix_caching: options.PrefixCaching = True,
     *,
-    server: serve_options.ServerOptions,
-    computing: options.ModelOptions,
+    server: serve_options.ServeArguments,
+    computing: options.EngineArguments,
 ) -> None:
     """Serve a model over an OpenAI-compatible API."""
     from penstock.cli.log_format import set_up_logging
@@ -93,7 +93,7 @@ def run(
     temperature: Annotated[float | None, typer.Option(help="0 takes the most likely token.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random numbers.")] = None,
     *,
-    computing: options.ModelOptions,
+    computing: options.EngineArguments,
 ) -> None:
     """Chat with a model in the terminal."""
     from penstock.cli.chat import run_chat
@@ -174,7 +174,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for scripts and --compare.")] = False,
     max_num_seqs: options.MaxNumSeqs = None,
     *,
-    computing: options.ModelOptions,
+    computing: options.EngineArguments,
 ) -> None:
     """Say what this machine, or a running server, is limited by, and what to try."""
     from penstock.cli.doctor import ServerOptions, run_doctor
@@ -211,7 +211,7 @@ def bench_engine(
     max_num_seqs: options.MaxNumSeqs = None,
     enable_prefix_caching: options.PrefixCaching = False,
     *,
-    computing: options.ModelOptions,
+    computing: options.EngineArguments,
 ) -> None:
     """Prefill and decode speed of the engine by itself, on random prompts."""
     from penstock.cli.bench import run_bench_engine
@@ -253,12 +253,12 @@ def evaluate(
     plots: Annotated[Path | None, typer.Option(help="Draw quality against bytes, into this folder.")] = None,
 ) -> None:
     """What smaller weights cost a model in quality; exits with 1 where a candidate does not pass."""
-    from penstock.cli.evaluate import Bounds, Results, Texts, run_evaluate
+    from penstock.cli.evaluate import Bounds, ComparedTexts, Results, run_evaluate
     from penstock.cli.serving_figures import Asked
 
     bounds, serving = Bounds(max_kl, min_same_top, max_perplexity), Asked(answers, speed)
     computing = {"dtype": dtype, "threads": threads, "speculative": "off"}
-    compared, results = Texts(text, texts, context), Results(json_file, plots)
+    compared, results = ComparedTexts(text, texts, context), Results(json_file, plots)
     raise typer.Exit(run_evaluate(base, candidates, compared, bounds, serving, results, computing))
 
 
@@ -360,7 +360,7 @@ def bench_speculation(
         Path | None, typer.Option(help="Draw speed-up against how often drafts are right, into this folder.")
     ] = None,
     *,
-    computing: options.ModelOptions,
+    computing: options.EngineArguments,
 ) -> None:
     """What drafts gain, and how often they are right, with the theory beside it."""
     from penstock.cli.bench_speculation import run_bench_speculation

@@ -208,7 +208,7 @@ def _shortened(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadOptions:
+class LoadingArguments:
     """How a model's files are read, and what its weights are kept as."""
 
     tokenizer: Tokenizer = None
@@ -220,7 +220,7 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchOptions:
+class BatchArguments:
     """What is computed together, and for how long."""
 
     max_model_len: MaxModelLen = None
@@ -230,7 +230,7 @@ class BatchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheOptions:
+class CacheArguments:
     """The KV pool."""
 
     kv_cache_memory: KvCacheMemory = None
@@ -239,7 +239,7 @@ class CacheOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceOptions:
+class DeviceArguments:
     """What computes."""
 
     device: Device = "cpu"
@@ -249,7 +249,7 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeculationOptions:
+class SpeculationArguments:
     """Speculative decoding."""
 
     speculative: Speculative = "auto"
@@ -264,14 +264,14 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
+class EngineArguments:
     """How a model is computed, and with what."""
 
-    loading: LoadOptions = LoadOptions()
-    batch: BatchOptions = BatchOptions()
-    cache: CacheOptions = CacheOptions()
-    device: DeviceOptions = DeviceOptions()
-    speculation: SpeculationOptions = SpeculationOptions()
+    loading: LoadingArguments = LoadingArguments()
+    batch: BatchArguments = BatchArguments()
+    cache: CacheArguments = CacheArguments()
+    device: DeviceArguments = DeviceArguments()
+    speculation: SpeculationArguments = SpeculationArguments()
 
     def engine(self, model: str | None, **others: Any) -> dict[str, Any]:
         """Keyword arguments for `EngineOptions.of` and `LLM`. Raises ConfigurationError where a size is none."""

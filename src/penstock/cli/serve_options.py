@@ -217,7 +217,7 @@ class JudgeOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+class ServeArguments:
     """All of these."""
 
     reading: ReadingOptions = ReadingOptions()

@@ -14,7 +14,7 @@ from penstock.core.kv import build_kv_spec
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import Dispatcher
 from penstock.kernels.packing import Weight
-from penstock.kernels.processor import Processor
+from penstock.kernels.processor import ProcessorKernels
 from penstock.kernels.program import Program, compile_program
 from penstock.kernels.signature import WeightRef
 from penstock.kernels.tape import Tape, Value
@@ -51,13 +51,13 @@ class BlockRunner:
     """
 
     declaration: ModelDeclaration
-    processor: Processor
+    processor: ProcessorKernels
     storage: KVStorage
     dtype: torch.dtype
 
     @classmethod
     def for_texts(
-        cls, declaration: ModelDeclaration, processor: Processor, longest: int, dtype: torch.dtype
+        cls, declaration: ModelDeclaration, processor: ProcessorKernels, longest: int, dtype: torch.dtype
     ) -> "BlockRunner":
         """For texts of at most `longest` tokens."""
         spec = build_kv_spec(declaration.kv_layers, str(dtype).removeprefix("torch."), BLOCK_SIZE)

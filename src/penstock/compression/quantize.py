@@ -19,7 +19,7 @@ from penstock.compression.gguf_output import check_file, describe, parts_of, wri
 from penstock.compression.sensitivity import sensitivities
 from penstock.core.errors import ConfigurationError
 from penstock.kernels.packing import Weight
-from penstock.kernels.processor import Processor
+from penstock.kernels.processor import ProcessorKernels
 from penstock.layers.decoder import DecoderBlock
 from penstock.layers.weights import WeightSpec
 from penstock.loading.checkpoint import Checkpoint, read_bytes
@@ -108,7 +108,7 @@ def quantize_model(
     recipe: Recipe,
     texts: Sequence[list[int]],
     out: Path,
-    processor: Processor,
+    processor: ProcessorKernels,
 ) -> Iterator[Measured | Done]:
     """Write the model as the directory or file `out`; yield each projection that is measured and block that is done.
 

@@ -32,7 +32,7 @@ class ScoredText:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scorer:
+class TextScorer:
     """A model that computes a whole text at once.
 
     Attributes:

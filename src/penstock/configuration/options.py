@@ -14,7 +14,7 @@ DEFAULT_TARGET_ITL = 0.1
 LONGEST_TARGET_ITL = 3600.0
 
 
-class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
+class LoadingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a model's files are read, and what its weights are kept as.
 
     Attributes:
@@ -127,7 +127,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    loading: LoadOptions = LoadOptions()
+    loading: LoadingOptions = LoadingOptions()
     batch: BatchOptions = BatchOptions()
     cache: CacheOptions = CacheOptions()
     device: DeviceOptions = DeviceOptions()
@@ -148,7 +148,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 _GROUPS: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
     {
-        "loading": LoadOptions,
+        "loading": LoadingOptions,
         "batch": BatchOptions,
         "cache": CacheOptions,
         "device": DeviceOptions,

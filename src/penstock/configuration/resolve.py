@@ -13,7 +13,7 @@ from penstock.configuration.options import (
     BatchOptions,
     DeviceOptions,
     EngineOptions,
-    LoadOptions,
+    LoadingOptions,
     SpeculationOptions,
 )
 from penstock.configuration.pool_size import estimate_pool, gib
@@ -212,7 +212,7 @@ def _resolve_instruction_set(options: DeviceOptions, out: Reasons) -> str:
     return chosen
 
 
-def _resolve_dtype(options: LoadOptions, model: ModelFacts, out: Reasons) -> str:
+def _resolve_dtype(options: LoadingOptions, model: ModelFacts, out: Reasons) -> str:
     if options.dtype != "auto":
         if options.dtype not in COMPUTE_DTYPES:
             raise ConfigurationError(f"--dtype {options.dtype} is not one of auto, {', '.join(COMPUTE_DTYPES)}.")
@@ -244,7 +244,7 @@ def _resolve_kv(kept: str, model: ModelFacts, dtype: str, out: Reasons) -> KVSpe
 
 
 def _resolve_quantization(
-    options: LoadOptions, model: ModelFacts, dtype: str, gpu: Gpu | None, out: Reasons
+    options: LoadingOptions, model: ModelFacts, dtype: str, gpu: Gpu | None, out: Reasons
 ) -> tuple[str, str]:
     """What projections, and what head and embedding, are rounded to."""
     asked, head = options.quantization, options.quantize_head
@@ -302,7 +302,7 @@ def _fp8_becomes_numbers(model: ModelFacts, gpu: Gpu | None) -> str:
     return f"; {model.fp8_numbers:,} weights in FP8 become numbers on {gpu.device}: {why}"
 
 
-def _resolve_packed_cache(options: LoadOptions, machine: MachineFacts, out: Reasons) -> str | None:
+def _resolve_packed_cache(options: LoadingOptions, machine: MachineFacts, out: Reasons) -> str | None:
     """The folder that keeps packed weights between starts, None where none are kept."""
     asked = options.packed_cache
     if asked is not None and (not isinstance(asked, str) or not asked):

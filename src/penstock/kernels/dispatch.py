@@ -181,7 +181,7 @@ class Implementation:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Dispatched:
     """What was chosen for `count` operations of one kind, and why those before it in the order were not."""
 
     operation: str
@@ -223,6 +223,6 @@ class Dispatcher:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in rejected) or "there is no implementation"
         raise ConfigurationError(f"No kernel carries out {operation} here ({reasons}).")
 
-    def report(self) -> tuple[Choice, ...]:
+    def report(self) -> tuple[Dispatched, ...]:
         """Every choice made so far, in the order of first use."""
-        return tuple(Choice(*key, count) for key, count in self._choices.items())
+        return tuple(Dispatched(*key, count) for key, count in self._choices.items())

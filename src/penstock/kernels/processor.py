@@ -14,7 +14,7 @@ from penstock.kernels.torch.operations import TORCH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Processor:
+class ProcessorKernels:
     """Kernels that belong together, for weights and KV pools in this process's memory.
 
     Attributes:
@@ -58,11 +58,11 @@ class Processor:
         native.use_instruction_set(there[0] if instruction_set == "auto" else instruction_set)
 
 
-def torch_alone(obstacle: str) -> Processor:
+def torch_alone(obstacle: str) -> ProcessorKernels:
     """A processor on which torch computes, and why the native kernels do not."""
-    return Processor((*TORCH, *REFERENCE), obstacle)
+    return ProcessorKernels((*TORCH, *REFERENCE), obstacle)
 
 
-def this_processor() -> Processor:
+def this_processor() -> ProcessorKernels:
     """The fastest kernels that can run in this installation."""
-    return Processor((*NATIVE, *TORCH, *REFERENCE)) if OBSTACLE is None else torch_alone(OBSTACLE)
+    return ProcessorKernels((*NATIVE, *TORCH, *REFERENCE)) if OBSTACLE is None else torch_alone(OBSTACLE)

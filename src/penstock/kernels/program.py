@@ -11,8 +11,8 @@ from torch import Tensor
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.dispatch import (
     Binding,
-    Choice,
     Decodes,
+    Dispatched,
     Dispatcher,
     FusedStep,
     Fusible,
@@ -54,7 +54,7 @@ class Program:
         registers: int,
         given: Sequence[int],
         results: Sequence[int],
-        choices: tuple[Choice, ...],
+        choices: tuple[Dispatched, ...],
     ) -> None:
         whole = instructions[0].function if len(instructions) == 1 and len(results) == 1 + len(given) <= 2 else None
         self.decode: Callable[..., list[tuple[list[int], list[float]]]] | None = (
