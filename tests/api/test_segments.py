@@ -72,21 +72,21 @@ def test_an_answer_can_be_complete_before_the_engine_ends_it() -> None:
     answer.take(output(call + "more"))
     assert (
         answer.sample.cut
-        and answer.sample.finish == "stop"
+        and answer.sample.ending == Ending("stop")
         and [segment.kind for segment in answer.segments] == ["call"]
     )
     # The second token came with the first, and is no part of it.
     assert answer.tally.tokens == 1
     answer.take(output("more", "length"))
-    assert not answer.sample.cut and answer.sample.finish == "stop" and answer.tally.tokens == 1
+    assert not answer.sample.cut and answer.sample.ending == Ending("stop") and answer.tally.tokens == 1
 
 
 def test_how_it_ended() -> None:
     answer = answer_of(None)
     answer.take(output("x"))
-    assert answer.sample.finish is None
+    assert answer.sample.ending is None
     answer.take(output("", "stop", "end"))
-    assert (answer.sample.finish, answer.sample.stop_reason, answer.sample.cut) == ("stop", "end", False)
+    assert (answer.sample.ending, answer.sample.cut) == (Ending("stop", "end"), False)
     answer = answer_of(None)
     with pytest.raises(RowFailed):
         answer.take(output("", "error"))

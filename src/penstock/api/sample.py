@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from penstock.api.resolve import Job
-from penstock.core.plan import FinishReason
+from penstock.core.plan import Ending
 from penstock.engine.interface import SampleDelta
 from penstock.text.reasoning_count import ReasoningCount
 from penstock.text.table import TokenStream, TokenTable
@@ -22,19 +22,18 @@ class Sample:
     """One sample of a response.
 
     Attributes:
-        finish, stop_reason: how its answer ended; None while it goes on.
+        ending: of its answer; None while it goes on.
         cut: its answer is complete although the engine goes on with it.
         bounded: its answer can be complete before the engine ends it.
     """
 
-    __slots__ = ("_reasoning", "_tally", "bounded", "cut", "finish", "stop_reason")
+    __slots__ = ("_reasoning", "_tally", "bounded", "cut", "ending")
 
     def __init__(self, tally: Tally, *, reasoning: ReasoningCount | None = None, bounded: bool = False) -> None:
         self._tally = tally
         self._reasoning = reasoning
         self.bounded = bounded
-        self.finish: FinishReason | None = None
-        self.stop_reason: int | str | None = None
+        self.ending: Ending | None = None
         self.cut = False
 
     def parts(self, delta: SampleDelta) -> Iterator[SampleDelta]:
@@ -50,26 +49,26 @@ class Sample:
 
     def counts(self, part: SampleDelta) -> bool:
         """Whether a part of a delta is part of the answer, which is counted then. Raises as `parts` does."""
-        if self.finish is not None:
+        if self.ending is not None:
             self.cut = self.cut and part.ending is None
             return False
         if part.ending is not None:
             part.check()
-            self.finish, self.stop_reason = part.ending.reason, part.ending.stop_reason
+            self.ending = part.ending
         self._tally.tokens += len(part.token_ids)
         count = self._reasoning
         if count is not None and not count.over:
             before = count.tokens
             count.take(part.token_ids)
-            if self.finish is not None:
+            if self.ending is not None:
                 count.finish()
             self._tally.reasoning_tokens += count.tokens - before
         return True
 
     def complete(self) -> None:
         """The answer is complete with the part that was taken last: what follows is left out."""
-        self.cut = self.finish is None
-        self.finish, self.stop_reason = "stop", None
+        self.cut = self.ending is None
+        self.ending = Ending("stop")
 
 
 def sample_of(job: Job, prompt: int, table: TokenTable | None, tally: Tally) -> Sample:

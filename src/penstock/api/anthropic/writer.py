@@ -117,15 +117,16 @@ class MessagesWriter(AnswerWriter):
         }
 
     def _stop_reason(self) -> str:
-        if self._answer.sample.finish == "length":
+        ending = self._answer.sample.ending
+        if ending is not None and ending.reason == "length":
             return "max_tokens"
         if self._answer.calls:
             return "tool_use"
         return "end_turn" if self._stop_sequence() is None else "stop_sequence"
 
     def _stop_sequence(self) -> str | None:
-        stop = self._answer.sample.stop_reason
-        return stop if isinstance(stop, str) else None
+        ending = self._answer.sample.ending
+        return ending.stop_reason if ending is not None and isinstance(ending.stop_reason, str) else None
 
     def _usage(self) -> dict[str, Any]:
         answer, job = self._answer, self._job

@@ -73,7 +73,10 @@ class _ChoiceWriter:
     @property
     def finish(self) -> str | None:
         """Why it ended, as the API has it; None while it goes on."""
-        return "tool_calls" if self.sample.finish == "stop" and self.segments.calls else self.sample.finish
+        ending = self.sample.ending
+        if ending is None:
+            return None
+        return "tool_calls" if ending.reason == "stop" and self.segments.calls else ending.reason
 
 
 class ResponseWriter:
@@ -149,7 +152,7 @@ class ResponseWriter:
     @property
     def enough(self) -> bool:
         """Whether the response is complete although the engine goes on with some of its choices."""
-        return self.cut > 0 and all(choice.sample.finish is not None for choice in self._choices)
+        return self.cut > 0 and all(choice.sample.ending is not None for choice in self._choices)
 
     @property
     def cut(self) -> int:
@@ -226,7 +229,7 @@ class ResponseWriter:
 
     def _events(self, choice: _ChoiceWriter, part: SampleDelta, gains: Sequence[Gain]) -> list[bytes]:
         """The events of a part of a choice: one for each piece of its answer, the last with all that is new."""
-        if choice.plain and choice.started and choice.sample.finish is None:
+        if choice.plain and choice.started and choice.sample.ending is None:
             # The common case, and the one that has to be cheap.
             pieces = choice.form.parts(gains, first=False, ended=False)
             return [choice.prefix + piece + self._plain_tail for piece in pieces]
@@ -266,8 +269,8 @@ class ResponseWriter:
         logprobs = None
         if choice.logprob_writer is not None and (delta.logprobs or echoed):
             logprobs = choice.logprob_writer.write(delta.logprobs or ())
-        if choice.sample.finish is not None:
-            rest += b',"stop_reason":' + _encode(choice.sample.stop_reason)
+        if choice.sample.ending is not None:
+            rest += b',"stop_reason":' + _encode(choice.sample.ending.stop_reason)
         return b',"logprobs":%b,"finish_reason":%b%b' % (_encode(logprobs), _encode(choice.finish), rest)
 
     def _whole(self, choice: _ChoiceWriter) -> dict[str, Any]:
@@ -275,7 +278,9 @@ class ResponseWriter:
         result: dict[str, Any] = {"index": choice.index, **choice.form.whole(choice.segments)}
         writer = choice.logprob_writer
         result["logprobs"] = None if writer is None else writer.write(choice.logprobs)
-        result |= {"finish_reason": choice.finish, "stop_reason": choice.sample.stop_reason, "seed": choice.seed}
+        ending = choice.sample.ending
+        stop_reason = None if ending is None else ending.stop_reason
+        result |= {"finish_reason": choice.finish, "stop_reason": stop_reason, "seed": choice.seed}
         if self._job.return_token_ids:
             result["token_ids"] = choice.token_ids
             if not self._kind.is_chat:

@@ -129,7 +129,8 @@ class ResponsesWriter(AnswerWriter):
         if self._error is not None:
             self._status = "failed"
         elif not self._cancelled:
-            self._status = "incomplete" if self._answer.sample.finish == "length" else "completed"
+            ending = self._answer.sample.ending
+            self._status = "incomplete" if ending is not None and ending.reason == "length" else "completed"
         response = self.response()
         self.ended = True
         if self._keep is not None:
