@@ -110,7 +110,6 @@ def ask(port: int, model: str, tokens: int) -> tuple[int, int]:
     }
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     with contextlib.closing(connection):
-        connection.connect()
         sent, first = time.monotonic_ns(), 0
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = connection.getresponse()
