@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from penstock.api.resolve import Job
+from penstock.api.job import Job
 from penstock.api.segments import Answer
 from penstock.core.errors import EngineUnavailable, RowFailed
 from penstock.core.plan import Ending, FinishReason

@@ -10,8 +10,8 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from penstock.access.gate import Pass
+from penstock.api.job import Job
 from penstock.api.records import RequestRecord
-from penstock.api.resolve import Job
 from penstock.core.errors import DeadlineExceeded, PenstockError
 from penstock.engine.interface import EngineClient, RequestOutput
 from penstock.engine.journal import Journal

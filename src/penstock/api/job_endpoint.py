@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.api.generation import Writer
-from penstock.api.resolve import Job
+from penstock.api.job import Job
 from penstock.observability.metrics import Endpoint
 
 

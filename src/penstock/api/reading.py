@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from penstock.api.fields import FieldReader
+from penstock.api.job import Job
 from penstock.api.parsing import Names, in_terms_of, renamed
 from penstock.api.policies import FieldPolicies
 from penstock.api.requests import ChatFields
-from penstock.api.resolve import Job, Resolver
+from penstock.api.resolve import Resolver
 from penstock.core.sampling import SamplingDefaults
 from penstock.engine.interface import ModelInfo
 from penstock.http.answers import brief

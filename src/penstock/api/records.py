@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from penstock.api.resolve import Job
+from penstock.api.job import Job
 from penstock.core.errors import Overloaded, PenstockError
 from penstock.core.plan import FinishReason
 from penstock.engine.journal import Journal

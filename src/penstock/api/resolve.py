@@ -1,24 +1,21 @@
 """From the fields of a request to what the engine is asked for: prompts as ids, parameters with every default."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from penstock.access.admission import AdmissionRequest
-from penstock.access.tenants import Tenant, standing_of
 from penstock.api.chat_output import ChatOutput, resolve_output
 from penstock.api.effort import switch_of, variables_of
 from penstock.api.extras import MAX_NAME_LENGTH, asked_standing, check_extras, told_tier
 from penstock.api.history import conversation_of, said_in
+from penstock.api.job import Job
 from penstock.api.parameters import MaxTokensPolicy, Parameters, context_of, cut_fields
 from penstock.api.parsing import in_terms_of
 from penstock.api.requests import ChatFields, CommonFields, CompletionFields, EmbeddingFields, StreamOptions
 from penstock.api.tools import ToolUse, resolve_tools
 from penstock.api.truncation import truncation_of
 from penstock.core.errors import ContextLengthExceeded, InvalidParameter, ModelNotFound
-from penstock.core.plan import Pooling
-from penstock.core.request import EVERYBODY, KeptPrefix, Standing
 from penstock.core.sampling import SamplingDefaults, SamplingParams
 from penstock.engine.interface import ModelInfo
 from penstock.text.chat_template import ChatEncoder
@@ -37,72 +34,6 @@ MAX_TEMPLATE_VARIABLES = 64
 # More tokens than a mark of reasoning and white space behind it ever are.
 _LONGEST_MARK = 32
 NO_TOKENIZER = "this server has no tokenizer, so text cannot be read; send token ids to /v1/completions."
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What one HTTP request asks of the engine.
-
-    Attributes:
-        prompts: token ids of each prompt.
-        standing: how it stands to others.
-        params: for each prompt the parameters, `max_tokens` resolved; none where vectors are asked for.
-        user, metadata: whose it is, for the log.
-        timeout: seconds from its arrival in which it has to be finished, if the client asks for that.
-        service_tier: the tier that was asked for, as the response says it.
-        keep: prefixes of the prompt that are to stay in the prefix cache, the shorter first; only of a single prompt.
-        pooling, dimensions, encoding_format: of vectors; `pooling` is None where tokens are generated.
-        echo: text to put before each prompt's outputs.
-        prompt_logprobs: None, or how many of the most likely tokens are written beside each token of the prompts. What
-            the engine computes may be more, for `echo`.
-        values: how many log probabilities of prompts, or numbers of vectors, the response holds at most.
-        parsing: how outputs are cut into pieces; None where they are text and nothing else.
-        ignored: names of the request's fields that have no effect.
-        stream, include_usage, return_token_ids: how the response is written.
-        continuous_usage: whether every event has the usage so far; only with include_usage.
-        obfuscated: whether streamed events are padded, so that their sizes tell less of their texts.
-    """
-
-    prompts: list[list[int]]
-    params: list[SamplingParams]
-    standing: Standing = EVERYBODY
-    user: str | None = None
-    metadata: dict[str, str] | None = None
-    timeout: float | None = None
-    service_tier: str | None = None
-    keep: tuple[KeptPrefix, ...] = ()
-    pooling: Pooling | None = None
-    dimensions: int | None = None
-    encoding_format: Literal["float", "base64"] = "float"
-    echo: list[str] | None = None
-    prompt_logprobs: int | None = None
-    values: int = 0
-    parsing: Parsing | None = None
-    ignored: tuple[str, ...] = ()
-    stream: bool = False
-    include_usage: bool = False
-    continuous_usage: bool = False
-    obfuscated: bool = False
-    return_token_ids: bool = False
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Tokens of all prompts of the request together."""
-        return sum(map(len, self.prompts))
-
-    @property
-    def admission_request(self) -> AdmissionRequest:
-        """What admission needs to know of it."""
-        return AdmissionRequest(
-            prompts=tuple(map(len, self.prompts)),
-            samples=self.params[0].n if self.params else 1,
-            max_tokens=tuple(params.max_tokens for params in self.params) or (0,) * len(self.prompts),
-            priority=self.standing.priority,
-            tenant=self.standing.tenant,
-        )
-
-    def of_tenant(self, tenant: Tenant) -> "Job":
-        """The same as one of the tenant's."""
-        return msgspec.structs.replace(self, standing=standing_of(tenant, self.standing))
 
 
 class Resolver:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from penstock.api.resolve import Job
+from penstock.api.job import Job
 from penstock.core.plan import Ending
 from penstock.engine.interface import SampleDelta
 from penstock.text.reasoning_count import ReasoningCount

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
-from penstock.api.resolve import Job
+from penstock.api.job import Job
 from penstock.api.sample import Sample, Tally, sample_of
 from penstock.core.events import KeptTokens
 from penstock.engine.interface import RequestOutput, SampleDelta

@@ -11,9 +11,9 @@ from penstock.access.gate import Gate, UnparsedRequest
 from penstock.access.tenants import tenant_of
 from penstock.api.extras import may_have_priority
 from penstock.api.generation import Deadline, GenerationResponse, Writer
+from penstock.api.job import Job
 from penstock.api.reading import Reading
 from penstock.api.records import Records, RequestRecord
-from penstock.api.resolve import Job
 from penstock.engine.interface import EngineClient
 from penstock.http.arrival import ARRIVED
 from penstock.http.body import BodyReader

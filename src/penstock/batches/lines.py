@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from penstock.access.keys import Keyring
 from penstock.access.tenants import Tenant
 from penstock.api.generation import outputs_of
+from penstock.api.job import Job
 from penstock.api.job_endpoint import JobEndpoint
 from penstock.api.records import begun
-from penstock.api.resolve import Job
 from penstock.batches.input import InputLine
 from penstock.core.errors import EngineUnavailable, InvalidParameter
 from penstock.core.request import BACKGROUND_PRIORITY

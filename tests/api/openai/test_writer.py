@@ -2,8 +2,8 @@
 
 import json
 
+from penstock.api.job import Job
 from penstock.api.openai.writer import COMPLETION, ResponseWriter
-from penstock.api.resolve import Job
 from penstock.core.plan import Ending
 from penstock.core.sampling import SamplingParams
 from penstock.engine.interface import RequestOutput, SampleDelta

@@ -12,9 +12,10 @@ from penstock.api.anthropic.translate import NAMES, chat_of_messages, chat_of_pr
 from penstock.api.anthropic.writer import MessagesWriter
 from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse
+from penstock.api.job import Job
 from penstock.api.parsing import in_terms_of
 from penstock.api.reading import told
-from penstock.api.resolve import Job, check_model_name
+from penstock.api.resolve import check_model_name
 from penstock.api.service import Service
 from penstock.http.answers import json_response
 

@@ -8,7 +8,7 @@ import msgspec
 from penstock.api.anthropic.errors import ANTHROPIC
 from penstock.api.anthropic.marks import input_usage
 from penstock.api.anthropic.tool_input import whole_members
-from penstock.api.resolve import Job
+from penstock.api.job import Job
 from penstock.api.segments import AnswerWriter, Gain, Segment
 from penstock.core.errors import PenstockError
 from penstock.engine.interface import RequestOutput

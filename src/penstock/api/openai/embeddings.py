@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.api.resolve import Job
+from penstock.api.job import Job
 from penstock.engine.interface import RequestOutput
 from penstock.http.error_bodies import PLAIN, ErrorForm
 

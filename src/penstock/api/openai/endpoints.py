@@ -8,12 +8,13 @@ from starlette.routing import Route
 
 from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse, Writer
+from penstock.api.job import Job
 from penstock.api.job_endpoint import JobEndpoint
 from penstock.api.openai.embeddings import EmbeddingWriter
 from penstock.api.openai.schema import parse_chat, parse_completion, parse_embedding
 from penstock.api.openai.writer import CHAT, COMPLETION, ResponseWriter
 from penstock.api.reading import told
-from penstock.api.resolve import Job, check_model_name
+from penstock.api.resolve import check_model_name
 from penstock.api.service import Service
 from penstock.engine.interface import ModelInfo
 from penstock.http.answers import json_response

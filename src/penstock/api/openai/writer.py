@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.job import Job
 from penstock.api.obfuscation import padding
 from penstock.api.openai.forms import ChoiceForm, MessageForm, TextForm
 from penstock.api.openai.logprobs import ChatLogprobWriter, CompletionLogprobWriter, LogprobWriter, prompt_logprobs
-from penstock.api.resolve import Job
 from penstock.api.sample import Tally, sample_of
 from penstock.api.segments import Gain, Segments
 from penstock.core.errors import PenstockError

@@ -13,10 +13,11 @@ from penstock.access.tenants import tenant_of
 from penstock.api.errors import ResponseNotFound
 from penstock.api.fields import FieldReader
 from penstock.api.generation import GenerationResponse
+from penstock.api.job import Job
 from penstock.api.listing import list_page, read_page
 from penstock.api.parsing import in_terms_of
 from penstock.api.reading import told
-from penstock.api.resolve import Job, check_model_name
+from penstock.api.resolve import check_model_name
 from penstock.api.responses.items import Item, listed, parse_items
 from penstock.api.responses.parsing import parse_response
 from penstock.api.responses.references import referenced, with_items

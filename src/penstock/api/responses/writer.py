@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.api.job import Job
 from penstock.api.obfuscation import padding
-from penstock.api.resolve import Job
 from penstock.api.responses.tools import ToolNames
 from penstock.api.segments import AnswerWriter, Gain, Segment
 from penstock.core.errors import PenstockError
