@@ -44,7 +44,7 @@ class PlainErrors:
     def fields(self, error: PenstockError) -> dict[str, Any]:
         """The body: message, type, param and code."""
         kind = "invalid_request_error" if error.http_status < 500 else "server_error"
-        return {"error": {"message": writable(error), "type": kind, "param": error.param, "code": error.code}}
+        return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
 PLAIN = PlainErrors()
@@ -138,8 +138,3 @@ def error_response(error: PenstockError, form: ErrorForm = PLAIN) -> Response:
         # The rest of the body is not read, so the connection cannot carry another request.
         headers["connection"] = "close"
     return Response(error_body(error, form), form.status(error), headers, "application/json")
-
-
-def writable(error: PenstockError) -> str:
-    """The message as JSON can have it: it may quote what a client sent, and so hold half of a surrogate pair."""
-    return error.message if error.message.isascii() else error.message.encode("utf-8", "replace").decode()

@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock.api.errors import UnknownField
 from penstock.core.errors import ContextLengthExceeded, DeadlineExceeded, PenstockError
-from penstock.http.error_bodies import Dialect, writable
+from penstock.http.error_bodies import Dialect
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -31,7 +31,7 @@ class AnthropicErrors:
             kind = "api_error"
         else:
             kind = _ANTHROPIC_TYPES.get(error.http_status, "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": _in_known_words(error) + writable(error)}}
+        return {"type": "error", "error": {"type": kind, "message": _in_known_words(error) + error.message}}
 
 
 def _in_known_words(error: PenstockError) -> str:
