@@ -152,7 +152,7 @@ class Replica:
         self._reasons = settled(resolved, ready)
 
     def told(self, listener: socket.socket, seconds: float) -> Started:
-        """What the start tells."""
+        """What there is to tell of the start, once it serves."""
         tls, access = self._options.tls, self._access
         host, port = listener.getsockname()[:2]
         encrypted = [] if tls is None else [str(tls.reason)]

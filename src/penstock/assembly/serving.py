@@ -47,14 +47,14 @@ class Unwatched:
     """A watcher that does nothing."""
 
     def progress(self, done: int, total: int) -> None:
-        """Do nothing."""
+        """Leave it at that: no person waits."""
 
     def loading(self) -> AbstractContextManager[object]:
-        """Do nothing."""
+        """A context in which nothing is shown."""
         return contextlib.nullcontext()
 
     def serves(self, started: Started) -> None:
-        """Do nothing."""
+        """Leave it at that: the program will ask."""
 
 
 def explain_server(options: EngineOptions, serving: ServeOptions, access: Access) -> list[Reason]:

@@ -231,7 +231,7 @@ class BatchArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheArguments:
-    """The KV pool."""
+    """The KV pool: its size, its form, and where it is swapped to."""
 
     kv_cache_memory: KvCacheMemory = None
     kv_cache_dtype: KvCacheDtype = "auto"
@@ -240,7 +240,7 @@ class CacheArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceArguments:
-    """What computes."""
+    """What computes, and with which instructions."""
 
     device: Device = "cpu"
     deterministic: Deterministic = False
@@ -250,7 +250,7 @@ class DeviceArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculationArguments:
-    """Speculative decoding."""
+    """Speculative decoding: what drafts, and how much."""
 
     speculative: Speculative = "auto"
     speculative_depth: SpeculativeDepth = None

@@ -218,7 +218,7 @@ class JudgeOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeArguments:
-    """All of these."""
+    """Everything that a server is asked for beside its engine."""
 
     reading: ReadingOptions = ReadingOptions()
     running: RunningOptions = RunningOptions()
