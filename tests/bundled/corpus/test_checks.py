@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.bundled.corpus.checks import count_syllables, haiku_json, is_haiku, poem_lines
+from penstock.bundled.corpus.checks import count_syllables, haiku_json, is_haiku, mentions, poem_lines
 
 POEM = ("the old lantern waits", "a heron lands on the bridge", "rain on my window")
 
@@ -39,6 +39,13 @@ def test_case_and_punctuation_do_not_count() -> None:
 )
 def test_where_the_poem_is(text: str, found: tuple[str, ...] | None) -> None:
     assert poem_lines(text) == found
+
+
+def test_a_topic_is_mentioned_word_for_word() -> None:
+    assert mentions("\n".join(POEM), "old lantern")
+    assert mentions("The Old Lantern waits", "old lantern")
+    assert not mentions("old rain, new lantern", "old lantern")
+    assert not mentions("lanterns", "lantern")
 
 
 def test_json_needs_exactly_its_keys_and_types() -> None:

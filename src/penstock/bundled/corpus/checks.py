@@ -55,6 +55,14 @@ def is_haiku(lines: Sequence[str] | None) -> bool:
     return lines is not None and tuple(count_syllables(line) for line in lines) == HAIKU
 
 
+def mentions(text: str, phrase: str) -> bool:
+    """Whether the words of `phrase` stand in `text`, in this order and beside each other."""
+    words, wanted = words_of(text), words_of(phrase)
+    return bool(wanted) and any(
+        words[start : start + len(wanted)] == wanted for start in range(len(words) - len(wanted) + 1)
+    )
+
+
 def same_last_number(expected: str, text: str) -> bool:
     """Whether the last number in both is the same, or neither has one: how the result of a sum is compared."""
     return NUMBER.findall(expected)[-1:] == NUMBER.findall(text)[-1:]
