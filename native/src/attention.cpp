@@ -274,7 +274,7 @@ private:
         const int64_t low = first_tile(at), last = last_tile(at) - 1;
         for (int64_t i = 0; i < kSpanTiles; ++i) {
             const int64_t position = at + std::min(std::max(i, low), last) * kStep;
-            const int64_t tile = call_.tables.tile(piece_.sequence, position, call_.batch.block_size);
+            const CacheTile tile = call_.tables.tile(piece_.sequence, position, call_.batch.block_size);
             const int64_t place = call_.cache.place(tile, piece_.head);
             tiles.keys[i] = call_.cache.keys + place;
             tiles.values[i] = call_.cache.values + place;
@@ -291,7 +291,7 @@ private:
         Tiles tiles{};
         const int64_t low = first_tile(at), last = last_tile(at) - 1, bytes = call_.cache.multiplied_bytes();
         for (int64_t i = low; i <= last; ++i) {
-            const int64_t tile = call_.tables.tile(piece_.sequence, at + i * kStep, call_.batch.block_size);
+            const CacheTile tile = call_.tables.tile(piece_.sequence, at + i * kStep, call_.batch.block_size);
             expand(call_.cache, tile, piece_.head, memory + 2 * i * bytes, memory + (2 * i + 1) * bytes);
         }
         for (int64_t i = 0; i < kSpanTiles; ++i) {

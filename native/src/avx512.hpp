@@ -12,7 +12,7 @@ namespace penstock {
 void attend_block_avx512_vnni(const Block &block);
 void attend_block_avx512(const Block &block);
 // A cache's bytes and halves of bytes as bfloat16 (kv_avx512.cpp).
-void expand_avx512(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values);
+void expand_avx512(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values);
 
 namespace {
 

@@ -29,7 +29,7 @@ PENSTOCK_INLINE int64_t value_place(int64_t pair, int64_t at, int64_t i, int64_t
 
 // One token's heads at place `at` of its tile.
 template <typename Value>
-void store_token(const Cache &cache, int64_t tile, int64_t at, const float *keys, const float *values) {
+void store_token(const Cache &cache, const CacheTile &tile, int64_t at, const float *keys, const float *values) {
     constexpr int64_t pair = kUnit / static_cast<int64_t>(sizeof(Value));
     const int64_t size = cache.size;
     for (int64_t head = 0; head < cache.heads; ++head) {
@@ -71,7 +71,7 @@ float round_head(const float *values, int64_t size, Kept kept, uint8_t *bytes) {
 
 thread_local Memory t_bytes;
 
-void store_bytes(const Cache &cache, int64_t tile, int64_t at, const float *keys, const float *values) {
+void store_bytes(const Cache &cache, const CacheTile &tile, int64_t at, const float *keys, const float *values) {
     const int64_t size = cache.size, pair = cache.pair();
     uint8_t *bytes = t_bytes.take(size);
     for (int64_t head = 0; head < cache.heads; ++head) {
@@ -126,7 +126,7 @@ void put_nibbles(const uint8_t *integers, int64_t size, int64_t apart, uint8_t *
     }
 }
 
-void store_int4(const Cache &cache, int64_t tile, int64_t at, const float *keys, const float *values) {
+void store_int4(const Cache &cache, const CacheTile &tile, int64_t at, const float *keys, const float *values) {
     const int64_t size = cache.size, pair = cache.pair();
     uint8_t *integers = t_bytes.take(size);
     for (int64_t head = 0; head < cache.heads; ++head) {
@@ -159,7 +159,7 @@ PENSTOCK_INLINE void expand_run(const uint8_t *bytes, const float *factors, int6
 }
 
 template <typename Value>
-PENSTOCK_INLINE void expand_fp8(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
+PENSTOCK_INLINE void expand_fp8(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values) {
     constexpr int64_t pair = kUnit / static_cast<int64_t>(sizeof(Value));
     const int64_t scales = cache.scales_at(tile, head), place = cache.place(tile, head);
     const auto *key_scales = reinterpret_cast<const float *>(cache.key_scales + scales);
@@ -197,7 +197,7 @@ PENSTOCK_INLINE void expand_nibbles(const uint8_t *bytes, const Line &low, const
 }
 
 template <typename Value>
-PENSTOCK_INLINE void expand_int4(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
+PENSTOCK_INLINE void expand_int4(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values) {
     constexpr int64_t pair = kUnit / static_cast<int64_t>(sizeof(Value)), run = 2 * kRun;
     const int64_t scales = cache.scales_at(tile, head), place = cache.place(tile, head), groups = cache.size / kKvGroup;
     const auto *key_scales = reinterpret_cast<const uint16_t *>(cache.key_scales + scales);
@@ -224,7 +224,7 @@ PENSTOCK_INLINE void expand_int4(const Cache &cache, int64_t tile, int64_t head,
 
 } // namespace
 
-PENSTOCK_CLONES static void expand_any(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
+PENSTOCK_CLONES static void expand_any(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values) {
     const bool wide = cache.type == Type::float32;
     if (cache.kept == Kept::int4 && wide) expand_int4<float>(cache, tile, head, keys, values);
     else if (cache.kept == Kept::int4) expand_int4<uint16_t>(cache, tile, head, keys, values);
@@ -232,7 +232,7 @@ PENSTOCK_CLONES static void expand_any(const Cache &cache, int64_t tile, int64_t
     else expand_fp8<uint16_t>(cache, tile, head, keys, values);
 }
 
-void expand(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
+void expand(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values) {
     const bool by_hand = kernels().expand && cache.type == Type::bfloat16 && cache.size % 16 == 0;
     (by_hand ? kernels().expand : expand_any)(cache, tile, head, keys, values);
 }
@@ -256,7 +256,7 @@ void store_kv(const Heads &heads, const Batch &batch, const std::vector<int64_t>
             const int64_t token = own ? i : batch.shared[2 * (i - batch.tokens)];
             const int64_t sequence = own ? sequences[static_cast<size_t>(i)] : batch.shared[2 * (i - batch.tokens) + 1];
             const int64_t position = batch.positions[token];
-            const int64_t tile = tables.tile(sequence, position, batch.block_size);
+            const CacheTile tile = tables.tile(sequence, position, batch.block_size);
             const float *keys = qkv.row(token) + heads.query * heads.size;
             const auto plain = cache.type == Type::float32 ? store_token<float> : store_token<uint16_t>;
             const auto store = cache.kept == Kept::plain ? plain : cache.kept == Kept::int4 ? store_int4 : store_bytes;

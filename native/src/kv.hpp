@@ -4,7 +4,8 @@
 //   keys    [tile][KV head][size / pair][kStep][pair]
 //   values  [tile][KV head][kStep / pair][size][pair]
 //
-// A pair is what fills four bytes: 1 float32 or 2 bfloat16. A block of the cache is a whole number of tiles.
+// A pair is what fills four bytes: 1 float32 or 2 bfloat16. A block of the cache is one piece of memory, which has a whole number
+// of tiles of each layer that is in it; from one block to the next it is as far for all of a layer's planes.
 //
 // Where values are kept as bytes, they lie in the same order, and have a scale for each head and token beside them:
 //
@@ -37,8 +38,14 @@ constexpr int64_t kKvGroup = 32;
 // times its scale and above the least value is. What is expanded (fp8, int4) is rounded to the cache's type once.
 enum class Kept : int { plain, int8, fp8, int4 };
 
+// A tile of a layer: the block that it is in, and which of the block's tiles it is.
+struct CacheTile {
+    int64_t block, index;
+};
+
 struct Cache {
-    uint8_t *keys, *values;
+    uint8_t *keys, *values; // of the first block
+    int64_t block_bytes;    // from one block to the next
     Type type; // what attention multiplies
     int64_t heads, size;
     Kept kept = Kept::plain;
@@ -52,12 +59,14 @@ struct Cache {
         return kept == Kept::plain ? multiplied_bytes() : kept == Kept::int4 ? size * kStep / 2 : size * kStep;
     }
     // Where the scales of a head's part of a tile begin.
-    PENSTOCK_INLINE int64_t scales_at(int64_t tile, int64_t head) const {
+    PENSTOCK_INLINE int64_t scales_at(const CacheTile &tile, int64_t head) const {
         const int64_t bytes = kept == Kept::int4 ? size / kKvGroup * 2 * kStep * 2 : kStep * 4;
-        return (tile * heads + head) * bytes;
+        return tile.block * block_bytes + (tile.index * heads + head) * bytes;
     }
     // Where a head's part of a tile begins, in the keys and in the values.
-    PENSTOCK_INLINE int64_t place(int64_t tile, int64_t head) const { return (tile * heads + head) * head_bytes(); }
+    PENSTOCK_INLINE int64_t place(const CacheTile &tile, int64_t head) const {
+        return tile.block * block_bytes + (tile.index * heads + head) * head_bytes();
+    }
 };
 
 // A ragged step: sequences one after another, with the positions that each adds and has in all.
@@ -80,14 +89,13 @@ struct Tables {
     const int32_t *blocks; // [sequences, stride]
     int64_t stride;
 
-    PENSTOCK_INLINE int64_t tile(int64_t sequence, int64_t position, int64_t block_size) const {
-        const int64_t block = blocks[sequence * stride + position / block_size];
-        return block * (block_size / kStep) + position % block_size / kStep;
+    PENSTOCK_INLINE CacheTile tile(int64_t sequence, int64_t position, int64_t block_size) const {
+        return {blocks[sequence * stride + position / block_size], position % block_size / kStep};
     }
 };
 
 // Makes of one head's part of a tile, where it is fp8 or int4, what attention multiplies: `multiplied_bytes` of keys and of values.
-void expand(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values);
+void expand(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values);
 
 // The sequence of each token.
 std::vector<int64_t> sequences_of_tokens(const Batch &batch);

@@ -50,7 +50,7 @@ void expand_fp8(const uint8_t *bytes, int64_t count, const Factors &scales, uint
     }
 }
 
-void expand_all_fp8(const Cache &cache, int64_t tile, int64_t head, uint16_t *keys, uint16_t *values) {
+void expand_all_fp8(const Cache &cache, const CacheTile &tile, int64_t head, uint16_t *keys, uint16_t *values) {
     const int64_t scales = cache.scales_at(tile, head), place = cache.place(tile, head), width = 2 * cache.size;
     const __m512 of_lanes = _mm512_loadu_ps(cache.key_scales + scales);
     expand_fp8(cache.keys + place, cache.size * kStep, {of_lanes, of_lanes}, keys);
@@ -81,7 +81,7 @@ inline __m512 from_bfloat16(const uint16_t *numbers) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-void expand_all_int4(const Cache &cache, int64_t tile, int64_t head, uint16_t *keys, uint16_t *values) {
+void expand_all_int4(const Cache &cache, const CacheTile &tile, int64_t head, uint16_t *keys, uint16_t *values) {
     const int64_t scales = cache.scales_at(tile, head), place = cache.place(tile, head), groups = cache.size / kKvGroup;
     const uint8_t *bytes = cache.keys + place;
     const auto *numbers = reinterpret_cast<const uint16_t *>(cache.key_scales + scales);
@@ -102,7 +102,7 @@ void expand_all_int4(const Cache &cache, int64_t tile, int64_t head, uint16_t *k
 
 } // namespace
 
-void expand_avx512(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values) {
+void expand_avx512(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values) {
     const auto all = cache.kept == Kept::int4 ? expand_all_int4 : expand_all_fp8;
     all(cache, tile, head, reinterpret_cast<uint16_t *>(keys), reinterpret_cast<uint16_t *>(values));
 }

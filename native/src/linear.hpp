@@ -60,6 +60,7 @@ struct Tile {
 
 struct Block;
 struct Cache;
+struct CacheTile;
 
 // What an instruction set provides.
 struct Kernels {
@@ -79,7 +80,7 @@ struct Kernels {
     // Attention's inner part (attention_block.hpp); null where it has none.
     void (*attend_block)(const Block &block);
     // What kv.hpp's `expand` makes of a bfloat16 cache whose heads' sizes are multiples of 16; null where it has none.
-    void (*expand)(const Cache &cache, int64_t tile, int64_t head, uint8_t *keys, uint8_t *values);
+    void (*expand)(const Cache &cache, const CacheTile &tile, int64_t head, uint8_t *keys, uint8_t *values);
     // Loops of nothing but products in registers, for int8, bfloat16 and float32 (see ceilings.hpp); null where it has none.
     int64_t (*compute[3])(int64_t rounds);
 };

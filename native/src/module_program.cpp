@@ -97,17 +97,16 @@ public:
     }
 
     void write_kv(int64_t query_heads, int64_t kv_heads, const std::vector<Array> &planes, const std::string &kept,
-                  const std::string &type, int64_t block_size, size_t group, int x) {
-        const Cache cache = cache_of(planes, kept, type, block_size);
+                  const std::string &type, size_t group, int x) {
+        const Cache cache = cache_of(planes, kept, type);
         require(cache.heads == kv_heads, "The cache is for another number of heads.");
         groups_ = std::max(groups_, group + 1);
         program_.add(penstock::write_kv(heads_of(query_heads, kv_heads, cache.size), cache, group, known(x)));
     }
 
     void attention(int64_t query_heads, const std::vector<Array> &planes, const std::string &kept,
-                   const std::string &type, int64_t block_size, size_t group, float factor, int64_t window,
-                   float softcap, int x, int y) {
-        const Cache cache = cache_of(planes, kept, type, block_size);
+                   const std::string &type, size_t group, float factor, int64_t window, float softcap, int x, int y) {
+        const Cache cache = cache_of(planes, kept, type);
         require(query_heads % cache.heads == 0, "Query heads must be a multiple of KV heads.");
         require(x != y, "Attention cannot work in place.");
         groups_ = std::max(groups_, group + 1);
@@ -245,44 +244,54 @@ private:
         return {query, key, size};
     }
 
-    // Keys and values are [blocks · block size, KV heads, size], and scales without the last; all are dense. kv.hpp says
-    // what is in them. Bytes come as uint8, two values to a byte as half as many, with scales [slots, heads, 2 · groups].
-    Cache cache_of(const std::vector<Array> &planes, const std::string &kept, const std::string &type, int64_t block_size) {
+    // Keys and values are [blocks, tokens of a block, KV heads, size], and scales without the last; a block is dense, and all
+    // planes are as far from block to block. kv.hpp says what is in them. Bytes come as uint8, two values to a byte as half as
+    // many, with scales [blocks, tokens, heads, 2 · groups].
+    Cache cache_of(const std::vector<Array> &planes, const std::string &kept, const std::string &type) {
         require(kept == "plain" || kept == "int8" || kept == "fp8" || kept == "int4",
                 "Values are kept plain, as int8, as fp8 or as int4.");
         require(type == "float32" || type == "bfloat16", "Attention multiplies float32 or bfloat16.");
         const bool plain = kept == "plain", nibbles = kept == "int4";
         require(planes.size() == (plain ? 2u : 4u), "Keys and values, and scales of bytes, must be there.");
         const Array &keys = planes[0];
-        require(keys.ndim() == 3, "Keys must be [slots, heads, size].");
+        require(keys.ndim() == 4, "Keys must be [blocks, tokens, heads, size].");
+        const auto extent = [&](size_t axis) { return static_cast<int64_t>(keys.shape(axis)); };
+        const int64_t block_bytes = bytes_between_blocks(keys);
         for (size_t i = 0; i < planes.size(); ++i) {
             const Array &plane = planes[i];
             const bool scales = i >= 2;
-            require(plane.ndim() == (scales && !nibbles ? 2u : 3u) && plane.shape(0) == keys.shape(0) &&
-                        plane.shape(1) == keys.shape(1) && (scales || plane.shape(2) == keys.shape(2)),
+            require(plane.ndim() == (scales && !nibbles ? 3u : 4u) && plane.shape(0) == keys.shape(0) &&
+                        plane.shape(1) == keys.shape(1) && plane.shape(2) == keys.shape(2) &&
+                        (scales || plane.shape(3) == keys.shape(3)),
                     "Planes of the cache must be of one shape.");
-            require(!scales || !nibbles || static_cast<int64_t>(plane.shape(2)) * kKvGroup == 4 * static_cast<int64_t>(keys.shape(2)),
+            require(!scales || !nibbles || static_cast<int64_t>(plane.shape(3)) * kKvGroup == 4 * extent(3),
                     "There must be a scale and a least value for each group.");
             int64_t stride = 1;
-            for (size_t axis = plane.ndim(); axis-- > 0; stride *= static_cast<int64_t>(plane.shape(axis)))
-                require(plane.stride(axis) == stride || plane.shape(axis) == 1, "A plane of the cache must be contiguous.");
+            for (size_t axis = plane.ndim(); axis-- > 1; stride *= static_cast<int64_t>(plane.shape(axis)))
+                require(plane.stride(axis) == stride || plane.shape(axis) == 1, "A block of the cache must be contiguous.");
+            require(bytes_between_blocks(plane) == block_bytes && plane.stride(0) >= stride,
+                    "Blocks of all planes must be as far apart, and not overlap.");
             if (plain) require((type_of(plane) == Type::float32) == (type == "float32"), "Planes must be of the type.");
             else if (i < 2) require(plane.dtype() == nb::dtype<uint8_t>(), "Bytes must be uint8.");
             else if (nibbles) require(type_of(plane) == Type::bfloat16, "Scales of int4 must be bfloat16.");
             else require(plane.dtype() == nb::dtype<float>(), "Scales must be float32.");
             kept_.push_back(keeper(plane));
         }
-        require(block_size > 0 && block_size % kStep == 0, "Blocks must be of a multiple of 16 tokens.");
-        const auto size = static_cast<int64_t>(keys.shape(2)) * (nibbles ? 2 : 1);
+        require(extent(1) > 0 && extent(1) % kStep == 0, "Blocks must be of a multiple of 16 tokens.");
+        const int64_t size = extent(3) * (nibbles ? 2 : 1);
         require(size % (nibbles ? 2 * kKvGroup : 2) == 0, "Heads must be of an even size, for int4 of a multiple of 64.");
-        require(block_size_ == 0 || block_size_ == block_size, "All blocks must be of one size.");
-        block_size_ = block_size;
-        limit(blocks_, static_cast<int64_t>(keys.shape(0)) / block_size);
+        require(block_size_ == 0 || block_size_ == extent(1), "All blocks must be of one size.");
+        block_size_ = extent(1);
+        limit(blocks_, extent(0));
         auto bytes = [&](size_t i) { return static_cast<uint8_t *>(planes[i].data()); };
         auto scales = [&](size_t i) { return plain ? nullptr : bytes(i); };
-        return {bytes(0), bytes(1), type == "float32" ? Type::float32 : Type::bfloat16, static_cast<int64_t>(keys.shape(1)),
+        return {bytes(0), bytes(1), block_bytes, type == "float32" ? Type::float32 : Type::bfloat16, extent(2),
                 size, plain ? Kept::plain : nibbles ? Kept::int4 : kept == "int8" ? Kept::int8 : Kept::fp8,
                 scales(2), scales(3)};
+    }
+
+    static int64_t bytes_between_blocks(const Array &plane) {
+        return plane.stride(0) * static_cast<int64_t>(plane.itemsize());
     }
 
     void check_ids(const Batch &batch) const {
@@ -397,9 +406,9 @@ void bind_program(nb::module_ &module) {
         .def("set_rope", &BoundProgram::set_rope, arg("index"), arg("table").noconvert())
         .def("rotary", &BoundProgram::rotary, arg("query_heads"), arg("kv_heads"), arg("size"), arg("rope"), arg("x"), arg("y"))
         .def("write_kv", &BoundProgram::write_kv, arg("query_heads"), arg("kv_heads"), arg("planes").noconvert(),
-             arg("kept"), arg("type"), arg("block_size"), arg("group"), arg("x"))
+             arg("kept"), arg("type"), arg("group"), arg("x"))
         .def("attention", &BoundProgram::attention, arg("query_heads"), arg("planes").noconvert(), arg("kept"), arg("type"),
-             arg("block_size"), arg("group"), arg("factor"), arg("window"), arg("softcap"), arg("x"), arg("y"))
+             arg("group"), arg("factor"), arg("window"), arg("softcap"), arg("x"), arg("y"))
         .def("gated_linear", [](BoundProgram &self, nb::object weight, const std::optional<Floats> &bias,
                                 const std::string &gate, int x, int y) {
             self.gated_linear(nb::cast<const Weight &>(weight), keeper(weight), bias, gate, x, y);

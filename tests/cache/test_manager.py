@@ -1,8 +1,11 @@
 """Block tables in transactions: what a reservation takes, gives back and tells the executor."""
 
+import copy
+
 import pytest
 
 from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.core.plan import TransferResult
 from support.scripted import RELEASED, kv_spec
 
 
@@ -18,13 +21,26 @@ def computed(cache: KVCache, tokens: list[int], salt: str = "", sequence: int = 
     return blocks
 
 
+def copied(cache: KVCache) -> list[tuple[int, int]]:
+    """The copies of the plan in the making, which are over at once."""
+    taken = cache.transfers.take(0)
+    cache.transfers.settle(0, [TransferResult(each.id, done=True) for each in taken], failed=False)
+    return [(each.source.blocks[0], each.target.blocks[0]) for each in taken]
+
+
+def forked(cache: KVCache, blocks: SequenceBlocks, sequence: int, tokens: int) -> SequenceBlocks:
+    """A fork for which everything is held."""
+    fork = cache.fork(blocks, sequence, tokens)
+    assert fork is not None
+    return fork
+
+
 def state(cache: KVCache, blocks: SequenceBlocks) -> object:
     """Everything that a failed reservation must leave as it was."""
     pool = cache.pool
     return (
-        [table.copy() for table in blocks.tables],
-        blocks.kept_from.copy(),
-        blocks.sent.copy(),
+        copy.deepcopy(blocks.tables),
+        blocks.room,
         blocks.published,
         blocks.shares,
         [pool.references(block) for block in range(pool.num_blocks)],
@@ -42,13 +58,12 @@ def scenario(cache: KVCache, fail_at: int | None) -> tuple[list[object], int]:
         nonlocal attempts
         free = cache.pool.num_free
         if attempts == fail_at:
-            hoard = cache.pool.allocate(cache.pool.num_available)
-            assert hoard is not None
+            hoard = cache.pool.take(cache.pool.num_available)
             before = state(cache, blocks)
             missing = cache.reserve(blocks, start, end, plan=plan, until=None)
             if missing:
                 assert state(cache, blocks) == before
-                assert cache.take_copies() == ()
+                assert copied(cache) == []
             # In the order in which they came, so that what follows is the same as without a failure.
             for block in reversed(hoard):
                 cache.pool.release(block)
@@ -57,15 +72,15 @@ def scenario(cache: KVCache, fail_at: int | None) -> tuple[list[object], int]:
         else:
             assert cache.reserve(blocks, start, end, plan=plan, until=None) == 0
         attempts += cache.pool.num_free != free or fail_at is None
-        history.append(([table.copy() for table in blocks.tables], cache.take_copies(), cache.take_updates(blocks)))
+        history.append((copy.deepcopy(blocks.tables), copied(cache), cache.take_updates(blocks)))
 
     first = cache.open(0, "")
     reserve(first, 0, 6, 0)
     reserve(first, 6, 13, 1)
-    second = cache.fork(first, 1, 13)
+    second = forked(cache, first, 1, 13)
     reserve(second, 13, 14, 2)
     reserve(first, 13, 17, 3)
-    third = cache.fork(second, 2, 14)
+    third = forked(cache, second, 2, 14)
     cache.free(second, until=None)
     reserve(third, 14, 30, 4)
     for blocks in (first, third):
@@ -120,7 +135,7 @@ def test_a_hit_shares_published_blocks() -> None:
     hit = cache.longest_hit(second, known)
     assert hit == 2
     assert cache.attach_prefix(second, hit, len(known)) == 8
-    assert second.tables[0] == first.tables[0][:2]
+    assert second.tables[0].slots == first.tables[0].slots[:2]
     assert cache.pool.num_used == 3
     assert second.published == 2, "what was hit is not offered again"
 
@@ -140,10 +155,10 @@ def test_the_last_token_is_computed_in_a_copy_of_its_block() -> None:
     assert cache.attach_prefix(second, cache.longest_hit(second, list(range(8))), 8) == 7
     assert cache.blocks_needed(second, 8, 32) == 1
     assert cache.reserve(second, 7, 8, plan=1, until=None) == 0
-    (copy,) = cache.take_copies()
-    assert (copy.source, copy.target) == (first.tables[0][1], second.tables[0][1])
-    assert second.tables[0][0] == first.tables[0][0]
-    assert copy.source != copy.target
+    ((source, target),) = copied(cache)
+    assert (source, target) == (first.tables[0].slots[1], second.tables[0].slots[1])
+    assert second.tables[0].slots[0] == first.tables[0].slots[0]
+    assert source != target
 
 
 def test_the_source_of_a_copy_outlives_the_plan() -> None:
@@ -164,9 +179,9 @@ def test_a_copy_is_published_where_its_source_was_evicted() -> None:
     second = cache.open(1, "")
     cache.attach_prefix(second, cache.longest_hit(second, list(range(8))), 8)
     cache.reserve(second, 7, 8, plan=1, until=None)
-    cache.index.withdraw(first.tables[0][1])
+    cache.index.withdraw(first.tables[0].slots[1])
     cache.publish(second, list(range(8)), 8)
-    assert cache.index.is_published(second.tables[0][1])
+    assert cache.index.is_published(second.tables[0].slots[1])
     assert cache.longest_hit(cache.open(2, ""), list(range(8))) == 2
 
 
@@ -178,8 +193,8 @@ def test_the_executor_is_told_of_a_copy_in_a_block_it_knows(windows: tuple[int |
     cache.fork(first, 1, 6)
     assert cache.reserve(first, 6, 7, plan=1, until=None) == 0
     updates = [(update.group, update.first, list(update.blocks)) for update in cache.take_updates(first)]
-    assert updates == [(group, 1, first.tables[group][1:]) for group in range(len(windows))]
-    assert [copy.target for copy in cache.take_copies()] == [table[1] for table in first.tables]
+    assert updates == [(group, 1, first.tables[group].slots[1:]) for group in range(len(windows))]
+    assert [target for _, target in copied(cache)] == [table.slots[1] for table in first.tables]
 
 
 def test_the_executor_is_told_of_a_copy_in_one_group_only() -> None:
@@ -189,28 +204,28 @@ def test_the_executor_is_told_of_a_copy_in_one_group_only() -> None:
     cache.attach_prefix(second, cache.longest_hit(second, list(range(8))), 8)
     cache.free(first, until=None)
     # Its only holder may write to it now.
-    cache.index.withdraw(second.tables[0][1])
+    cache.index.withdraw(second.tables[0].slots[1])
     cache.take_updates(second)
     assert cache.reserve(second, 7, 8, plan=1, until=None) == 0
     (update,) = cache.take_updates(second)
-    assert (update.group, update.first, list(update.blocks)) == (1, 1, second.tables[1][1:])
+    assert (update.group, update.first, list(update.blocks)) == (1, 1, second.tables[1].slots[1:])
 
 
 def test_the_last_holder_of_an_unpublished_block_writes_in_place() -> None:
     cache = make_cache(prefix_caching=False)
     first = computed(cache, list(range(6)))
-    second = cache.fork(first, 1, 6)
+    second = forked(cache, first, 1, 6)
     assert cache.reserve(first, 6, 7, plan=1, until=None) == 0
-    assert len(cache.take_copies()) == 1
+    assert len(copied(cache)) == 1
     assert cache.reserve(second, 6, 7, plan=1, until=None) == 0
-    assert cache.take_copies() == ()
+    assert copied(cache) == []
 
 
 def test_a_fork_shares_no_more_than_its_own_tokens() -> None:
     cache = make_cache()
     first = computed(cache, list(range(20)))
-    second = cache.fork(first, 1, 9)
-    assert second.tables[0] == first.tables[0][:3]
+    second = forked(cache, first, 1, 9)
+    assert second.tables[0].slots == first.tables[0].slots[:3]
     assert second.published == 2
 
 
@@ -239,8 +254,8 @@ def test_blocks_before_the_window_are_released() -> None:
     assert cache.pool.num_used == 8
     cache.reserve(blocks, 16, 17, plan=1, until=None)
     # Position 16 sees 11 to 16.
-    assert blocks.tables[1][:2] == [RELEASED, RELEASED]
-    assert RELEASED not in blocks.tables[0]
+    assert blocks.tables[1].slots[:2] == [RELEASED, RELEASED]
+    assert RELEASED not in blocks.tables[0].slots
     assert cache.pool.num_used == 5 + 3
 
 
@@ -259,16 +274,16 @@ def test_a_window_hit_holds_only_what_it_sees() -> None:
     second = cache.open(1, "")
     known = [*range(24), 50]
     assert cache.attach_prefix(second, cache.longest_hit(second, known), len(known)) == 24
-    assert second.tables[0][:4] == [RELEASED] * 4
-    assert RELEASED not in second.tables[0][4:]
+    assert second.tables[0].slots[:4] == [RELEASED] * 4
+    assert RELEASED not in second.tables[0].slots[4:]
 
 
 def test_groups_agree_on_the_length_of_a_hit() -> None:
     cache = make_cache(windows=(None, 6))
     first = computed(cache, list(range(24)))
-    cache.index.withdraw(first.tables[1][4])
+    cache.index.withdraw(first.tables[1].slots[4])
     assert cache.longest_hit(cache.open(1, ""), list(range(24))) == 4
-    cache.index.withdraw(first.tables[0][2])
+    cache.index.withdraw(first.tables[0].slots[2])
     assert cache.longest_hit(cache.open(1, ""), list(range(24))) == 2
 
 
@@ -276,8 +291,8 @@ def test_groups_ask_again_until_they_agree() -> None:
     cache = make_cache(windows=(6, None))
     first = computed(cache, list(range(24)))
     # All of the window's last six tokens are there, but the other group shortens the hit to where some are not.
-    cache.index.withdraw(first.tables[1][4])
-    cache.index.withdraw(first.tables[0][2])
+    cache.index.withdraw(first.tables[1].slots[4])
+    cache.index.withdraw(first.tables[0].slots[2])
     assert cache.longest_hit(cache.open(1, ""), list(range(24))) == 2
 
 
@@ -285,10 +300,13 @@ def test_groups_ask_again_until_they_agree() -> None:
 def test_a_fork_needs_what_its_position_sees(windows: tuple[int | None, ...]) -> None:
     cache = make_cache(windows=windows, prefix_caching=False)
     blocks = computed(cache, list(range(16)))
-    assert cache.can_fork(blocks, 16)
+    assert cache.fork(blocks, 1, 16) is not None
     # Position 17 sees 12 to 17, and 16 one token of the block before.
     cache.reserve(blocks, 17, 18, plan=1, until=None)
-    assert cache.can_fork(blocks, 17) and not cache.can_fork(blocks, 16)
+    assert cache.fork(blocks, 2, 17) is not None
+    references = [cache.pool.references(block) for block in range(cache.pool.num_blocks)]
+    assert cache.fork(blocks, 3, 16) is None
+    assert references == [cache.pool.references(block) for block in range(cache.pool.num_blocks)], "it held something"
 
 
 def test_blocks_held_with_others_are_not_exclusive() -> None:
@@ -296,7 +314,7 @@ def test_blocks_held_with_others_are_not_exclusive() -> None:
     first = computed(cache, list(range(16)))
     cache.reserve(first, 16, 17, plan=1, until=None)
     assert cache.exclusive_blocks(first) == 5 + 3
-    second = cache.fork(first, 1, 14)
+    second = forked(cache, first, 1, 14)
     # They share four blocks of one group, and of the other the two that are still held.
     assert cache.exclusive_blocks(first) == 2 and cache.exclusive_blocks(second) == 0
     cache.free(second, until=None)
@@ -310,7 +328,7 @@ def test_a_sequence_that_was_freed_begins_again() -> None:
     cache.take_updates(blocks)
     cache.free(blocks, until=None)
     new = cache.open(1, "")
-    for name in ("tables", "kept_from", "sent", "published", "shares"):
+    for name in ("tables", "room", "published", "shares", "apart"):
         assert getattr(blocks, name) == getattr(new, name), name
 
 
@@ -319,7 +337,7 @@ def test_rolling_back_gives_back_whole_blocks() -> None:
     blocks = computed(cache, list(range(10)))
     cache.take_updates(blocks)
     cache.roll_back(blocks, 5, until=None)
-    assert len(blocks.tables[0]) == 2
+    assert len(blocks.tables[0].slots) == 2
     cache.reserve(blocks, 5, 9, plan=1, until=None)
     (update,) = cache.take_updates(blocks)
     assert (update.first, len(update.blocks)) == (2, 1)

@@ -24,9 +24,7 @@ def publish(index: PrefixIndex, block: int, tokens: list[int]) -> PrefixChain:
 
 
 def take(pool: BlockPool, count: int) -> list[int]:
-    blocks = pool.allocate(count)
-    assert blocks is not None
-    return blocks
+    return pool.take(count)
 
 
 def counts(pool: BlockPool) -> tuple[int, int, int, int]:
@@ -37,17 +35,52 @@ def test_allocation_is_all_or_nothing() -> None:
     pool, _ = make_pool(4)
     first = take(pool, 3)
     assert len(set(first)) == 3
-    assert pool.allocate(2) is None
+    with pytest.raises(RuntimeError, match="blocks are there"):
+        pool.take(2)
     assert counts(pool) == (1, 3, 0, 0)
-    assert pool.allocate(0) == []
+    assert pool.take(0) == []
     second = take(pool, 1)
     assert not set(first) & set(second)
     pool.check(dict.fromkeys(first + second, 1))
 
 
+def test_wide_slots_are_held_and_given_back_whole() -> None:
+    pool, index = make_pool(8)
+    (narrow,) = pool.take(1)
+    first, second = pool.take(2, 3)
+    assert len({narrow, *pool.blocks_of(first), *pool.blocks_of(second)}) == 7
+    assert (pool.blocks_of(narrow), counts(pool)) == ((narrow,), (1, 7, 0, 0))
+    with pytest.raises(RuntimeError, match="1 blocks are there"):
+        pool.take(1, 2)
+    publish(index, first, [1])
+    pool.release(first)
+    pool.release(second, until=0)
+    assert counts(pool) == (1, 1, 3, 3)
+    pool.check({narrow: 1})
+    # Any free blocks make a slot: what is left of those that an eviction gave free too.
+    (wide,) = pool.take(1, 2)
+    assert counts(pool) == (2, 3, 0, 3) and not index.is_published(first)
+    pool.retire(0)
+    assert counts(pool) == (5, 3, 0, 0)
+    pool.check({narrow: 1, wide: 1})
+
+
+def test_kept_slots_count_all_of_their_blocks() -> None:
+    index = PrefixIndex(1)
+    pool = BlockPool(8, index, max_kept=5)
+    first, second = pool.take(2, 3)
+    publish(index, first, [1])
+    publish(index, second, [2])
+    assert pool.keep(first, 1.0) and not pool.keep(second, 1.0)
+    assert pool.num_kept == 3
+    pool.release(first)
+    assert (pool.num_available, pool.num_spare) == (5, 2)
+    pool.check({second: 1})
+
+
 def test_low_blocks_are_given_out_first() -> None:
     pool, _ = make_pool(8)
-    assert pool.allocate(3) == [0, 1, 2]
+    assert pool.take(3) == [0, 1, 2]
 
 
 def test_a_block_returns_with_its_last_reference() -> None:
@@ -84,7 +117,7 @@ def test_published_blocks_are_cached_and_evicted_oldest_first() -> None:
     for block in (blocks[1], blocks[2], blocks[0]):
         pool.release(block)
     assert counts(pool) == (0, 0, 3, 0)
-    assert pool.allocate(2) == [blocks[1], blocks[2]]
+    assert pool.take(2) == [blocks[1], blocks[2]]
     assert not index.is_published(blocks[1]) and index.is_published(blocks[0])
 
 
@@ -100,8 +133,9 @@ def test_a_hit_saves_a_block_from_eviction() -> None:
         publish(index, block, [position])
         pool.release(block)
     pool.share(blocks[0])
-    assert pool.allocate(1) == [blocks[1]]
-    assert pool.allocate(1) is None
+    assert pool.take(1) == [blocks[1]]
+    with pytest.raises(RuntimeError, match="blocks are there"):
+        pool.take(1)
     pool.release(blocks[0])
     assert counts(pool) == (0, 1, 1, 0)
 
@@ -124,7 +158,8 @@ def test_retiring_blocks_come_back_with_their_plan() -> None:
     pool.release(blocks[1], until=5)
     pool.release(blocks[2], until=5)
     assert counts(pool) == (0, 0, 0, 3)
-    assert pool.allocate(1) is None
+    with pytest.raises(RuntimeError, match="blocks are there"):
+        pool.take(1)
     pool.retire(4)
     assert counts(pool) == (1, 0, 0, 2)
     pool.retire(5)

@@ -3,8 +3,10 @@
 import pytest
 
 from penstock.cache.chain import KeyFunction, PrefixChain, keyed_hash, token_bytes
-from penstock.cache.groups import FullAttention, SlidingWindow
+from penstock.cache.groups import RELEASED, Table, TokenGroup
+from penstock.cache.pool import BlockPool
 from penstock.cache.prefix import PrefixIndex
+from penstock.core.kv import EVERYTHING, GroupSpec, Visibility
 
 
 def constant_key(parent: bytes, tokens: bytes) -> bytes:
@@ -134,6 +136,11 @@ def test_pending_keys() -> None:
     assert not index.is_pending(b"a")
 
 
+def group_of(index: PrefixIndex, sees: Visibility = EVERYTHING, block_size: int = 2) -> TokenGroup:
+    """A group of one layer."""
+    return TokenGroup(0, GroupSpec((0,), sees), block_size, BlockPool(8, index), index)
+
+
 def published(depths: set[int], blocks: int = 8, block_size: int = 2) -> tuple[PrefixIndex, PrefixChain]:
     """An index that has the blocks of `depths` of one chain of `blocks` blocks."""
     index, chain = PrefixIndex(1), chain_of(list(range(blocks * block_size)), block_size=block_size)
@@ -148,7 +155,7 @@ def published(depths: set[int], blocks: int = 8, block_size: int = 2) -> tuple[P
 )
 def test_full_attention_hits_an_unbroken_chain(depths: set[int], limit: int, hit: int) -> None:
     index, chain = published(depths)
-    assert FullAttention().hit(index, 0, chain, limit) == hit
+    assert group_of(index).hit(chain, limit) == hit
 
 
 @pytest.mark.parametrize(
@@ -168,13 +175,13 @@ def test_full_attention_hits_an_unbroken_chain(depths: set[int], limit: int, hit
 def test_a_window_hits_where_its_last_blocks_are(depths: set[int], limit: int, hit: int) -> None:
     # The last position of a prefix of whole blocks sees two tokens before it: its own block and the one before.
     index, chain = published(depths)
-    assert SlidingWindow(3, 2).hit(index, 0, chain, limit) == hit
+    assert group_of(index, Visibility(0, 3)).hit(chain, limit) == hit
 
 
+@pytest.mark.parametrize("first", [0, 1, 3])
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("block_size", [1, 2, 4])
-def test_hits_of_windows_equal_their_definition(window: int, block_size: int) -> None:
-    policy = SlidingWindow(window, block_size)
+def test_hits_of_windows_equal_their_definition(first: int, window: int, block_size: int) -> None:
     for bits in range(2**6):
         depths = {depth for depth in range(6) if bits >> depth & 1}
         index, chain = published(depths, blocks=6, block_size=block_size)
@@ -183,12 +190,24 @@ def test_hits_of_windows_equal_their_definition(window: int, block_size: int) ->
             for length in range(7)
             if all(
                 position // block_size in depths
-                for position in range(max(0, length * block_size - window), length * block_size)
+                for position in range(length * block_size)
+                if position >= length * block_size - window or position < first
             )
         )
-        assert policy.hit(index, 0, chain, 6) == expected
+        assert group_of(index, Visibility(first, window), block_size).hit(chain, 6) == expected
 
 
-def test_what_a_window_needs() -> None:
-    assert FullAttention().first_needed(100) == 0
-    assert [SlidingWindow(4, 2).first_needed(position) for position in (0, 3, 4, 5, 6, 7)] == [0, 0, 0, 1, 1, 2]
+@pytest.mark.parametrize(
+    ("sees", "needed"),
+    [
+        (EVERYTHING, [[0, 1, 2, 3]] * 6),
+        (Visibility(0, 4), [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [1, 2, 3], [1, 2, 3], [2, 3]]),
+        (Visibility(1, 4), [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3]]),
+    ],
+)
+def test_what_a_position_needs(sees: Visibility, needed: list[list[int]]) -> None:
+    for position, indices in zip((0, 3, 4, 5, 6, 7), needed, strict=True):
+        group, table = group_of(PrefixIndex(1), sees), Table()
+        group.take(table, 0, 8, group.wants(table, 0, 8, drafts=False), 0, drafts=False)
+        group.release_passed(table, position, None)
+        assert [index for index, slot in enumerate(table.slots) if slot != RELEASED] == indices

@@ -129,7 +129,7 @@ def test_vectors_equal_transformers(checkpoint: Path, setting: str) -> None:
 def test_greedy_tokens_survive_preemption(checkpoint: Path) -> None:
     llm = LLM(str(checkpoint), threads=1, max_model_len=400, enable_prefix_caching=False)
     spec = llm._prepared.config.cache.spec
-    blocks = spec.blocks_for(400, 64) + 2 * len(spec.groups)
+    blocks = spec.blocks_for(400, 64) + 2 * spec.num_tables
     llm = LLM(
         str(checkpoint),
         threads=1,

@@ -73,7 +73,7 @@ def test_an_eagle_head_is_decoder_layers_over_tokens_and_states(target: Path, tm
     weights = {**load_weights(open_checkpoint(target), declaration, dtype), **own}
     storage = ShuffledStorage(head.kv_layers, dtype, 32, 1)
     storage.layout = kv_layout(storage.spec, dtype)
-    storage.own(0, int(storage.tables[0][0, 0]))
+    storage.own(int(storage.tables[0][0, 0]))
     program = compile_program(tape, weights, storage, dtype, Dispatcher(this_processor().implementations))
     luck = torch.Generator().manual_seed(1)
     tokens, states = torch.randint(0, VOCAB_SIZE, (9,), generator=luck), torch.randn(9, WIDTH, generator=luck)

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from penstock.runtime import ahead
-from penstock.runtime.ahead import PAGE_BYTES, PIECE_BYTES, Ahead, populate
+from penstock.runtime.ahead import HUGE_PAGE_BYTES, PAGE_BYTES, PIECE_BYTES, Ahead, populate
 from support.waiting import PATIENCE, until
 
 ROW = 64 << 10
@@ -25,11 +25,6 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux can be as
 def untouched(row_bytes: int) -> NDArray[np.uint8]:
     """An array of pages of its own: what numpy gives may have been somebody else's, who touched it."""
     return np.frombuffer(mmap.mmap(-1, ROWS * row_bytes), np.uint8).reshape(ROWS, row_bytes)
-
-
-def arrays() -> list[NDArray[np.uint8]]:
-    """Two that take up different room for a row."""
-    return [untouched(ROW), untouched(ROW // 4)]
 
 
 @pytest.fixture(autouse=True)
@@ -60,47 +55,44 @@ def wait_for(array: NDArray[np.uint8], row: int) -> None:
 
 @linux
 def test_rows_behind_those_in_use_are_ready_and_those_further_behind_are_not() -> None:
-    both = arrays()
-    pool = Ahead(both)
+    array = untouched(ROW)
+    pool = Ahead(array)
     for row in range(0, ROWS, 3):
         pool.reached(row)
-        for array in both:
-            wait_for(array, min(ROWS - 1, row + PIECE // 2 - 1))
-            # A piece may touch a huge page more at its end.
-            far = row + 1 + PIECE * 3 // 2 + PIECE_BYTES // array.strides[0] + 1
-            assert far >= ROWS or not resident(array, far)
-    assert all((array == 0).all() for array in both)
+        wait_for(array, min(ROWS - 1, row + PIECE // 2 - 1))
+        # A piece may touch a huge page more at its end.
+        far = row + 1 + PIECE * 3 // 2 + HUGE_PAGE_BYTES // ROW + 1
+        assert far >= ROWS or not resident(array, far)
+    assert (array == 0).all()
 
 
 @linux
 def test_a_long_prompt_may_take_many_rows_at_once() -> None:
-    both = arrays()
-    pool = Ahead(both)
+    array = untouched(ROW)
+    pool = Ahead(array)
     pool.reached(5 * PIECE)
-    for array in both:
-        wait_for(array, 5 * PIECE + PIECE // 2)
-        # What was passed over is touched by whoever uses it.
-        assert not resident(array, 2 * PIECE)
+    wait_for(array, 5 * PIECE + PIECE // 2)
+    # What was passed over becomes ready when it is touched.
+    assert not resident(array, 2 * PIECE)
 
 
 @linux
 def test_in_idle_time_more_is_ready_once_anything_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    both = arrays()
-    pool = Ahead(both)
+    array = untouched(ROW)
+    pool = Ahead(array)
     pool.use_idle_time()
     assert pool._helper is None
-    monkeypatch.setattr(ahead, "IDLE_BYTES", 4 * PIECE * (ROW + ROW // 4))
+    monkeypatch.setattr(ahead, "IDLE_BYTES", 4 * PIECE * ROW)
     pool.reached(0)
     pool.use_idle_time()
-    for array in both:
-        wait_for(array, 4 * PIECE - 1)
-        assert not resident(array, 6 * PIECE)
+    wait_for(array, 4 * PIECE - 1)
+    assert not resident(array, 6 * PIECE)
     # What is ready already is not asked for again.
     pool.reached(3 * PIECE)
     assert pool._newest is not None and pool._ready == 1 + 4 * PIECE
 
 
-def test_whoever_uses_rows_stops_what_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_use_stop_what_can_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, going, go_on = [], threading.Event(), threading.Event()
 
     def stay(array: NDArray[np.uint8], first: int, end: int) -> bool:
@@ -109,7 +101,7 @@ def test_whoever_uses_rows_stops_what_can_wait(monkeypatch: pytest.MonkeyPatch) 
         return go_on.wait(PATIENCE)
 
     monkeypatch.setattr(ahead, "populate", stay)
-    pool = Ahead([untouched(ROW)])
+    pool = Ahead(untouched(ROW))
     pool.reached(0)
     pool.use_idle_time()
     assert going.wait(PATIENCE)
@@ -119,30 +111,6 @@ def test_whoever_uses_rows_stops_what_can_wait(monkeypatch: pytest.MonkeyPatch) 
     go_on.set()
     assert pool._newest.result(timeout=PATIENCE)
     assert asked == [(1, 1 + PIECE), (1 + PIECE, 1 + 2 * PIECE)]
-
-
-def test_what_can_wait_stops_between_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, going, go_on = [], threading.Event(), threading.Event()
-
-    def stay(array: NDArray[np.uint8], first: int, end: int) -> bool:
-        asked.append((array.strides[0], first))
-        if first == 1 + PIECE and not going.is_set():
-            going.set()
-            return go_on.wait(PATIENCE)
-        return True
-
-    monkeypatch.setattr(ahead, "populate", stay)
-    pool = Ahead(arrays())
-    pool.reached(0)
-    pool.use_idle_time()
-    assert going.wait(PATIENCE)
-    # The second array's part has not begun, so that of both is asked for again.
-    pool.reached(1)
-    assert pool._ready == 1 + PIECE
-    go_on.set()
-    pool.reached(PIECE)
-    assert pool._newest is not None and pool._newest.result(timeout=PATIENCE)
-    assert asked == [(ROW, 1), (ROW // 4, 1), (ROW, 1 + PIECE), (ROW, 1 + PIECE), (ROW // 4, 1 + PIECE)]
 
 
 @linux
@@ -161,8 +129,7 @@ def test_a_system_that_does_not_know_how_is_asked_once(monkeypatch: pytest.Monke
         return False
 
     monkeypatch.setattr(ahead, "populate", refuse)
-    both = arrays()
-    pool = Ahead(both)
+    pool = Ahead(untouched(ROW))
     pool.reached(0)
     assert pool._newest is not None and pool._newest.result(timeout=PATIENCE) is False
     for row in range(ROWS):
@@ -173,11 +140,11 @@ def test_a_system_that_does_not_know_how_is_asked_once(monkeypatch: pytest.Monke
 @linux
 def test_an_advice_that_the_kernel_does_not_know_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "POPULATE_WRITE", 9999)
-    assert not populate(arrays()[0], 0, 1)
+    assert not populate(untouched(ROW), 0, 1)
 
 
 def test_a_small_pool_has_no_thread() -> None:
-    pool = Ahead([np.zeros((PIECE, ROW), np.uint8)])
+    pool = Ahead(np.zeros((PIECE, ROW), np.uint8))
     for row in range(PIECE):
         pool.reached(row)
     assert pool._helper is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock import LLM, SamplingParams
-from penstock.core.plan import BeginRow, BlockCopy, BlockSwap, BlockUpdate, RowPlan, StepPlan
+from penstock.core.plan import BeginRow, BlockUpdate, Place, RowPlan, StepPlan, Transfer, TransferResult
 from penstock.runtime.device_storage import DeviceKVStorage
 from penstock.runtime.executor import ModelExecutor
 from penstock.runtime.handles import CompletedStep
@@ -23,9 +23,9 @@ from support.fitted import fitted
 def poisoned(parts: ExecutorParts) -> ExecutorParts:
     storage = parts.computing.storage
     assert isinstance(storage, KVStorage)
-    layers = [layer for group in storage.spec.groups for layer in group.layers]
-    for plane in {plane.data_ptr(): plane for layer in layers for plane in storage.planes(layer)}.values():
-        plane.fill_(math.nan)
+    for layer in range(len(storage.spec.pieces)):
+        for plane in storage.planes(layer).values():
+            plane.fill_(math.nan)
     return parts
 
 
@@ -79,9 +79,7 @@ def swapping_executor(tmp_path: Path) -> tuple[DeviceKVStorage, ModelExecutor]:
 def test_blocks_are_swapped_before_they_are_copied_and_written(tmp_path: Path) -> None:
     """In one plan a block goes out and comes back elsewhere, is copied from there, and is given to another row."""
     pool, executor = swapping_executor(tmp_path)
-    spec = pool.spec
-    layers = range(spec.layers_per_block)
-    blocks = [plane.view(torch.uint8).view(8, -1) for layer in layers for plane in pool.planes(layer)]
+    blocks = [pool._memory]
     for memory in blocks:
         memory.copy_(torch.randint(1, 256, memory.shape, dtype=torch.uint8))
     before = [memory[3].clone() for memory in blocks]
@@ -91,12 +89,15 @@ def test_blocks_are_swapped_before_they_are_copied_and_written(tmp_path: Path) -
             number=0,
             rows=(RowPlan(0, 0, 2, [7, 8], None, (0,), (BlockUpdate(0, 0, [3]),)),),
             begin=(BeginRow(0, 0, [7, 8], params, ()),),
-            copies=(BlockCopy(5, 6),),
-            swap_out=(BlockSwap(3, 1),),
-            swap_in=(BlockSwap(5, 1),),
+            transfers=(
+                Transfer(4, 0, Place("pool", (5,)), Place("pool", (6,))),
+                Transfer(5, 0, Place("host", (1,)), Place("pool", (5,))),
+                Transfer(6, 0, Place("pool", (3,)), Place("host", (1,))),
+            ),
         )
     ).result()
     assert len(result.samples[0].gained.tokens) == 1 and not result.failed
+    assert result.transfers == tuple(TransferResult(each, done=True) for each in (4, 5, 6))
     for memory, expected in zip(blocks, before, strict=True):
         assert torch.equal(memory[5], expected) and torch.equal(memory[6], expected)
         assert not memory[3].any(), "what the next holder finds is cleared"

@@ -4,11 +4,9 @@ import random
 
 import pytest
 import torch
-from torch import Tensor
 
 from penstock.core.errors import InsufficientMemory
 from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.core.plan import BlockCopy, BlockSwap
 from penstock.runtime.device_storage import DeviceKVStorage
 from penstock.runtime.host_blocks import HostBlocks
 from penstock.runtime.storage import KVStorage
@@ -18,19 +16,12 @@ CPU = torch.device("cpu")
 BLOCKS, HOSTS = 12, 9
 
 
-def memories(pool: DeviceKVStorage) -> list[Tensor]:
-    """All of a pool's memory as bytes, by planes and layers: [blocks, bytes]."""
-    planes = [plane for layer in (0, 1) for plane in pool.planes(layer)]
-    return [plane.contiguous().view(torch.uint8).view(BLOCKS, -1) for plane in planes]
-
-
 def fill(pool: DeviceKVStorage) -> None:
-    for memory in memories(pool):
-        memory.copy_(torch.randint(0, 256, memory.shape, dtype=torch.uint8))
+    pool._memory.copy_(torch.randint(0, 256, pool._memory.shape, dtype=torch.uint8))
 
 
 def content(pool: DeviceKVStorage, block: int) -> bytes:
-    return b"".join(memory[block].numpy().tobytes() for memory in memories(pool))
+    return pool._memory[block].numpy().tobytes()
 
 
 @pytest.mark.parametrize("kept", ["auto", "int8", "fp8"])
@@ -40,25 +31,22 @@ def test_random_swaps_are_those_of_a_dictionary(kept: str, staged: int) -> None:
     chance = random.Random(0)
     spec = build_kv_spec(LAYERS, "bfloat16", 16, kept)
     pool = DeviceKVStorage(spec, BLOCKS, CPU)
-    host = HostBlocks(pool._memories, HOSTS, staged * spec.block_bytes)
+    host = HostBlocks(pool._memory, HOSTS, staged * spec.block_bytes)
     fill(pool)
     there: dict[int, bytes] = {}
     for _ in range(40):
         count = chance.randrange(HOSTS + 1)
-        out = [BlockSwap(chance.randrange(BLOCKS), each) for each in chance.sample(range(HOSTS), count)]
+        out = [(chance.randrange(BLOCKS), each) for each in chance.sample(range(HOSTS), count)]
         if chance.random() < 0.5:
-            out.sort(key=lambda swap: swap.host)
-        there |= {swap.host: content(pool, swap.block) for swap in out}
+            out.sort(key=lambda pair: pair[1])
+        there |= {each: content(pool, block) for block, each in out}
         host.swap_out(out)
         fill(pool)
         before = {block: content(pool, block) for block in range(BLOCKS)}
         sources = chance.sample(sorted(there), chance.randrange(len(there) + 1))
-        back = [
-            BlockSwap(block, each)
-            for block, each in zip(chance.sample(range(BLOCKS), len(sources)), sources, strict=True)
-        ]
+        back = list(zip(sources, chance.sample(range(BLOCKS), len(sources)), strict=True))
         host.swap_in(back)
-        before |= {swap.block: there[swap.host] for swap in back}
+        before |= {block: there[each] for each, block in back}
         assert before == {block: content(pool, block) for block in range(BLOCKS)}
 
 
@@ -67,10 +55,11 @@ def test_a_plan_swaps_out_before_it_swaps_in_and_copies() -> None:
     pool = DeviceKVStorage(build_kv_spec(LAYERS, "bfloat16", 16, "int8"), BLOCKS, CPU, swap_blocks=2)
     fill(pool)
     first, second, third = (content(pool, block) for block in range(3))
-    pool.swap([BlockSwap(0, 1), BlockSwap(1, 0)], [BlockSwap(5, 1)])
-    pool.copy_blocks((BlockCopy(2, 0),))
+    pool.swap_out([(0, 1), (1, 0)])
+    pool.swap_in([(1, 5)])
+    pool.copy_blocks([(2, 0)])
     assert [content(pool, block) for block in (5, 0, 1)] == [first, third, second]
-    pool.swap([], [BlockSwap(0, 0)])
+    pool.swap_in([(0, 0)])
     assert content(pool, 0) == second
 
 
@@ -78,10 +67,10 @@ def test_nothing_is_swapped_where_nothing_was_asked_for() -> None:
     spec = build_kv_spec(LAYERS, "bfloat16", 16)
     for pool in (KVStorage(spec, 2), DeviceKVStorage(spec, 2, CPU)):
         with pytest.raises(RuntimeError, match="blocks are swapped"):
-            pool.swap([BlockSwap(0, 0)], [])
+            pool.swap_out([(0, 0)])
 
 
 def test_memory_that_is_not_there_is_refused() -> None:
     pool = DeviceKVStorage(build_kv_spec(LAYERS, "bfloat16", 16), 1, CPU)
     with pytest.raises(InsufficientMemory, match=r"--swap-space of \d+\.\d\d GiB could not be had"):
-        HostBlocks(pool._memories, 1 << 46)
+        HostBlocks(pool._memory, 1 << 46)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.kv import GroupSpec, LayerKV, build_kv_spec
 from penstock.core.plan import BeginRow, BlockUpdate, RowPlan, StepPlan
 from penstock.core.sampling import SamplingParams
 from penstock.runtime.row_states import RowStates
@@ -24,9 +24,9 @@ class Setup:
     def __init__(self) -> None:
         spec = build_kv_spec([LayerKV(1, 2)], "float32", SIZE)
         self.storage = KVStorage(spec, 16)
-        self.keys = self.storage.planes(0)[0]
+        self.keys = self.storage.planes(0)["key"]
         self.keys.fill_(1.0)
-        self.tables = BlockTables(1, SIZE)
+        self.tables = BlockTables((GroupSpec((0,)),), SIZE)
         self.table = RowTable(self.tables, [self.storage], RowStates(None, None).begin)
 
     def begin(self, sequence: int, tokens: list[int], **more: Any) -> None:
@@ -69,7 +69,7 @@ def test_blocks_behind_what_is_computed_are_cleared_and_those_before_stay() -> N
     setup.begin(1, [7] * 9)
     # Positions 0 to 4 came from the prefix cache: block 3 and a part of block 5.
     setup.table.place([plan(1, 5, [7] * 4, blocks=held(3, 5, 8))])
-    cleared = [block for block in range(16) if not setup.keys[block * SIZE : (block + 1) * SIZE].any()]
+    cleared = [block for block in range(16) if not setup.keys[block].any()]
     assert cleared == [8]
 
 

@@ -26,7 +26,7 @@ class TestSamples:
         simulation.step()
         assert simulation.cache.pool.num_used == 5
         simulation.step()
-        assert len(simulation.plans[1].copies) == 3
+        assert len(simulation.plans[1].pairs("pool", "pool")) == 3
         assert simulation.cache.pool.num_used == 8
         simulation.run()
 

@@ -15,6 +15,7 @@ import pytest
 from penstock.core.config import SchedulerConfig
 from penstock.core.errors import RequestTooLarge
 from penstock.core.request import KeptPrefix, Request
+from support.scripted import kv_spec, made_up_spec
 from support.simulation import Simulation, make_request
 
 SEEDS_PER_TEST = 25
@@ -111,7 +112,10 @@ def random_workload(seed: int) -> Workload:
     )
     block_size = rng.choice([1, 2, 4, 16])
     windows = rng.choice([(None,), (None,), (None, 5), (3,), (9, None, 9)])
-    simulation = Simulation(1, block_size=block_size, windows=windows, config=config)
+    spec = kv_spec(block_size, windows)
+    if luck.random() < 0.5:
+        spec = made_up_spec(block_size, block_size * luck.choice([1, 2, 4]))
+    simulation = Simulation(1, spec=spec, config=config)
     needs = [
         simulation.spec.blocks_for(
             len(request.prompt_token_ids) + (request.sampling.max_tokens or 1) - 1, config.max_num_batched_tokens
@@ -121,13 +125,13 @@ def random_workload(seed: int) -> Workload:
     num_blocks = rng.choice([max(needs) - 1, max(needs), max(needs) + 1, max(needs) * 2, sum(needs)])
     simulation = Simulation(
         max(1, num_blocks),
-        block_size=block_size,
-        windows=windows,
+        spec=spec,
         config=config,
         prefix_caching=rng.random() < 0.8,
         key_of=colliding_hash if rng.random() < 0.2 else None,
         kept_share=kept_share,
         swap_blocks=int(swap_share * num_blocks),
+        late=random.Random(seed) if luck.random() < 0.5 else None,
         seconds=lambda plan: plan.num_tokens * slowness * luck.random(),
     )
     return Workload(

@@ -4,12 +4,12 @@ from msgspec.structs import replace
 
 from penstock.access.limits import Capacity
 from penstock.core.config import CacheConfig, EngineConfig, ModelConfig, PoolWish, SchedulerConfig
-from penstock.core.kv import GroupSpec, KVSpec, Plane
 from penstock.server.capacity import capacity_of
+from support.scripted import kv_spec
 
 
 def config(max_num_seqs: int = 256, num_blocks: int = 1000, groups: int = 1) -> EngineConfig:
-    spec = KVSpec(16, (Plane("key", (1, 1), "float32"),), tuple(GroupSpec((index,)) for index in range(groups)), 1)
+    spec = kv_spec(16, (None,) * groups)
     return EngineConfig(
         model=ModelConfig("m", "m", "float32"),
         cache=CacheConfig(spec, num_blocks),

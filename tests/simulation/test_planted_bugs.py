@@ -12,7 +12,7 @@ from penstock.api.anthropic.writer import MessagesWriter
 from penstock.api.generation import GenerationResponse
 from penstock.api.openai.writer import ResponseWriter
 from penstock.api.service import Service
-from penstock.cache.groups import SlidingWindow
+from penstock.cache.groups import TokenGroup
 from penstock.cache.manager import KVCache
 from penstock.cache.prefix import PrefixIndex
 from penstock.core.errors import Overloaded
@@ -36,7 +36,7 @@ def leaked_block_on_abort(patch: pytest.MonkeyPatch) -> None:
     finish = Scheduler._finish
 
     def leak(self: Scheduler, sequence: Any, reason: Any, answer: Any = None) -> Any:
-        held = [block for table in sequence.blocks.tables for block in table if block >= 0]
+        held = [slot for table in sequence.blocks.tables for slot in table.held()]
         if reason == "abort" and held:
             self.cache.pool.share(held[0])
         return finish(self, sequence, reason, answer)
@@ -73,12 +73,14 @@ def stale_table_after_preemption(patch: pytest.MonkeyPatch) -> None:
     free = KVCache.free
 
     def keep_sent(self: KVCache, blocks: Any, *, until: int | None) -> None:
-        sent = list(blocks.sent)
+        sent = [table.sent for table in blocks.tables]
         free(self, blocks, until=until)
-        blocks.sent = sent
+        for table, known in zip(blocks.tables, sent, strict=True):
+            table.sent = known
 
     def never_behind(self: KVCache, blocks: Any) -> Any:
-        blocks.sent = [min(sent, len(table)) for sent, table in zip(blocks.sent, blocks.tables, strict=True)]
+        for table in blocks.tables:
+            table.sent = min(table.sent, len(table.slots))
         return take(self, blocks)
 
     take = KVCache.take_updates
@@ -88,10 +90,11 @@ def stale_table_after_preemption(patch: pytest.MonkeyPatch) -> None:
 
 def window_released_too_early(patch: pytest.MonkeyPatch) -> None:
     """A window is taken to be one block shorter than it is."""
+    needed = TokenGroup._first_needed
     patch.setattr(
-        SlidingWindow,
-        "first_needed",
-        lambda self, position: max(0, position - self._window + 1 + self._block_size) // self._block_size,
+        TokenGroup,
+        "_first_needed",
+        lambda self, position: needed(self, position) + (self._window is not None and position >= self._window),
     )
 
 

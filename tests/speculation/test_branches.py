@@ -25,13 +25,13 @@ class Setup:
         self.groups = 2
         scratch = most * self.groups * blocks_of_branch(DEPTH, SIZE)
         spec = build_kv_spec([LayerKV(1, 2), LayerKV(1, 2, 9)], "float32", SIZE)
-        assert len(spec.groups) == self.groups
+        assert spec.num_tables == self.groups
         self.storage = KVStorage(spec, BLOCKS + scratch)
-        self.tables = BlockTables(self.groups, SIZE)
+        self.tables = BlockTables(spec.groups, SIZE)
         self.branches = Branches(self.storage, self.tables, self.groups, BLOCKS, DEPTH, most)
-        self.keys, _ = self.storage.planes(0)
+        self.keys = self.storage.planes(0)["key"]
         # Each slot of the pool says where it is.
-        self.keys[: BLOCKS * SIZE] = torch.arange(BLOCKS * SIZE, dtype=torch.float32)[:, None, None]
+        self.keys[:BLOCKS] = torch.arange(BLOCKS * SIZE, dtype=torch.float32).view(BLOCKS, SIZE, 1, 1)
         self._free = list(range(BLOCKS))
 
     def sequence(self, newest: int, depth: int = DEPTH) -> int:
@@ -73,7 +73,7 @@ def test_a_branch_has_its_own_blocks_from_the_newest_token_on() -> None:
         # What stood in the newest token's block is there, and all are different ones.
         assert len({*mine, *others}) == 5
     block, old = setup.blocks(0, branch.table, 2)[1], setup.blocks(0, table, 2)[1]
-    assert torch.equal(setup.keys[block * SIZE : (block + 1) * SIZE], setup.keys[old * SIZE : (old + 1) * SIZE])
+    assert torch.equal(setup.keys[block], setup.keys[old])
 
 
 def test_what_was_right_comes_to_the_sequences_blocks() -> None:
@@ -83,14 +83,14 @@ def test_what_was_right_comes_to_the_sequences_blocks() -> None:
     (_, branch), _ = setup.branches.lay_out([plan(0, 6)], [table], {0: tree})
     for group in range(2):
         for block in setup.blocks(group, branch.table, 3)[1:]:
-            setup.keys[block * SIZE : (block + 1) * SIZE] = 1000.0 + block
+            setup.keys[block] = 1000.0 + block
     before = setup.keys.clone()
     setup.branches.keep(branch, table, 6, 2)
     for group in range(2):
         one, two, three = setup.blocks(group, table, 3)
-        assert torch.equal(setup.keys[one * SIZE : (one + 1) * SIZE], before[one * SIZE : (one + 1) * SIZE])
+        assert torch.equal(setup.keys[one], before[one])
         for mine, other in zip((two, three), setup.blocks(group, branch.table, 3)[1:], strict=True):
-            assert (setup.keys[mine * SIZE : (mine + 1) * SIZE] == 1000.0 + other).all()
+            assert (setup.keys[mine] == 1000.0 + other).all()
 
 
 def test_there_are_no_more_branches_than_there_is_room_for() -> None:

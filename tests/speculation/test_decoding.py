@@ -131,8 +131,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_broken_logits_are_token_0(tmp_path: Path) -> None:
     stepper = make_stepper(make("llama", tmp_path), dtype=torch.bfloat16, rows=1, tokens=64)
     stepper.step({0: [1, 2, 3]})
-    keys, _ = stepper.storage.planes(0)
-    keys.fill_(torch.nan)
+    stepper.storage.planes(0)["key"].fill_(torch.nan)
     batch, _ = stepper.batch({0: [4]}, [0], "last", further=2)
     decode = stepper.program.decode
     assert decode is not None

@@ -5,7 +5,6 @@ import random
 import numpy as np
 
 from penstock.core.kv import LayerKV, build_kv_spec
-from penstock.core.plan import BlockCopy
 from penstock.runtime.storage import KVStorage
 from penstock.speculation.draft_model import _Blocks
 
@@ -33,7 +32,7 @@ def test_what_is_anothers_is_not_taken_for_ones_own() -> None:
     kept, table = blocks(), np.array([3, 5, 7, 9], np.int32)
     kept.computes(table, 48)
     # A copy goes on differently within its block.
-    kept.copy_blocks((BlockCopy(7, 8),))
+    kept.copy_blocks([(7, 8)])
     other = np.array([3, 5, 8], np.int32)
     assert kept.computed(other, 48) == 48
     kept.forget(other, 37)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.core.kv import LayerKV, build_kv_spec
+from penstock.core.kv import GroupSpec, LayerKV, build_kv_spec
 from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
 from penstock.runtime.storage import KVStorage
@@ -57,7 +57,7 @@ class Driver:
     """A target model beside an EAGLE head: sequences whose tokens are numbers, drafted for now and then."""
 
     def __init__(self) -> None:
-        self.head, self.tables = Recording(), BlockTables(1, 16)
+        self.head, self.tables = Recording(), BlockTables((GroupSpec((0,)),), 16)
         spec = build_kv_spec([LayerKV(1, 8)], "bfloat16", 16)
         self.eagle = EagleProposer(self.head, self.head.decode, self.tables, (0,), KVStorage(spec, 4))
         self.tokens: dict[int, list[int]] = {}

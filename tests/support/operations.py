@@ -21,8 +21,6 @@ from support.layouts import nibbles_of, slots_of, stored, stored_nibbles
 from support.stepping import CPU, ShuffledStorage
 
 BLOCK_SIZE = 16
-# Of a layer's planes, where scales are as they are for either.
-_KINDS = ("key", "value", "scale", "scale")
 PACKING: dict[str, Callable[[Tensor], Weight]] = {"native": pack_dense, "onednn_packed": pack_linear}
 
 
@@ -31,6 +29,11 @@ def obstacle(implementation: Implementation, dtype: torch.dtype) -> str | None:
     if implementation.name == "onednn_packed":
         return packing_obstacle(dtype)
     return OBSTACLE if implementation.name == "native" else None
+
+
+def _kind(name: str) -> str:
+    """Of a layer's planes, where scales are as they are for either."""
+    return "scale" if name.endswith("scale") else name
 
 
 @dataclass
@@ -86,9 +89,7 @@ class Bench:
         if not reusable:
             for value, given in zip(inputs, self.inputs, strict=True):
                 assert torch.equal(value.cpu(), given[tokens]), "an input that is needed afterwards was overwritten"
-        planes = tuple(
-            self._read(plane, kind).cpu().clone() for plane, kind in zip(self.storage.planes(0), _KINDS, strict=False)
-        )
+        planes = tuple(self._read(name).cpu().clone() for name in self.storage.planes(0))
         return Run(tuple(output.cpu().clone() for output in outputs), planes)
 
     def place_on(self, device: torch.device, layout: KVLayout) -> None:
@@ -114,7 +115,7 @@ class Bench:
     def _fill_planes(self) -> None:
         """Every row's context into its blocks; what nobody owns holds NaN."""
         planes = self.storage.planes(0)
-        shape = (*planes[0].shape[:2], self.case.kv.head_dim)
+        shape = (planes["key"].shape[0] * BLOCK_SIZE, planes["key"].shape[2], self.case.kv.head_dim)
         keys, values = (torch.full(shape, torch.nan, dtype=self.dtype) for _ in "kv")
         for row, (_, context) in enumerate(self.case.rows):
             slots = self._slots(row, range(-(-context // BLOCK_SIZE) * BLOCK_SIZE))
@@ -126,26 +127,31 @@ class Bench:
             first += context
         if isinstance(self.case.operation, Attention):
             self._write_own(keys, values)
-        found = [keys, values]
-        if kind_of(planes) != "plain":
-            pairs = [to_bytes(heads, planes[0].dtype) for heads in found]
-            found = [raw(pair[part]) for part in (0, 1) for pair in pairs]
-        for plane, slots, kind in zip(planes, found, _KINDS, strict=False):
-            write = stored_nibbles if self._shares(plane, kind) else stored
-            raw(plane).copy_(write(slots, kind, self.storage.layout, self._multiplied(planes)))
+        for name, heads in (("key", keys), ("value", values)):
+            if kind_of(planes) == "plain":
+                self._store(name, heads)
+            else:
+                found, scales = to_bytes(heads, planes[name].dtype)
+                self._store(name, raw(found))
+                self._store(f"{name}_scale", scales)
 
-    def _read(self, plane: Tensor, kind: str) -> Tensor:
-        read = nibbles_of if self._shares(plane, kind) else slots_of
-        return read(raw(plane), kind, self.storage.layout, self._multiplied(self.storage.planes(0)))
+    def _store(self, name: str, slots: Tensor) -> None:
+        plane = self.storage.planes(0)[name]
+        write = stored_nibbles if self._shares(name) else stored
+        raw(plane).copy_(write(slots, _kind(name), self.storage.layout, self._multiplied()).view(plane.shape))
 
-    def _multiplied(self, planes: tuple[Tensor, ...]) -> int:
+    def _read(self, name: str) -> Tensor:
+        plane = raw(self.storage.planes(0)[name]).flatten(0, 1)
+        read = nibbles_of if self._shares(name) else slots_of
+        return read(plane, _kind(name), self.storage.layout, self._multiplied())
+
+    def _multiplied(self) -> int:
         """Bytes of what attention multiplies: integers are in pairs, like values of two bytes."""
-        return 2 if kind_of(planes) == "int8" else self.dtype.itemsize
+        return 2 if kind_of(self.storage.planes(0)) == "int8" else self.dtype.itemsize
 
-    @staticmethod
-    def _shares(plane: Tensor, kind: str) -> bool:
+    def _shares(self, name: str) -> bool:
         """Whether two values share a byte."""
-        return plane.dtype is torch.uint8 and kind != "scale"
+        return kind_of(self.storage.planes(0)) == "int4" and _kind(name) != "scale"
 
     def _write_own(self, keys: Tensor, values: Tensor) -> None:
         """The step's own keys and values, which are written before attention reads them."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from penstock.core.kv import GroupSpec, KVSpec, Plane
+from penstock.cache.manager import SequenceBlocks
+from penstock.core.kv import EVERYTHING, GroupSpec, KVSpec, LayerState, Plane, Visibility, lay_out
 from penstock.core.plan import (
     BeginRow,
-    BlockCopy,
     Ending,
     FinishReason,
     Gained,
@@ -25,6 +25,8 @@ from penstock.core.plan import (
     StepPlan,
     StepResult,
     TokenLogprobs,
+    Transfer,
+    TransferResult,
     failed,
 )
 from penstock.core.request import Request
@@ -38,8 +40,33 @@ RELEASED = -1
 
 def kv_spec(block_size: int = 4, windows: Sequence[int | None] = (None,)) -> KVSpec:
     """A small geometry with one group of one layer for each of `windows`."""
-    groups = tuple(GroupSpec(layers=(index,), window=window) for index, window in enumerate(windows))
-    return KVSpec(block_size=block_size, planes=(Plane("key", (1, 1), "int8"),), groups=groups, layers_per_block=1)
+    groups = tuple(GroupSpec(layers=(index,), sees=Visibility(0, window)) for index, window in enumerate(windows))
+    return KVSpec(block_size=block_size, block_bytes=64, groups=groups, pieces=((),) * len(groups))
+
+
+def made_up_spec(block_size: int = 4, record_interval: int = 8) -> KVSpec:
+    """Layers of four kinds: full attention with heads of 64 beside latents without values; a window of 5 behind the
+
+    first 3 positions, with heads of 128; and records of the whole sequence.
+    """
+    full = LayerState((Plane("key", (2, 64), "bfloat16"), Plane("value", (2, 64), "bfloat16")))
+    latent = LayerState((Plane("latent", (576,), "bfloat16"),))
+    window = LayerState((Plane("key", (2, 128), "bfloat16"), Plane("value", (2, 128), "bfloat16")), Visibility(3, 5))
+    record = LayerState((Plane("state", (4, 64, 32), "float32", "sequence"),), EVERYTHING)
+    return lay_out([full, window, latent, window, record, full], block_size, record_interval)
+
+
+def seen(group: GroupSpec, position: int) -> list[int]:
+    """The positions whose state the token at `position` reads in a group: of a record the one before the next."""
+    if group.record_interval is not None:
+        return [position]
+    first = 0 if group.sees.last is None else max(0, position - group.sees.last + 1)
+    return [*range(min(group.sees.first, first)), *range(first, position + 1)]
+
+
+def part_of(content: int, part: int) -> int:
+    """What a slot's block `part` holds of a content."""
+    return hash((content, part)) if part else content
 
 
 def digest(before: int, token: int, position: int) -> int:
@@ -51,11 +78,6 @@ def digest(before: int, token: int, position: int) -> int:
 def slot_content(prefix: int, group: int) -> int:
     """What a slot of `group` holds where the prefix up to its position has the digest `prefix`."""
     return hash((prefix, group))
-
-
-def first_visible(position: int, window: int | None) -> int:
-    """The oldest position that the token at `position` attends to."""
-    return 0 if window is None else max(0, position - window + 1)
 
 
 def choose_token(visible: Sequence[Sequence[int]], sampling: SamplingParams, sample_index: int, position: int) -> int:
@@ -103,9 +125,7 @@ def expected_output(
         return output, "length"
     while True:
         position = len(history.tokens) - 1
-        visible = [
-            history.slots[index][first_visible(position, group.window) :] for index, group in enumerate(spec.groups)
-        ]
+        visible = history.seen_from(spec, position)
         token = choose_token(visible, sampling, sample_index, position)
         output.append(token)
         history.extend([token])
@@ -121,10 +141,7 @@ def expected_scores(spec: KVSpec, prompt: Sequence[int]) -> list[TokenLogprobs]:
     history.extend(prompt)
     scores = []
     for position, token in enumerate(prompt[1:]):
-        visible = [
-            history.slots[index][first_visible(position, group.window) : position + 1]
-            for index, group in enumerate(spec.groups)
-        ]
+        visible = history.seen_from(spec, position)
         scores.append(score_token(visible, token, position))
     return scores
 
@@ -136,10 +153,7 @@ def expected_vector(spec: KVSpec, request: Request) -> bytes:
     history.extend(prompt)
     state = 0
     for position in range(len(prompt) - 1 if request.pooling == "last" else 0, len(prompt)):
-        visible = [
-            history.slots[index][first_visible(position, group.window) : position + 1]
-            for index, group in enumerate(spec.groups)
-        ]
+        visible = history.seen_from(spec, position)
         state = pool_state(state, visible, position)
     return vector_of(state)
 
@@ -159,12 +173,35 @@ class History:
             for group, slots in enumerate(self.slots):
                 slots.append(slot_content(self._digest, group))
 
+    def seen_from(self, spec: KVSpec, position: int) -> list[list[int]]:
+        """What each group sees from a position."""
+        return [
+            [slots[place] for place in seen(group, position)]
+            for group, slots in zip(spec.groups, self.slots, strict=True)
+        ]
+
     def copy(self) -> "History":
         other = History(len(self.slots))
         other.tokens = self.tokens.copy()
         other.slots = [slots.copy() for slots in self.slots]
         other._digest = self._digest
         return other
+
+
+def slots_of(blocks: Sequence[int], width: int) -> list[tuple[int, ...]]:
+    """The blocks of each slot together."""
+    assert len(blocks) % width == 0, "an update cuts a slot"
+    return [tuple(blocks[first : first + width]) for first in range(0, len(blocks), width)]
+
+
+def slots_written(spec: KVSpec, blocks: SequenceBlocks, row: RowPlan) -> list[int]:
+    """The slots of a sequence that a row's positions and drafts go to, over all groups."""
+    first, end = row.start // spec.block_size, -(-(row.start + row.count + row.draft_depth) // spec.block_size)
+    return [
+        slot
+        for group, table in zip(spec.groups, blocks.tables, strict=True)
+        for slot in (table.slots[first:end] if group.record_interval is None else table.slots[:1])
+    ]
 
 
 @dataclass
@@ -174,7 +211,7 @@ class Row:
     begin: BeginRow
     history: History
     prompt_length: int
-    tables: list[list[int]]
+    tables: list[list[tuple[int, ...]]]
     last_sampled_in: int | None = None
     scored: int = 0
     pooled: int | None = None
@@ -186,7 +223,8 @@ class ScriptedExecutor:
     """Executes plans on simulated KV memory of `num_blocks` blocks, and of `swap_blocks` beside them.
 
     Rows of the sequences in `failing` yield an error instead of their next token. Where drafts are wanted, `luck` says
-    how many there are and which are wrong.
+    how many there are and which are wrong. Transfers between memories are over with their plan, unless `late` says
+    which are over later, and which have failed.
     """
 
     spec: KVSpec
@@ -194,17 +232,21 @@ class ScriptedExecutor:
     failing: set[int] = field(default_factory=set)
     luck: random.Random = field(default_factory=lambda: random.Random(0))
     swap_blocks: int = 0
+    late: random.Random | None = None
 
     def __post_init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.computed_tokens = 0
         self._memory: list[list[int | None]] = [[None] * self.spec.block_size for _ in range(self.num_blocks)]
         self._host: list[list[int | None]] = [[None] * self.spec.block_size for _ in range(self.swap_blocks)]
+        self._stores = {"pool": self._memory, "host": self._host}
         self._seen: set[int] = set()
         self._next_number = 0
         self._guesses: dict[int, History] = {}
+        # Transfers between memories, and what those out of the pool have read.
+        self._under_way: list[tuple[Transfer, list[list[int | None]] | None]] = []
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, *, fails: bool = False) -> StepResult:
         """Run one plan, with the order of effects that a plan promises."""
         assert plan.number == self._next_number, f"plan {plan.number} came instead of {self._next_number}"
         self._next_number += 1
@@ -213,7 +255,9 @@ class ScriptedExecutor:
             del self.rows[sequence]
         for begin in plan.begin:
             self._begin(begin)
-        self._swap_blocks(plan)
+        assert plan.rows or plan.transfers or (plan.waits and self._under_way), "a plan has nothing to do"
+        self._begin_transfers(plan, fails=fails)
+        reported = self._finish_transfers(plan) if self.late is None else ()
         for row_plan in plan.rows:
             self._update_tables(row_plan)
         self._copy_blocks(plan)
@@ -226,7 +270,8 @@ class ScriptedExecutor:
             self._write(row_plan, guesses.get(row_plan.sequence))
         self._guesses = guesses
         results = [result for row_plan in plan.rows for result in self._results(row_plan, plan.number)]
-        return StepResult(plan.number, tuple(results))
+        reported = reported or self._finish_transfers(plan)
+        return StepResult(plan.number, tuple(results), transfers=() if fails else reported)
 
     def _begin(self, begin: BeginRow) -> None:
         assert begin.sequence not in self._seen, f"sequence {begin.sequence} begins twice"
@@ -240,7 +285,7 @@ class ScriptedExecutor:
             parent = self.rows[begin.forked_from]
             assert len(parent.history.tokens) == parent.prompt_length, "a fork starts at the first token"
             history = parent.history.copy()
-        tables: list[list[int]] = [[] for _ in self.spec.groups]
+        tables: list[list[tuple[int, ...]]] = [[] for _ in self.spec.groups]
         self.rows[begin.sequence] = Row(begin, history, len(history.tokens), tables)
 
     def _update_tables(self, row_plan: RowPlan) -> None:
@@ -251,38 +296,75 @@ class ScriptedExecutor:
             assert update.first <= len(table), "an update leaves a gap in a block table"
             assert update.blocks, "an update is empty"
             assert all(RELEASED <= block < self.num_blocks for block in update.blocks)
-            table[update.first :] = update.blocks
+            table[update.first :] = slots_of(update.blocks, self.spec.groups[update.group].width)
 
     def fail(self, plan: StepPlan) -> None:
         """The plan fails: its rows are void, and what it was to write, nobody knows."""
         self.failing |= {sequence for row_plan in plan.rows for sequence in (row_plan.sequence, *row_plan.samples)}
-        self.execute(plan)
+        under_way, self._under_way = self._under_way, []
+        self.execute(plan, fails=True)
+        self._under_way = under_way
         size = self.spec.block_size
-        garbage = [-1] * size
         for row_plan in plan.rows:
-            for position in range(row_plan.start, row_plan.start + row_plan.count):
-                for table in self.rows[row_plan.sequence].tables:
-                    self._memory[table[position // size]][position % size] = -1
-        for written in [*plan.copies, *plan.swap_in]:
-            self._memory[written.target if isinstance(written, BlockCopy) else written.block] = garbage.copy()
-        for swap in plan.swap_out:
-            self._host[swap.host] = garbage.copy()
+            for group, table in zip(self.spec.groups, self.rows[row_plan.sequence].tables, strict=True):
+                record = group.record_interval is not None
+                for position in range(row_plan.start, row_plan.start + row_plan.count):
+                    for block in table[0 if record else position // size]:
+                        self._memory[block][0 if record else position % size] = -1
+        for transfer in plan.transfers:
+            self._spoil(transfer)
 
-    def _swap_blocks(self, plan: StepPlan) -> None:
-        """A copy is gone once it has come back: what is read twice would be an error."""
-        assert len({swap.host for swap in plan.swap_out}) == len(plan.swap_out), "two blocks have the same host block"
-        assert len({swap.block for swap in plan.swap_in}) == len(plan.swap_in), "two host blocks have the same block"
-        for swap in plan.swap_out:
-            self._host[swap.host] = self._memory[swap.block].copy()
-        for swap in plan.swap_in:
-            self._memory[swap.block] = self._host[swap.host]
-            self._host[swap.host] = [None] * self.spec.block_size
+    def _spoil(self, transfer: Transfer) -> None:
+        for block in transfer.target.blocks:
+            self._stores[transfer.target.store][block] = [-1] * self.spec.block_size
+
+    def _begin_transfers(self, plan: StepPlan, *, fails: bool) -> None:
+        """Those out of the pool read what they copy at once."""
+        for transfer in plan.transfers:
+            source, target = transfer.source, transfer.target
+            assert len(source.blocks) == len(target.blocks) == self.spec.groups[transfer.group].width
+            # What is on its way is no other transfer's target, and what comes in is not in the host's memory any more.
+            busy = {(each.target.store, block) for each, _ in self._under_way for block in each.target.blocks}
+            busy |= {
+                (each.source.store, block)
+                for each, read in self._under_way
+                if read is None
+                for block in each.source.blocks
+            }
+            assert not busy & {(target.store, block) for block in target.blocks}, "two transfers have the same target"
+            if source.store == target.store or fails:
+                continue
+            read = [self._memory[block].copy() for block in source.blocks] if source.store == "pool" else None
+            self._under_way.append((transfer, read))
+
+    def _finish_transfers(self, plan: StepPlan) -> tuple[TransferResult, ...]:
+        """Report those that are over: copies within the pool, and of the others all, or some."""
+        reports = [
+            TransferResult(transfer.id, done=True)
+            for transfer in plan.transfers
+            if transfer.source.store == transfer.target.store
+        ]
+        for number, (transfer, read) in enumerate(tuple(self._under_way)):
+            first = plan.waits and number == 0
+            if self.late is not None and not first and self.late.random() < 0.7:
+                continue
+            self._under_way.remove((transfer, read))
+            done = self.late is None or self.late.random() < 0.9
+            if done:
+                source, target = self._stores[transfer.source.store], self._stores[transfer.target.store]
+                content = read if read is not None else [source[block].copy() for block in transfer.source.blocks]
+                for block, held in zip(transfer.target.blocks, content, strict=True):
+                    target[block] = held
+            else:
+                self._spoil(transfer)
+            reports.append(TransferResult(transfer.id, done=done))
+        return tuple(reports)
 
     def _copy_blocks(self, plan: StepPlan) -> None:
-        targets = [copy.target for copy in plan.copies]
-        assert len(set(targets)) == len(targets), "two copies have the same target"
-        for copy in plan.copies:
-            self._memory[copy.target] = self._memory[copy.source].copy()
+        pairs = plan.pairs("pool", "pool")
+        assert len({target for _, target in pairs}) == len(pairs), "two copies have the same target"
+        for source, target in pairs:
+            self._memory[target] = self._memory[source].copy()
 
     def _check_rows(self, plan: StepPlan) -> None:
         sequences = [row_plan.sequence for row_plan in plan.rows]
@@ -339,30 +421,41 @@ class ScriptedExecutor:
         """The blocks that a row's new positions go to, over all groups."""
         size = self.spec.block_size
         first, last = row_plan.start // size, (row_plan.start + row_plan.count + row_plan.draft_depth - 1) // size
-        tables = self.rows[row_plan.sequence].tables
-        return [block for table in tables for block in table[first : last + 1]]
+        tables = zip(self.spec.groups, self.rows[row_plan.sequence].tables, strict=True)
+        return [
+            block
+            for group, table in tables
+            for slot in (table[:1] if group.record_interval is not None else table[first : last + 1])
+            for block in slot
+        ]
 
-    def _read(self, row: Row, group: int, first: int, end: int) -> list[int | None]:
-        """What the slots of positions `first` to `end - 1` hold, through the row's block table."""
-        size = self.spec.block_size
-        table = row.tables[group]
-        assert -(-end // size) <= len(table), f"sequence {row.begin.sequence} has no block for position {end - 1}"
+    def _read(self, row: Row, group: int, positions: Sequence[int]) -> list[int | None]:
+        """What the slots of some positions hold, through the row's block table, in all of their blocks alike."""
+        size, record = self.spec.block_size, self.spec.groups[group].record_interval is not None
         content: list[int | None] = []
-        for block in table[first // size : -(-end // size)]:
-            assert block != RELEASED, f"sequence {row.begin.sequence} reads a released block of group {group}"
-            content.extend(self._memory[block])
-        return content[first % size : first % size + end - first]
+        for position in positions:
+            index = 0 if record else position // size
+            assert index < len(row.tables[group]), f"sequence {row.begin.sequence} has no slot for position {position}"
+            slot = row.tables[group][index]
+            assert RELEASED not in slot, f"sequence {row.begin.sequence} reads a released block of group {group}"
+            first, *others = (self._memory[block][0 if record else position % size] for block in slot)
+            assert first is None or others == [part_of(first, part) for part in range(1, len(slot))]
+            content.append(first)
+        return content
 
     def _check_context(self, row_plan: RowPlan) -> None:
         row = self.rows[row_plan.sequence]
         if row_plan.sequence in self.failing:
             return
         for index, group in enumerate(self.spec.groups):
-            first = first_visible(row_plan.start, group.window)
-            content = self._read(row, index, first, row_plan.start)
-            assert content == row.history.slots[index][first : row_plan.start], (
+            # What the first position reads of those before it.
+            positions = [position for position in seen(group, row_plan.start) if position < row_plan.start]
+            if group.record_interval is not None and row_plan.start:
+                positions = [row_plan.start - 1]
+            content = self._read(row, index, positions)
+            assert content == [row.history.slots[index][position] for position in positions], (
                 f"sequence {row_plan.sequence} reads something else than its own KV in group {index}, "
-                f"positions {first} to {row_plan.start - 1}"
+                f"positions {positions}"
             )
 
     def _guess(self, row_plan: RowPlan) -> History:
@@ -371,10 +464,7 @@ class ScriptedExecutor:
         guess = row.history.copy()
         for _ in range(self.luck.randint(0, row_plan.draft_depth)):
             position = len(guess.tokens) - 1
-            visible = [
-                guess.slots[index][first_visible(position, group.window) :]
-                for index, group in enumerate(self.spec.groups)
-            ]
+            visible = guess.seen_from(self.spec, position)
             token = choose_token(visible, row.begin.sampling, row.begin.sample_index, position)
             guess.extend([token if self.luck.random() < 0.8 else (token + 1) % VOCABULARY])
         return guess
@@ -386,8 +476,11 @@ class ScriptedExecutor:
         if guess is not None:
             history, end = guess, len(guess.tokens)
         for group, table in enumerate(row.tables):
+            record = self.spec.groups[group].record_interval is not None
             for position in range(row_plan.start, end):
-                self._memory[table[position // size]][position % size] = history.slots[group][position]
+                for part, block in enumerate(table[0 if record else position // size]):
+                    content = part_of(history.slots[group][position], part)
+                    self._memory[block][0 if record else position % size] = content
         self.computed_tokens += end - row_plan.start
 
     def _results(self, row_plan: RowPlan, number: int) -> list[SampleResult]:
@@ -421,9 +514,14 @@ class ScriptedExecutor:
         return [SampleResult(row_plan.sequence, Gained([], embedding=vector_of(row.vector)))]
 
     def _visible(self, row: Row, position: int) -> list[list[int]]:
-        """What each group sees from a position, through the row's block tables."""
+        """What each group sees from a position, through the row's block tables.
+
+        Of a record, what it came to on the way: what it came from has been looked at.
+        """
         return [
-            list(map(int, self._read(row, index, first_visible(position, group.window), position + 1)))
+            [row.history.slots[index][position]]
+            if group.record_interval is not None
+            else list(map(int, self._read(row, index, seen(group, position))))
             for index, group in enumerate(self.spec.groups)
         ]
 

@@ -1,18 +1,17 @@
 """Runs a program without a scheduler: keeps each sequence's length and block tables, in shuffled block order."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from penstock.core.kv import LayerKV, Plane, build_kv_spec
+from penstock.core.kv import LayerKV, build_kv_spec
 from penstock.kernels.batch import StepBatch
 from penstock.kernels.cpu.operations import NATIVE, kv_layout
 from penstock.kernels.dispatch import Dispatcher, Implementation, KVLayout
-from penstock.kernels.kv_bytes import raw
 from penstock.kernels.processor import this_processor
 from penstock.kernels.program import Program, compile_program
 from penstock.loading.checkpoint import open_checkpoint
@@ -20,7 +19,7 @@ from penstock.loading.fitting import model_of
 from penstock.loading.packing import IN_OWN_PRECISION, Packing
 from penstock.loading.weights import load_weights
 from penstock.models.declaration import ModelDeclaration
-from penstock.runtime.storage import TORCH_DTYPES
+from penstock.runtime.storage import planes_in
 
 CPU = torch.device("cpu")
 
@@ -42,41 +41,35 @@ class ShuffledStorage:
         self.block_size = block_size
         self.layout = layout
         self.spec = build_kv_spec(layers, str(dtype).removeprefix("torch."), block_size, kept)
-        self._group = {layer: index for index, group in enumerate(self.spec.groups) for layer in group.layers}
-        per_row = -(-tokens // block_size)
-        self._num_blocks = rows * per_row + 1
-        slots = self._num_blocks * block_size
-        self._planes = [tuple(_spoiled(slots, plane).to(device) for plane in self.spec.planes) for _ in layers]
-        order = random.Random(0)
-        self.tables = []
-        for _ in self.spec.groups:
-            blocks = list(range(1, self._num_blocks))
-            order.shuffle(blocks)
-            self.tables.append(torch.tensor(blocks, dtype=torch.int32).view(rows, per_row))
+        per_row, tables = -(-tokens // block_size), self.spec.num_tables
+        self._memory = torch.zeros((rows * per_row * tables + 1, self.spec.block_bytes), dtype=torch.uint8)
+        for layer in range(len(layers)):
+            for plane in self.planes(layer).values():
+                _spoil(plane)
+        self.move(device)
+        blocks = list(range(1, len(self._memory)))
+        random.Random(0).shuffle(blocks)
+        self.tables = list(torch.tensor(blocks, dtype=torch.int32).view(tables, rows, per_row))
 
-    def planes(self, layer: int) -> tuple[Tensor, ...]:
-        return self._planes[layer]
+    def planes(self, layer: int) -> Mapping[str, Tensor]:
+        return planes_in(self._memory, self.spec, layer)
 
-    def group_of(self, layer: int) -> int:
-        return self._group[layer]
+    def table_of(self, layer: int) -> int:
+        return self.spec.table_of(layer)
 
     def move(self, device: torch.device) -> None:
         """Put the planes into a device's memory."""
-        self._planes = [tuple(plane.to(device) for plane in planes) for planes in self._planes]
+        self._memory = self._memory.to(device)
 
-    def own(self, group: int, block: int) -> None:
+    def own(self, block: int) -> None:
         """Clear a block when a row takes it."""
-        for layer in self.spec.groups[group].layers:
-            for plane in self._planes[layer]:
-                raw(plane)[block * self.block_size : (block + 1) * self.block_size] = 0
+        self._memory[block] = 0
 
 
-def _spoiled(slots: int, plane: Plane) -> Tensor:
-    """A plane full of NaN; what bytes there are in it has scales of NaN."""
-    made = torch.zeros((slots, *plane.shape), dtype=TORCH_DTYPES[plane.dtype])
-    if made.itemsize > 1:
-        made.fill_(torch.nan)
-    return made
+def _spoil(plane: Tensor) -> None:
+    """Fill a plane with NaN; what bytes there are have scales of NaN."""
+    if plane.itemsize > 1:
+        plane.fill_(torch.nan)
 
 
 @dataclass
@@ -116,17 +109,18 @@ class Stepper:
             tokens = range(first, len(positions)) if wanted == "all" else range(len(positions) - 1, len(positions))
             logit_rows.extend(tokens)
             counts.append(len(tokens))
-            for group, table in enumerate(self.storage.tables):
+            for table in self.storage.tables:
                 for place in range(span.start, span.stop + further):
                     if place % size == 0:
-                        self.storage.own(group, int(table[row, place // size]))
+                        self.storage.own(int(table[row, place // size]))
         contexts = [self.lengths[row] + len(added[row]) for row in rows]
         tables = []
-        for spec, table in zip(self.storage.spec.groups, self.storage.tables, strict=True):
+        windows = [group.sees.last for group in self.storage.spec.groups for _ in range(group.width)]
+        for window, table in zip(windows, self.storage.tables, strict=True):
             blocks = torch.zeros((len(rows), -(-(max(contexts) + further) // size)), dtype=torch.int32)
             for index, row in enumerate(rows):
                 held = -(-(contexts[index] + further) // size)
-                low = 0 if spec.window is None else max(0, self.lengths[row] - spec.window + 1) // size
+                low = 0 if window is None else max(0, self.lengths[row] - window + 1) // size
                 blocks[index, low:held] = table[row, low:held]
             tables.append(blocks)
         batch = StepBatch(

@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.cache.eviction import least_recently_used
 from penstock.cache.manager import KVCache
 from penstock.cache.pool import BlockPool
-from penstock.cache.prefix import PrefixIndex
 from penstock.core.errors import PenstockError
 from penstock.core.events import SampleOutput
 from penstock.core.plan import StepPlan, StepResult
@@ -34,7 +32,7 @@ from penstock.engine.process import EngineProcess
 from penstock.engine.record import RECORD_BYTES, Record
 from penstock.engine.worker import _Loop
 from penstock.scheduler.scheduler import Scheduler
-from support.scripted import ScriptedExecutor
+from support.scripted import ScriptedExecutor, slots_written
 from support.world_jobs import Scenario, short_key
 from support.world_manners import language
 
@@ -74,10 +72,10 @@ class TightPool(BlockPool):
     def num_spare(self) -> int:
         return max(0, super().num_spare - self.withheld)
 
-    def allocate(self, count: int) -> list[int] | None:
+    def take(self, count: int, width: int = 1) -> list[int]:
         if self.starved and count:
             raise MemoryError
-        return super().allocate(count)
+        return super().take(count, width)
 
 
 class _Done:
@@ -125,11 +123,10 @@ class WatchedExecutor:
         return _Done(answer)
 
     def _check_writes(self, plan: StepPlan) -> None:
-        cache, size = self._scheduler.cache, self._scheduler.cache.spec.block_size
+        cache = self._scheduler.cache
         for row in plan.rows:
-            for table in self._scheduler._sequences[row.sequence].blocks.tables:
-                for block in table[row.start // size : -(-(row.start + row.count + row.draft_depth) // size)]:
-                    assert cache.pool.is_writable(block), f"block {block} is written but shared or published"
+            for slot in slots_written(cache.spec, self._scheduler._sequences[row.sequence].blocks, row):
+                assert cache.pool.is_writable(slot), f"slot {slot} is written but shared or published"
 
 
 class NoWait(CpuWait):
@@ -154,10 +151,10 @@ def build_core(plan: Scenario, world: "World") -> tuple[EngineCore, WatchedExecu
         prefix_caching=plan.prefix_caching,
         key_of=short_key if plan.short_keys else None,
         kept_share=plan.kept_share,
+        pool=TightPool,
     )
-    index: PrefixIndex = cache.index
-    pool = TightPool(plan.num_blocks, index, least_recently_used, int(plan.kept_share * plan.num_blocks))
-    cache.pool = pool
+    pool = cache.pool
+    assert isinstance(pool, TightPool)
     scheduler = Scheduler(plan.config, cache)
     executor = WatchedExecutor(ScriptedExecutor(plan.spec, plan.num_blocks), scheduler, world)
     core = EngineCore(scheduler, executor, world.grammars)

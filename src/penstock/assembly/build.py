@@ -94,7 +94,7 @@ def build_engine(
     config, settled = _measured(config, backend, compiled)
     if settled:
         budget.done("compile kernels, measure a step")
-    storage, tables = _pool(config, backend), BlockTables(len(spec.groups), spec.block_size)
+    storage, tables = _pool(config, backend), BlockTables(spec.groups, spec.block_size)
     program = compiled(storage, head=True)
     grammars = None
     if table is not None:
@@ -140,7 +140,7 @@ def _pool(config: EngineConfig, backend: Backend) -> Storage:
     """The KV pool, with blocks for branches of trees of drafts behind those of the scheduler."""
     cache, limits, scratch = config.cache, config.scheduler, 0
     if limits.draft_width:
-        scratch = blocks_of_branches(limits.draft_depth, cache.spec.block_size, len(cache.spec.groups))
+        scratch = blocks_of_branches(limits.draft_depth, cache.spec.block_size, cache.spec.num_tables)
     return backend.storage(cache.spec, cache.num_blocks + scratch, cache.swap_blocks)
 
 

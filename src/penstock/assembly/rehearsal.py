@@ -33,7 +33,7 @@ def rehearse(program: Program, encoder: Program, choose: ChooseOnDevice, config:
     Both programs have a KV cache of at least one block, which is written to. So all kernels are compiled.
     """
     limits, spec = config.scheduler, config.cache.spec
-    for batch in rehearsals(limits, config.longest, len(spec.groups), spec.block_size):
+    for batch in rehearsals(limits, config.longest, spec.num_tables, spec.block_size):
         logits = program.run(batch)
         # What is not chosen on the device is brought together there, and then to the processor's memory.
         logits.index_select(0, torch.arange(len(logits), device=logits.device))
@@ -41,9 +41,9 @@ def rehearse(program: Program, encoder: Program, choose: ChooseOnDevice, config:
     chosen = choose(logits, [(0, 0.8, 20, 0.9, math.log(0.01), (0, 0, 0))])
     del logits
     # A token that is not known here yet.
-    batch = rehearsal([(0, 1)], 1, len(spec.groups), spec.block_size)
+    batch = rehearsal([(0, 1)], 1, spec.num_tables, spec.block_size)
     program.run(replace(batch, token_ids=torch.tensor([-1]), carried=chosen.tokens))
-    prompt = largest(limits, config.longest, 0, len(spec.groups), spec.block_size)
+    prompt = largest(limits, config.longest, 0, spec.num_tables, spec.block_size)
     encoder.run(prompt)
 
 
@@ -66,7 +66,7 @@ def measure(
         for size in graph_sizes:
             start = memory.settle()
             rows = decode_rows(config.longest, size)
-            program.run(rehearsal(rows, size, len(spec.groups), spec.block_size))
+            program.run(rehearsal(rows, size, spec.num_tables, spec.block_size))
             decodes.append(memory.read().taken_since(start))
         start = memory.settle()
         program.use_idle_time()

@@ -44,5 +44,5 @@ def load_scorer(options: EngineOptions, longest: int) -> TextScorer:
         vocab_size=declaration.vocab_size,
         weights=weights,
         program=program,
-        groups=len(spec.groups),
+        groups=spec.num_tables,
     )

@@ -57,7 +57,7 @@ def make_drafting(
         return None
     limits, most = config.scheduler, MOST_BRANCHES if config.scheduler.draft_width else 0
     # Behind the pool's blocks there are those of branches.
-    branches = Branches(storage, tables, tables.num_groups, config.cache.num_blocks, limits.draft_depth, most)
+    branches = Branches(storage, tables, tables.num_tables, config.cache.num_blocks, limits.draft_depth, most)
     proposer = _Maker(
         config=config,
         speculation=speculation,
@@ -106,7 +106,7 @@ class _Maker:
         tape, rejects = self.target.record(layers=self.speculation.layers), self.speculation.rejects
         program = self._compile(tape, self.weights, self.storage)
         decode = _decode(program, self.target.vocab_size, rejects)
-        return DraftModel(program, decode, self.tables, range(self.tables.num_groups), rejects=rejects)
+        return DraftModel(program, decode, self.tables, range(self.tables.num_tables), rejects=rejects)
 
     def _draft_model(self, draft: DraftModelConfig, *, tells: bool = True) -> DraftModel:
         """A model that drafts; for rejection sampling it `tells` from which distributions, too."""

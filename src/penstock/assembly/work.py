@@ -14,14 +14,17 @@ def model_work(declaration: ModelDeclaration, weights: Mapping[str, Weight], spe
     decoder = declaration.decoder
     head = decoder.output.weight
     linear = {weight.name: weight.size for weight in declaration.weights if weight.role == "linear"}
-    kv_bytes = sum(plane.entry_bytes for plane in spec.planes if plane.granularity == "token")
-    attention = (block.attention for block in decoder.blocks)
+    attention = [block.attention for block in decoder.blocks]
+    kept = [spec.token_bytes(layer.layer) for layer in attention]
     return ModelWork(
         weight_bytes=sum(_bytes(weights[name]) for name in linear),
         head_bytes=_bytes(weights[head.name]),
         token_operations=2 * sum(linear.values()),
         head_operations=2 * head.size,
-        attention=merge(LayerWork(1, kv_bytes, layer.heads.query_width, layer.window) for layer in attention),
+        attention=merge(
+            LayerWork(1, size, layer.heads.query_width, layer.window)
+            for layer, size in zip(attention, kept, strict=True)
+        ),
     )
 
 

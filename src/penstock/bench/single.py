@@ -1,6 +1,6 @@
 """One operation alone, as a native program on random inputs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,17 +38,16 @@ def random_values(*shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Planes:
-    """Keys and values of one layer."""
+    """Keys and values of one layer, each [blocks, block size, KV heads, head_dim]."""
 
     keys: Tensor
     values: Tensor
     layout: KVLayout = "tiles"
-    block_size: int = _BLOCK_SIZE
 
-    def planes(self, layer: int) -> tuple[Tensor, Tensor]:
-        return self.keys, self.values
+    def planes(self, layer: int) -> Mapping[str, Tensor]:
+        return {"key": self.keys, "value": self.values}
 
-    def group_of(self, layer: int) -> int:
+    def table_of(self, layer: int) -> int:
         return 0
 
 
@@ -103,10 +102,10 @@ def _part(operation: Operation, binding: Binding) -> NativeCall:
     return part
 
 
-def planes_shape(case: Case) -> tuple[int, int, int]:
-    """Of keys, and of values: [slots, KV heads, head_dim], of all the case's contexts and a block that is none's."""
+def planes_shape(case: Case) -> tuple[int, int, int, int]:
+    """Of keys, and of values, of all the case's contexts and a block that is none's."""
     blocks = 1 + sum(-(-context // _BLOCK_SIZE) for _, context in case.rows)
-    return blocks * _BLOCK_SIZE, case.kv.kv_heads, case.kv.head_dim
+    return blocks, _BLOCK_SIZE, case.kv.kv_heads, case.kv.head_dim
 
 
 def _planes(case: Case) -> Planes:

@@ -1,4 +1,8 @@
-"""The block pool: every block is free, used, cached or retiring, and free + used + cached + retiring = total."""
+"""The block pool: every block is free, used, cached or retiring, and free + used + cached + retiring = total.
+
+Blocks are handed out as *slots* of one or more, which are held, published and given back together. A slot is named by
+its first block. Since all blocks are of one size, any free ones make a slot.
+"""
 
 import heapq
 from dataclasses import dataclass
@@ -16,14 +20,14 @@ class _Keep:
 
 
 class BlockPool:
-    """Reference-counted blocks, numbered 0 to `num_blocks - 1`.
+    """Reference-counted slots of blocks, which are numbered 0 to `num_blocks - 1`.
 
     - *used*: at least one sequence holds it.
     - *cached*: no sequence holds it, its content is published in the prefix index, it may be evicted at any time.
     - *retiring*: no sequence holds it, but a plan that has not committed yet may still read or write it.
     - *free*: the rest.
 
-    Published blocks can be *kept* for a time, at most `max_kept` of them: they are evicted behind all others.
+    Published slots can be *kept* for a time, at most `max_kept` blocks of them: they are evicted behind all others.
 
     Attributes:
         now: when the pool was told the time last.
@@ -41,9 +45,12 @@ class BlockPool:
         self._eviction_key = eviction_key
         # Low ids are given out first, so that a lightly used pool touches little memory.
         self._free = list(range(num_blocks - 1, -1, -1))
+        # All blocks of slots with more than one, by the first.
+        self._members: dict[int, tuple[int, ...]] = {}
         self._references = [0] * num_blocks
         self._use = [BlockUse() for _ in range(num_blocks)]
         self._retiring: dict[int, int] = {}
+        self._num_retiring = self._num_cached = self._num_kept = 0
         # Shared blocks that an outstanding plan of a sequence that let go may touch, with that plan's number.
         self._touched_until: dict[int, int] = {}
         self._committed = -1
@@ -65,32 +72,39 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Blocks that no sequence holds and whose content can still be hit."""
-        return len(self._cached)
+        return self._num_cached
 
     @property
     def num_retiring(self) -> int:
         """Blocks that wait for outstanding plans."""
-        return len(self._retiring)
+        return self._num_retiring
 
     @property
     def num_used(self) -> int:
         """Blocks held by at least one sequence."""
-        return self.num_blocks - len(self._free) - len(self._cached) - len(self._retiring)
+        return self.num_blocks - len(self._free) - self._num_cached - self._num_retiring
 
     @property
     def num_available(self) -> int:
         """Blocks that an allocation could have now: free and cached ones."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self._num_cached
 
     @property
     def num_spare(self) -> int:
         """Blocks that an allocation could have now without taking one that is kept."""
-        return len(self._free) + len(self._cached) - self._kept_and_cached
+        return len(self._free) + self._num_cached - self._kept_and_cached
 
     @property
     def num_kept(self) -> int:
         """Blocks that are kept, used or not."""
-        return len(self._kept)
+        return self._num_kept
+
+    def blocks_of(self, slot: int) -> tuple[int, ...]:
+        """All blocks of a slot."""
+        return self._members.get(slot) or (slot,)
+
+    def _width(self, slot: int) -> int:
+        return len(self._members[slot]) if slot in self._members else 1
 
     def tick(self, now: float) -> None:
         """It is `now`, in seconds, on a clock that never goes back: what was to be kept until now no longer is."""
@@ -105,12 +119,14 @@ class BlockPool:
         """Keep a published block for `seconds`, again from each use on; False where too many are kept already."""
         keep = self._kept.get(block)
         if keep is None:
-            if len(self._kept) >= self._max_kept:
+            width = self._width(block)
+            if self._num_kept + width > self._max_kept:
                 return False
             keep = self._kept[block] = _Keep(self.now, seconds)
+            self._num_kept += width
             if block in self._cached:
                 self._cache(block)
-                self._kept_and_cached += 1
+                self._kept_and_cached += width
         keep.seconds = max(keep.seconds, seconds)
         self._refresh(block, keep)
         return True
@@ -128,8 +144,9 @@ class BlockPool:
 
     def _let_go(self, block: int) -> None:
         del self._kept[block]
+        self._num_kept -= self._width(block)
         if block in self._cached:
-            self._kept_and_cached -= 1
+            self._kept_and_cached -= self._width(block)
             self._cache(block)
 
     def references(self, block: int) -> int:
@@ -140,26 +157,41 @@ class BlockPool:
         """Whether its one holder may write: shared and published blocks are never written."""
         return self._references[block] == 1 and not self._index.is_published(block)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """`count` blocks with one reference each, evicting cached ones as needed; None, and no change, if too few."""
-        if count > self.num_available:
-            return None
-        return [self._take() for _ in range(count)]
+    def take(self, count: int, width: int = 1) -> list[int]:
+        """`count` slots of `width` blocks with one reference each, evicting cached ones as needed.
 
-    def _take(self) -> int:
-        block = self._free.pop() if self._free else self._evict()
-        self._references[block] = 1
-        return block
+        Raises RuntimeError, changing nothing, where fewer blocks are available.
+        """
+        if count * width > self.num_available:
+            raise RuntimeError(f"{count} slots of {width} blocks are taken, and {self.num_available} blocks are there")
+        return [self._take(width) for _ in range(count)]
 
-    def _evict(self) -> int:
+    def _take(self, width: int) -> int:
+        while len(self._free) < width:
+            self._evict()
+        slot = self._free.pop()
+        if width > 1:
+            self._members[slot] = (slot, *(self._free.pop() for _ in range(width - 1)))
+        self._references[slot] = 1
+        return slot
+
+    def _evict(self) -> None:
         while True:
-            key, block = heapq.heappop(self._eviction_heap)
-            # An entry is stale where the block was hit, or cached again, after it was pushed.
-            if self._cached.get(block) == key:
-                self._uncache(block)
-                self._kept.pop(block, None)
-                self._index.withdraw(block, self.now)
-                return block
+            key, slot = heapq.heappop(self._eviction_heap)
+            # An entry is stale where the slot was hit, or cached again, after it was pushed.
+            if self._cached.get(slot) == key:
+                self._uncache(slot)
+                if self._kept.pop(slot, None) is not None:
+                    self._num_kept -= self._width(slot)
+                self._index.withdraw(slot, self.now)
+                self._set_free(slot)
+                return
+
+    def _set_free(self, slot: int) -> None:
+        if self._members:
+            self._free += reversed(self._members.pop(slot, (slot,)))
+        else:
+            self._free.append(slot)
 
     def share(self, block: int) -> None:
         """Add a reference to a block that is used, or whose published content was hit."""
@@ -168,6 +200,7 @@ class BlockPool:
                 self._uncache(block)
             elif block in self._retiring and self._index.is_published(block):
                 self._touched_until[block] = self._retiring.pop(block)
+                self._num_retiring -= self._width(block)
             else:
                 raise RuntimeError(f"block {block} is shared but no sequence holds it and it is not published")
         keep = self._kept.get(block)
@@ -196,6 +229,7 @@ class BlockPool:
             self._settle(block)
         else:
             self._retiring[block] = until
+            self._num_retiring += self._width(block)
 
     def retire(self, committed: int) -> None:
         """Settle the blocks that waited for plans up to and including `committed`."""
@@ -204,17 +238,21 @@ class BlockPool:
             return
         for block in [block for block, until in self._retiring.items() if until <= committed]:
             del self._retiring[block]
+            self._num_retiring -= self._width(block)
             self._settle(block)
 
     def _settle(self, block: int) -> None:
         if self._index.is_published(block):
-            self._kept_and_cached += block in self._kept
+            width = self._width(block)
+            self._num_cached += width
+            if block in self._kept:
+                self._kept_and_cached += width
             self._cache(block)
         else:
-            self._free.append(block)
+            self._set_free(block)
 
     def _cache(self, block: int) -> None:
-        """Put a block, or put it again, where its key says among those that can be evicted."""
+        """Put a slot, or put it again, where its key says among those that can be evicted."""
         key = (int(block in self._kept), *self._eviction_key(self._use[block]))
         self._cached[block] = key
         heapq.heappush(self._eviction_heap, (key, block))
@@ -224,24 +262,38 @@ class BlockPool:
 
     def _uncache(self, block: int) -> None:
         del self._cached[block]
-        self._kept_and_cached -= block in self._kept
+        width = self._width(block)
+        self._num_cached -= width
+        if block in self._kept:
+            self._kept_and_cached -= width
 
     def check(self, table_references: dict[int, int]) -> None:
-        """Raise RuntimeError unless the pool agrees with `table_references`, references per block over all tables."""
+        """Raise RuntimeError unless the pool agrees with `table_references`, references per slot over all tables."""
         if len(set(self._free)) != len(self._free):
             raise RuntimeError("a block is twice in the free list")
         idle = [set(self._free), set(self._cached), set(self._retiring)]
         if sum(map(len, idle)) != len(set().union(*idle)):
             raise RuntimeError("a block is in two states at once")
+        behind = [block for slot, blocks in self._members.items() for block in blocks[1:] if blocks[0] == slot]
+        if len(set(behind)) != sum(len(blocks) - 1 for blocks in self._members.values()) or set(behind) & set().union(
+            self._members, *idle
+        ):
+            raise RuntimeError("a block is in two slots at once, or in one and free")
         for block in range(self.num_blocks):
             expected = table_references.get(block, 0)
             if self._references[block] != expected:
                 raise RuntimeError(f"block {block} has {self._references[block]} references, tables hold {expected}")
-            if (expected == 0) != any(block in state for state in idle):
+            if (expected == 0) != (any(block in state for state in idle) or block in behind):
                 raise RuntimeError(f"block {block} with {expected} references is in the wrong state")
-        if self._kept_and_cached != sum(block in self._cached for block in self._kept):
-            raise RuntimeError("kept blocks that can be evicted are counted wrongly")
-        if len(self._kept) > self._max_kept:
+        for count, slots in (
+            (self._num_cached, self._cached),
+            (self._num_retiring, self._retiring),
+            (self._num_kept, self._kept),
+            (self._kept_and_cached, [slot for slot in self._kept if slot in self._cached]),
+        ):
+            if count != sum(map(self._width, slots)):
+                raise RuntimeError("blocks that are cached, retiring or kept are counted wrongly")
+        if self._num_kept > self._max_kept:
             raise RuntimeError("more blocks are kept than may be")
         for block in self._kept:
             if not self._index.is_published(block):

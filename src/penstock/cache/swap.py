@@ -1,16 +1,19 @@
-"""Blocks in the processor's memory, where those of preempted sequences are kept until they come back.
+"""Blocks in the processor's memory, where the state of preempted sequences is kept until they come back.
 
-Copies are made by plans, which are carried out in order. So a host block can be given to others as soon as the plan
-that reads it is made. A sequence that gets a block of the pool in the plan that swaps it out writes into it afterwards.
+What goes out is read before the rows of its plan write anything, so that a sequence may give its blocks back at once.
+What comes in can be read once it is reported (`transfers.py`). A host block is given to others once both are over.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.cache.manager import RELEASED, KVCache, SequenceBlocks
-from penstock.core.plan import BlockSwap
+from penstock.cache.groups import RELEASED
+from penstock.cache.manager import KVCache, SequenceBlocks
+from penstock.cache.transfers import Batch
+from penstock.core.plan import Place
 
-Swaps = tuple[BlockSwap, ...]
+Hosts = list[list[tuple[int, tuple[int, ...]]]]
+"""Per group, the index of each slot that the next position needs, and the host blocks that have it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -18,35 +21,35 @@ class SwappedBlocks:
     """What of one sequence is in the processor's memory.
 
     Attributes:
-        tokens: leading positions with which it can go on; 0 once the copy is gone, or has come back.
-        firsts: per group, the index of the first block that the position behind them attends to.
-        hosts: per group, where the blocks from there on are.
-        unconfirmed: whether the plan that makes the copy is outstanding: should it fail, there is none.
+        tokens: leading positions with which it can go on; 0 once the copy is gone, or is on its way back.
+        hosts: where it is.
+        storing: the transfers that bring it there.
     """
 
     tokens: int
-    firsts: list[int]
-    hosts: list[list[int]]
-    unconfirmed: bool = False
+    hosts: Hosts
+    storing: Batch
+
+    def empty(self) -> list[int]:
+        """The copy ends; the host blocks that it had."""
+        hosts = [host for group in self.hosts for _, places in group for host in places]
+        self.tokens, self.hosts = 0, [[] for _ in self.hosts]
+        return hosts
 
 
 class SwapSpace:
     """Host blocks, numbered 0 to `num_blocks - 1`, beside the pool of `cache`: free + used = total.
 
-    Everything is all or nothing. What is asked for goes into the plan in the making, which `take` ends.
+    Everything is all or nothing.
     """
 
     def __init__(self, cache: KVCache, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self._cache = cache
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._out: list[BlockSwap] = []
-        self._in: list[BlockSwap] = []
-        # Read by the plan in the making, so that it may not write them.
-        self._vacated: list[int] = []
-        # Copies that it makes, and those that outstanding plans make.
-        self._copied: list[SwappedBlocks] = []
-        self._unconfirmed: dict[int, list[SwappedBlocks]] = {}
+        # Copies that are being made, and host blocks that are free once a batch is over.
+        self._storing: dict[Batch, SwappedBlocks] = {}
+        self._vacated: dict[Batch, list[int]] = {}
 
     @property
     def num_free(self) -> int:
@@ -64,99 +67,103 @@ class SwapSpace:
         The sequence still holds its blocks, and may give them back at once.
         """
         needed = self._cache.needed_from(blocks, tokens)
-        count = sum(len(group) for _, group in needed)
+        if needed is None:
+            return None
+        blocks_of = self._cache.pool.blocks_of
+        sources = [[(index, blocks_of(slot)) for index, slot in group] for group in needed]
+        count = sum(len(slot) for group in sources for _, slot in group)
         if count > len(self._free):
             return None
         # In ascending order, neighbours are copied together.
         taken = sorted(self._free[len(self._free) - count :], reverse=True)
         del self._free[len(self._free) - count :]
-        swapped = SwappedBlocks(tokens, [first for first, _ in needed], [[taken.pop() for _ in g] for _, g in needed])
-        for (_, group), hosts in zip(needed, swapped.hosts, strict=True):
-            self._out += map(BlockSwap, group, hosts)
-        self._copied.append(swapped)
+        batch, hosts = Batch(), []
+        for number, group in enumerate(sources):
+            hosts.append([(index, tuple(taken.pop() for _ in slot)) for index, slot in group])
+            for (_, slot), (_, places) in zip(group, hosts[-1], strict=True):
+                self._cache.transfers.add(batch, number, Place("pool", slot), Place("host", places))
+        swapped = SwappedBlocks(tokens, hosts, batch)
+        self._storing[batch] = swapped
         return swapped
 
-    def swap_in(self, blocks: SequenceBlocks, swapped: SwappedBlocks, fits: Callable[[int], bool]) -> bool:
-        """Give a sequence that holds nothing its blocks again; False, and no change, where they don't fit.
+    def swap_in(self, blocks: SequenceBlocks, swapped: SwappedBlocks, fits: Callable[[int], bool]) -> Batch | None:
+        """Give a sequence that holds nothing its blocks again; None, and no change, where they don't fit.
 
-        Blocks that the prefix cache has are shared with it. `fits` is told how many those are, once they are held.
+        Nothing of what they hold may be read before the batch is over. Slots that the prefix cache has are shared with
+        it. `fits` is told how many blocks those are, once they are held.
         """
+        pool = self._cache.pool
         tables = self._share_published(blocks, swapped)
-        shared = [(index, block) for table in tables for index, block in table if block != RELEASED]
-        missing = sum(map(len, tables)) - len(shared)
-        taken = self._cache.pool.allocate(missing) if fits(len(shared)) else None
-        if taken is None:
-            for index, block in shared:
-                self._cache.pool.release(block, depth=index)
-            return False
-        for group, (table, hosts) in enumerate(zip(tables, swapped.hosts, strict=True)):
-            first = swapped.firsts[group]
-            blocks.tables[group] = [RELEASED] * first
-            blocks.kept_from[group] = first
-            for (_, block), host in zip(table, hosts, strict=True):
-                if block == RELEASED:
-                    block = taken.pop()
-                    self._in.append(BlockSwap(block, host))
-                blocks.tables[group].append(block)
-        self._vacated += _emptied(swapped)
-        return True
+        shared = [(index, slot) for table in tables for index, slot, _ in table if slot != RELEASED]
+        missing = sum(len(hosts) for table in tables for _, slot, hosts in table if slot == RELEASED)
+        there = sum(len(pool.blocks_of(slot)) for _, slot in shared)
+        if not fits(there) or missing > pool.num_available:
+            for index, slot in shared:
+                pool.release(slot, depth=index)
+            return None
+        batch, targets = Batch(), []
+        for number, table in enumerate(tables):
+            slots: list[tuple[int, int]] = []
+            for index, slot, hosts in table:
+                if slot == RELEASED:
+                    (slot,) = pool.take(1, len(hosts))
+                    targets.append(slot)
+                    target = Place("pool", pool.blocks_of(slot))
+                    self._cache.transfers.add(batch, number, Place("host", hosts), target)
+                slots.append((index, slot))
+            self._cache.restore(blocks, number, slots, swapped.tokens)
+        self._cache.transfers.hold(batch, targets)
+        self._vacate(batch, swapped.empty())
+        return batch
 
-    def _share_published(self, blocks: SequenceBlocks, swapped: SwappedBlocks) -> list[list[tuple[int, int]]]:
-        """Per group the indices of what was swapped out, each with the published block that is held now, or RELEASED.
+    def _share_published(
+        self, blocks: SequenceBlocks, swapped: SwappedBlocks
+    ) -> list[list[tuple[int, int, tuple[int, ...]]]]:
+        """Per group, index and host blocks of what was swapped out, with the published slot held now, or RELEASED.
 
-        A block that the sequence goes on to write is its own.
+        A slot that the sequence goes on to write is its own.
         """
         cache, full = self._cache, 0
         if cache.prefix_caching:
             full = min(swapped.tokens // cache.spec.block_size, len(blocks.chain))
         tables = []
-        for group, (first, hosts) in enumerate(zip(swapped.firsts, swapped.hosts, strict=True)):
+        for group, hosts in enumerate(swapped.hosts):
             table = []
-            for index in range(first, first + len(hosts)):
-                block = cache.index.lookup(group, blocks.chain, index) if index < full else None
-                if block is not None:
-                    cache.pool.share(block)
-                table.append((index, RELEASED if block is None else block))
+            for index, places in hosts:
+                slot = cache.published(blocks, group, index) if index < full else None
+                if slot is not None:
+                    cache.pool.share(slot)
+                table.append((index, RELEASED if slot is None else slot, places))
             tables.append(table)
         return tables
 
     def discard(self, swapped: SwappedBlocks) -> None:
         """The copy is of no more use: its sequence has ended, or has found more in the prefix cache."""
-        hosts = _emptied(swapped)
-        if swapped in self._copied:
-            # Two copies to one host block would have no order.
-            self._copied.remove(swapped)
-            gone = set(hosts)
-            self._out = [swap for swap in self._out if swap.host not in gone]
-        self._free += hosts
+        batch = swapped.storing
+        if not batch.is_over:
+            self._cache.transfers.withdraw(batch)
+        if batch.is_over:
+            self._storing.pop(batch, None)
+        self._vacate(batch, swapped.empty())
 
-    def take(self, plan: int) -> tuple[Swaps, Swaps]:
-        """What is swapped out and in by the plan in the making, which gets this number and is outstanding now."""
-        swaps = tuple(self._out), tuple(self._in)
-        for swapped in self._copied:
-            swapped.unconfirmed = True
-        if self._copied:
-            self._unconfirmed[plan] = self._copied
-        self._free += self._vacated
-        self._out, self._in, self._vacated, self._copied = [], [], [], []
-        return swaps
+    def _vacate(self, batch: Batch, hosts: list[int]) -> None:
+        """Host blocks are free once nothing of a batch reads or writes them."""
+        if batch.is_over:
+            self._free += hosts
+        else:
+            self._vacated.setdefault(batch, []).extend(hosts)
 
-    def settle(self, plan: int, *, failed: bool) -> None:
-        """A plan has committed. Where it has `failed`, what its copies hold is unknown, and they are given up."""
-        for swapped in self._unconfirmed.pop(plan, ()):
-            swapped.unconfirmed = False
-            if failed:
-                self.discard(swapped)
+    def settle(self, over: Sequence[Batch]) -> None:
+        """Batches of transfers are over. A copy that was not made whole is given up."""
+        for batch in over:
+            swapped = self._storing.pop(batch, None)
+            self._free += self._vacated.pop(batch, [])
+            if swapped is not None and batch.failed:
+                self._free += swapped.empty()
 
     def check(self, copies: Iterable[SwappedBlocks]) -> None:
         """Raise RuntimeError unless every host block is free, or in one of the `copies` that sequences have."""
-        held = [host for swapped in copies for hosts in swapped.hosts for host in hosts]
-        if sorted(self._free + self._vacated + held) != list(range(self.num_blocks)):
+        held = [host for swapped in copies for group in swapped.hosts for _, hosts in group for host in hosts]
+        vacated = [host for hosts in self._vacated.values() for host in hosts]
+        if sorted(self._free + vacated + held) != list(range(self.num_blocks)):
             raise RuntimeError("a host block is lost, or in two states at once")
-
-
-def _emptied(swapped: SwappedBlocks) -> list[int]:
-    """The host blocks of a copy that ends."""
-    hosts = [host for group in swapped.hosts for host in group]
-    swapped.tokens, swapped.hosts = 0, [[] for _ in swapped.hosts]
-    return hosts

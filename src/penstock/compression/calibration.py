@@ -144,6 +144,6 @@ class BlockRunner:
             context_lengths=[len(ids)],
             num_decodes=int(len(ids) == 1),
             logit_rows=places,
-            block_tables=(table,) * len(self.storage.spec.groups),
+            block_tables=(table,) * self.storage.spec.num_tables,
             block_size=BLOCK_SIZE,
         )

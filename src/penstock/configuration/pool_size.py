@@ -131,7 +131,7 @@ def fit_pool(config: EngineConfig, measured: StepMemory) -> tuple[EngineConfig, 
     # What the program has been made for, whatever has become free since.
     longest, chunk = min(wish.longest, wish.bound), limits.max_num_batched_tokens
     largest_use = _largest_use(spec, limits.max_num_seqs, longest) * spec.block_bytes
-    branches = blocks_of_branches(limits.draft_depth, spec.block_size, len(spec.groups)) if limits.draft_width else 0
+    branches = blocks_of_branches(limits.draft_depth, spec.block_size, spec.num_tables) if limits.draft_width else 0
     left = measured.left - branches * spec.block_bytes - (STAGING_BYTES if cache.swap_blocks else 0)
     if wish.memory is not None:
         memory, why = wish.memory, f"as asked; {told}"
@@ -196,7 +196,7 @@ def _fit_context(
 
 def _largest_use(spec: KVSpec, sequences: int, longest: int) -> int:
     """Blocks that `sequences` sequences can fill; those that a window has passed are still worth keeping, for hits."""
-    return sequences * len(spec.groups) * -(-longest // spec.block_size)
+    return sequences * spec.num_tables * -(-longest // spec.block_size)
 
 
 def _pool(num_blocks: int, spec: KVSpec, memory: int) -> str:

@@ -80,7 +80,7 @@ def resolve(
     loaded = () if speculation is None or speculation.draft is None else tuple(zip(drafts, drafting, strict=True))
     weights, block_bytes = _bytes_of(model, dtype, quantization, spec, loaded)
     if width:
-        weights += blocks_of_branches(depth, BLOCK_SIZE, len(spec.groups)) * spec.block_bytes
+        weights += blocks_of_branches(depth, BLOCK_SIZE, spec.num_tables) * spec.block_bytes
     _positive("max_model_len", options.batch.max_model_len)
     _positive("kv_cache_memory", cache.kv_cache_memory)
     num_blocks, max_model_len, wish = estimate_pool(

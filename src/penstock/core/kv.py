@@ -1,8 +1,9 @@
-"""Geometry of the KV cache: what a model's layers need to store, and how it is cut into blocks.
+"""State of a model's layers: what each stores, which layers are seen alike, and where all of it lies in blocks.
 
-Layers that see the same positions form a group (all of them: full attention; the last `window`: sliding window), and
-each group has a block table of its own. All groups take blocks from one pool, so every group holds the same number of
-layers; where the counts do not divide, the last group of a kind leaves a slot of its blocks unused.
+A layer's state is named planes. Layers that see the same positions form a group, and a group has block tables of its
+own. All groups take blocks of one size from one pool, whatever their layers store: a block is bytes. What a group's
+layers store for `block_size` tokens is one *slot*, of `width` blocks; a group with one record a sequence has slots for
+whole records. `core/layout.py` chooses the size of a block so that little of it stays empty.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from typing import Literal
 import msgspec
 
 from penstock.core.errors import ConfigurationError, UnsupportedModel
+from penstock.core.layout import ALIGNMENT, Item, choose_block_bytes, pack, pack_rows
 
 DTYPE_BYTES: Mapping[str, int] = MappingProxyType(
     {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "uint8": 1}
@@ -22,6 +24,20 @@ KV_BYTES: Mapping[str, str] = MappingProxyType({"int8": "int8", "fp8": "float8_e
 KV_GROUP = 32
 # A head's number of values is a multiple of this for int4: two groups.
 _INT4_HEADS = 2 * KV_GROUP
+# Tokens from one kept record of a sequence to the next.
+RECORD_INTERVAL = 512
+
+Granularity = Literal["token", "block", "sequence"]
+
+
+class Visibility(msgspec.Struct, frozen=True):
+    """Which positions a position attends to: the `first` of its sequence, and the `last` up to itself (None: all)."""
+
+    first: int = 0
+    last: int | None = None
+
+
+EVERYTHING = Visibility()
 
 
 class LayerKV(msgspec.Struct, frozen=True):
@@ -33,12 +49,15 @@ class LayerKV(msgspec.Struct, frozen=True):
 
 
 class Plane(msgspec.Struct, frozen=True):
-    """A named array stored for each token, block or sequence of a layer; `shape` is that of one entry."""
+    """A named array stored for each token, block or sequence of a layer; `shape` is that of one entry.
+
+    A sequence's record may be cut along its first axis, where it is larger than a block.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    granularity: Literal["token", "block", "sequence"] = "token"
+    granularity: Granularity = "token"
 
     @property
     def entry_bytes(self) -> int:
@@ -48,74 +67,183 @@ class Plane(msgspec.Struct, frozen=True):
             size *= extent
         return size
 
+    def slot_bytes(self, block_size: int) -> int:
+        """Bytes of a slot's entries, of `block_size` tokens or of one record."""
+        return self.entry_bytes * (block_size if self.granularity == "token" else 1)
+
+
+class LayerState(msgspec.Struct, frozen=True):
+    """A layer's planes, and which positions it sees; planes for each sequence hold what has come of all of them."""
+
+    planes: tuple[Plane, ...]
+    sees: Visibility = EVERYTHING
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Where a plane of a layer lies: `offset` bytes into block `part` of a slot of `group`.
+
+    Of a record that is cut, it has `rows` rows of its first axis from `first_row` on.
+    """
+
+    plane: Plane
+    group: int
+    part: int
+    offset: int
+    first_row: int = 0
+    rows: int = 0
+
 
 class GroupSpec(msgspec.Struct, frozen=True):
-    """Layers that share a block table; `layers` are indices into the model, `window` is None for full attention."""
+    """Layers whose slots are held alike.
+
+    Attributes:
+        layers: indices into the model.
+        sees: which positions they attend to.
+        width: blocks of a slot.
+        record_interval: tokens from one record that is kept to the next, where a slot is a record of the sequence;
+            None where it is `block_size` tokens.
+        used_bytes: bytes of a slot that planes take.
+    """
 
     layers: tuple[int, ...]
-    window: int | None = None
+    sees: Visibility = EVERYTHING
+    width: int = 1
+    record_interval: int | None = None
+    used_bytes: int = 0
 
 
 class KVSpec(msgspec.Struct, frozen=True):
-    """The cache's geometry; a block holds `block_size` tokens of `layers_per_block` layers."""
+    """The cache's geometry.
+
+    Attributes:
+        block_size: tokens of a slot.
+        block_bytes: bytes of a block.
+        groups: those that see everything first, those with records last.
+        pieces: of each layer, where its planes lie.
+    """
 
     block_size: int
-    planes: tuple[Plane, ...]
+    block_bytes: int
     groups: tuple[GroupSpec, ...]
-    layers_per_block: int
+    pieces: tuple[tuple[Piece, ...], ...]
 
     @property
-    def block_bytes(self) -> int:
-        """Bytes of one block over all planes."""
-        per_layer = sum(
-            plane.entry_bytes * (self.block_size if plane.granularity == "token" else 1)
-            for plane in self.planes
-            if plane.granularity != "sequence"
-        )
-        return per_layer * self.layers_per_block
+    def num_tables(self) -> int:
+        """Block tables that a sequence has at an executor: one for each part of each group."""
+        return sum(group.width for group in self.groups)
+
+    def first_table(self, group: int) -> int:
+        """The table of a group's first part; those of its others follow."""
+        return sum(each.width for each in self.groups[:group])
+
+    def table_of(self, layer: int) -> int:
+        """The table by which a layer's planes for tokens are found, which are all in one block."""
+        piece = next(piece for piece in self.pieces[layer] if piece.plane.granularity != "sequence")
+        return self.first_table(piece.group) + piece.part
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """All kinds of planes that layers have."""
+        return tuple(dict.fromkeys(piece.plane for pieces in self.pieces for piece in pieces))
+
+    def token_bytes(self, layer: int) -> int:
+        """Bytes that a layer stores for each token."""
+        return sum(piece.plane.entry_bytes for piece in self.pieces[layer] if piece.plane.granularity == "token")
 
     def blocks_for(self, tokens: int, chunk: int) -> int:
         """Most blocks that one sequence of `tokens` tokens holds at a time, computed in chunks of at most `chunk`."""
         total = 0
         for group in self.groups:
-            held = tokens if group.window is None else min(tokens, group.window - 1 + chunk + self.block_size - 1)
-            total += -(-held // self.block_size)
+            if group.record_interval is not None:
+                # The one that is written, and the one that it was copied from.
+                total += 2 * group.width if tokens else 0
+                continue
+            held = tokens
+            if group.sees.last is not None:
+                window = group.sees.last - 1 + chunk + self.block_size - 1
+                # A beginning ends within a slot, too.
+                held = min(tokens, window + group.sees.first + (self.block_size - 1 if group.sees.first else 0))
+            total += -(-held // self.block_size) * group.width
         return total
 
 
 def beside(spec: KVSpec, layers: Sequence[LayerKV], dtype: str) -> KVSpec:
-    """What a second model keeps in the blocks of the first group of `spec`, all of its layers together.
+    """What a second model keeps in blocks with the ids of the first table of `spec`, all of its layers together.
 
-    Raises UnsupportedModel where that group does not keep whole contexts, or the layers differ in their heads.
+    Raises UnsupportedModel where that group does not keep whole contexts.
     """
-    if spec.groups[0].window is not None:
+    if spec.groups[0].sees != EVERYTHING or spec.groups[0].record_interval is not None:
         raise UnsupportedModel("A draft model needs a target with a layer whose attention has no window.")
     whole = [LayerKV(layer.kv_heads, layer.head_dim, None) for layer in layers]
     return build_kv_spec(whole, dtype, spec.block_size)
 
 
 def build_kv_spec(layers: Sequence[LayerKV], dtype: str, block_size: int = 16, kept: str = "auto") -> KVSpec:
-    """Group `layers` by window and choose how many layers share a block.
+    """The geometry for layers of attention, whose keys and values are of `dtype`, or `kept` as one of KV_BYTES.
 
-    Keys and values are of `dtype`, or bytes with scales where they are `kept` as one of KV_BYTES.
-
-    A group has as many layers as the rarest kind, since hybrid models have few layers of full attention and each group
-    costs a block table. Raises UnsupportedModel where layers differ in their heads, and ConfigurationError where what
-    they are to be kept as does not take such heads.
+    Raises ConfigurationError where what they are to be kept as does not take such heads.
     """
-    if len({(layer.kv_heads, layer.head_dim) for layer in layers}) != 1:
-        raise UnsupportedModel("Layers with different numbers or sizes of KV heads are not supported.")
-    kinds: dict[int | None, list[int]] = {}
+    states = [
+        LayerState(_planes(layer.kv_heads, layer.head_dim, dtype, kept), Visibility(0, layer.window))
+        for layer in layers
+    ]
+    return lay_out(states, block_size)
+
+
+def lay_out(layers: Sequence[LayerState], block_size: int, record_interval: int = RECORD_INTERVAL) -> KVSpec:
+    """Group layers by what they see, choose the size of a block, and place every plane.
+
+    Planes for tokens and planes for sequences of one layer are in different groups. `record_interval` is a multiple of
+    `block_size`.
+    """
+    kinds: dict[tuple[bool, Visibility], list[int]] = {}
     for index, layer in enumerate(layers):
-        kinds.setdefault(layer.window, []).append(index)
-    size = min(len(members) for members in kinds.values())
-    groups = tuple(
-        GroupSpec(layers=tuple(members[first : first + size]), window=window)
-        for window, members in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
-        for first in range(0, len(members), size)
+        if any(plane.granularity != "sequence" for plane in layer.planes):
+            kinds.setdefault((False, layer.sees), []).append(index)
+        if any(plane.granularity == "sequence" for plane in layer.planes):
+            kinds.setdefault((True, EVERYTHING), []).append(index)
+    ordered = sorted(kinds.items(), key=lambda kind: (kind[0][0], kind[0][1].last or 0, kind[0][1].first))
+    items = [_items(layers, members, record, block_size) for (record, _), members in ordered]
+    block_bytes = choose_block_bytes(
+        [(sizes, sees.last is None) for ((record, sees), _), sizes in zip(ordered, items, strict=True) if not record],
+        [sizes for ((record, _), _), sizes in zip(ordered, items, strict=True) if record],
     )
-    planes = _planes(layers[0].kv_heads, layers[0].head_dim, dtype, kept)
-    return KVSpec(block_size=block_size, planes=planes, groups=groups, layers_per_block=size)
+    groups: list[GroupSpec] = []
+    pieces: list[list[Piece]] = [[] for _ in layers]
+    for ((record, sees), members), sizes in zip(ordered, items, strict=True):
+        placed = pack_rows(sizes, block_bytes) if record else pack(sizes, block_bytes)
+        width = 1 + max(place.part for place in placed)
+        used = sum(item.bytes for item in sizes)
+        groups.append(GroupSpec(tuple(members), sees, width, record_interval if record else None, used))
+        for place in placed:
+            index, offset = members[place.item.owner], place.offset
+            planes = layers[index].planes
+            for plane in planes if not record else (planes[place.item.plane],):
+                if (plane.granularity == "sequence") != record:
+                    continue
+                pieces[index].append(Piece(plane, len(groups) - 1, place.part, offset, place.first_row, place.rows))
+                offset += _aligned(plane.slot_bytes(block_size))
+    return KVSpec(block_size, block_bytes, tuple(groups), tuple(map(tuple, pieces)))
+
+
+def _items(layers: Sequence[LayerState], members: Sequence[int], record: bool, block_size: int) -> list[Item]:
+    """What has to be placed of a group's layers: each layer's planes together, or each record by itself."""
+    items = []
+    for owner, index in enumerate(members):
+        planes = layers[index].planes
+        if record:
+            for place, plane in enumerate(planes):
+                if plane.granularity == "sequence":
+                    rows = plane.shape[0]
+                    items.append(Item(owner, _aligned(plane.entry_bytes // rows) * rows, place, rows))
+        else:
+            sizes = [_aligned(plane.slot_bytes(block_size)) for plane in planes if plane.granularity != "sequence"]
+            items.append(Item(owner, sum(sizes)))
+    return items
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _planes(heads: int, head_dim: int, dtype: str, kept: str) -> tuple[Plane, ...]:

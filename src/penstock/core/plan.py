@@ -40,26 +40,45 @@ class BeginRow(msgspec.Struct, frozen=True, array_like=True):
     cache_salt: str = ""
 
 
-class BlockCopy(msgspec.Struct, frozen=True, array_like=True):
-    """Copy a whole KV block of every layer, before anything of the step is computed (copy on write)."""
-
-    source: int
-    target: int
+Store = Literal["pool", "host"]
 
 
-class BlockSwap(msgspec.Struct, frozen=True, array_like=True):
-    """Copy a whole KV block of every layer between the pool (`block`) and the processor's memory (`host`)."""
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """The blocks of a slot, in their order, in the pool of the device that computes or in the processor's memory."""
 
-    block: int
-    host: int
+    store: Store
+    blocks: tuple[int, ...]
+
+
+class Transfer(msgspec.Struct, frozen=True, array_like=True):
+    """A slot of a KV group is copied from one place to another.
+
+    What it reads of the pool is read before the rows of its plan are computed. What it writes within the pool is there
+    for these rows; anything else is there once its end is reported, with the result of this plan or a later one. A
+    target that was not done holds anything.
+    """
+
+    id: int
+    group: int
+    source: Place
+    target: Place
+
+
+class TransferResult(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a transfer, which is reported once; not `done`: it failed."""
+
+    id: int
+    done: bool
 
 
 class BlockUpdate(msgspec.Struct, frozen=True, array_like=True):
     """Entries of one row's block table in one KV group: `blocks` replace those from index `first` on.
 
-    A block that is given back because the group's window has passed it is not announced: its entry keeps the old block,
+    The blocks of a slot follow one another. `first` is the index of a slot; a group with records has one slot.
+
+    A slot that is given back because the group's window has passed it is not announced: its entry keeps the old blocks,
     which may hold another sequence's tokens by now, so entries before the window must not be read. An entry that is
-    sent only after its block was given back holds -1.
+    sent only after its slot was given back holds -1, and so does one that was dropped from the middle.
     """
 
     group: int
@@ -109,17 +128,29 @@ class RowPlan(msgspec.Struct, frozen=True, array_like=True):
 class StepPlan(msgspec.Struct, frozen=True):
     """Everything an executor needs for one step.
 
-    Order of effects: end rows, begin rows, swap out, swap in, copy blocks, compute rows. What is swapped out is thus
-    read before a sequence that was given its blocks writes into them, and may come back within the same plan.
+    Order of effects: end rows, begin rows, transfers out of the pool, into the pool, within the pool, compute rows.
+
+    Attributes:
+        transfers: those that begin with this plan.
+        waits: there is nothing to compute before a transfer of an earlier plan is over; the result reports at least
+            one.
     """
 
     number: int
     rows: tuple[RowPlan, ...]
     begin: tuple[BeginRow, ...] = ()
     end: tuple[int, ...] = ()
-    copies: tuple[BlockCopy, ...] = ()
-    swap_out: tuple[BlockSwap, ...] = ()
-    swap_in: tuple[BlockSwap, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    waits: bool = False
+
+    def pairs(self, source: Store, target: Store) -> list[tuple[int, int]]:
+        """Blocks that are copied from one store to another, each with its target, in order."""
+        return [
+            pair
+            for transfer in self.transfers
+            if (transfer.source.store, transfer.target.store) == (source, target)
+            for pair in zip(transfer.source.blocks, transfer.target.blocks, strict=True)
+        ]
 
     @property
     def num_tokens(self) -> int:
@@ -220,6 +251,7 @@ class StepResult(msgspec.Struct, frozen=True):
             not known.
         sampling_seconds, drafting_seconds: how long of this it took to choose tokens, and to draft them before.
         failed: the plan was not carried out, or not to its end: nothing that it was to write may be read.
+        transfers: those that are over, of this plan and of earlier ones.
     """
 
     number: int
@@ -228,3 +260,4 @@ class StepResult(msgspec.Struct, frozen=True):
     sampling_seconds: float = 0.0
     drafting_seconds: float = 0.0
     failed: bool = False
+    transfers: tuple[TransferResult, ...] = ()

@@ -18,6 +18,14 @@ KVLayout = Literal["slots", "tiles"]
 """How a plane of the cache is laid out: [slots, KV heads, head_dim], or as native/src/kv.hpp says."""
 
 
+Planes = Mapping[str, Tensor]
+"""What a layer keeps, by name: [num_blocks, block_size, …] of planes with an entry for each token.
+
+A block's entries are contiguous. From one block to the next it is as far for all planes of a layer, and farther than a
+plane's own entries reach: other planes and layers lie between.
+"""
+
+
 class KVPlanes(Protocol):
     """The arrays in which operations store keys and values and read them; the runtime owns them."""
 
@@ -26,23 +34,18 @@ class KVPlanes(Protocol):
         """How all planes are laid out."""
         ...
 
-    @property
-    def block_size(self) -> int:
-        """Number of tokens in a block."""
-        ...
+    def planes(self, layer: int) -> Planes:
+        """`key` and `value` of `layer`, each [num_blocks, block_size, kv_heads, head_dim].
 
-    def planes(self, layer: int) -> tuple[Tensor, ...]:
-        """Keys and values of `layer`, each of the shape [num_blocks · block_size, kv_heads, head_dim] and contiguous.
+        Bytes (`kernels.kv_bytes`) have `key_scale` and `value_scale` beside them, [num_blocks, block_size, kv_heads],
+        and where two values share a byte [num_blocks, block_size, kv_heads, 2 · groups], and half the bytes.
 
-        Bytes (`kernels.kv_bytes`) have two planes of scales beside them, [num_blocks · block_size, kv_heads], and where
-        two values share a byte [num_blocks · block_size, kv_heads, 2 · groups], and half the bytes.
-
-        Where the layout is not "slots", the shape says how much memory there is, and nothing of its order.
+        Where the layout is not "slots", the shape says how much memory there is, and nothing of its order in a block.
         """
         ...
 
-    def group_of(self, layer: int) -> int:
-        """Index of the layer's KV group, and so of its entry in `StepBatch.block_tables`."""
+    def table_of(self, layer: int) -> int:
+        """Index of the layer's block table in `StepBatch.block_tables`."""
         ...
 
 
@@ -60,16 +63,18 @@ class StepState:
         shared = self.batch.shared[::2]
         return torch.cat((values, values[shared])) if len(shared) else values
 
-    def slots(self, group: int) -> Tensor:
-        """int64 [tokens + shares]: where keys and values of this step go in `group`, as block · block_size + offset."""
-        slots: Tensor | None = self.memo.get(("slots", group))
+    def slots(self, table: int) -> tuple[Tensor, Tensor]:
+        """Where keys and values of this step go by one of the block tables: the block of each, and its place there.
+
+        Each is int64 [tokens + shares].
+        """
+        slots: tuple[Tensor, Tensor] | None = self.memo.get(("slots", table))
         if slots is None:
             batch, size = self.batch, self.batch.block_size
             rows = torch.arange(len(batch.query_lengths)).repeat_interleave(torch.tensor(batch.query_lengths))
             rows, positions = torch.cat((rows, batch.shared[1::2])), self.stored(batch.positions)
-            blocks = batch.block_tables[group][rows, positions // size]
-            slots = blocks.long() * size + positions % size
-            self.memo["slots", group] = slots
+            slots = batch.block_tables[table][rows, positions // size].long(), positions % size
+            self.memo["slots", table] = slots
         return slots
 
 

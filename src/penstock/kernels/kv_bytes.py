@@ -5,6 +5,8 @@ each 32 of a head's values: a channel that is always large takes precision from 
 channels over many tokens, as in KIVI (Liu et al., ICML 2024), would make what is kept of a token depend on others.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -15,9 +17,9 @@ _MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _MOST_INT4 = 15
 
 
-def kind_of(planes: tuple[Tensor, ...]) -> str:
+def kind_of(planes: Mapping[str, Tensor]) -> str:
     """How a layer's planes keep values: "plain", "int8", "fp8" or "int4"."""
-    return _KINDS.get(planes[0].dtype, "plain")
+    return _KINDS.get(planes["key"].dtype, "plain")
 
 
 def raw(plane: Tensor) -> Tensor:

@@ -138,38 +138,37 @@ def _takes_slots(_op: WriteKV | Attention, binding: Binding) -> str | None:
 
 def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
     planes = binding.kv.planes(op.layer)
-    group = binding.kv.group_of(op.layer)
-    stored = planes[0].dtype
+    table = binding.kv.table_of(op.layer)
+    stored = planes["key"].dtype
 
     def run(step: StepState, qkv: Tensor) -> None:
         _, key, value = split_heads(step.stored(qkv), op.heads)
-        slots = step.slots(group)
-        if kind_of(planes) == "plain":
-            planes[0][slots], planes[1][slots] = key.to(stored), value.to(stored)
-            return
-        for heads, (bytes_, scales) in zip((key, value), (planes[::2], planes[1::2]), strict=True):
-            found, scales[slots] = to_bytes(heads, stored)
-            raw(bytes_)[slots] = raw(found)
+        slots = step.slots(table)
+        for name, heads in (("key", key), ("value", value)):
+            if kind_of(planes) == "plain":
+                planes[name][slots] = heads.to(stored)
+                continue
+            found, planes[f"{name}_scale"][slots] = to_bytes(heads, stored)
+            raw(planes[name])[slots] = raw(found)
 
     return run
 
 
-def context_slots(batch: StepBatch, group: int, row: int) -> Tensor:
-    """int64 [context]: the slot of every position of `row`."""
+def context_slots(batch: StepBatch, table: int, row: int) -> tuple[Tensor, Tensor]:
+    """The block of every position of `row`, and its place there, each int64 [context]."""
     positions = torch.arange(batch.context_lengths[row])
-    blocks = batch.block_tables[group][row].long()[positions // batch.block_size]
-    return blocks * batch.block_size + positions % batch.block_size
+    return batch.block_tables[table][row].long()[positions // batch.block_size], positions % batch.block_size
 
 
 def _attention(op: Attention, binding: Binding) -> Kernel:
     planes = binding.kv.planes(op.layer)
-    group = binding.kv.group_of(op.layer)
+    table = binding.kv.table_of(op.layer)
 
-    def seen_of(plane: int, seen: Tensor) -> Tensor:
+    def seen_of(name: str, seen: tuple[Tensor, Tensor]) -> Tensor:
         if kind_of(planes) == "plain":
-            return planes[plane][seen]
-        bytes_ = raw(planes[plane])[seen].view(planes[plane].dtype)
-        return from_bytes(bytes_, planes[plane + 2][seen], binding.dtype)
+            return planes[name][seen]
+        bytes_ = raw(planes[name])[seen].view(planes[name].dtype)
+        return from_bytes(bytes_, planes[f"{name}_scale"][seen], binding.dtype)
 
     def run(step: StepState, qkv: Tensor) -> Tensor:
         batch = step.batch
@@ -177,12 +176,12 @@ def _attention(op: Attention, binding: Binding) -> Kernel:
         output = torch.empty_like(query)
         token = 0
         for row, (added, context) in enumerate(zip(batch.query_lengths, batch.context_lengths, strict=True)):
-            slots = context_slots(batch, group, row)
+            blocks, places = context_slots(batch, table, row)
             for position in range(context - added, context):
                 # Released blocks before the window must not even be read: they may hold another sequence's NaN.
                 first = 0 if op.window is None else max(0, position - op.window + 1)
-                seen = slots[first : position + 1]
-                output[token] = attend(query[token], seen_of(0, seen), seen_of(1, seen), position, first, op)
+                seen = blocks[first : position + 1], places[first : position + 1]
+                output[token] = attend(query[token], seen_of("key", seen), seen_of("value", seen), position, first, op)
                 token += 1
         return output.flatten(1)
 

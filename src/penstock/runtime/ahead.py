@@ -1,22 +1,23 @@
 """Memory that is about to be used, made ready beside the computation.
 
 The KV pool's memory is the operating system's until it is first touched. That costs 0.2 ms for a huge page, and in a
-virtual machine whose host has to find the memory too, 4 ms; and all layers come to the end of their pages at about the
-same time, so that one step would wait for all of it. What comes next is therefore asked for on a thread of its own.
+virtual machine whose host has to find the memory too, 4 ms. What comes next is therefore asked for on a thread of its
+own.
 """
 
 import ctypes
 import mmap
 import sys
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Bytes that are made ready at a time, in each array: a huge page.
-PIECE_BYTES = 2 << 20
-# Bytes that are made ready behind the rows in use while no request waits, in all arrays together.
+# A huge page: what the operating system gives at most at a time.
+HUGE_PAGE_BYTES = 2 << 20
+# Bytes that are made ready together.
+PIECE_BYTES = 8 << 20
+# Bytes that are made ready behind the rows in use while no request waits.
 IDLE_BYTES = 256 << 20
 PAGE_BYTES = mmap.PAGESIZE
 # An advice of madvise(2), for Linux 5.14 and later.
@@ -35,27 +36,27 @@ def populate(array: NDArray[np.uint8], first: int, end: int) -> bool:
     start, stop = begin + first * size, begin + end * size
     start -= start % PAGE_BYTES
     madvise = ctypes.CDLL(None).madvise
-    # By pieces: a thread that needs other memory meanwhile waits for one of them at most.
-    for address in range(start, stop, PIECE_BYTES):
-        length = min(PIECE_BYTES, stop - address)
+    # One by one: a thread that needs other memory meanwhile waits for one of them at most.
+    for address in range(start, stop, HUGE_PAGE_BYTES):
+        length = min(HUGE_PAGE_BYTES, stop - address)
         if madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), POPULATE_WRITE):
             return False
     return True
 
 
 class Ahead:
-    """Keeps half a piece to one and a half of each array ready behind the rows in use, which come in ascending order.
+    """Keeps half a piece to one and a half ready behind the rows in use, which come in ascending order.
 
     In idle time there will be more, so that later, when every processor computes, there is less else to do. Where the
     operating system does not know how, they become ready when they are touched.
     """
 
-    def __init__(self, arrays: Sequence[NDArray[np.uint8]]) -> None:
-        """`arrays`: [rows, bytes] each, in one piece, with the same number of rows."""
-        self._arrays = arrays
-        self._rows = len(arrays[0])
+    def __init__(self, array: NDArray[np.uint8]) -> None:
+        """`array`: [rows, bytes], in one piece."""
+        self._array = array
+        self._rows = len(array)
         # Rows at a time.
-        self._piece = max(2, PIECE_BYTES // max(array.strides[0] for array in arrays))
+        self._piece = max(2, PIECE_BYTES // array.strides[0])
         # Rows below this one are ready, or will soon be. What is smaller than a piece is not worth a thread.
         self._ready = 0 if self._rows > self._piece else self._rows
         self._helper: ThreadPoolExecutor | None = None
@@ -85,7 +86,7 @@ class Ahead:
 
     def use_idle_time(self) -> None:
         """Make more ready until rows are used again; nothing where none ever were."""
-        end = self._used and self._used + IDLE_BYTES // sum(array.strides[0] for array in self._arrays)
+        end = self._used and self._used + IDLE_BYTES // self._array.strides[0]
         self._idle = True
         while self._ready < min(end, self._rows):
             first = self._ready
@@ -98,5 +99,5 @@ class Ahead:
         return self._helper.submit(self._populate, first, self._ready, can_wait)
 
     def _populate(self, first: int, end: int, can_wait: bool) -> bool:
-        """On the helper's thread. What can wait stops between two arrays once a request has come."""
-        return all((self._idle or not can_wait) and populate(array, first, end) for array in self._arrays)
+        """On the helper's thread. What can wait is left once a request has come."""
+        return (self._idle or not can_wait) and populate(self._array, first, end)

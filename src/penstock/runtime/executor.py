@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from penstock.core.plan import BeginRow, RowPlan, SampleResult, StepPlan, StepResult
 from penstock.runtime.device_memory import raise_if_memory_ended
 from penstock.runtime.generating import Generator
-from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepTimes
+from penstock.runtime.handles import CompletedStep, LaunchedStep, PostponedStep, StepTimes, all_done
 from penstock.runtime.launching import Launcher
 from penstock.runtime.parts import ExecutorParts
 from penstock.runtime.pooling import Pooler
@@ -67,7 +67,7 @@ class ModelExecutor:
         # Where an engine was interrupted, it has not asked for the results of what was launched before.
         launcher.wait(leave=1)
         if launcher.can_launch(plan):
-            self._move_blocks(plan)
+            self._begin_transfers(plan)
             return launcher.launch(plan, started)
         if launcher.is_busy:
             return PostponedStep(lambda: self._complete_behind(launcher, plan, time.perf_counter()))
@@ -84,10 +84,11 @@ class ModelExecutor:
 
     def _complete(self, plan: StepPlan, rows: Sequence[RowPlan], started: float) -> StepResult:
         """Compute some rows of the step, from its copies to its tokens."""
-        self._move_blocks(plan)
+        self._begin_transfers(plan)
         times = StepTimes()
         samples = tuple(self._compute(rows, times)) if rows else ()
-        return StepResult(plan.number, samples, time.perf_counter() - started, times.sampling, times.drafting)
+        seconds = time.perf_counter() - started
+        return StepResult(plan.number, samples, seconds, times.sampling, times.drafting, transfers=all_done(plan))
 
     def _end(self, sequence: int) -> None:
         self.table.end(sequence)
@@ -99,12 +100,17 @@ class ModelExecutor:
         if self._verifier is not None:
             self._verifier.begin(begin.sequence, row, begin.cache_salt)
 
-    def _move_blocks(self, plan: StepPlan) -> None:
-        if plan.swap_out or plan.swap_in:
-            self._storage.swap(plan.swap_out, plan.swap_in)
-        if plan.copies:
+    def _begin_transfers(self, plan: StepPlan) -> None:
+        """Carry out the plan's transfers: all are over, in the order of the device, before its rows are computed."""
+        if not plan.transfers:
+            return
+        if out := plan.pairs("pool", "host"):
+            self._storage.swap_out(out)
+        if back := plan.pairs("host", "pool"):
+            self._storage.swap_in(back)
+        if copies := plan.pairs("pool", "pool"):
             for storage in self._storages:
-                storage.copy_blocks(plan.copies)
+                storage.copy_blocks(copies)
 
     def _compute(self, rows: Sequence[RowPlan], times: StepTimes) -> list[SampleResult]:
         pooled = self.table.pooled

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from penstock.core.plan import StepPlan, StepResult
+from penstock.core.plan import StepPlan, StepResult, TransferResult
 from penstock.runtime.rows import Carried, Row
 from penstock.sampling.sampler import ChoiceUnderWay
 
@@ -15,6 +15,11 @@ class StepTimes:
 
     sampling: float = 0.0
     drafting: float = 0.0
+
+
+def all_done(plan: StepPlan) -> tuple[TransferResult, ...]:
+    """The report that a plan's transfers are done."""
+    return tuple(TransferResult(transfer.id, done=True) for transfer in plan.transfers)
 
 
 class CompletedStep:

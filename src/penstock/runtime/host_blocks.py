@@ -8,74 +8,62 @@ from torch import Tensor
 
 from penstock.configuration.swapping import STAGED_BYTES
 from penstock.core.errors import InsufficientMemory
-from penstock.core.plan import BlockSwap
 from penstock.runtime.device_memory import brought
+from penstock.stepping.storage import Pairs
 
 _WORD = torch.int64
 
 
 class HostBlocks:
-    """`num_blocks` blocks, each in one piece, with everything that the pool has of it: keys, values and their scales.
+    """`num_blocks` blocks, as the pool has them.
 
-    In the pool, a block is a piece of each plane of each layer. One or two kernels for each plane gather the pieces of
-    many blocks in a staging area of the device, or put them in their places; between it and this memory, neighbours go
-    in one copy. Only the device touches this memory, in the order of its stream: a copy reads what was computed before
-    it, and what comes after sees it.
+    Blocks of the pool lie anywhere: they are gathered in a staging area of the device, or put in their places from it;
+    between it and this memory, neighbours go in one copy. Only the device touches this memory, in the order of its
+    stream: a copy reads what was computed before it, and what comes after sees it.
 
     Args:
-        memories: the planes of the pool, each as bytes [layers, blocks, bytes of a block in a layer].
+        memory: the pool's, uint8 [blocks, bytes of a block].
         staged_bytes: how much is on its way at a time.
     """
 
-    def __init__(self, memories: Sequence[Tensor], num_blocks: int, staged_bytes: int = STAGED_BYTES) -> None:
-        self._planes = [memory.view(_WORD) for memory in memories]
-        self._widths = [plane.shape[0] * plane.shape[2] for plane in self._planes]
-        self._device = memories[0].device
-        self._host = _memory(num_blocks, sum(self._widths))
+    def __init__(self, memory: Tensor, num_blocks: int, staged_bytes: int = STAGED_BYTES) -> None:
+        self._pool = memory.view(_WORD)
+        self._width = self._pool.shape[1]
+        self._device = memory.device
+        self._host = _memory(num_blocks, self._width)
         if self._device.type == "cuda":
             _pin(self._host)
             # The driver keeps pages that it was told of until it is told otherwise.
             weakref.finalize(self, _unpin, self._host.data_ptr())
-        self._staged = max(1, staged_bytes // (sum(self._widths) * _WORD.itemsize))
+        self._staged = max(1, staged_bytes // (self._width * _WORD.itemsize))
 
-    def swap_out(self, swaps: Sequence[BlockSwap]) -> None:
+    def swap_out(self, pairs: Pairs) -> None:
         """Copy blocks of the pool here."""
-        for some, places in self._batches(swaps):
-            staged = torch.empty((len(some), sum(self._widths)), dtype=_WORD, device=self._device)
-            for plane, part in self._parts(staged):
-                part.copy_(plane.index_select(1, places))
-            for first, end in _runs(some):
-                host = some[first].host
-                self._host[host : host + end - first].copy_(staged[first:end], non_blocking=True)
+        for hosts, places in self._batches([target for _, target in pairs], [source for source, _ in pairs]):
+            staged = self._pool.index_select(0, places)
+            for first, end in _runs(hosts):
+                self._host[hosts[first] : hosts[end - 1] + 1].copy_(staged[first:end], non_blocking=True)
 
-    def swap_in(self, swaps: Sequence[BlockSwap]) -> None:
+    def swap_in(self, pairs: Pairs) -> None:
         """Copy blocks from here into the pool."""
-        for some, places in self._batches(swaps):
-            staged = torch.empty((len(some), sum(self._widths)), dtype=_WORD, device=self._device)
-            for first, end in _runs(some):
-                host = some[first].host
-                staged[first:end].copy_(self._host[host : host + end - first], non_blocking=True)
-            for plane, part in self._parts(staged):
-                plane.index_copy_(1, places, part)
+        for hosts, places in self._batches([source for source, _ in pairs], [target for _, target in pairs]):
+            staged = torch.empty((len(hosts), self._width), dtype=_WORD, device=self._device)
+            for first, end in _runs(hosts):
+                staged[first:end].copy_(self._host[hosts[first] : hosts[end - 1] + 1], non_blocking=True)
+            self._pool.index_copy_(0, places, staged)
 
-    def _batches(self, swaps: Sequence[BlockSwap]) -> Iterator[tuple[Sequence[BlockSwap], Tensor]]:
-        """The swaps that are staged at a time, and their places in the pool."""
-        places = brought([swap.block for swap in swaps], self._device)
-        for first in range(0, len(swaps), self._staged):
-            yield swaps[first : first + self._staged], places[first : first + self._staged]
-
-    def _parts(self, staged: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each plane, and its part of what is staged as [layers, blocks, words]."""
-        parts = staged.split(self._widths, dim=1)
-        for plane, part in zip(self._planes, parts, strict=True):
-            yield plane, part.unflatten(1, (plane.shape[0], plane.shape[2])).transpose(0, 1)
+    def _batches(self, hosts: Sequence[int], blocks: Sequence[int]) -> Iterator[tuple[Sequence[int], Tensor]]:
+        """The host blocks that are staged at a time, and their places in the pool."""
+        places = brought(list(blocks), self._device)
+        for first in range(0, len(hosts), self._staged):
+            yield hosts[first : first + self._staged], places[first : first + self._staged]
 
 
-def _runs(swaps: Sequence[BlockSwap]) -> Iterator[tuple[int, int]]:
+def _runs(hosts: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Where neighbours in the processor's memory follow one another: (first, end) of each."""
     first = 0
-    for place in range(1, len(swaps) + 1):
-        if place == len(swaps) or swaps[place].host != swaps[place - 1].host + 1:
+    for place in range(1, len(hosts) + 1):
+        if place == len(hosts) or hosts[place] != hosts[place - 1] + 1:
             yield first, place
             first = place
 

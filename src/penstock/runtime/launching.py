@@ -4,7 +4,7 @@ import time
 from collections import deque
 
 from penstock.core.plan import SampleResult, StepPlan, StepResult
-from penstock.runtime.handles import LaunchedStep
+from penstock.runtime.handles import LaunchedStep, all_done
 from penstock.runtime.rows import Row, RowTable
 from penstock.sampling.sampler import Place, Sampler, take
 from penstock.stepping.gather import order_rows
@@ -29,9 +29,9 @@ class Launcher:
         return bool(self._launched)
 
     def can_launch(self, plan: StepPlan) -> bool:
-        """Whether nothing of the step has to be known here before the next one is begun."""
+        """Whether there is something to launch, and the next step can be begun before its results are known here."""
         rows, sampler = self._table.rows, self._sampler
-        return all(
+        return bool(plan.rows) and all(
             row.scored[0] == row.scored[1]
             and row.sequence not in self._table.pooled
             and all(sampler.can_begin(rows[sample].state) for sample in row.samples)
@@ -93,4 +93,5 @@ class Launcher:
             if gained.ending is not None:
                 table.make_void((sequence,))
             results.append(SampleResult(sequence, gained))
-        return StepResult(step.plan.number, tuple(results), seconds, time.perf_counter() - over)
+        choosing = time.perf_counter() - over
+        return StepResult(step.plan.number, tuple(results), seconds, choosing, transfers=all_done(step.plan))

@@ -49,12 +49,6 @@ class Carried(NamedTuple):
     tokens: Tensor
 
 
-def fresh_blocks(row: RowPlan, block_size: int) -> list[int]:
-    """Blocks in a row's changes that hold nothing of its context yet: those that begin at or behind `start`."""
-    first = -(-row.start // block_size)
-    return [block for change in row.blocks for block in change.blocks[max(0, first - change.first) :]]
-
-
 class RowTable:
     """The rows of all sequences, by sequence, and their block tables.
 
@@ -73,7 +67,7 @@ class RowTable:
         self.rows: dict[int, Row] = {}
         self.pooled: set[int] = set()
         self._tables = tables
-        self._groups = tuple(range(tables.num_groups))
+        self._groups = tuple(range(tables.num_tables))
         self._storages = tuple(storages)
         self._begin_state = begin_state
         # Sequences that have ended, or lost a step, before the plans were made that say so: what these compute is void.
@@ -106,7 +100,8 @@ class RowTable:
         for row in planned:
             if row.blocks:
                 self._tables.update(self.rows[row.sequence].table, row.blocks)
-                fresh += fresh_blocks(row, self._tables.block_size)
+                for change in row.blocks:
+                    fresh += self._tables.fresh(change, row.start)
         if fresh:
             # Attention hides what is behind a row's context by a weight of 0, and 0 · NaN is NaN: a request whose
             # values broke must not leave them to the next holder of its blocks.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from penstock.core.plan import BeginRow, BlockCopy, BlockSwap, BlockUpdate, RowPlan, StepPlan
+from penstock.core.plan import BeginRow, BlockUpdate, RowPlan, StepPlan, Transfer
 from penstock.scheduler.depth import NO_DRAFTS, Tree
 from penstock.scheduler.sequence import Sequence
 
@@ -108,12 +108,6 @@ class Draft:
         for sample in samples:
             sample.in_flight += 1
 
-    def plan(
-        self,
-        ended: tuple[int, ...],
-        copies: tuple[BlockCopy, ...],
-        swap_out: tuple[BlockSwap, ...],
-        swap_in: tuple[BlockSwap, ...],
-    ) -> StepPlan:
+    def plan(self, ended: tuple[int, ...], transfers: tuple[Transfer, ...], *, waits: bool) -> StepPlan:
         """The plan of the step, with what was decided beside it."""
-        return StepPlan(self.number, tuple(self.rows), tuple(self.begin), ended, copies, swap_out, swap_in)
+        return StepPlan(self.number, tuple(self.rows), tuple(self.begin), ended, transfers, waits)

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from penstock.cache.manager import KVCache
 from penstock.cache.swap import SwapSpace
+from penstock.cache.transfers import Batch
 from penstock.scheduler.room import Room
 from penstock.scheduler.sequence import Sequence
 
@@ -14,12 +15,12 @@ class Held(NamedTuple):
     Attributes:
         tokens: positions that need no work.
         cached: those that the prefix cache has.
-        swapped: those that were swapped out, where it goes on with these.
+        loading: the transfers that bring them, where they were swapped out; nothing can be computed before.
     """
 
     tokens: int
     cached: int
-    swapped: int = 0
+    loading: Batch | None = None
 
 
 class Holding:
@@ -31,15 +32,16 @@ class Holding:
         self._room = room
 
     def take_away(self, victim: Sequence) -> bool:
-        """Take all its blocks from a sequence. False: they were to be swapped out, and there was no room.
+        """Keep what a sequence has, whose blocks are taken from it. False: it was to be swapped out, without room.
 
         What is computed in outstanding plans is swapped out too: they come before the plan that copies it, and where
         one fails, the sequence does.
         """
-        if self._swap.num_blocks:
-            victim.swapped = self._swap.swap_out(victim.blocks, victim.reserved)
-        self._cache.free(victim.blocks, until=victim.last_plan)
-        return not self._swap.num_blocks or victim.swapped is not None
+        # What comes in is not there yet.
+        if not self._swap.num_blocks or victim.loading:
+            return True
+        victim.swapped = self._swap.swap_out(victim.blocks, victim.reserved)
+        return victim.swapped is not None
 
     def attach_if_it_fits(self, sequence: Sequence, hit: int, running: int) -> Held | None:
         """Hold the cached prefix of `hit` blocks, or what was swapped out where that is at least the same.
@@ -49,10 +51,11 @@ class Holding:
         known, size = len(sequence.tokens), self._cache.spec.block_size
         copy, swapped, cached = sequence.swapped, sequence.swapped_tokens, min(hit * size, known - 1)
         if copy is not None and 0 < swapped >= cached:
-            if not self._swap.swap_in(sequence.blocks, copy, lambda shared: self._fits(sequence, running, shared)):
+            loading = self._swap.swap_in(sequence.blocks, copy, lambda shared: self._fits(sequence, running, shared))
+            if loading is None:
                 return None
             sequence.swapped = None
-            return Held(swapped, cached, swapped)
+            return Held(swapped, cached, None if loading.is_over else loading)
         # A block that is hit but for its last token costs a copy; in a full pool it is computed again instead.
         whole_blocks = (known - 1) // size
         for length in dict.fromkeys((hit, min(hit, whole_blocks))):

@@ -2,6 +2,7 @@
 
 from penstock.cache.manager import KVCache
 from penstock.core.facts import Admission, Chunk, StepFacts, Wait
+from penstock.core.plan import Transfer
 from penstock.scheduler.sequence import Sequence
 
 
@@ -46,8 +47,8 @@ class Notes:
             self._chunk_tokens += count
             self._chunks.append(Chunk(sequence.request.request_id, sequence.sample_index, sequence.reserved, count))
 
-    def facts(self, budget: int, swapped: tuple[int, int], *, waiting: bool) -> StepFacts:
-        """The facts of a step that had `budget` tokens; `swapped` are the numbers of blocks swapped out and in.
+    def facts(self, budget: int, transfers: tuple[Transfer, ...], *, waiting: bool) -> StepFacts:
+        """The facts of a step that had `budget` tokens and began these transfers.
 
         `waiting`: whether a sequence still waits.
         """
@@ -62,7 +63,7 @@ class Notes:
             admissions=self._admissions,
             chunks=self._chunks,
             preempted=self._preempted,
-            swapped_out=swapped[0],
-            swapped_in=swapped[1],
+            swapped_out=sum(len(each.target.blocks) for each in transfers if each.target.store != "pool"),
+            swapped_in=sum(len(each.source.blocks) for each in transfers if each.source.store != "pool"),
             not_swapped=self._not_swapped,
         )

@@ -45,9 +45,9 @@ class Room:
         return self._cache.pool.num_spare if running else self._cache.pool.num_available
 
     def blocks_to_admit(self, sequence: Sequence, running: int) -> int:
-        """Blocks for all known tokens, and one to spare for each running sequence and group, so that they can go on."""
+        """Blocks for all known tokens, and a slot of each group for each running sequence, so that they can go on."""
         needed = self._cache.blocks_needed(sequence.blocks, len(sequence.tokens), self._config.max_num_batched_tokens)
-        return needed + running * len(self._cache.spec.groups)
+        return needed + running * self._cache.spec.num_tables
 
     def has_place_for(self, sequence: Sequence) -> bool:
         """Whether it may have a row and blocks, should they be free.
@@ -93,7 +93,7 @@ class Room:
         running = len(self._running)
         if (self._waiting and running < self.rows) or any(positions > 1 for positions in pending):
             return False
-        return self.blocks(running) >= 2 * running * len(self._cache.spec.groups)
+        return self.blocks(running) >= 2 * running * self._cache.spec.num_tables
 
     def would_stand_back(self, sequence: Sequence, hit: int) -> bool:
         """Whether to wait for the block behind a hit of `hit` blocks, since another sequence is computing it."""
@@ -132,7 +132,7 @@ class Room:
             return
         running = len(self._running)
         rows = self.rows - sum(sequence.background <= background for sequence in self._running)
-        blocks = self.blocks(running) - running * len(self._cache.spec.groups)
+        blocks = self.blocks(running) - running * self._cache.spec.num_tables
         firsts = self._waiting.firsts(priority)
         for turn, sequence in enumerate(chain(firsts, self._waiting.seconds(priority))):
             first = turn < len(firsts)
@@ -148,7 +148,7 @@ class Room:
             hit = self._cache.longest_hit(sequence.blocks, sequence.tokens, sequence.cacheable)
             if not sequence.must_wait and not self.would_stand_back(sequence, hit):
                 rows -= 1
-                blocks -= len(self._cache.spec.groups)
+                blocks -= self._cache.spec.num_tables
                 found = max(hit * self._cache.spec.block_size, sequence.swapped_tokens)
                 count = max(1, len(sequence.tokens) - found)
                 tokens -= count

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from penstock.cache.manager import KVCache
 from penstock.cache.swap import SwapSpace
+from penstock.cache.transfers import Batch
 from penstock.core.config import SchedulerConfig
 from penstock.core.events import LoadSnapshot, SampleOutput
 from penstock.core.facts import StepFacts, Wait
@@ -76,6 +77,8 @@ class Scheduler:
         self._room = Room(config, cache, self._running, self._waiting, self._rows)
         self._swap = SwapSpace(cache, swap_blocks)
         self._holding = Holding(cache, self._swap, self._room)
+        # Sequences for which something comes in.
+        self._loading: dict[Batch, Sequence] = {}
         self._outstanding: deque[tuple[int, list[PlannedRow], StepFacts]] = deque()
         # Notes of the plan in the making; a sequence that was preempted for none is told with the next.
         self._notes = Notes()
@@ -118,8 +121,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request has not ended, or any plan has not committed."""
-        return bool(self._requests or self._outstanding)
+        """Whether any request has not ended, or any plan has not committed, or any transfer is not over."""
+        return bool(self._requests or self._outstanding or self.cache.transfers.any_open)
 
     @property
     def num_outstanding(self) -> int:
@@ -148,15 +151,18 @@ class Scheduler:
         if not draft.rows:
             budget = draft.budget = min(draft.budget, self.config.max_background_tokens)
             self._plan_class(draft, background=True)
-        if not draft.rows:
-            return None
+        transfers, waits = self.cache.transfers, False
+        if not draft.rows and not transfers.any_queued:
+            waits = transfers.any_open and not self._outstanding
+            if not waits:
+                return None
         self._next_plan += 1
-        swap_out, swap_in = self._swap.take(draft.number)
-        facts = self._notes.facts(budget, (len(swap_out), len(swap_in)), waiting=bool(self._waiting))
+        moved = transfers.take(draft.number)
+        facts = self._notes.facts(budget, moved, waiting=bool(self._waiting))
         self._outstanding.append((draft.number, draft.committed_by, facts))
         self._notes = Notes()
         ended, self._ended = tuple(self._ended), []
-        return draft.plan(ended, self.cache.take_copies(), swap_out, swap_in)
+        return draft.plan(ended, moved, waits=waits)
 
     def _plan_class(self, draft: Draft, *, background: bool) -> None:
         """Rows for requests that a client waits for, or else for the others.
@@ -186,6 +192,7 @@ class Scheduler:
             # A prompt's last position is never scored.
             if pending > 1:
                 count = allowances.of(sequence, sequence.within_scores(count, draft.scores))
+                count = self.cache.chunk(sequence.reserved, count)
             if count <= 0:
                 continue
             tree = NO_DRAFTS
@@ -193,7 +200,7 @@ class Scheduler:
                 left = draft.budget - decodes_left - count
                 tree = drafts[sequence.id].within(min(left, sequence.tokens_left - 1), left)
             # No sequence loses blocks for drafts.
-            if tree.depth > 0 and self._reserve(sequence, count + tree.depth, draft) == 0:
+            if tree.depth > 0 and self._reserve(sequence, count, draft, tree.depth) == 0:
                 self._add_row(sequence, count, draft, tree)
             elif self._reserve_or_preempt(sequence, count, draft):
                 self._add_row(sequence, count, draft)
@@ -228,8 +235,8 @@ class Scheduler:
             missing = self._reserve(sequence, count, draft)
             if missing == 0:
                 return True
-            # Blocks of outstanding plans come back by themselves: wait for them instead of preempting for more.
-            if missing <= self.cache.pool.num_retiring:
+            # Blocks of outstanding plans and transfers come back: wait for them instead of preempting for more.
+            if missing <= self.cache.pool.num_retiring + self.cache.transfers.returning:
                 return False
             victim = self._running.last()
             if victim is sequence:
@@ -240,24 +247,44 @@ class Scheduler:
                 return False
             self._preempt(victim)
 
-    def _reserve(self, sequence: Sequence, count: int, draft: Draft) -> int:
+    def _reserve(self, sequence: Sequence, count: int, draft: Draft, drafts: int = 0) -> int:
+        """Slots for `count` positions, and for `drafts` that may be wrong; returns how many blocks are missing."""
         start = sequence.reserved
-        return self.cache.reserve(sequence.blocks, start, start + count, plan=draft.number, until=sequence.last_plan)
+        return self.cache.reserve(
+            sequence.blocks,
+            start,
+            start + count + drafts,
+            plan=draft.number,
+            until=sequence.last_plan,
+            drafts=drafts > 0,
+        )
 
     def _preempt(self, victim: Sequence) -> None:
         """Take all blocks from a running sequence; it goes back to its old place.
 
         Its KV is swapped out, or else computed again later.
         """
-        self._running.remove(victim)
-        victim.running = False
         kept = self._holding.take_away(victim)
-        victim.computed = victim.reserved = 0
-        victim.epoch += 1
-        victim.waits = 0
-        self._waiting.add(victim)
+        self._give_up(victim)
         self._totals.preemptions += 1
         self._notes.preemption(victim, refused=not kept)
+
+    def _give_up(self, sequence: Sequence) -> None:
+        """A running sequence has nothing any more, and goes back to its old place."""
+        self._running.remove(sequence)
+        sequence.running = False
+        self.cache.free(sequence.blocks, until=sequence.last_plan)
+        sequence.computed = sequence.reserved = 0
+        sequence.epoch += 1
+        sequence.waits = 0
+        self._forget_load(sequence)
+        self._waiting.add(sequence)
+
+    def _forget_load(self, sequence: Sequence) -> None:
+        """What comes in for a sequence is of no use to it."""
+        if sequence.loading:
+            sequence.loading = False
+            self._loading = {batch: each for batch, each in self._loading.items() if each is not sequence}
 
     def _add_row(self, sequence: Sequence, count: int, draft: Draft, tree: Tree = NO_DRAFTS) -> None:
         end = sequence.reserved + count
@@ -391,9 +418,13 @@ class Scheduler:
         sequence.computed_once = max(sequence.computed_once, held.tokens)
         self._waiting.charge(sequence, prompt=sequence.prompt_left - charged)
         count = sequence.within_scores(min(sequence.pending, most), draft.scores)
+        count = self.cache.chunk(sequence.reserved, count)
         # Before its own blocks take the place of those that tell why it found no more.
-        self._notes.admission(sequence, self.cache, cached, held.swapped)
-        if self._reserve(sequence, count, draft):
+        self._notes.admission(sequence, self.cache, cached, held.tokens if held.loading is not None else 0)
+        if held.loading is not None:
+            # Its first chunk is planned once that has come.
+            sequence.loading, self._loading[held.loading], count = True, sequence, 0
+        elif self._reserve(sequence, count, draft):
             raise RuntimeError(f"sequence {sequence.id} was admitted without blocks for its first chunk")
         self._waiting.admit(sequence)
         self._running.add(sequence)
@@ -408,7 +439,8 @@ class Scheduler:
         if not sequence.begun:
             sequence.begun = True
             draft.start(sequence)
-        self._add_row(sequence, count, draft)
+        if count:
+            self._add_row(sequence, count, draft)
         return count
 
     # Commit.
@@ -441,10 +473,23 @@ class Scheduler:
             if row.sequence.last_plan == plan.number:
                 row.sequence.last_plan = None
         self.cache.pool.retire(plan.number)
-        self._swap.settle(plan.number, failed=result.failed)
-        self._measured(plan, result)
+        self._settle_transfers(plan, result)
+        if plan.rows:
+            self._measured(plan, result)
         self._totals.steps += 1
         return outputs
+
+    def _settle_transfers(self, plan: StepPlan, result: StepResult) -> None:
+        """Sequences whose state has come in go on; those to which it did not come whole compute it again."""
+        over = self.cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
+        self._swap.settle(over)
+        for batch in over:
+            sequence = self._loading.pop(batch, None)
+            if sequence is None:
+                continue
+            sequence.loading = False
+            if batch.failed:
+                self._give_up(sequence)
 
     def _measured(self, plan: StepPlan, result: StepResult) -> None:
         """What the step tells of how long steps take."""
@@ -474,10 +519,10 @@ class Scheduler:
         self._totals.computed(sequence, sequence.computed, end)
         sequence.computed = end
         if row.depth:
-            sequence.reserved = end
-            self.cache.roll_back(sequence.blocks, end + 1, until=None)
+            # What comes of all tokens together goes back to before the drafts where one of them was wrong.
+            end = sequence.computed = sequence.reserved = self.cache.roll_back(sequence.blocks, end, until=None)
         self.cache.settle(sequence.blocks)
-        self.cache.publish(sequence.blocks, sequence.tokens, end)
+        self.cache.publish(sequence.blocks, sequence.tokens, end, until=sequence.last_plan)
         self._holding.keep(sequence)
 
     def _place_forks(self, row: PlannedRow) -> None:
@@ -486,9 +531,11 @@ class Scheduler:
         for fork in row.samples[1:]:
             if fork.finished:
                 continue
-            alive = parent.running and parent.epoch == row.epoch and self.cache.can_fork(parent.blocks, row.end)
-            if alive and len(self._running) < self._room.rows:
-                fork.blocks = self.cache.fork(parent.blocks, fork.id, row.end)
+            blocks = None
+            if parent.running and parent.epoch == row.epoch and len(self._running) < self._room.rows:
+                blocks = self.cache.fork(parent.blocks, fork.id, row.end)
+            if blocks is not None:
+                fork.blocks = blocks
                 fork.computed = fork.reserved = row.end
                 fork.running = True
                 self._running.add(fork)
@@ -528,6 +575,7 @@ class Scheduler:
         sequence.finished = True
         self.cache.free(sequence.blocks, until=sequence.last_plan)
         self._holding.forget(sequence)
+        self._forget_load(sequence)
         if sequence.begun:
             self._ended.append(sequence.id)
         del self._sequences[sequence.id]
@@ -555,7 +603,7 @@ class Scheduler:
         for sequence in self._sequences.values():
             if not sequence.computed <= sequence.reserved <= len(sequence.tokens) + sequence.in_flight:
                 raise RuntimeError(f"sequence {sequence.id}: computed, reserved and known tokens are out of order")
-            if not sequence.running and any(sequence.blocks.tables):
+            if not sequence.running and any(table.held() for table in sequence.blocks.tables):
                 raise RuntimeError(f"sequence {sequence.id} waits but holds blocks")
         if not self.has_work and (self.cache.pool.num_used or self._swap.num_used):
             raise RuntimeError("blocks are in use although nothing runs")

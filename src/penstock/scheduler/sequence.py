@@ -34,6 +34,7 @@ class Sequence:
         last_plan: newest outstanding plan with a row of this sequence, None if there is none.
         blocks: its block tables.
         swapped: what of its blocks is in the processor's memory, if anything was put there when it was preempted.
+        loading: whether this is on its way back; nothing is computed before it has come.
         running: whether it holds a row of the batch (and may hold blocks).
         begun: whether the executor has a row for it.
         admitted: whether it was ever let into the batch, or forked from one that was.
@@ -66,6 +67,7 @@ class Sequence:
     in_flight: int = 0
     last_plan: int | None = None
     swapped: SwappedBlocks | None = None
+    loading: bool = False
     running: bool = False
     begun: bool = False
     admitted: bool = False
@@ -114,7 +116,7 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Positions left to compute once all outstanding plans have succeeded; 1 for a sequence that decodes."""
-        if self.drafting:
+        if self.drafting or self.loading:
             return 0
         expected = len(self.tokens) + self.in_flight
         # The last token of an output is returned but never computed; where nothing is generated, all of the prompt is.
@@ -125,7 +127,7 @@ class Sequence:
     @property
     def must_wait(self) -> bool:
         """Whether it has to wait for an outstanding plan: for the token that this yields, or to be swapped out."""
-        return self.last_plan is not None or (self.swapped is not None and self.swapped.unconfirmed)
+        return self.last_plan is not None or (self.swapped is not None and not self.swapped.storing.is_over)
 
     @property
     def swapped_tokens(self) -> int:

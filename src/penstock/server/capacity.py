@@ -9,7 +9,7 @@ from penstock.core.config import BLOCK_SIZE, DEFAULT_MAX_NUM_SEQS, EngineConfig
 
 def capacity_of(config: EngineConfig) -> Capacity:
     """What an engine of this configuration computes and holds at a time."""
-    pool = config.cache.num_blocks * config.cache.spec.block_size // len(config.cache.spec.groups)
+    pool = config.cache.num_blocks * config.cache.spec.block_size // config.cache.spec.num_tables
     return Capacity(config.scheduler.max_num_seqs, pool, config.cache.wish is not None)
 
 

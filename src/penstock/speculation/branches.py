@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from penstock.core.plan import BlockCopy, RowPlan
+from penstock.core.plan import RowPlan
 from penstock.core.speculation import MOST_BRANCHES, blocks_of_branch
 from penstock.speculation.proposer import Proposal
 from penstock.speculation.tree import branches, path_to, pruned, renumbered
@@ -63,7 +63,7 @@ class Branches:
             return order_rows([StepRow(plan, table) for plan, table in zip(planned, tables, strict=True)]), {}
         rows: list[StepRow] = []
         kept = dict(drafts)
-        copies: list[BlockCopy] = []
+        copies: list[tuple[int, int]] = []
         for plan, table in zip(planned, tables, strict=True):
             proposal = kept.get(plan.sequence)
             if proposal is None:
@@ -72,13 +72,13 @@ class Branches:
             if proposal.parents is not None:
                 proposal = kept[plan.sequence] = self._within_room(plan, proposal)
             rows += self._rows_of(plan, table, proposal, copies)
-        self._storage.copy_blocks(tuple(copies))
+        self._storage.copy_blocks(copies)
         return order_rows(rows), kept
 
     def keep(self, branch: StepRow, table: int, newest: int, right: int) -> None:
         """The newest token, at position `newest`, and `right` drafts behind it are in the blocks of their sequence."""
         first, end = self._reach(newest, right)
-        self._storage.copy_blocks(tuple(self._copies(branch.table, table, first, end)))
+        self._storage.copy_blocks(self._copies(branch.table, table, first, end))
 
     def _within_room(self, plan: RowPlan, proposal: Proposal) -> Proposal:
         """The branches that there is room for; what a branch has in common with others begins with the newest token."""
@@ -86,7 +86,7 @@ class Branches:
         kept = pruned(parents, 1 + (len(self._rows) - self._used if plan.count == 1 else 0))
         return Proposal([proposal.tokens[place] for place in kept], None, renumbered(parents, kept))
 
-    def _rows_of(self, plan: RowPlan, table: int, proposal: Proposal, copies: list[BlockCopy]) -> list[StepRow]:
+    def _rows_of(self, plan: RowPlan, table: int, proposal: Proposal, copies: list[tuple[int, int]]) -> list[StepRow]:
         """The sequence's own row, and those of other branches."""
         tokens, parents = proposal.tokens, proposal.parents
         if parents is None:
@@ -120,11 +120,11 @@ class Branches:
         size = self._tables.block_size
         return newest // size, (newest + drafts) // size + 1
 
-    def _copies(self, source: int, target: int, first: int, end: int) -> list[BlockCopy]:
+    def _copies(self, source: int, target: int, first: int, end: int) -> list[tuple[int, int]]:
         """From the blocks of one row of the tables to those of another."""
         rows = np.array([source, target])
         return [
-            BlockCopy(int(one), int(other))
+            (int(one), int(other))
             for group in range(self._groups)
             for one, other in zip(*self._tables.rows_of(group, rows, end)[:, first:], strict=True)
         ]

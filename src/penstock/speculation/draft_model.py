@@ -11,14 +11,14 @@ from itertools import islice
 
 import numpy as np
 
-from penstock.core.plan import BlockCopy, RowPlan
+from penstock.core.plan import RowPlan
 from penstock.kernels.batch import StepBatch
 from penstock.sampling.sampler import Sampler
 from penstock.speculation.decoding import Decode
 from penstock.speculation.pieces import Piece, gather_pieces
 from penstock.speculation.proposer import NONE, Proposal, Wanted, agreeing, draft_choice
 from penstock.stepping.model import Model
-from penstock.stepping.storage import Blocks
+from penstock.stepping.storage import Blocks, Pairs
 from penstock.stepping.tables import BlockTables, Int32
 
 # Positions that are made up for in one step: a long prompt must not hold up every sequence's next token.
@@ -61,11 +61,11 @@ class _Blocks:
         self._storage.clear_blocks(blocks)
         self._whole[blocks] = False
 
-    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+    def copy_blocks(self, pairs: Pairs) -> None:
         """Copy blocks with what is known of them."""
-        self._storage.copy_blocks(copies)
-        for copy in copies:
-            self._whole[copy.target] = self._whole[copy.source]
+        self._storage.copy_blocks(pairs)
+        for source, target in pairs:
+            self._whole[target] = self._whole[source]
 
     def forget(self, table: Int32, position: int) -> None:
         """What stands in the block of `position` is not that of the sequence with this table."""

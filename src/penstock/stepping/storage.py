@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from penstock.core.plan import BlockCopy, BlockSwap
+Pairs = Sequence[tuple[int, int]]
+"""Blocks that are copied, each with its target."""
 
 
 class Blocks(Protocol):
@@ -12,15 +13,18 @@ class Blocks(Protocol):
     def clear_blocks(self, blocks: list[int]) -> None:
         """Nothing of what was in them may be read."""
 
-    def copy_blocks(self, copies: tuple[BlockCopy, ...]) -> None:
+    def copy_blocks(self, pairs: Pairs) -> None:
         """Copy whole blocks, in order."""
 
 
 class PoolStorage(Blocks, Protocol):
-    """The target's: a pool, with memory beside it to which blocks can be swapped."""
+    """The target's: a pool, with memory of the processor beside it."""
 
-    def swap(self, out: Sequence[BlockSwap], back: Sequence[BlockSwap]) -> None:
-        """Copy blocks to the other memory, then others, or the same, from there."""
+    def swap_out(self, pairs: Pairs) -> None:
+        """Copy blocks to blocks of the processor's memory."""
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """Copy blocks of the processor's memory to blocks of the pool."""
 
     def use_idle_time(self) -> None:
         """Make memory ready that steps will need, beside whatever comes."""

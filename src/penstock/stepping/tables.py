@@ -1,10 +1,12 @@
 """Block tables of all rows as arrays."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.core.kv import GroupSpec
 from penstock.core.plan import BlockUpdate
 
 Int32 = NDArray[np.int32]
@@ -12,13 +14,34 @@ Int64 = NDArray[np.int64]
 
 
 class BlockTables:
-    """One table of block ids per KV group, [rows, blocks]; rows are added as needed and used again."""
+    """Tables of block ids, [rows, slots], one for each block of a group's slots.
 
-    def __init__(self, num_groups: int, block_size: int) -> None:
+    Rows are added as needed and used again.
+
+    Args:
+        groups: those of the cache.
+        block_size: tokens of a slot.
+    """
+
+    def __init__(self, groups: Sequence[GroupSpec], block_size: int) -> None:
         self.block_size = block_size
-        self.num_groups = num_groups
-        self._tables: list[Int32] = [np.zeros((16, 16), dtype=np.int32) for _ in range(num_groups)]
+        ends = list(itertools.accumulate(group.width for group in groups))
+        self._groups = groups
+        self._parts = [range(end - group.width, end) for group, end in zip(groups, ends, strict=True)]
+        self._tables: list[Int32] = [np.zeros((16, 16), dtype=np.int32) for _ in range(ends[-1])]
         self._free: list[int] = list(range(15, -1, -1))
+
+    @property
+    def num_tables(self) -> int:
+        """How many tables a row has."""
+        return len(self._tables)
+
+    def fresh(self, change: BlockUpdate, start: int) -> Sequence[int]:
+        """The blocks of a change in which nothing of a row's first `start` positions is."""
+        group = self._groups[change.group]
+        if group.record_interval is not None:
+            return () if start else change.blocks
+        return change.blocks[max(0, -(-start // self.block_size) - change.first) * group.width :]
 
     def open_row(self) -> int:
         """A row that no sequence uses."""
@@ -42,23 +65,28 @@ class BlockTables:
         their block. Operations attend to neither.
         """
         for change in updates:
-            end = change.first + len(change.blocks)
-            table = self._tables[change.group]
-            if end > table.shape[1]:
-                width = max(end, 2 * table.shape[1])
-                self._tables[change.group] = table = np.pad(table, ((0, 0), (0, width - table.shape[1])))
-            np.maximum(change.blocks, 0, out=table[row, change.first : end], casting="unsafe")
+            parts = self._parts[change.group]
+            for part, table in enumerate(parts):
+                blocks = change.blocks[part :: len(parts)] if len(parts) > 1 else change.blocks
+                self._set(table, row, change.first, blocks)
+
+    def _set(self, number: int, row: int, first: int, blocks: Sequence[int]) -> None:
+        table, end = self._tables[number], first + len(blocks)
+        if end > table.shape[1]:
+            width = max(end, 2 * table.shape[1])
+            self._tables[number] = table = np.pad(table, ((0, 0), (0, width - table.shape[1])))
+        np.maximum(blocks, 0, out=table[row, first:end], casting="unsafe")
 
     def branch(self, row: int, origin: int, first: int, blocks: Sequence[list[int]]) -> None:
-        """Make one row like another, but for `blocks` of each group from index `first` on."""
+        """Make one row like another, but for `blocks` of each table from index `first` on."""
         for table, own in zip(self._tables, blocks, strict=True):
             table[row, :first] = table[origin, :first]
             table[row, first : first + len(own)] = own
 
-    def rows_of(self, group: int, rows: Int64, blocks: int) -> Int32:
-        """The first `blocks` entries of `rows`, [len(rows), blocks]."""
-        return self._tables[group][rows, :blocks]
+    def rows_of(self, number: int, rows: Int64, blocks: int) -> Int32:
+        """The first `blocks` entries of `rows` in one of the tables, [len(rows), blocks]."""
+        return self._tables[number][rows, :blocks]
 
-    def row_of(self, group: int, row: int, blocks: int) -> Int32:
-        """The first `blocks` entries of one row, as they are until the next change."""
-        return self._tables[group][row, :blocks]
+    def row_of(self, number: int, row: int, blocks: int) -> Int32:
+        """The first `blocks` entries of one row of a table, as they are until the next change."""
+        return self._tables[number][row, :blocks]

@@ -140,7 +140,7 @@ def attending() -> Program:
     tape.finish(tape.attention(qkv, GROUPED, 0, 0.3))
     plain = weights() | {"qkv": torch.randn(GROUPED.fused_width, WIDTH)}
     storage = ShuffledStorage([LayerKV(2, 8)], torch.float32, 32, 1, layout="tiles")
-    storage.own(0, 1)
+    storage.own(1)
     chosen: dict[str, Weight] = {name: pack_dense(plain[name]) for name in ("embedding", "qkv")}
     return compile_program(tape, chosen, storage, torch.float32, Dispatcher(NATIVE))
 
@@ -169,4 +169,13 @@ def test_a_program_is_built_of_operations_that_fit() -> None:
     with pytest.raises(ValueError, match="whole panels"):
         program.gated_linear(pack_dense(torch.randn(32, 64)).handle, None, "silu", 0, 1)
     with pytest.raises(ValueError, match="multiple of 16"):
-        program.write_kv(1, 1, [torch.zeros(24, 1, 8)] * 2, "plain", "float32", 24, 0, 0)
+        program.write_kv(1, 1, [torch.zeros(1, 24, 1, 8)] * 2, "plain", "float32", 0, 0)
+    apart = torch.zeros(3, 2, 16, 1, 8)
+    with pytest.raises(ValueError, match="as far apart"):
+        program.write_kv(1, 1, [apart[:, 0], torch.zeros(3, 16, 1, 8)], "plain", "float32", 0, 0)
+    with pytest.raises(ValueError, match="not overlap"):
+        program.write_kv(1, 1, [torch.zeros(1, 16, 1, 8).expand(3, -1, -1, -1)] * 2, "plain", "float32", 0, 0)
+    with pytest.raises(ValueError, match="contiguous"):
+        program.write_kv(
+            1, 1, [torch.zeros(3, 1, 16, 8).transpose(1, 2).contiguous()[:, :, :, :4]] * 2, "plain", "float32", 0, 0
+        )

@@ -89,7 +89,7 @@ def test_a_graph_gives_what_a_launch_gives(deterministic: bool) -> None:
         mine, right = graphed.step(added), plain.step(added)
         for row in rows:
             same(mine[row], right[row], deterministic)
-    for mine, right in zip(graphed.storage.planes(0), plain.storage.planes(0), strict=True):
+    for mine, right in zip(graphed.storage.planes(0).values(), plain.storage.planes(0).values(), strict=True):
         same(mine, right, deterministic)
 
 

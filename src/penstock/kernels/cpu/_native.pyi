@@ -64,7 +64,6 @@ class Program:
         planes: list[Tensor],
         kept: str,
         type: str,
-        block_size: int,
         group: int,
         x: int,
     ) -> None: ...
@@ -74,7 +73,6 @@ class Program:
         planes: list[Tensor],
         kept: str,
         type: str,
-        block_size: int,
         group: int,
         factor: float,
         window: int,

@@ -33,6 +33,8 @@ from penstock.kernels.signature import (
 _DTYPES = (torch.float32, torch.bfloat16)
 # What keys and values are kept as.
 _KEPT = ("float32", "bfloat16", "int8", "float8_e4m3fn", "uint8")
+# What a layer keeps, in the order in which native code takes it.
+_PLANES = ("key", "value", "key_scale", "value_scale")
 # Positions of a tile of the cache; a block is a multiple of them.
 _TILE = 16
 # Outputs of a panel of weights.
@@ -43,7 +45,10 @@ def kv_layout(spec: KVSpec, dtype: torch.dtype) -> KVLayout:
     """How to lay out keys and values for a model of `dtype`: for the native kernels where they take such."""
     if dtype not in _DTYPES or spec.block_size % _TILE:
         return "slots"
-    known = all(plane.dtype in _KEPT and plane.shape[-1] % 2 == 0 for plane in spec.planes[:2])
+    known = all(
+        plane.name in _PLANES and (plane.name in _PLANES[2:] or plane.dtype in _KEPT and plane.shape[-1] % 2 == 0)
+        for plane in spec.planes
+    )
     return "tiles" if known else "slots"
 
 
@@ -128,28 +133,27 @@ def _rotary(op: Rotary, binding: Binding) -> NativeCall:
     return NativeCall(add, reuses=(0,))
 
 
-def _cache(op: WriteKV | Attention, binding: Binding) -> tuple[list[Tensor], str, str, int, int]:
-    """The layer's planes, what they keep, what attention multiplies, tokens of a block, and the layer's group."""
+def _cache(op: WriteKV | Attention, binding: Binding) -> tuple[list[Tensor], str, str, int]:
+    """The layer's planes in the order that native code takes, what they keep, what attention multiplies, its table."""
     planes = binding.kv.planes(op.layer)
     kept = kind_of(planes)
-    dtype = str(binding.dtype if kept != "plain" else planes[0].dtype).removeprefix("torch.")
-    return [raw(plane) for plane in planes], kept, dtype, binding.kv.block_size, binding.kv.group_of(op.layer)
+    dtype = str(binding.dtype if kept != "plain" else planes["key"].dtype).removeprefix("torch.")
+    names = _PLANES if kept != "plain" else _PLANES[:2]
+    return [raw(planes[name]) for name in names], kept, dtype, binding.kv.table_of(op.layer)
 
 
 def _write_kv(op: WriteKV, binding: Binding) -> NativeCall:
-    planes, kept, dtype, size, group = _cache(op, binding)
+    planes, kept, dtype, table = _cache(op, binding)
     heads = op.heads.query_heads, op.heads.kv_heads
-    return NativeCall(
-        lambda builder, x, _: builder.program.write_kv(*heads, planes, kept, dtype, size, group, *x), reuses=()
-    )
+    return NativeCall(lambda builder, x, _: builder.program.write_kv(*heads, planes, kept, dtype, table, *x), reuses=())
 
 
 def _attention(op: Attention, binding: Binding) -> NativeCall:
-    planes, kept, dtype, size, group = _cache(op, binding)
+    planes, kept, dtype, table = _cache(op, binding)
     heads, scale, window, softcap = op.heads.query_heads, op.scale, op.window or 0, op.softcap or 0.0
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
-        builder.program.attention(heads, planes, kept, dtype, size, group, scale, window, softcap, *x, *y)
+        builder.program.attention(heads, planes, kept, dtype, table, scale, window, softcap, *x, *y)
 
     return NativeCall(add)
 

@@ -25,26 +25,38 @@ _LEAST_PIECE = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cache:
-    """A layer's planes as kernels take them: bytes as uint8; where there are no scales, the planes stand for them."""
+    """A layer's planes as kernels take them: bytes as uint8; where there are no scales, the planes stand for them.
+
+    From one block to the next it is `block_stride` values, and `scale_stride` scales.
+    """
 
     keys: Tensor
     values: Tensor
     key_scales: Tensor
     value_scales: Tensor
     kept: str
-    group: int
+    table: int
     block_size: int
+    block_stride: int
+    scale_stride: int
 
 
 def cache_of(binding: Binding, layer: int) -> Cache:
     """The planes of one layer."""
     planes = binding.kv.planes(layer)
-    keys, values = (raw(plane) for plane in planes[:2])
-    key_scales, value_scales = planes[2:] if len(planes) > 2 else (keys, values)
-    kind = kind_of(planes)
+    keys, values = raw(planes["key"]), raw(planes["value"])
+    key_scales, value_scales = planes.get("key_scale", keys), planes.get("value_scale", values)
     return Cache(
-        keys, values, key_scales, value_scales, kind, binding.kv.group_of(layer), binding.kv.block_size
-    )  # fmt: skip
+        keys,
+        values,
+        key_scales,
+        value_scales,
+        kind_of(planes),
+        binding.kv.table_of(layer),
+        keys.shape[1],
+        keys.stride(0),
+        key_scales.stride(0),
+    )
 
 
 def pieces_of(place: Place, tiles: int, longest: int) -> int:
@@ -70,6 +82,8 @@ def attention(op: Attention, binding: Binding, place: Place) -> DevicePart:
         "SIZE": heads.head_dim,
         "PADDED": size,
         "BLOCK_SIZE": cache.block_size,
+        "BLOCK_STRIDE": cache.block_stride,
+        "SCALE_STRIDE": cache.scale_stride,
         "BLOCK_N": 64 if size <= 128 else 32,
         "KEPT": cache.kept,
         "CAPPED": op.softcap is not None,
@@ -134,7 +148,7 @@ class _Launch:
         pieces: int = 1,
     ) -> None:
         cache, op = self._cache, self._op
-        table = step.tables[cache.group]
+        table = step.tables[cache.table]
         mixed, states = partial or (output, output)
         attend_kernel[(len(tiles), op.heads.kv_heads, pieces)](
             qkv,

@@ -55,6 +55,8 @@ def _segment(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     KEPT: tl.constexpr,
@@ -73,9 +75,10 @@ def _segment(
         # Entries of the table before the window and behind the context may be other rows', and are not read.
         there = (place >= low) & (place < stop)
         block = tl.load(table + place // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-        entry = (block * BLOCK_SIZE + place % BLOCK_SIZE) * KV_HEADS + head
+        entry = place % BLOCK_SIZE * KV_HEADS + head
         inside = there[:, None] & (column < SIZE)[None, :]
-        offset = entry[:, None] * SIZE + column[None, :]
+        offset = (block * BLOCK_STRIDE + entry * SIZE)[:, None] + column[None, :]
+        entry = block * SCALE_STRIDE + entry
         key = kept_values(keys, key_scales, offset, entry, inside, there, KEPT, TYPE)
         scores = product(query, tl.trans(key), TYPE, WIDE) * scale
         if CAPPED:
@@ -116,6 +119,8 @@ def _whole(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     KEPT: tl.constexpr,
@@ -133,7 +138,8 @@ def _whole(
         own_peak, own_total, own_mixed = _segment(
             query, position, begin, tl.minimum(at + length, stop), low,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
-            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
+            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
         )  # fmt: skip
         peak, total, mixed = _merge(peak, total, mixed, own_peak, own_total, own_mixed)
     return total, mixed
@@ -185,6 +191,8 @@ def attend_kernel(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     KEPT: tl.constexpr,
@@ -226,7 +234,8 @@ def attend_kernel(
         peak, total, mixed = _segment(
             query, position, begin, end, low,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
-            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
+            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
         )  # fmt: skip
         one = there & (lane < SHARE)
         slot = (split.to(tl.int64) * tl.num_programs(0) + tile) * QUERY_HEADS + query_head
@@ -235,7 +244,8 @@ def attend_kernel(
         total, mixed = _whole(
             query, position, base, stop, length, low,
             keys, values, key_scales, value_scales, table, head, scale, softcap, window,
-            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
+            KV_HEADS, SIZE, PADDED, BLOCK_SIZE, BLOCK_STRIDE, SCALE_STRIDE,
+            BLOCK_M, BLOCK_N, KEPT, CAPPED, WINDOWED, TYPE, WIDE,
         )  # fmt: skip
         result = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
         offset = token[:, None] * (QUERY_HEADS * SIZE) + query_head[:, None] * SIZE + column[None, :]

@@ -13,10 +13,10 @@ def _round_to_even(x):
 
 
 @triton.jit
-def _store(x, there, plane, scales, entry, column, SIZE: tl.constexpr, KEPT: tl.constexpr, TYPE: tl.constexpr):
+def _store(x, there, plane, scales, place, entry, column, SIZE: tl.constexpr, KEPT: tl.constexpr, TYPE: tl.constexpr):
     """One head [PADDED], as it is or as bytes with a scale: not a number where the head is not all finite."""
     if KEPT == "plain":
-        tl.store(plane + entry * SIZE + column, x, mask=there)
+        tl.store(plane + place + column, x, mask=there)
     else:
         most = 127.0 if KEPT == "int8" else 448.0
         wide = x.to(tl.float32)
@@ -32,7 +32,7 @@ def _store(x, there, plane, scales, entry, column, SIZE: tl.constexpr, KEPT: tl.
             byte = _round_to_even(part).to(tl.int32).to(tl.uint8)
         else:
             byte = fp8_bytes(part)
-        tl.store(plane + entry * SIZE + column, byte, mask=there)
+        tl.store(plane + place + column, byte, mask=there)
         tl.store(scales + entry, tl.where(broken, float("nan"), scale))
 
 
@@ -55,6 +55,8 @@ def rotate_and_store_kernel(
     SIZE: tl.constexpr,
     PADDED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    BLOCK_STRIDE: tl.constexpr,
+    SCALE_STRIDE: tl.constexpr,
     ROTATES: tl.constexpr,
     STORES: tl.constexpr,
     KEPT: tl.constexpr,
@@ -87,10 +89,11 @@ def rotate_and_store_kernel(
         if STORES:
             if head >= QUERY_HEADS:
                 block = tl.load(table + row * table_stride + position // BLOCK_SIZE).to(tl.int64)
-                slot = (block * BLOCK_SIZE + position % BLOCK_SIZE) * KV_HEADS
+                heads = position % BLOCK_SIZE * KV_HEADS
+                first, scale = block * BLOCK_STRIDE + heads * SIZE, block * SCALE_STRIDE + heads
                 if head < QUERY_HEADS + KV_HEADS:
-                    place = slot + head - QUERY_HEADS
-                    _store(x, there, keys, key_scales, place, column, SIZE, KEPT, TYPE)
+                    own = head - QUERY_HEADS
+                    _store(x, there, keys, key_scales, first + own * SIZE, scale + own, column, SIZE, KEPT, TYPE)
                 else:
-                    place = slot + head - QUERY_HEADS - KV_HEADS
-                    _store(x, there, values, value_scales, place, column, SIZE, KEPT, TYPE)
+                    own = head - QUERY_HEADS - KV_HEADS
+                    _store(x, there, values, value_scales, first + own * SIZE, scale + own, column, SIZE, KEPT, TYPE)

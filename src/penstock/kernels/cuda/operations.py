@@ -125,7 +125,7 @@ def _rotate_and_store(
         result = qkv if angles is None else torch.empty_like(qkv)
         # Without a cache, of a token's entries the first alone is of use; the others are behind them.
         entries = len(step.entry_tokens) if cache is not None else qkv.shape[0]
-        table = step.tables[0 if cache is None else cache.group]
+        table = step.tables[0 if cache is None else cache.table]
         planes = (qkv,) * 4 if cache is None else (cache.keys, cache.values, cache.key_scales, cache.value_scales)
         rotate_and_store_kernel[(entries, width)](
             qkv,
@@ -142,6 +142,8 @@ def _rotate_and_store(
             SIZE=heads.head_dim,
             PADDED=padding,
             BLOCK_SIZE=1 if cache is None else cache.block_size,
+            BLOCK_STRIDE=0 if cache is None else cache.block_stride,
+            SCALE_STRIDE=0 if cache is None else cache.scale_stride,
             ROTATES=angles is not None,
             STORES=cache is not None,
             KEPT="plain" if cache is None else cache.kept,
@@ -197,7 +199,9 @@ def _takes_slots(op: WriteKV | Attention, binding: Binding) -> str | None:
     if binding.kv.layout != "slots":
         return "the cache is laid out for other kernels"
     # Two values to a byte have scales of another shape.
-    return "there is no kernel on CUDA for a cache of int4" if planes[0].dtype is torch.uint8 else _fits(op, binding)
+    return (
+        "there is no kernel on CUDA for a cache of int4" if planes["key"].dtype is torch.uint8 else _fits(op, binding)
+    )
 
 
 def _fits(_op: object, binding: Binding) -> str | None:

@@ -20,7 +20,7 @@ _BLOCK_DIAGONAL_WIDTH = 128
 def _supports(op: Attention, binding: Binding) -> str | None:
     if binding.kv.layout != "slots":
         return "the cache is laid out for other kernels"
-    stored = binding.kv.planes(op.layer)[0].dtype
+    stored = binding.kv.planes(op.layer)["key"].dtype
     return None if stored is binding.dtype else f"keys are stored as {stored}, queries are {binding.dtype}"
 
 
@@ -39,7 +39,7 @@ def _prepare_block_diagonal(op: Attention, binding: Binding) -> Kernel:
 
 
 def _prepare(op: Attention, binding: Binding, attend: "_Attend", mask_heads: int) -> Kernel:
-    group = binding.kv.group_of(op.layer)
+    group = binding.kv.table_of(op.layer)
     layer = _LayerAttention(op, binding.kv, attend)
     # Without a fused kernel for soft caps, scores of all heads are in memory at once.
     capped_heads = 0 if op.softcap is None else op.heads.query_heads
@@ -113,8 +113,9 @@ class _LayerAttention:
     """One layer's attention: its planes as blocks, and the shapes of its heads."""
 
     def __init__(self, op: Attention, kv: KVPlanes, attend: _Attend) -> None:
-        self._keys, self._values = (plane.view(plane.shape[0] // kv.block_size, -1) for plane in kv.planes(op.layer))
-        self._block_size = kv.block_size
+        planes = kv.planes(op.layer)
+        self._keys, self._values = (planes[name].flatten(1) for name in ("key", "value"))
+        self._block_size = planes["key"].shape[1]
         self._attend = attend
         self._heads = op.heads
         self._share = op.heads.query_heads // op.heads.kv_heads

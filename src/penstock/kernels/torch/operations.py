@@ -128,14 +128,15 @@ def _rotary(op: Rotary, binding: Binding) -> Kernel:
 
 
 def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
-    key_plane, value_plane = (plane.flatten(1) for plane in binding.kv.planes(op.layer))
-    group = binding.kv.group_of(op.layer)
+    planes = binding.kv.planes(op.layer)
+    keys, values = (planes[name].flatten(2) for name in ("key", "value"))
+    table = binding.kv.table_of(op.layer)
     first, middle, last = op.heads.query_width, op.heads.query_width + op.heads.kv_width, op.heads.fused_width
 
     def run(step: StepState, qkv: Tensor) -> None:
-        slots, stored = step.slots(group), step.stored(qkv)
-        key_plane.index_copy_(0, slots, stored[:, first:middle])
-        value_plane.index_copy_(0, slots, stored[:, middle:last])
+        slots, stored = step.slots(table), step.stored(qkv)
+        keys.index_put_(slots, stored[:, first:middle])
+        values.index_put_(slots, stored[:, middle:last])
 
     return run
 
@@ -143,7 +144,7 @@ def _write_kv(op: WriteKV, binding: Binding) -> Kernel:
 def _write_kv_supports(op: WriteKV, binding: Binding) -> str | None:
     if binding.kv.layout != "slots":
         return "the cache is laid out for other kernels"
-    stored = binding.kv.planes(op.layer)[0].dtype
+    stored = binding.kv.planes(op.layer)["key"].dtype
     return None if stored is binding.dtype else f"values of {binding.dtype} are stored as {stored}"
 
 
