@@ -46,6 +46,7 @@ class Backend:
         memory: of the device, by which the pool is sized; None where the configuration says its size.
         graph_sizes: numbers of rows whose decode steps become graphs.
         notes: what users should know of it.
+        identity: kernels and instructions that the bits of its results depend on.
     """
 
     implementations: Sequence[Implementation]
@@ -57,6 +58,7 @@ class Backend:
     memory: Memory | None = None
     graph_sizes: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    identity: str = ""
 
 
 def backend_of(config: EngineConfig) -> Backend:
@@ -85,7 +87,12 @@ def on_processor(config: EngineConfig, processor: ProcessorKernels) -> Backend:
 
     slow = () if processor.obstacle is None else (f"This is the slow path: {processor.obstacle}.",)
     backend = Backend(
-        implementations=processor.implementations, load=loaded, storage=storage, native=processor.native, notes=slow
+        implementations=processor.implementations,
+        load=loaded,
+        storage=storage,
+        native=processor.native,
+        notes=slow,
+        identity=processor.identity,
     )
     if not processor.native:
         return backend
@@ -159,4 +166,5 @@ def on_gpu(config: EngineConfig, memory: Memory | None = None) -> Backend:
         memory=memory,
         graph_sizes=sizes_for(limits.max_num_seqs),
         notes=notes,
+        identity=torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else "interpreted",
     )

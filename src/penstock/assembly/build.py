@@ -1,17 +1,16 @@
 """Builds an engine from its configuration: weights, KV storage, program, scheduler."""
 
 import functools
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.gain import describe_gain
+from penstock.assembly.prefix_keys import PrefixKeys, prefix_keys
 from penstock.assembly.rehearsal import measure
 from penstock.assembly.speculation import STATES, make_drafting
 from penstock.assembly.work import model_work
-from penstock.cache.chain import keyed_hash
 from penstock.cache.manager import KVCache
 from penstock.configuration.pool_size import fit_pool
 from penstock.core.config import EngineConfig, Reason
@@ -112,10 +111,11 @@ def build_engine(
     budget.done("allocate the KV pool, warm up")
     ceilings = backend.ceilings(loaded.weights)
     budget.done("measure the machine")
-    core = EngineCore(Scheduler(config.scheduler, _cache(config), config.cache.swap_blocks), executor, grammars)
+    keys = prefix_keys(config, checkpoint, backend.identity)
+    core = EngineCore(Scheduler(config.scheduler, _cache(config, keys), config.cache.swap_blocks), executor, grammars)
     gain = describe_gain(config.model, declaration, loaded.weights, ceilings)
     promise = _promise(program, rejects=config.speculation is not None and config.speculation.rejects)
-    notes = [*declaration.notes, *backend.notes, *loaded.notes, *([gain] if gain else []), promise]
+    notes = [*declaration.notes, *backend.notes, *loaded.notes, *keys.notes, *([gain] if gain else []), promise]
     notes = [shown(note) for note in notes]
     work = model_work(declaration, loaded.weights, spec)
     return BuiltEngine(
@@ -144,16 +144,13 @@ def _pool(config: EngineConfig, backend: Backend) -> Storage:
     return backend.storage(cache.spec, cache.num_blocks + scratch, cache.swap_blocks)
 
 
-def _cache(config: EngineConfig) -> KVCache:
+def _cache(config: EngineConfig, keys: PrefixKeys) -> KVCache:
     """The books of the pool."""
-    model = config.model
-    weights_kept = (model.path, model.dtype, model.quantization, model.quantize_head)
-    namespace = "\0".join((*weights_kept, str(config.cache.spec))).encode("utf-8", "surrogateescape")
     return KVCache(
         config.cache.spec,
         config.cache.num_blocks,
-        namespace=namespace,
-        key_of=keyed_hash(os.urandom(32)),
+        namespace=keys.namespace,
+        key_of=keys.key_of,
         prefix_caching=config.cache.prefix_caching,
         kept_share=config.cache.kept_share,
     )

@@ -62,6 +62,14 @@ SwapSpace = Annotated[
         help="On a GPU: memory of the processor for the KV of preempted requests; without it they are computed again.",
     ),
 ]
+PrefixSecretFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="File with a secret of at least 32 bytes. Processes with the same secret and weights have the same keys "
+        "of prefixes. Without it, each has keys of its own.",
+    ),
+]
 PrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Share the KV of equal prefixes.")
 ]
@@ -236,6 +244,7 @@ class CacheArguments:
     kv_cache_memory: KvCacheMemory = None
     kv_cache_dtype: KvCacheDtype = "auto"
     swap_space: SwapSpace = None
+    prefix_secret_file: PrefixSecretFile = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,12 +65,14 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
         swap_space: bytes of the processor's memory to which a GPU's KV blocks are swapped when a sequence is preempted;
             None or 0: it is computed again.
         enable_prefix_caching: share the KV of equal prefixes between requests.
+        prefix_secret_file: has a secret, so that processes with the same one have the same keys of prefixes.
     """
 
     kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"
     swap_space: int | None = None
     enable_prefix_caching: bool = True
+    prefix_secret_file: str | None = None
 
 
 class DeviceOptions(msgspec.Struct, frozen=True, kw_only=True):

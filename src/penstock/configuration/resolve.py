@@ -11,6 +11,7 @@ from penstock.configuration.options import (
     DEFAULT_TARGET_ITL,
     LONGEST_TARGET_ITL,
     BatchOptions,
+    CacheOptions,
     DeviceOptions,
     EngineOptions,
     LoadingOptions,
@@ -88,11 +89,10 @@ def resolve(
     )
     _positive("swap_space", cache.swap_space or None)
     swap_blocks = resolve_swap_space(cache.swap_space, block_bytes, host_memory, out.note)
-    _note_sharing(cache.enable_prefix_caching, out)
     packed_cache = _resolve_packed_cache(loading, machine, out)
     config = EngineConfig(
         model=ModelConfig(model.path, tokenizer, dtype, loading.load_format, *quantization, packed_cache),
-        cache=CacheConfig(spec, num_blocks, cache.enable_prefix_caching, swap_blocks=swap_blocks, wish=wish),
+        cache=CacheConfig(spec, num_blocks, *_resolve_sharing(cache, out), swap_blocks=swap_blocks, wish=wish),
         scheduler=SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=batched,
@@ -163,11 +163,17 @@ def _note_order_of_sums(deterministic: bool, gpu: Gpu | None, machine: MachineFa
     out.note("deterministic", deterministic, why)
 
 
-def _note_sharing(sharing: bool, out: Reasons) -> None:
+def _resolve_sharing(cache: CacheOptions, out: Reasons) -> tuple[bool, str | None]:
+    """Whether prefixes are shared, and the file with the secret of their keys."""
     why = "as asked: every prompt is computed"
-    if sharing:
+    if cache.enable_prefix_caching:
         why = f"equal prefixes share their KV; up to {KEPT_SHARE:.0%} of the pool is kept where clients ask for it"
-    out.note("enable prefix caching", sharing, why)
+    out.note("enable prefix caching", cache.enable_prefix_caching, why)
+    file, why = cache.prefix_secret_file, "each start has a secret of its own, unless PENSTOCK_PREFIX_SECRET has one"
+    if file is not None:
+        why = "processes with this secret, and equal weights, have the same keys of prefixes"
+    out.note("prefix secret file", file or "none", why)
+    return cache.enable_prefix_caching, file
 
 
 def _positive(name: str, value: Any) -> None:

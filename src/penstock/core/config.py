@@ -90,6 +90,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
         spec: its geometry.
         num_blocks: its size; where there is a `wish`, an estimate of it.
         prefix_caching: whether prefixes are shared.
+        prefix_secret_file: has the secret of their keys; without one, and without the variable, it is this process's.
         kept_share: what share of it may be kept on request.
         swap_blocks: how many more there are in the processor's memory, for preempted sequences.
         wish: on a GPU, what the engine sizes it by once it has measured a step; so is the longest context.
@@ -98,6 +99,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
     spec: KVSpec
     num_blocks: int
     prefix_caching: bool = True
+    prefix_secret_file: str | None = None
     kept_share: float = KEPT_SHARE
     swap_blocks: int = 0
     wish: PoolWish | None = None

@@ -30,6 +30,11 @@ class ProcessorKernels:
         """Whether the native kernels compute, for which weights are packed and KV pools are laid out."""
         return self.obstacle is None
 
+    @property
+    def identity(self) -> str:
+        """The kernels and instructions in use: others may give other bits."""
+        return f"native, {native.instruction_set()}" if self.native else f"torch {torch.__version__}"
+
     def kv_layout(self, spec: KVSpec, dtype: torch.dtype) -> KVLayout:
         """How the pool of a model of `dtype` is laid out.
 

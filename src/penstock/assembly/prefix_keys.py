@@ -1,0 +1,93 @@
+"""The keys of cached prefixes: what they depend on, and whether other processes have the same.
+
+Each server has a secret of its own by default, so that no client can tell a key. Where processes share a secret, equal
+keys mean equal keys and values: the namespace has all that these depend on beside the tokens.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.cache.chain import KeyFunction, keyed_hash
+from penstock.core.config import EngineConfig
+from penstock.core.errors import ConfigurationError
+from penstock.loading.checkpoint import Checkpoint
+from penstock.loading.fingerprint import fingerprint
+from penstock.quantization.rounding import ROUNDING
+
+VARIABLE = "PENSTOCK_PREFIX_SECRET"
+SHORTEST = 32
+# Raise it where the same configuration gets other keys and values.
+_VERSION = 1
+_SECRET_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixKeys:
+    """How keys are made.
+
+    Attributes:
+        namespace: what they depend on beside the tokens.
+        key_of: a key from its parent's and its tokens.
+        notes: what users should know of it.
+    """
+
+    namespace: bytes
+    key_of: KeyFunction
+    notes: tuple[str, ...] = ()
+
+
+def prefix_keys(config: EngineConfig, checkpoint: Checkpoint, computed_by: str) -> PrefixKeys:
+    """The keys of an engine whose kernels are `computed_by`, since others give other bits.
+
+    Raises ConfigurationError where the secret that is to be shared cannot be had, or is short.
+    """
+    secret, source = shared_secret(config.cache.prefix_secret_file)
+    if secret is None:
+        return PrefixKeys(b"", keyed_hash(os.urandom(_SECRET_BYTES)))
+    model, folder = config.model, config.model.packed_cache
+    weights = "dummy"
+    if model.load_format != "dummy":
+        kept = None if folder is None else Path(folder).expanduser()
+        weights = fingerprint(checkpoint, kept, config.threads).hex()
+    depends = {
+        "version": _VERSION,
+        "weights": weights,
+        "config": checkpoint.config,
+        "dtype": model.dtype,
+        "quantization": [model.quantization, model.quantize_head, ROUNDING],
+        "cache": repr(config.cache.spec),
+        "computed by": computed_by,
+    }
+    namespace = hashlib.sha256(json.dumps(depends, sort_keys=True, default=repr).encode()).digest()
+    note = f"Keys of prefixes are made with the secret of {source}: processes with it, and equal weights, share them."
+    return PrefixKeys(namespace, keyed_hash(secret), (note,))
+
+
+def shared_secret(file: str | None) -> tuple[bytes | None, str]:
+    """The secret that processes share, and where it is from; None where each has its own.
+
+    Raises ConfigurationError where the file cannot be read, the secret is short, or there are two.
+    """
+    variable = os.environ.get(VARIABLE)
+    if file is None and variable is None:
+        return None, ""
+    if file is not None and variable is not None:
+        raise ConfigurationError(f"--prefix-secret-file and {VARIABLE} are both given; give one of them.")
+    if file is None:
+        assert variable is not None
+        given, source = variable.encode("utf-8", "surrogateescape"), VARIABLE
+    else:
+        try:
+            given, source = Path(file).expanduser().read_bytes(), file
+        except OSError as error:
+            raise ConfigurationError(f"--prefix-secret-file {file} cannot be read: {error.strerror}.") from error
+    if len(given.strip()) < SHORTEST:
+        raise ConfigurationError(
+            f"The secret of {source} has {len(given.strip())} bytes; it must have at least {SHORTEST}, which "
+            "`openssl rand -hex 32` makes."
+        )
+    # A keyed BLAKE2b takes no longer one.
+    return hashlib.blake2b(given.strip(), digest_size=_SECRET_BYTES).digest(), source
