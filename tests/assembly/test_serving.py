@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 
 import httpx
 import pytest
@@ -58,6 +59,34 @@ def test_a_program_starts_a_server_and_ends_it() -> None:
     assert {"dtype", "max model len", "chat template"} <= {reason.setting for reason in started.told}
     assert {reason.setting for reason in started.told} < {reason.setting for reason in started.reasons}
     assert any(remark.startswith("data dir: off") for remark in started.remarks)
+
+
+class Loading(Unwatched):
+    """Says when the model begins to load."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+
+    def loading(self) -> contextlib.AbstractContextManager[object]:
+        self.begun.set()
+        return contextlib.nullcontext()
+
+
+async def cancel_while_it_loads() -> None:
+    loading = Loading()
+    serving = asyncio.ensure_future(serve_model(HAIKU, ServeOptions(port=0, data_dir="off"), watcher=loading))
+    begun = asyncio.ensure_future(loading.begun.wait())
+    await asyncio.wait((serving, begun), return_when=asyncio.FIRST_COMPLETED)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_a_start_that_is_cancelled_leaves_nothing_behind(caplog: pytest.LogCaptureFixture) -> None:
+    asyncio.run(cancel_while_it_loads())
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_what_a_server_cannot_be_ends_its_start() -> None:

@@ -100,14 +100,16 @@ class Replica:
         self._accounts = Accounts(self._engine, recent, text, self._traces)
         self._serving = asyncio.ensure_future(self._listen(listener))
         ready = asyncio.ensure_future(self._start.ready(tokenizer, self._options.names))
-        # A signal while the model loads ends the server, and with it the wait.
-        await asyncio.wait((self._serving, ready), return_when=asyncio.FIRST_COMPLETED)
-        if self._serving.done():
+        try:
+            # A signal while the model loads ends the server, and with it the wait.
+            await asyncio.wait((self._serving, ready), return_when=asyncio.FIRST_COMPLETED)
+            if self._serving.done():
+                self._serving.result()
+                return False
+            self._take_in(ready.result())
+            return True
+        finally:
             ready.cancel()
-            self._serving.result()
-            return False
-        self._take_in(ready.result())
-        return True
 
     async def _listen(self, listener: socket.socket) -> None:
         options = self._options
