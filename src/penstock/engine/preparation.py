@@ -28,55 +28,52 @@ class _Preparation:
 class Preparations:
     """Requests on their way to the scheduler.
 
-    Args:
-        prepare: makes ready what a request needs; called on other threads, raises PenstockError.
-        wake: called on other threads when there is something to take.
+    Attributes:
+        waiting: those that are on their way, by their ids; changed on the caller's thread only.
     """
 
     def __init__(self, prepare: Callable[[Request], None], wake: Callable[[], None]) -> None:
+        """`prepare` makes ready what a request needs, or raises PenstockError; `wake` says that there is one to take.
+
+        Both are called on other threads.
+        """
         self._prepare = prepare
         self._wake = wake
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
         self._lock = threading.Lock()
-        self._waiting: dict[int, _Preparation] = {}
+        self.waiting: dict[int, _Preparation] = {}
 
     def begin(self, request: Request, now: float) -> None:
         """Start with a request; raises EngineUnavailable where too many are waiting already."""
         with self._lock:
-            if len(self._waiting) >= MAX_WAITING:
+            if len(self.waiting) >= MAX_WAITING:
                 raise EngineUnavailable("Too many grammars are being compiled; try again in a few seconds.")
-            preparation = self._waiting[request.request_id] = _Preparation(request, now)
+            preparation = self.waiting[request.request_id] = _Preparation(request, now)
         self._threads.submit(self._work, preparation)
 
     def drop(self, request_id: int) -> None:
         """No client waits for this request any more."""
         with self._lock:
-            self._waiting.pop(request_id, None)
-
-    @property
-    def request_ids(self) -> frozenset[int]:
-        """Those that are on their way."""
-        with self._lock:
-            return frozenset(self._waiting)
+            self.waiting.pop(request_id, None)
 
     def take(self, now: float) -> list[tuple[Request, PenstockError | None, float]]:
         """Requests that are ready, or have failed, in the order in which they came, and how many seconds that took."""
         with self._lock:
-            over = [item for item in self._waiting.values() if item.done or now >= item.began + MAX_SECONDS]
+            over = [item for item in self.waiting.values() if item.done or now >= item.began + MAX_SECONDS]
             for item in over:
-                del self._waiting[item.request.request_id]
+                del self.waiting[item.request.request_id]
         return [(item.request, item.error if item.done else _overdue(item.request), now - item.began) for item in over]
 
     def seconds_left(self, now: float) -> float | None:
         """Until the first deadline; None where nothing waits."""
         with self._lock:
-            begins = [item.began for item in self._waiting.values()]
+            begins = [item.began for item in self.waiting.values()]
         return max(0.0, min(begins) + MAX_SECONDS - now) if begins else None
 
     def _work(self, preparation: _Preparation) -> None:
         try:
             with self._lock:
-                dropped = preparation.request.request_id not in self._waiting
+                dropped = preparation.request.request_id not in self.waiting
             if not dropped:
                 self._prepare(preparation.request)
         except PenstockError as error:

@@ -240,7 +240,9 @@ class _Loop:
 
     @property
     def busy(self) -> bool:
-        return self._core.is_computing or (self._core.has_work and self._steps_left != 0)
+        if self._steps_left == 0:
+            return self._core.is_computing
+        return self._core.has_work
 
     def run(self) -> NoReturn:
         """Ends with EOFError or a broken pipe when the other end closes, and with the error of a step that fails."""
@@ -250,10 +252,7 @@ class _Loop:
         core.begin_step = self._begin_step
         while True:
             outputs = [output for message in self._receive() for output in self._take(message)]
-            prepared = []
-            for request, refusal, seconds in self._preparations.take(core.clock()):
-                self._add(request, refusal)
-                prepared.append((request.request_id, seconds))
+            prepared = self._take_prepared() if self._preparations.waiting else []
             facts = None
             if self.busy:
                 self._rested = False
@@ -270,6 +269,14 @@ class _Loop:
             self._send_seconds = core.clock() - computed if facts is not None else 0.0
             self._record.any()
 
+    def _take_prepared(self) -> list[tuple[int, float]]:
+        """Queue requests that are ready; with the seconds that this took."""
+        prepared = []
+        for request, refusal, seconds in self._preparations.take(self._core.clock()):
+            self._add(request, refusal)
+            prepared.append((request.request_id, seconds))
+        return prepared
+
     def _step(self) -> list[SampleOutput]:
         """Begin a step, or only finish what was begun where none is left."""
         if self._steps_left is None:
@@ -281,16 +288,17 @@ class _Loop:
 
     def _begin_step(self, request_ids: frozenset[int]) -> None:
         """A step computes these requests; whatever ends the engine until it has told of it, they are the reason."""
-        self._record.only(request_ids | self._preparations.request_ids)
+        self._record.only(request_ids.union(self._preparations.waiting))
 
     def _receive(self) -> list[ToEngine]:
-        seconds = self._preparations.seconds_left(self._core.clock())
+        preparations = self._preparations
+        seconds = preparations.seconds_left(self._core.clock()) if preparations.waiting else None
         resting = not self._rested and seconds is None
         if resting:
             seconds = IDLE_SECONDS
         wait = not self.busy
         if wait:
-            self._record.only(self._preparations.request_ids)
+            self._record.only(self._preparations.waiting)
         try:
             messages = self._connection.receive(wait=wait, seconds=seconds)
         finally:
