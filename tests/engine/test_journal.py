@@ -10,7 +10,7 @@ from penstock import AsyncEngine, SamplingParams
 from penstock.core.facts import Chunk, StepFacts, StepTotals
 from penstock.engine.journal import MOST_CHUNKS, Journal, Mark
 from support.checkpoints import make
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, reached
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +18,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make("llama", tmp_path_factory.mktemp("llama"))
 
 
-async def run(engine: AsyncEngine, prompt: list[int], tokens: int, most: int | None = None, salt: str = "") -> Journal:
-    """The journal of one request, which is read up to `most` outputs."""
+async def run(
+    engine: AsyncEngine, prompt: list[int], tokens: int, most: int | None = None, followed: list[Journal] | None = None
+) -> Journal:
+    """The journal of one request, which is read up to `most` outputs; it is `followed` once it was submitted."""
     journals: list[Journal] = []
+
+    def follow(journal: Journal) -> None:
+        journals.append(journal)
+        if followed is not None:
+            followed.append(journal)
+
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    outputs = engine.generate(prompt, params, cache_salt=salt, follow=journals.append)
+    outputs = engine.generate(prompt, params, follow=follow)
     async with contextlib.aclosing(outputs):
         count = 0
         async for _ in outputs:
@@ -61,15 +69,24 @@ def test_a_request_is_followed_from_its_queue_to_its_end(checkpoint: Path) -> No
             assert again.prefix is not None
             assert (again.prefix.found, again.prefix.missing, again.prefix.position) == (32, "different", 35)
             assert again.prefix.cached_token == 45
-            # Of three, one waits for a row, long enough that all have come before the first two end.
-            three = await asyncio.gather(*(run(engine, list(range(n, n + 20)), 100) for n in (100, 150, 200)))
+            # Of three that have come before anything is computed, one waits for a row.
+            client, followed = engine._engine, list[Journal]()
+            client.pause(0)
+            runs = [
+                asyncio.create_task(run(engine, list(range(n, n + 20)), 10, None, followed)) for n in (100, 150, 200)
+            ]
+            await reached(lambda: len(followed) == 3)
+            client.pause(None)
+            three = await asyncio.gather(*runs)
             for journal in three:
                 check(journal)
             waits = [journal.admitted.totals.since(journal.submitted.totals) for journal in three if journal.admitted]
             assert max(wait.waited_for().get("rows", 0.0) for wait in waits) > 0
-            # Somebody who leaves has an end too.
-            left = await run(engine, list(range(240, 260)), 100, most=3)
-            assert left.finished is not None and left.output_tokens < 100
+            # A client that leaves has an end too, here before all is computed.
+            client.pause(5)
+            left = await run(engine, list(range(240, 260)), 100, most=1)
+            assert left.finished is not None and 0 < left.output_tokens <= 5
+            client.pause(None)
             assert engine.totals.steps >= sum(1 for _ in three)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
