@@ -37,8 +37,11 @@ class Table:
     def held(self) -> list[int]:
         """All slots that are held, one for each reference."""
         slots = [slot for slot in self.slots if slot != RELEASED]
-        slots += [slot for _, slot in self.saved]
-        return slots if self.before is None else [*slots, self.before[1]]
+        return slots + [slot for _, slot in self.beside()]
+
+    def beside(self) -> list[tuple[int, int]]:
+        """The records that are held beside the newest one, with their positions."""
+        return self.saved if self.before is None else [*self.saved, self.before]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +139,7 @@ class TokenGroup:
         """Share the beginning and the last window."""
         first = min(self._first_needed(hit * self._size - 1), hit) if hit else 0
         table.slots = [RELEASED] * hit
-        for index in (*range(min(self._beginning, first)), *range(first, hit)):
+        for index in self._seen(first, hit):
             table.slots[index] = hit_slot(self._index, self._pool, self._number, chain, index)
         table.kept_from = first
 
@@ -189,7 +192,11 @@ class TokenGroup:
         """What the position behind `tokens` attends to."""
         end = -(-tokens // self._size)
         first = min(self._first_needed(tokens), end)
-        return [(index, table.slots[index]) for index in (*range(min(self._beginning, first)), *range(first, end))]
+        return [(index, table.slots[index]) for index in self._seen(first, end)]
+
+    def _seen(self, first: int, end: int) -> list[int]:
+        """The indices of the beginning, and those from `first` to `end - 1`."""
+        return [*range(min(self._beginning, first)), *range(first, end)]
 
     def fork(self, table: Table, tokens: int) -> Table | None:
         """The same slots; the first of the two sequences that writes into one gets a copy."""

@@ -298,7 +298,7 @@ class KVCache:
         for index, slot in enumerate(table.slots):
             if slot != RELEASED:
                 self.pool.release(slot, depth=index, until=until)
-        for slot in table.held()[sum(slot != RELEASED for slot in table.slots) :]:
+        for _, slot in table.beside():
             self.pool.release(slot, until=until)
 
     def needed_from(self, blocks: SequenceBlocks, tokens: int) -> list[list[tuple[int, int]]] | None:

@@ -4,8 +4,11 @@ import contextlib
 import os
 import re
 import shutil
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 # Files that are not of this form are left alone: the folder may be any that a user names.
 SUFFIX = ".packed"
@@ -40,6 +43,26 @@ def remove_abandoned(folder: Path) -> None:
         if file.name.endswith(PARTIAL_SUFFIX) and time.time() - state.st_mtime > ABANDONED_SECONDS:
             with contextlib.suppress(OSError):
                 file.unlink()
+
+
+@contextlib.contextmanager
+def written_whole(file: Path) -> Iterator[BinaryIO]:
+    """A stream whose content becomes `file` at the end of the block, flushed to the disk.
+
+    A process that opens the file finds a whole one or none. Where the block, or writing, fails, nothing is left behind.
+    """
+    # Only the user may read it: the checkpoint may be private too.
+    descriptor, partial = tempfile.mkstemp(PARTIAL_SUFFIX, f"{file.name.removesuffix(SUFFIX)}.", file.parent)
+    try:
+        with open(descriptor, "w+b") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(descriptor)
+            os.replace(partial, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(partial)
+        raise
 
 
 def mark_used(file: Path) -> None:

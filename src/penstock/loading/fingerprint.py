@@ -7,12 +7,11 @@ that it is read once only, it is kept beside the packed weights, under a name th
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from penstock.loading.cache_folder import written_whole
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.safetensors import TensorEntry
 
@@ -40,7 +39,9 @@ def fingerprint(checkpoint: Checkpoint, folder: Path | None, threads: int) -> by
     if file is not None:
         # A folder that cannot be written costs the next start the same time again, and nothing else.
         with contextlib.suppress(OSError):
-            _write(file, found)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with written_whole(file) as stream:
+                stream.write(found.hex().encode())
     return found
 
 
@@ -50,11 +51,12 @@ def _identity(entries: Sequence[TensorEntry]) -> str:
     for file in sorted({entry.file for entry in entries}):
         state = file.stat()
         files[str(file.resolve())] = (state.st_size, state.st_mtime_ns, state.st_ino)
-    return hashlib.sha256(json.dumps([_VERSION, files, list(map(_described, entries))]).encode()).hexdigest()
+    places = [[*_described(entry), entry.offset] for entry in entries]
+    return hashlib.sha256(json.dumps([files, places]).encode()).hexdigest()
 
 
 def _described(entry: TensorEntry) -> list[object]:
-    return [entry.name, entry.dtype, entry.shape, entry.offset, entry.paired_heads, entry.shift]
+    return [_VERSION, entry.name, entry.dtype, entry.shape, entry.nbytes, entry.paired_heads, entry.shift]
 
 
 def _of_contents(entries: Sequence[TensorEntry], threads: int) -> bytes:
@@ -66,8 +68,7 @@ def _of_contents(entries: Sequence[TensorEntry], threads: int) -> bytes:
     ]
     together = hashlib.blake2b(digest_size=_DIGEST)
     for entry in entries:
-        told = [_VERSION, entry.name, entry.dtype, entry.shape, entry.nbytes, entry.paired_heads, entry.shift]
-        together.update(json.dumps(told).encode() + b"\0")
+        together.update(json.dumps(_described(entry)).encode() + b"\0")
     with ThreadPoolExecutor(threads, "fingerprint") as pool:
         for digest in pool.map(_hash_piece, pieces):
             together.update(digest)
@@ -91,15 +92,3 @@ def _read(file: Path) -> bytes | None:
     except (OSError, ValueError):
         return None
     return kept if len(kept) == _DIGEST else None
-
-
-def _write(file: Path, digest: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(f"{_SUFFIX}.partial", dir=file.parent)
-    try:
-        with open(descriptor, "w", encoding="ascii") as stream:
-            stream.write(digest.hex())
-        os.replace(partial, file)
-    except BaseException:
-        os.unlink(partial)
-        raise

@@ -5,14 +5,12 @@ from the header, so a file is sound where it begins with the very header that wo
 that it describes. The weights behind it are as trusted as a checkpoint's: they are not read to be checked.
 """
 
-import contextlib
 import hashlib
 import json
 import mmap
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +22,13 @@ from penstock.kernels.cpu.weights import PACKED_LAYOUT, NativeLinear, packed_in
 from penstock.kernels.packing import Weight
 from penstock.layers.weights import WeightSpec
 from penstock.loading.cache_folder import (
-    PARTIAL_SUFFIX,
     SUFFIX,
     NoRoom,
     in_words,
     make_room,
     mark_used,
     remove_abandoned,
+    written_whole,
 )
 from penstock.loading.checkpoint import Checkpoint
 from penstock.loading.packing import PackedWeights
@@ -256,27 +254,18 @@ def _write(file: Path, expected: PackedFile, weights: Iterator[tuple[WeightSpec,
     A process that opens the file finds a whole one or none. Raises OSError where it cannot be written, and then leaves
     nothing behind.
     """
-    # Only the user may read it: the checkpoint may be private too.
-    descriptor, partial = tempfile.mkstemp(PARTIAL_SUFFIX, f"{file.name.removesuffix(SUFFIX)}.", file.parent)
-    try:
-        with open(descriptor, "w+b") as stream:
-            # A disk that is too full shows here, before anything is packed.
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(descriptor, 0, expected.size)
-            stream.write(expected.header)
-            for spec, weight in weights:
-                entry = expected.entries[spec.name]
-                if entry.spec.name == spec.name:
-                    stream.seek(len(expected.header) + entry.offset)
-                    stream.write(_bytes_of(weight))
-            stream.flush()
-            os.fsync(descriptor)
-            os.replace(partial, file)
-            return _private_pages(descriptor, expected.size)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
+    with written_whole(file) as stream:
+        # A disk that is too full shows here, before anything is packed.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(stream.fileno(), 0, expected.size)
+        stream.write(expected.header)
+        for spec, weight in weights:
+            entry = expected.entries[spec.name]
+            if entry.spec.name == spec.name:
+                stream.seek(len(expected.header) + entry.offset)
+                stream.write(_bytes_of(weight))
+        stream.flush()
+        return _private_pages(stream.fileno(), expected.size)
 
 
 def _bytes_of(weight: Weight) -> memoryview:

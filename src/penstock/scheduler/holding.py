@@ -31,7 +31,7 @@ class Holding:
         self._swap = swap
         self._room = room
 
-    def take_away(self, victim: Sequence) -> bool:
+    def set_aside(self, victim: Sequence) -> bool:
         """Keep what a sequence has, whose blocks are taken from it. False: it was to be swapped out, without room.
 
         What is computed in outstanding plans is swapped out too: they come before the plan that copies it, and where

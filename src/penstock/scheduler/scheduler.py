@@ -264,7 +264,7 @@ class Scheduler:
 
         Its KV is swapped out, or else computed again later.
         """
-        kept = self._holding.take_away(victim)
+        kept = self._holding.set_aside(victim)
         self._give_up(victim)
         self._totals.preemptions += 1
         self._notes.preemption(victim, refused=not kept)
